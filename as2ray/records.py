@@ -6,7 +6,6 @@ Knows Arrow tables. Must not know any corpus, model or file.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,8 @@ MAX_CHARACTERS = 100_000
 """Longest question or candidate accepted; longer text is a page, not a sentence."""
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ranked:
     """One candidate of a ranking, best first."""
 
     index: int

@@ -1,0 +1,1 @@
+"""Corpora: a raw release in, a candidates table out. Must not know tokens, models or Ray."""

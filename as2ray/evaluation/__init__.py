@@ -1,0 +1,1 @@
+"""Evaluation: scores and judgements in, measures out. Must not know models or Ray."""

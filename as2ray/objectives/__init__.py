@@ -1,0 +1,1 @@
+"""Objectives: one short loss a file, over logits. Must not know models' insides or Ray."""

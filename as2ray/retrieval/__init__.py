@@ -1,0 +1,1 @@
+"""Retrieval: keyword scores over text. Must not know models or Ray."""
