@@ -1,0 +1,203 @@
+"""Scores and a candidates table in, measures out, on an explicit total order.
+
+Knows candidates tables and ir-measures values. Must not know models, files or Ray.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import ir_measures
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from ir_measures import AP, RR, P
+
+from as2ray.errors import EvaluationError
+from as2ray.evaluation.order import Ties, checked_scores, total_order
+from as2ray.evaluation.presets import PRESETS, Filter, Measure, Preset, as_measure
+from as2ray.records import Counts, count, fingerprint
+
+__all__ = [
+    "PRESETS",
+    "Evaluation",
+    "Filter",
+    "Measure",
+    "Preset",
+    "Relevance",
+    "Ties",
+    "as_measure",
+    "evaluate",
+    "filter_mask",
+    "mean_average_precision",
+]
+
+Relevance = Literal["label", "grade"]
+"""The column that says how relevant a candidate is."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a system is worth on one table, and on what that was computed."""
+
+    measures: dict[str, float]
+    """Mean over the questions by the measure's name."""
+    per_question: pa.Table
+    """Column question_id and one float column a measure, questions in the table's order."""
+    counts: Counts
+    """Size of the table after the filter."""
+    filter: Filter
+    """Questions that counted."""
+    ties: Ties
+    """What decided between equal scores."""
+    relevance: Relevance
+    """Column that was taken as relevance."""
+    fingerprint: str
+    """Fingerprint of the whole table, before the filter."""
+
+
+def evaluate(
+    table: pa.Table,
+    scores: npt.ArrayLike,
+    measures: Iterable[Measure | str] = (AP, RR, P @ 1),
+    *,
+    filter: Filter = "raw",
+    ties: Ties = "pessimistic",
+    relevance: Relevance = "label",
+) -> Evaluation:
+    """Measures of `scores` on a candidates table.
+
+    Under the filter "raw" a question without a positive counts as 0. The filter looks at labels,
+    also where `relevance` is the grade: MS MARCO's `AP(rel=2)` is asked with `relevance="grade"`.
+
+    Args:
+        table: Candidates; rows of one question need not be adjacent.
+        scores: Higher is better, finite, shape [rows], aligned to the table.
+        measures: ir-measures values, or their names.
+        filter: Which questions count.
+        ties: What decides between equal scores.
+        relevance: Column that says how relevant a candidate is.
+
+    Raises:
+        EvaluationError: Scores that do not fit, an unknown measure, no question left, no grades.
+    """
+    wanted = [as_measure(m) for m in measures]
+    values = checked_scores(scores, table.num_rows)
+    kept = filter_mask(table, filter)
+    if not kept.any():
+        raise EvaluationError(
+            f"no question left of {count(table)} under the filter {filter!r}",
+            expected="at least one question",
+            mend="choose the filter 'raw', or evaluate a table that has labels",
+        )
+    questions = table.filter(pa.array(kept))
+    columns = _calculate(wanted, questions, values[kept], ties, relevance)
+    return Evaluation(
+        measures={name: float(np.mean(column)) for name, column in columns.items()},
+        per_question=pa.table({"question_id": questions["question_id"].unique(), **columns}),
+        counts=count(questions),
+        filter=filter,
+        ties=ties,
+        relevance=relevance,
+        fingerprint=fingerprint(table),
+    )
+
+
+def filter_mask(table: pa.Table, filter: Filter) -> npt.NDArray[np.bool_]:
+    """Rows whose question passes the filter, shape [rows].
+
+    Raises:
+        EvaluationError: An unknown filter.
+    """
+    question = _codes(table["question_id"])
+    positives = np.bincount(question, table["label"].to_numpy())
+    size = np.bincount(question)
+    passes = {
+        "raw": size > 0,
+        "no_all_negative": positives > 0,
+        "clean": (positives > 0) & (positives < size),
+    }
+    if filter not in passes:
+        raise EvaluationError(
+            f"filter {filter!r}", expected=f"one of {list(passes)}", mend="name one of them"
+        )
+    mask: npt.NDArray[np.bool_] = passes[filter][question]
+    return mask
+
+
+def mean_average_precision(
+    question_id: npt.ArrayLike,
+    label: npt.ArrayLike,
+    score: npt.ArrayLike,
+    candidate_id: npt.ArrayLike | None = None,
+    *,
+    ties: Ties = "pessimistic",
+) -> float:
+    """MAP in numpy alone, for every validation of a training run; equals `evaluate`'s AP.
+
+    All arguments have shape [rows], in any order of rows. A question without a positive counts
+    as 0: filter before. `candidate_id` decides only where `ties` is "by_id".
+
+    Raises:
+        EvaluationError: No rows, arrays of different lengths, or scores that are not finite.
+    """
+    relevant = (np.asarray(label) > 0).astype(np.int64)
+    values = checked_scores(score, len(relevant))
+    _, question = np.unique(np.asarray(question_id), return_inverse=True)
+    if len(relevant) == 0 or question.shape != relevant.shape:
+        raise EvaluationError(
+            f"{len(question):,} question ids, {len(relevant):,} labels",
+            expected="one of each for every row, and at least one row",
+            mend="take all columns from the same table",
+        )
+    ids = None if candidate_id is None else np.unique(candidate_id, return_inverse=True)[1]
+    order = total_order(question, values, relevant, ids, ties)
+    hit, size = relevant[order], np.bincount(question)
+    starts = np.cumsum(size) - size
+    found = np.cumsum(hit)
+    found -= np.repeat((found - hit)[starts], size)
+    rank = np.arange(len(hit)) - np.repeat(starts, size) + 1
+    gained = np.add.reduceat(hit * found / rank, starts)
+    return float(np.mean(gained / np.maximum(np.add.reduceat(hit, starts), 1)))
+
+
+def _codes(column: pa.ChunkedArray) -> npt.NDArray[np.integer]:
+    # Numbers the distinct values in order of appearance.
+    codes: npt.NDArray[np.integer] = column.combine_chunks().dictionary_encode().indices.to_numpy()
+    return codes
+
+
+def _relevance(table: pa.Table, column: Relevance) -> npt.NDArray[np.integer]:
+    if column not in table.column_names or table[column].null_count:
+        raise EvaluationError(
+            f"relevance {column!r} of a table with columns {table.column_names}",
+            expected="a column without nulls: 'label', or 'grade' where the source has it",
+            mend="evaluate on the label, or read a corpus that has grades",
+        )
+    values: npt.NDArray[np.integer] = table[column].to_numpy()
+    return values
+
+
+def _calculate(
+    measures: Sequence[Measure],
+    table: pa.Table,
+    scores: npt.NDArray[np.float64],
+    ties: Ties,
+    relevance: Relevance,
+) -> dict[str, list[float]]:
+    # Values by measure, questions in order of appearance. Providers get places as ids and
+    # strictly decreasing scores, so that none of them can break a tie its own way.
+    question, grade = _codes(table["question_id"]), _relevance(table, relevance)
+    candidate = pc.rank(table["candidate_id"], tiebreaker="dense").to_numpy()
+    order = total_order(question, scores, grade, candidate, ties)
+    size = np.bincount(question)
+    places = [str(i) for i in range(size.max())]
+    qrels, run = {}, {}
+    for i, best_first in enumerate(np.split(grade[order], np.cumsum(size)[:-1])):
+        qrels[str(i)] = dict(zip(places, best_first.tolist()))
+        run[str(i)] = dict(zip(places, range(len(best_first), 0, -1)))
+    values: dict[str, list[float]] = {str(m): [0.0] * len(size) for m in measures}
+    for metric in ir_measures.iter_calc(measures, qrels, run):
+        values[str(metric.measure)][int(metric.query_id)] = metric.value
+    return values
