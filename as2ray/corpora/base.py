@@ -1,0 +1,137 @@
+"""What a corpus is: a name, its splits and files, one reader, and the numbers it must have.
+
+Knows the candidates table. Must not know any particular corpus, nor where prepared files go.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from as2ray.errors import CorpusError
+from as2ray.records import Counts, by_question, question_starts, validate
+
+HUB = "hub"
+"""The source that stands for the Hugging Face hub instead of a folder."""
+
+Source = Path | str
+"""A folder that holds the raw release, one file of it, or `HUB`."""
+
+Reader = Callable[..., Iterator[pa.Table]]
+"""`reader(split, source, *, option=default, ...)` yields the tables of a split in order.
+
+Its keyword-only arguments are the corpus' options. A table may end inside a question.
+"""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The size that a split has under one filter, as it was published."""
+
+    split: str
+    filter: str
+    counts: Counts
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options the numbers depend on; they hold for any value of the others."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something a raw release holds that no candidates table shows, such as its articles."""
+
+    split: str
+    what: str
+    published: int
+    found: int
+
+
+def nothing(source: Path) -> Iterator[Item]:
+    """The inventory of a corpus that has nothing to count beyond its candidates."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One dataset: where its files are called what, how they are read, what they must count."""
+
+    name: str
+    """Also the name of its folder under the data root."""
+    about: str
+    licence: str
+    files: Mapping[str, tuple[str, ...]]
+    """For each split the file names it may have, looked for in this order (also with `.gz`)."""
+    reader: Reader
+    published: tuple[Published, ...] = ()
+    inventory: Callable[[Path], Iterator[Item]] = nothing
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self.files)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the reader with their defaults."""
+        parameters = inspect.signature(self.reader).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def resolve(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options: those given, the defaults for the rest.
+
+        Raises:
+            CorpusError: An option that the reader does not have.
+        """
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            raise CorpusError(
+                f"unknown options {unknown} for corpus {self.name!r}",
+                expected=f"some of {sorted(self.options) or 'none at all'}",
+                mend="correct the spelling or leave the option out",
+            )
+        return {**self.options, **options}
+
+    def pieces(self, split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
+        """The candidates of a split as a stream of valid tables; no question is in two of them.
+
+        Raises:
+            CorpusError: An unknown split or option, a missing or damaged file, or rows that
+                `as2ray.records.validate` refuses.
+        """
+        if split not in self.files:
+            raise CorpusError(
+                f"unknown split {split!r} of corpus {self.name!r}",
+                expected=f"one of {list(self.splits)}",
+                mend="choose one of these",
+            )
+        resolved = self.resolve(options)
+        where = source if source == HUB else Path(source)
+        named = f"{self.name}/{split} from {source}"
+        tables = (validate(t, named) for t in self.reader(split, where, **resolved))
+        return _whole(tables, named)
+
+    def expected(self, split: str, filter: str, options: Mapping[str, Any]) -> Counts | None:
+        """The published counts that hold for these options, where there are any."""
+        resolved = self.resolve(options)
+        for entry in self.published:
+            depends = all(resolved[k] == v for k, v in entry.options.items())
+            if (entry.split, entry.filter) == (split, filter) and depends:
+                return entry.counts
+        return None
+
+
+def _whole(tables: Iterable[pa.Table], named: str) -> Iterator[pa.Table]:
+    seen: set[str] = set()
+    for table in by_question(tables):
+        ids = table["question_id"].take(pa.array(question_starts(table["question_id"])))
+        new = set(ids.to_pylist())
+        if again := new & seen or len(new) < len(ids):
+            raise CorpusError(
+                f"{named}: rows of one question stand apart ({again or 'inside one piece'})",
+                expected="all rows of a question one after the other",
+                mend="group the rows of the source by question",
+            )
+        seen |= new
+        yield table
