@@ -1,0 +1,244 @@
+"""The order of an epoch: which pairs make up which step, on which rank, in which packed batch.
+
+Knows Parquet files, the tokenizer and packing. Must not know models, losses or Ray: the same
+stream runs in a thread of a notebook and in the tasks of a cluster.
+
+The rows of a corpus are numbered through all its files. An epoch shuffles spans of rows, lays
+them end to end, cuts the result in *windows*, and shuffles inside each window. A step is the next
+`batch` pairs. All of it follows from the seed and the epoch, so every rank can find its share
+without asking, any number of ranks trains on the same steps, and a run resumes at any step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray.errors import CorpusError, RecipeError
+from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
+from as2ray.text.tokens import PairTokenizer
+
+SPAN = 2_048
+"""Rows that stay together when an epoch is shuffled over the whole corpus."""
+
+WINDOW = 32_768
+"""About how many rows are shuffled together, tokenised by one task, and repeated at most after a
+crash in mid-window."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass reads: a packed share of a step."""
+
+    step: int
+    """Number of the step in its epoch, from 0."""
+    pairs: int
+    """Pairs of the whole step over all ranks: the loss is divided by it."""
+    last: bool
+    """Whether this rank's share of the step ends here."""
+    batch: PackedBatch
+    """The pairs; where a rank's share of a step is empty, one token that must weigh nothing."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch only keeps the ranks in step."""
+        return bool(self.batch.of_sequence["row"][0] < 0)
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """The rows of Parquet files, numbered through."""
+
+    paths: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def find(cls, source: str | Path | Sequence[str | Path]) -> "PairFiles":
+        """The Parquet files of a folder (or a list of files or folders), in order of their names.
+
+        Raises:
+            CorpusError: No Parquet file, an unreadable one, or no rows at all.
+        """
+        sources = [source] if isinstance(source, str | Path) else source
+        paths = [p for s in sources for p in _parquet_files(Path(s).resolve())]
+        rows = tuple(_rows(p) for p in paths)
+        if not sum(rows):
+            raise CorpusError(
+                f"{len(paths)} Parquet files with {sum(rows)} rows under {source}",
+                expected="at least one Parquet file of a candidates table",
+                mend="prepare the corpus first: as2ray corpora prepare",
+            )
+        return cls(tuple(map(str, paths)), rows)
+
+    def __len__(self) -> int:
+        return sum(self.rows)
+
+    def read(self, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
+        """The rows `numbers` in that order; reads only the row groups that hold them."""
+        wanted, place = np.unique(numbers, return_inverse=True)
+        ends = np.cumsum(self.rows)
+        which = np.searchsorted(ends, wanted, side="right")
+        tables = []
+        for file in np.unique(which):
+            inside = wanted[which == file] - (ends[file] - self.rows[file])
+            tables.append(_read_rows(self.paths[file], inside, columns))
+        return pa.concat_tables(tables).take(pa.array(place))
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    return sorted(path.glob("**/*.parquet")) if path.is_dir() else [path]
+
+
+def _rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CorpusError(
+            f"{path.name}: {error}",
+            expected="a complete Parquet file",
+            mend="prepare the corpus again",
+        ) from error
+
+
+def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
+    file = pq.ParquetFile(path)
+    sizes = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+    ends = np.cumsum(sizes)
+    groups = np.unique(np.searchsorted(ends, rows, side="right"))
+    table = file.read_row_groups(groups.tolist(), columns=list(columns))
+    kept = np.asarray(sizes)[groups]
+    shift = np.repeat((ends[groups] - kept) - (np.cumsum(kept) - kept), kept)
+    numbers = np.arange(len(shift)) + shift
+    return table.take(pa.array(np.searchsorted(numbers, rows)))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The epochs of a corpus as packed batches of one rank."""
+
+    files: PairFiles
+    tokenizer: PairTokenizer
+    batch: int
+    """Pairs of a step over all ranks (the global batch)."""
+    max_tokens: int = 8_192
+    """Most tokens of a packed batch; a share that needs more is accumulated."""
+    seed: int = 0
+    rank: int = 0
+    ranks: int = 1
+    columns: tuple[str, ...] = ("label",)
+    """Numeric columns that travel with each pair."""
+    window: int = WINDOW
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.max_tokens < self.tokenizer.max_length:
+            raise RecipeError(
+                f"batch={self.batch}, max_tokens={self.max_tokens:,}",
+                expected=f"batch >= 1 and max_tokens >= max_length={self.tokenizer.max_length}",
+                mend="correct the recipe",
+            )
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch; the last may be smaller, and no pair is left out."""
+        return -(-len(self.files) // self.batch)
+
+    @cached_property
+    def steps_a_window(self) -> int:
+        """Steps that are shuffled and tokenised together."""
+        return max(1, self.window // self.batch)
+
+    @property
+    def windows(self) -> int:
+        """Windows of an epoch."""
+        return -(-self.steps // self.steps_a_window)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
+        """The packed batches of this rank from step `start` on."""
+        for window in range(start // self.steps_a_window, self.windows):
+            yield from self.read_window(epoch, window, start)
+
+    def read_window(self, epoch: int, window: int, start: int = 0) -> Iterator[MicroBatch]:
+        """The packed batches of this rank in one window, from step `start` of the epoch on."""
+        rows = self._shuffled(epoch, window)
+        first = window * self.steps_a_window
+        step = first + np.arange(len(rows)) // self.batch
+        mine = (np.arange(len(rows)) % self.batch % self.ranks == self.rank) & (step >= start)
+        shares = np.split(rows[mine], np.searchsorted(step[mine], np.unique(step))[1:])
+        encoded, columns = self._encode(rows[mine])
+        at = 0
+        for number, share in zip(np.unique(step), shares):
+            if number < start:
+                continue
+            pairs = int(np.sum(step == number))
+            yield from self._share(int(number), pairs, encoded, columns, at, len(share))
+            at += len(share)
+
+    def _shuffled(self, epoch: int, window: int) -> np.ndarray:
+        """Row numbers of a window in the epoch's order, shape [rows of the window]."""
+        total, size = len(self.files), self.steps_a_window * self.batch
+        spans = np.random.default_rng([self.seed, epoch]).permutation(-(-total // SPAN))
+        lengths = np.minimum(SPAN, total - spans * SPAN)
+        ends = np.cumsum(lengths)
+        begin, end = window * size, min((window + 1) * size, total)
+        touched = slice(np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end) + 1)
+        rows = np.repeat(spans[touched] * SPAN, lengths[touched])
+        rows = rows + ragged_arange(lengths[touched])
+        offset = begin - (ends[touched.start] - lengths[touched.start])
+        rows = rows[offset : offset + end - begin]
+        return np.random.default_rng([self.seed, epoch, window]).permutation(rows)
+
+    def _encode(self, rows: np.ndarray) -> tuple[Sequences, Mapping[str, np.ndarray]]:
+        table = self.files.read(rows, ["question", "candidate", *self.columns])
+        encoded = self.tokenizer.encode(
+            table["question"].to_pylist(), table["candidate"].to_pylist()
+        )
+        columns = {name: _numbers(table[name]) for name in self.columns}
+        return encoded, {"row": rows, **columns}
+
+    def _share(
+        self,
+        step: int,
+        pairs: int,
+        encoded: Sequences,
+        columns: Mapping[str, np.ndarray],
+        start: int,
+        size: int,
+    ) -> Iterator[MicroBatch]:
+        if size == 0:
+            yield MicroBatch(step, pairs, True, _placeholder(columns))
+            return
+        groups = list(cut(encoded.lengths[start : start + size], self.max_tokens))
+        for i, group in enumerate(groups):
+            batch = encoded.pack(start + group, columns)
+            yield MicroBatch(step, pairs, i == len(groups) - 1, batch)
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """A numeric or list-of-numbers column as an array, shape [rows] or [rows, width]."""
+    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return flat.astype(np.float32).reshape(len(column), -1)
+    return column.to_numpy().astype(np.float32)
+
+
+def _placeholder(columns: Mapping[str, np.ndarray]) -> PackedBatch:
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    empty = {name: np.zeros((1, *v.shape[1:]), v.dtype) for name, v in columns.items()}
+    return PackedBatch(zero, zero, zero, one, {**empty, "row": np.full(1, -1)})
+
+
+def pack_pairs(
+    tokenizer: PairTokenizer,
+    questions: Sequence[str],
+    candidates: Sequence[str],
+    max_tokens: int = 8_192,
+) -> Iterator[PackedBatch]:
+    """Pairs as packed batches for scoring; `of_sequence["row"]` is each pair's number."""
+    encoded = tokenizer.encode(questions, candidates)
+    rows = {"row": np.arange(len(encoded))}
+    for group in cut(encoded.lengths, max(max_tokens, tokenizer.max_length)):
+        yield encoded.pack(group, rows)

@@ -1,0 +1,132 @@
+"""Tokenising: question-candidate pairs into token sequences, truncating the candidate only.
+
+Knows the `tokenizers` library. Must not import torch or transformers: the tasks that tokenise on
+a cluster start in a fraction of the time without them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from as2ray.errors import CheckpointError, RecipeError
+from as2ray.text.packing import Sequences, ragged_arange
+
+QUESTION, CANDIDATE = -1, -2
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """Token ids of many texts end to end: ids [tokens], starts and lengths [texts]."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+@dataclass(frozen=True)
+class PairTokenizer:
+    """Turns (question, candidate) into `[CLS] question [SEP] candidate [SEP]` or its like.
+
+    Each distinct text is tokenised once, then pairs are put together from ids: a question with
+    413 candidates is read once. The layout of special tokens is read off the tokenizer itself,
+    so BERT, RoBERTa, ELECTRA and ALBERT differ in nothing here.
+    """
+
+    definition: str
+    """The content of a `tokenizer.json`."""
+    max_length: int = 128
+    """Most tokens of a pair, special tokens included."""
+    max_question: int = 64
+    """Most tokens of a question; the candidate takes what is left."""
+
+    def __post_init__(self) -> None:
+        special = len(self._layout) - 2
+        if not 0 < self.max_question < self.max_length - special:
+            raise RecipeError(
+                f"max_question={self.max_question} with max_length={self.max_length}",
+                expected=f"0 < max_question < max_length - {special} special tokens",
+                mend="raise max_length or lower max_question",
+            )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, **lengths: int) -> "PairTokenizer":
+        """Reads `tokenizer.json` of a checkpoint folder."""
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no tokenizer.json",
+                expected="a checkpoint folder with a fast tokenizer's tokenizer.json",
+                mend="save it with AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
+            )
+        return cls(path.read_text(encoding="utf-8"), **lengths)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.definition)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    @cached_property
+    def _layout(self) -> list[tuple[int, int]]:
+        """Token ids and types of a pair, each text shrunk to one place: QUESTION or CANDIDATE."""
+        pair = self._tokenizer.encode("question", "candidate")
+        layout: list[tuple[int, int]] = []
+        for token, kind, text in zip(pair.ids, pair.type_ids, pair.sequence_ids):
+            place = (token if text is None else (QUESTION, CANDIDATE)[text], kind)
+            if text is None or place not in layout:
+                layout.append(place)
+        return layout
+
+    def encode(self, questions: Sequence[str], candidates: Sequence[str]) -> Sequences:
+        """Token sequences of the pairs, in order.
+
+        Args:
+            questions: Shape [pairs]; repeats cost nothing.
+            candidates: Shape [pairs].
+        """
+        return self.assemble(
+            self._flat(questions, self.max_question), self._flat(candidates, self.max_length)
+        )
+
+    def _flat(self, texts: Sequence[str], longest: int) -> _Flat:
+        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        encoded = self._tokenizer.encode_batch_fast(list(number), add_special_tokens=False)
+        ids = [e.ids for e in encoded]
+        sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), np.int32, int(sizes.sum()))
+        which = np.fromiter((number[t] for t in texts), np.int64, len(texts))
+        starts = np.cumsum(sizes) - sizes
+        return _Flat(flat, starts[which], np.minimum(sizes, longest)[which])
+
+    def assemble(self, question: _Flat, candidate: _Flat) -> Sequences:
+        """Lays special tokens, question and truncated candidate end to end."""
+        special = len(self._layout) - 2
+        room = self.max_length - special - question.lengths
+        texts = {
+            QUESTION: question,
+            CANDIDATE: replace(candidate, lengths=np.minimum(candidate.lengths, room)),
+        }
+        total = texts[QUESTION].lengths + texts[CANDIDATE].lengths + special
+        token_ids = np.empty(int(total.sum()), np.int32)
+        token_types = np.zeros_like(token_ids)
+        cursor = np.cumsum(total) - total
+        for place, kind in self._layout:
+            if place in texts:
+                text = texts[place]
+                inside = ragged_arange(text.lengths)
+                target = np.repeat(cursor, text.lengths) + inside
+                token_ids[target] = text.ids[np.repeat(text.starts, text.lengths) + inside]
+                token_types[target] = kind
+                cursor = cursor + text.lengths
+            else:
+                token_ids[cursor], token_types[cursor] = place, kind
+                cursor = cursor + 1
+        return Sequences(token_ids, token_types, total.astype(np.int32))
