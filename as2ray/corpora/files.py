@@ -1,0 +1,177 @@
+"""Raw files: finding them, opening them, reading tab columns and JSON, with typed errors.
+
+Knows files, gzip and the hub. Must not know any corpus.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from as2ray.errors import CorpusError
+
+BLOCK = 8 << 20
+"""Bytes of a tab-separated file that are read at a time."""
+
+
+class SourceMissingError(CorpusError):
+    """A file of a raw release does not lie where it was looked for."""
+
+
+def present(source: Path, names: Sequence[str]) -> Path | None:
+    """The first of `names` (or of them with `.gz`) in a folder; the source if it is a file."""
+    if source.is_file():
+        return source
+    tried = (source / (name + ending) for name in names for ending in ("", ".gz"))
+    return next((path for path in tried if path.is_file()), None)
+
+
+def locate(source: Path, names: Sequence[str]) -> Path:
+    """As `present`, but the file must be there.
+
+    Raises:
+        SourceMissingError: It is not.
+    """
+    path = present(source, names)
+    if path is None:
+        raise SourceMissingError(
+            f"no {' or '.join(names)} (or with .gz) in {source}",
+            expected="the raw file as its publisher released it",
+            mend="put it there, give another folder, or set AS2RAY_DATA",
+        )
+    return path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[str]]:
+    """A text file, unpacked if it ends in `.gz`; only `\\n` ends a line.
+
+    Raises:
+        CorpusError: The file is cut short or is not UTF-8.
+    """
+    with damage(path):
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as text:
+                yield text
+        else:
+            with open(path, encoding="utf-8", newline="\n") as text:
+                yield text
+
+
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turns what a damaged file causes inside the block into a `CorpusError`."""
+    try:
+        yield
+    except (EOFError, zlib.error, UnicodeDecodeError, OSError, pa.ArrowInvalid) as error:
+        raise CorpusError(
+            f"{path}: {' '.join(str(error).split())[:300]}",
+            expected="a whole file in UTF-8",
+            mend="fetch the file again and compare its size with the publisher's",
+        ) from error
+
+
+def tsv(path: Path, columns: Sequence[str], header: bool) -> Iterator[pa.Table]:
+    """Streams a tab-separated file as tables of strings. Quotation marks are plain characters.
+
+    Args:
+        path: The file, maybe with `.gz`.
+        columns: The names and number of the columns.
+        header: Whether the first line holds exactly these names.
+
+    Raises:
+        CorpusError: Another header, a line with another number of columns, a damaged file.
+    """
+    names = None if header else list(columns)
+    with damage(path):
+        reader = csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(column_names=names, block_size=BLOCK),
+            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.string() for name in columns}, strings_can_be_null=False
+            ),
+        )
+        if reader.schema.names != list(columns):
+            raise CorpusError(
+                f"{path}: columns {reader.schema.names}",
+                expected=str(list(columns)),
+                mend="give the publisher's own file, tab-separated, with its header",
+            )
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a file with one JSON value a line, with their line numbers from 1.
+
+    Raises:
+        CorpusError: A line that is no JSON, a damaged file.
+    """
+    with opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise not_json(path, number, error) from error
+
+
+def json_file(path: Path) -> Any:
+    """The one JSON value of a file.
+
+    Raises:
+        CorpusError: The file is no JSON or is cut short.
+    """
+    with opened(path) as text:
+        try:
+            return json.load(text)
+        except json.JSONDecodeError as error:
+            raise not_json(path, error.lineno, error) from error
+
+
+def not_json(path: Path, line: int, error: json.JSONDecodeError) -> CorpusError:
+    """The error for a line that cannot be read as JSON."""
+    return CorpusError(
+        f"{path}, line {line:,}: {error.msg} at character {error.pos:,}",
+        expected="whole JSON values",
+        mend="fetch the file again; it is cut short or was changed",
+    )
+
+
+def need(record: Any, keys: Iterable[str], where: str) -> tuple[Any, ...]:
+    """The values of `keys` in a JSON object.
+
+    Raises:
+        CorpusError: It is no object, or keys are missing.
+    """
+    missing = [k for k in keys if not isinstance(record, dict) or k not in record]
+    if missing:
+        came = sorted(record) if isinstance(record, dict) else type(record).__name__
+        raise CorpusError(
+            f"{where}: {came}, without {missing}",
+            expected=f"an object with {list(keys)}",
+            mend="give the publisher's own file",
+        )
+    return tuple(record[k] for k in keys)
+
+
+def hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Table]:
+    """Streams a split of a dataset of the Hugging Face hub as Arrow tables.
+
+    `datasets` keeps its own copy on disk and maps it into memory, so a large one fits.
+    """
+    from datasets import load_dataset
+
+    yield from tables(load_dataset(name, config, split=split))
+
+
+def tables(dataset: Any, rows: int = 65_536) -> Iterator[pa.Table]:
+    """The rows of a `datasets.Dataset` as Arrow tables of at most `rows` rows."""
+    for table in dataset.with_format("arrow").iter(batch_size=rows):
+        yield pa.table(table) if isinstance(table, dict) else table

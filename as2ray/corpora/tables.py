@@ -1,0 +1,112 @@
+"""Shapes that several readers share: ids from positions, rows gathered by question, labels.
+
+Knows Arrow tables. Must not know any corpus or file.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from as2ray.errors import CorpusError
+from as2ray.records import by_question, question_starts
+
+
+def put(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The table with a column added, or replaced where it has one of that name."""
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, column)
+    return table.append_column(name, column)
+
+
+def candidate_ids(table: pa.Table) -> pa.Table:
+    """The table with `candidate_id` = `<question_id>-<k>`, k from 0 inside each question.
+
+    Questions must be whole and their rows adjacent.
+    """
+    starts = question_starts(table["question_id"])
+    sizes = np.diff(np.append(starts, table.num_rows))
+    k = pa.array(np.arange(table.num_rows) - np.repeat(starts, sizes)).cast(pa.string())
+    ids = table["question_id"].combine_chunks()
+    return put(table, "candidate_id", pc.binary_join_element_wise(ids, k, "-"))
+
+
+def number(stream: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Gives question ids (`q000000`, ...) and candidate ids to tables that have none.
+
+    Equal question texts in adjacent rows are one question, also across two tables.
+    """
+    first = 0
+    texts = (put(t, "question_id", t["question"]) for t in stream)
+    for table in by_question(texts):
+        starts = question_starts(table["question_id"])
+        sizes = np.diff(np.append(starts, table.num_rows))
+        position = pa.array(np.repeat(first + np.arange(len(starts)), sizes)).cast(pa.string())
+        ids = pc.binary_join_element_wise("q", pc.utf8_lpad(position, 6, "0"), "")
+        yield candidate_ids(put(table, "question_id", ids))
+        first += len(starts)
+
+
+def gathered(table: pa.Table) -> pa.Table:
+    """The rows with equal question texts adjacent, in order of first appearance."""
+    codes = table["question"].combine_chunks().dictionary_encode().indices.to_numpy()
+    return table.take(pa.array(np.argsort(codes, kind="stable")))
+
+
+def regroup(stream: Iterable[pa.Table], buckets: int = 64) -> Iterator[pa.Table]:
+    """As `gathered`, for a stream that does not fit in memory: spreads it over files on disk.
+
+    The questions come out bucket by bucket, each bucket in order of first appearance. Takes as
+    much room in the temporary folder as the stream has, and memory for one bucket.
+    """
+    with TemporaryDirectory(prefix="as2ray-regroup-") as folder:
+        paths = _spread(stream, Path(folder), buckets)
+        for path in paths:
+            with pa.memory_map(str(path)) as file:
+                yield gathered(pa.ipc.open_stream(file).read_all())
+
+
+def _spread(stream: Iterable[pa.Table], folder: Path, buckets: int) -> list[Path]:
+    paths = [folder / f"{b:03d}.arrows" for b in range(buckets)]
+    writers: list[pa.ipc.RecordBatchStreamWriter] = []
+    for table in stream:
+        writers = writers or [pa.ipc.new_stream(str(p), table.schema) for p in paths]
+        texts = table["question"].dictionary_encode().unify_dictionaries().combine_chunks()
+        bucket = np.array([_hash(t) % buckets for t in texts.dictionary.to_pylist()], np.int64)
+        rows = bucket[texts.indices.to_numpy()] if len(texts) else np.zeros(0, np.int64)
+        for b in np.unique(rows):
+            writers[b].write_table(table.take(pa.array(np.flatnonzero(rows == b))))
+    for writer in writers:
+        writer.close()
+    return paths if writers else []
+
+
+def _hash(text: str) -> int:
+    import zlib
+
+    return zlib.crc32(text.encode())
+
+
+def labels(
+    table: pa.Table, column: str, meaning: Mapping[str, int], source: str
+) -> pa.ChunkedArray:
+    """A column of label words as int8 values.
+
+    Raises:
+        CorpusError: A word that is none of `meaning`.
+    """
+    words = table[column].cast(pa.string())
+    codes = pc.index_in(words, value_set=pa.array(list(meaning), pa.string()))
+    if codes.null_count:
+        row = pc.index(pc.is_null(codes), True).as_py()
+        raise CorpusError(
+            f"{source}: {column} {words[row].as_py()!r} in {table.slice(row, 1).to_pylist()[0]}"[
+                :500
+            ],
+            expected=f"one of {list(meaning)}",
+            mend="correct the row, or give the publisher's own file",
+        )
+    return pa.array(list(meaning.values()), pa.int8()).take(codes)
