@@ -5,17 +5,23 @@ Knows candidates tables and ir-measures values. Must not know models, files or R
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import ir_measures
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from ir_measures import AP, RR, P
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.order import Ties, checked_scores, total_order
+from as2ray.evaluation.order import (
+    Relevance,
+    Ties,
+    checked_scores,
+    order_of,
+    question_numbers,
+    relevance_of,
+    total_order,
+)
 from as2ray.evaluation.presets import PRESETS, Filter, Measure, Preset, as_measure
 from as2ray.records import Counts, count, fingerprint
 
@@ -32,9 +38,6 @@ __all__ = [
     "filter_mask",
     "mean_average_precision",
 ]
-
-Relevance = Literal["label", "grade"]
-"""The column that says how relevant a candidate is."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def filter_mask(table: pa.Table, filter: Filter) -> npt.NDArray[np.bool_]:
     Raises:
         EvaluationError: An unknown filter.
     """
-    question = _codes(table["question_id"])
+    question = question_numbers(table)
     positives = np.bincount(question, table["label"].to_numpy())
     size = np.bincount(question)
     passes = {
@@ -162,23 +165,6 @@ def mean_average_precision(
     return float(np.mean(gained / np.maximum(np.add.reduceat(hit, starts), 1)))
 
 
-def _codes(column: pa.ChunkedArray) -> npt.NDArray[np.integer]:
-    # Numbers the distinct values in order of appearance.
-    codes: npt.NDArray[np.integer] = column.combine_chunks().dictionary_encode().indices.to_numpy()
-    return codes
-
-
-def _relevance(table: pa.Table, column: Relevance) -> npt.NDArray[np.integer]:
-    if column not in table.column_names or table[column].null_count:
-        raise EvaluationError(
-            f"relevance {column!r} of a table with columns {table.column_names}",
-            expected="a column without nulls: 'label', or 'grade' where the source has it",
-            mend="evaluate on the label, or read a corpus that has grades",
-        )
-    values: npt.NDArray[np.integer] = table[column].to_numpy()
-    return values
-
-
 def _calculate(
     measures: Sequence[Measure],
     table: pa.Table,
@@ -188,15 +174,13 @@ def _calculate(
 ) -> dict[str, list[float]]:
     # Values by measure, questions in order of appearance. Providers get places as ids and
     # strictly decreasing scores, so that none of them can break a tie its own way.
-    question, grade = _codes(table["question_id"]), _relevance(table, relevance)
-    candidate = pc.rank(table["candidate_id"], tiebreaker="dense").to_numpy()
-    order = total_order(question, scores, grade, candidate, ties)
-    size = np.bincount(question)
-    places = [str(i) for i in range(size.max())]
+    best_first = relevance_of(table, relevance)[order_of(table, scores, ties, relevance)]
+    size = np.bincount(question_numbers(table))
+    places = [str(place) for place in range(size.max())]
     qrels, run = {}, {}
-    for i, best_first in enumerate(np.split(grade[order], np.cumsum(size)[:-1])):
-        qrels[str(i)] = dict(zip(places, best_first.tolist()))
-        run[str(i)] = dict(zip(places, range(len(best_first), 0, -1)))
+    for number, grades in enumerate(np.split(best_first, np.cumsum(size)[:-1])):
+        qrels[str(number)] = dict(zip(places, grades.tolist()))
+        run[str(number)] = dict(zip(places, range(len(grades), 0, -1)))
     values: dict[str, list[float]] = {str(m): [0.0] * len(size) for m in measures}
     for metric in ir_measures.iter_calc(measures, qrels, run):
         values[str(metric.measure)][int(metric.query_id)] = metric.value

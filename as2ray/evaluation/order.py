@@ -1,17 +1,22 @@
 """The one total order of a question's candidates, on which every measure and run file stands.
 
-Knows scores, relevance and ids as numpy arrays. Must not know measures, files or models.
+Knows candidates tables and scores. Must not know measures, files or models.
 """
 
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from as2ray.errors import EvaluationError
 
 Ties = Literal["pessimistic", "optimistic", "by_id"]
 """What decides between equal scores: the lower relevance first, the higher first, or the id."""
+
+Relevance = Literal["label", "grade"]
+"""The column that says how relevant a candidate is."""
 
 
 def checked_scores(scores: npt.ArrayLike, rows: int) -> npt.NDArray[np.float64]:
@@ -67,3 +72,39 @@ def total_order(
     last = np.arange(len(score)) if candidate is None else candidate
     worth = {"pessimistic": 1, "optimistic": -1, "by_id": 0}[ties] * relevance.astype(np.int64)
     return np.lexsort((last, worth, -score, question))
+
+
+def order_of(
+    table: pa.Table,
+    scores: npt.NDArray[np.float64],
+    ties: Ties = "pessimistic",
+    relevance: Relevance = "label",
+) -> npt.NDArray[np.int64]:
+    """`total_order` of a candidates table, questions in their order of appearance."""
+    candidate = pc.rank(table["candidate_id"], tiebreaker="dense").to_numpy()
+    return total_order(
+        question_numbers(table), scores, relevance_of(table, relevance), candidate, ties
+    )
+
+
+def question_numbers(table: pa.Table) -> npt.NDArray[np.integer]:
+    """Number of each row's question in the order of appearance, shape [rows]."""
+    encoded = table["question_id"].combine_chunks().dictionary_encode()
+    numbers: npt.NDArray[np.integer] = encoded.indices.to_numpy()
+    return numbers
+
+
+def relevance_of(table: pa.Table, column: Relevance) -> npt.NDArray[np.integer]:
+    """Relevance of each row, shape [rows].
+
+    Raises:
+        EvaluationError: No such column, or one with nulls.
+    """
+    if column not in table.column_names or table[column].null_count:
+        raise EvaluationError(
+            f"relevance {column!r} of a table with columns {table.column_names}",
+            expected="a column without nulls: 'label', or 'grade' where the source has it",
+            mend="evaluate on the label, or read a corpus that has grades",
+        )
+    values: npt.NDArray[np.integer] = table[column].to_numpy()
+    return values

@@ -1,0 +1,169 @@
+"""Is one system better than another: paired tests over questions, intervals, families.
+
+Knows tables of per-question values (`Evaluation.per_question`). Must not know models or files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from as2ray.errors import EvaluationError
+from as2ray.evaluation.seeds import Spread, Values, mean_over_seeds, paired, spread
+
+__all__ = ["Comparison", "Spread", "compare", "holm", "mean_over_seeds", "spread"]
+
+_CELLS_AT_ONCE = 4_000_000
+_DECIMALS = 12  # 0.3 - 0.2 and 0.6 - 0.5 are the same difference, whatever floats say
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system against a baseline on one measure, paired by question."""
+
+    measure: str
+    """Name of the measure."""
+    questions: int
+    """Pairs of values."""
+    baseline: float
+    """Mean of the baseline."""
+    system: float
+    """Mean of the system."""
+    difference: float
+    """System minus baseline."""
+    interval: tuple[float, float]
+    """Percentile bootstrap interval of the difference, over questions."""
+    confidence: float
+    """Coverage of the interval."""
+    effect_size: float | None
+    """Cohen's d of paired values: mean over standard deviation of the differences.
+
+    None where all questions differ by the same amount, other than 0.
+    """
+    p_randomisation: float
+    """Paired randomisation test, two-sided: the test to quote (Smucker et al., CIKM 2007)."""
+    p_t: float
+    """Paired t-test, two-sided."""
+    p_wilcoxon: float
+    """Wilcoxon signed-rank test, two-sided; questions without a difference are left out."""
+    spearman: float | None
+    """Rank correlation of the two systems over questions; None where one of them is constant."""
+
+
+def compare(
+    baseline: pa.Table,
+    system: pa.Table,
+    measure: str,
+    *,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Tests `system` against `baseline` on the questions that both answered.
+
+    Args:
+        baseline: Columns question_id and `measure`; several seeds are averaged before.
+        system: The same questions, in any order.
+        measure: Column to compare.
+        resamples: Draws of the randomisation test and of the bootstrap.
+        confidence: Coverage of the interval.
+        seed: The draws; the same seed gives the same numbers.
+
+    Raises:
+        EvaluationError: Other questions, no such measure, or fewer than two questions.
+    """
+    before, after = paired([baseline, system], measure)
+    if len(before) < 2:
+        raise EvaluationError(
+            f"{len(before)} question",
+            expected="at least two questions",
+            mend="compare on a larger table",
+        )
+    differences = np.round(after - before, _DECIMALS)
+    randomisation, t, wilcoxon = _p_values(differences, resamples, seed)
+    return Comparison(
+        measure=measure,
+        questions=len(before),
+        baseline=float(before.mean()),
+        system=float(after.mean()),
+        difference=float(after.mean() - before.mean()),
+        interval=_interval(differences, resamples, confidence, seed),
+        confidence=confidence,
+        effect_size=_effect_size(differences),
+        p_randomisation=randomisation,
+        p_t=t,
+        p_wilcoxon=wilcoxon,
+        spearman=_spearman(before, after),
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of one family of tests, adjusted by Holm's step-down method, in the given order.
+
+    Raises:
+        EvaluationError: A value outside [0, 1].
+    """
+    wrong = [p for p in p_values if not 0 <= p <= 1]
+    if wrong:
+        raise EvaluationError(
+            f"{len(wrong)} of {len(p_values)} p-values outside [0, 1], first {wrong[0]}",
+            expected="probabilities",
+            mend="leave out tests that could not be computed",
+        )
+    return multipletests(p_values, method="holm")[1].tolist() if len(p_values) else []
+
+
+def _p_values(differences: Values, resamples: int, seed: int) -> tuple[float, float, float]:
+    if not differences.any():
+        return 1.0, 1.0, 1.0
+    randomisation = stats.permutation_test(
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=_batch(differences),
+        rng=np.random.default_rng(seed),
+    ).pvalue
+    constant = np.ptp(differences) == 0
+    t = 0.0 if constant else stats.ttest_1samp(differences, 0).pvalue
+    return float(randomisation), float(t), float(stats.wilcoxon(differences).pvalue)
+
+
+def _interval(
+    differences: Values, resamples: int, confidence: float, seed: int
+) -> tuple[float, float]:
+    result = stats.bootstrap(
+        (differences,),
+        np.mean,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=_batch(differences),
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def _batch(differences: Values) -> int:
+    return max(1, _CELLS_AT_ONCE // len(differences))
+
+
+def _effect_size(differences: Values) -> float | None:
+    if not differences.any():
+        return 0.0
+    if np.ptp(differences) == 0:
+        return None
+    return float(differences.mean() / differences.std(ddof=1))
+
+
+def _spearman(before: Values, after: Values) -> float | None:
+    if np.array_equal(before, after):
+        return 1.0
+    if np.ptp(before) == 0 or np.ptp(after) == 0:
+        return None
+    return float(stats.spearmanr(before, after).statistic)
