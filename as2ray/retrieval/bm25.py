@@ -59,8 +59,6 @@ class BM25:
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
         """Lower-cased words of two letters and more of each text."""
-        if not texts:
-            return []
         words: list[list[str]] = bm25s.tokenize(
             list(texts),
             stopwords="english" if self.stop_words else None,

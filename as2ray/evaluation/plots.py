@@ -1,0 +1,116 @@
+"""Figures of results: curves over training, and bars of a results table.
+
+Knows numbers and names. Must not know models, tables or measures. Every figure is an object of
+its own: nothing is drawn on a global canvas, so that threads and notebooks are left alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from as2ray.evaluation.seeds import Spread
+
+Points = Iterable[tuple[float, float]]
+"""x and y; an x that comes several times is one of several seeds."""
+
+_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333"]
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+
+
+def learning_curve(
+    series: Mapping[str, Points],
+    title: str,
+    x_label: str,
+    y_label: str,
+    path: Path | str,
+    *,
+    markers: bool = True,
+) -> Figure:
+    """One line a system, its mean over seeds, in a band of one standard deviation.
+
+    TANDA's Figure 4 is this with MAP over epochs.
+
+    Args:
+        series: Points by system.
+        title: Heading.
+        x_label: What x is.
+        y_label: What y is.
+        path: Where to, `.png` or `.svg`.
+        markers: Whether each point is marked.
+    """
+    figure, axes = _canvas(title, x_label, y_label)
+    for number, (name, points) in enumerate(series.items()):
+        x, mean, std = _over_seeds(points)
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(x, mean, label=name, color=colour, marker="o" if markers else "", markersize=4)
+        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _finished(figure, path, legend=len(series) > 1)
+
+
+def loss_curve(series: Mapping[str, Points], title: str, path: Path | str) -> Figure:
+    """Loss over steps, one line a run."""
+    return learning_curve(series, title, "step", "loss", path, markers=False)
+
+
+def bars(
+    systems: Mapping[str, Mapping[str, Spread]], title: str, y_label: str, path: Path | str
+) -> Figure:
+    """A group of bars a measure, one bar a system, with one standard deviation over seeds.
+
+    Args:
+        systems: By system, its measures: `{row.system: row.measures for row in report.rows}`.
+        title: Heading.
+        y_label: What y is.
+        path: Where to, `.png` or `.svg`.
+    """
+    measures = list(dict.fromkeys(m for values in systems.values() for m in values))
+    figure, axes = _canvas(title, "", y_label)
+    width = 0.8 / len(systems)
+    for number, (name, values) in enumerate(systems.items()):
+        x = np.arange(len(measures)) + (number - (len(systems) - 1) / 2) * width
+        drawn = axes.bar(
+            x,
+            [values[m].mean if m in values else np.nan for m in measures],
+            width * 0.92,
+            yerr=[(values[m].std if m in values else None) or 0.0 for m in measures],
+            label=name,
+            color=_COLOURS[number % len(_COLOURS)],
+            error_kw={"elinewidth": 1.2, "capsize": 3},
+        )
+        axes.bar_label(drawn, fmt="%.3f", fontsize=8, padding=2)
+    axes.set_xticks(range(len(measures)), measures)
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=0.12)
+    return _finished(figure, path, legend=len(systems) > 1)
+
+
+def _over_seeds(points: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    by_x: dict[float, list[float]] = defaultdict(list)
+    for x, y in points:
+        by_x[x].append(y)
+    xs = sorted(by_x)
+    means = [np.mean(by_x[x]) for x in xs]
+    stds = [np.std(by_x[x], ddof=1) if len(by_x[x]) > 1 else 0.0 for x in xs]
+    return np.array(xs), np.array(means), np.array(stds)
+
+
+def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _finished(figure: Figure, path: Path | str, *, legend: bool) -> Figure:
+    if legend:
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=160)
+    return figure

@@ -1,0 +1,211 @@
+"""A results table that can be believed: Markdown, and the same as JSON beside it.
+
+Knows evaluations. Must not know how they came about: models, scores or corpora.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from as2ray.errors import EvaluationError
+from as2ray.evaluation.measures import Evaluation
+from as2ray.evaluation.seeds import Spread, mean_over_seeds, spread
+from as2ray.evaluation.significance import Comparison, compare, holm
+from as2ray.records import Counts
+
+SIGNIFICANT = 0.05
+"""Adjusted p-value below which a difference bears the mark †."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system."""
+
+    system: str
+    """Its name."""
+    seeds: tuple[int, ...]
+    """Seeds that were run; empty for a number that a paper prints."""
+    measures: Mapping[str, Spread]
+    """Mean and deviation over the seeds."""
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    """Test against the baseline by measure; empty for the baseline and for a paper's numbers."""
+    p_holm: Mapping[str, float] = field(default_factory=dict)
+    """Randomisation p-value by measure, adjusted over all tests of the report."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Systems side by side on one table under one filter."""
+
+    title: str
+    baseline: str
+    fingerprint: str
+    filter: str
+    ties: str
+    relevance: str
+    counts: Counts
+    rows: tuple[Row, ...]
+
+
+def report(
+    title: str,
+    systems: Mapping[str, Mapping[int, Evaluation]],
+    *,
+    baseline: str,
+    published: Mapping[str, Mapping[str, float]] | None = None,
+    seed: int = 0,
+) -> Report:
+    """Means over seeds, every system tested against the baseline, Holm over all those tests.
+
+    Args:
+        title: Heading, such as "WikiQA test".
+        systems: By system, its evaluations by seed.
+        baseline: The system that the others are tested against.
+        published: Numbers that papers print, by name and measure; set apart from what was run.
+        seed: Draws of the tests.
+
+    Raises:
+        EvaluationError: No such baseline, or evaluations of other tables, filters or measures.
+    """
+    first = _common(systems, baseline)
+    tables = {n: [e.per_question for e in runs.values()] for n, runs in systems.items()}
+    averaged = {n: mean_over_seeds(runs) for n, runs in tables.items()}
+    tests = {
+        (name, measure): compare(averaged[baseline], averaged[name], measure, seed=seed)
+        for name in systems
+        for measure in first.measures
+        if name != baseline
+    }
+    adjusted = dict(zip(tests, holm([test.p_randomisation for test in tests.values()])))
+    rows = [
+        Row(
+            system=name,
+            seeds=tuple(runs),
+            measures={m: spread(tables[name], m) for m in first.measures},
+            comparisons={m: test for (n, m), test in tests.items() if n == name},
+            p_holm={m: p for (n, m), p in adjusted.items() if n == name},
+        )
+        for name, runs in systems.items()
+    ]
+    for name, values in (published or {}).items():
+        rows.append(Row(name, (), {m: Spread(v, None, 1) for m, v in values.items()}))
+    return Report(
+        title=title,
+        baseline=baseline,
+        fingerprint=first.fingerprint,
+        filter=first.filter,
+        ties=first.ties,
+        relevance=first.relevance,
+        counts=first.counts,
+        rows=tuple(rows),
+    )
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown: results, tests, and what the numbers were computed on."""
+    measures = list(report.rows[0].measures)
+    results = [
+        [_name(row, report), _seeds(row), *(_cell(row, m) for m in measures)] for row in report.rows
+    ]
+    tests = [_test(row, test) for row in report.rows for test in row.comparisons.values()]
+    parts = [f"### {report.title}", _table(["system", "seeds", *measures], results)]
+    if tests:
+        parts.append(_table(_TEST_COLUMNS, tests))
+    return "\n\n".join([*parts, _footer(report)]) + "\n"
+
+
+def save(report: Report, path: Path | str) -> None:
+    """Writes Markdown to `path` and the same as JSON beside it, with the suffix .json."""
+    path = Path(path)
+    path.write_text(markdown(report), encoding="utf-8")
+    content = json.dumps(asdict(report), indent=2, ensure_ascii=False, allow_nan=False)
+    path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
+
+
+_TEST_COLUMNS = [
+    "against the baseline",
+    "measure",
+    "difference",
+    "interval",
+    "effect size",
+    "p",
+    "p (Holm)",
+    "p (t)",
+    "p (Wilcoxon)",
+]
+
+
+def _common(systems: Mapping[str, Mapping[int, Evaluation]], baseline: str) -> Evaluation:
+    runs = [run for by_seed in systems.values() for run in by_seed.values()]
+    if baseline not in systems or not all(systems.values()):
+        raise EvaluationError(
+            f"baseline {baseline!r} and systems {list(systems)}",
+            expected="the baseline among the systems, and at least one seed for each",
+            mend="name an evaluated system as the baseline",
+        )
+    kinds = {(r.fingerprint, r.filter, r.ties, r.relevance, tuple(r.measures)) for r in runs}
+    if len(kinds) > 1:
+        raise EvaluationError(
+            f"evaluations of {len(kinds)} kinds: {sorted(kinds)}",
+            expected="one table, filter, ties, relevance and list of measures",
+            mend="evaluate all systems in the same way, or make a report for each",
+        )
+    return runs[0]
+
+
+def _name(row: Row, report: Report) -> str:
+    if not row.seeds:
+        return f"*{row.system}, as printed*"
+    return f"{row.system} (baseline)" if row.system == report.baseline else row.system
+
+
+def _seeds(row: Row) -> str:
+    return ", ".join(map(str, row.seeds))
+
+
+def _cell(row: Row, measure: str) -> str:
+    if measure not in row.measures:
+        return ""
+    value = row.measures[measure]
+    mark = " †" if row.p_holm.get(measure, 1.0) < SIGNIFICANT else ""
+    deviation = "" if value.std is None else f" ± {value.std:.4f}"
+    return f"{value.mean:.4f}{deviation}{mark}"
+
+
+def _test(row: Row, test: Comparison) -> list[str]:
+    low, high = test.interval
+    return [
+        row.system,
+        test.measure,
+        f"{test.difference:+.4f}",
+        f"[{low:+.4f}, {high:+.4f}]",
+        "" if test.effect_size is None else f"{test.effect_size:+.2f}",
+        f"{test.p_randomisation:.4f}",
+        f"{row.p_holm[test.measure]:.4f}",
+        f"{test.p_t:.2g}",
+        f"{test.p_wilcoxon:.2g}",
+    ]
+
+
+def _footer(report: Report) -> str:
+    tests = [test for row in report.rows for test in row.comparisons.values()]
+    lines = [
+        f"{report.counts} under the filter `{report.filter}`; relevance `{report.relevance}`, "
+        f"ties {report.ties}; table `{report.fingerprint}`.",
+    ]
+    if any(len(row.seeds) > 1 for row in report.rows):
+        lines.append("Mean ± standard deviation over seeds.")
+    if tests:
+        lines.append(
+            f"† differs from {report.baseline}: paired randomisation test over questions, "
+            f"Holm over {len(tests)} tests, p < {SIGNIFICANT}. Intervals: "
+            f"{tests[0].confidence:.0%}, bootstrap over questions."
+        )
+    return " ".join(lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
