@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from as2ray.evaluation.plots import bars, learning_curve, loss_curve
+from as2ray.evaluation.seeds import Spread
+
+POINTS = [(2, 0.5), (1, 0.2), (1, 0.4), (2, 0.7)]
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_learning_curve_is_written_as_its_suffix_says(tmp_path, suffix, magic):
+    path = tmp_path / f"curve{suffix}"
+    learning_curve({"FT": POINTS, "TANDA": POINTS}, "WikiQA", "epochs", "MAP", path)
+    assert path.read_bytes().startswith(magic)
+
+
+def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
+    figure = learning_curve({"FT": POINTS}, "WikiQA", "epochs", "MAP", tmp_path / "curve.png")
+    (axes,) = figure.axes
+    (line,), (band,) = axes.lines, axes.collections
+    np.testing.assert_allclose(line.get_xydata(), [[1, 0.3], [2, 0.6]])
+    std = np.std([0.2, 0.4], ddof=1)
+    assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
+
+
+def test_loss_curve_is_labelled_by_step(tmp_path):
+    (axes,) = loss_curve({"run": [(0, 2.0), (10, 1.0)]}, "Transfer", tmp_path / "loss.png").axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+
+
+def test_bars_leave_out_what_was_not_measured(tmp_path):
+    systems = {
+        "BM25": {"AP": Spread(0.5, None, 1), "RR": Spread(0.6, None, 1)},
+        "TANDA": {"AP": Spread(0.9, 0.01, 3)},
+    }
+    (axes,) = bars(systems, "WikiQA", "value", tmp_path / "bars.png").axes
+    heights = [bar.get_height() for bar in axes.patches]
+    np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
