@@ -73,6 +73,8 @@ def evaluate(
 
     Under the filter "raw" a question without a positive counts as 0. The filter looks at labels,
     also where `relevance` is the grade: MS MARCO's `AP(rel=2)` is asked with `relevance="grade"`.
+    Only the table's candidates are known: a relevant one that a first stage missed lowers nothing
+    here. For a track's official numbers, write a run and give it to trec_eval with all qrels.
 
     Args:
         table: Candidates; rows of one question need not be adjacent.

@@ -4,9 +4,11 @@ Knows evaluations. Must not know how they came about: models, scores or corpora.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import pyarrow as pa
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import Evaluation
@@ -70,13 +72,7 @@ def report(
     """
     first = _common(systems, baseline)
     tables = {n: [e.per_question for e in runs.values()] for n, runs in systems.items()}
-    averaged = {n: mean_over_seeds(runs) for n, runs in tables.items()}
-    tests = {
-        (name, measure): compare(averaged[baseline], averaged[name], measure, seed=seed)
-        for name in systems
-        for measure in first.measures
-        if name != baseline
-    }
+    tests = _tests(tables, first.measures, baseline, seed)
     adjusted = dict(zip(tests, holm([test.p_randomisation for test in tests.values()])))
     rows = [
         Row(
@@ -106,7 +102,8 @@ def markdown(report: Report) -> str:
     """The report as Markdown: results, tests, and what the numbers were computed on."""
     measures = list(report.rows[0].measures)
     results = [
-        [_name(row, report), _seeds(row), *(_cell(row, m) for m in measures)] for row in report.rows
+        [_name(row, report), ", ".join(map(str, row.seeds)), *(_cell(row, m) for m in measures)]
+        for row in report.rows
     ]
     tests = [_test(row, test) for row in report.rows for test in row.comparisons.values()]
     parts = [f"### {report.title}", _table(["system", "seeds", *measures], results)]
@@ -136,6 +133,18 @@ _TEST_COLUMNS = [
 ]
 
 
+def _tests(
+    systems: Mapping[str, Sequence[pa.Table]], measures: Iterable[str], baseline: str, seed: int
+) -> dict[tuple[str, str], Comparison]:
+    averaged = {name: mean_over_seeds(runs) for name, runs in systems.items()}
+    return {
+        (name, measure): compare(averaged[baseline], averaged[name], measure, seed=seed)
+        for name in systems
+        for measure in measures
+        if name != baseline
+    }
+
+
 def _common(systems: Mapping[str, Mapping[int, Evaluation]], baseline: str) -> Evaluation:
     runs = [run for by_seed in systems.values() for run in by_seed.values()]
     if baseline not in systems or not all(systems.values()):
@@ -158,10 +167,6 @@ def _name(row: Row, report: Report) -> str:
     if not row.seeds:
         return f"*{row.system}, as printed*"
     return f"{row.system} (baseline)" if row.system == report.baseline else row.system
-
-
-def _seeds(row: Row) -> str:
-    return ", ".join(map(str, row.seeds))
 
 
 def _cell(row: Row, measure: str) -> str:
