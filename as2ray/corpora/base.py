@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -38,8 +38,7 @@ class Published:
     """The options the numbers depend on; they hold for any value of the others."""
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """Something a raw release holds that no candidates table shows, such as its articles."""
 
     split: str
@@ -91,7 +90,9 @@ class Corpus:
                 expected=f"some of {sorted(self.options) or 'none at all'}",
                 mend="correct the spelling or leave the option out",
             )
-        return {**self.options, **options}
+        # A recipe in YAML knows lists alone; options compare as tuples.
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        return {**self.options, **given}
 
     def pieces(self, split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
         """The candidates of a split as a stream of valid tables; no question is in two of them.

@@ -6,6 +6,7 @@ Knows Arrow tables. Must not know any corpus or file.
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -75,19 +76,15 @@ def _spread(stream: Iterable[pa.Table], folder: Path, buckets: int) -> list[Path
     for table in stream:
         writers = writers or [pa.ipc.new_stream(str(p), table.schema) for p in paths]
         texts = table["question"].dictionary_encode().unify_dictionaries().combine_chunks()
-        bucket = np.array([_hash(t) % buckets for t in texts.dictionary.to_pylist()], np.int64)
+        bucket = np.array(
+            [crc32(t.encode()) % buckets for t in texts.dictionary.to_pylist()], np.int64
+        )
         rows = bucket[texts.indices.to_numpy()] if len(texts) else np.zeros(0, np.int64)
         for b in np.unique(rows):
             writers[b].write_table(table.take(pa.array(np.flatnonzero(rows == b))))
     for writer in writers:
         writer.close()
     return paths if writers else []
-
-
-def _hash(text: str) -> int:
-    import zlib
-
-    return zlib.crc32(text.encode())
 
 
 def labels(

@@ -1,0 +1,66 @@
+"""Questions that stand in two tables: two splits, or a transfer and a target corpus.
+
+Knows the question column of a table. Must not know any corpus or file.
+"""
+
+import re
+from collections.abc import Mapping
+from itertools import combinations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from as2ray.errors import LeakError
+
+_END = re.compile(r"[\s?.!,;:'\"’”…]+$")
+
+
+def normalised(question: str) -> str:
+    """The question in folded case, its blanks collapsed, without punctuation at its end."""
+    return _END.sub("", " ".join(question.casefold().split()))
+
+
+def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:
+    """The normalised questions that both tables have, sorted.
+
+    Only the column `question` is read, so a large prepared corpus can be given as that alone.
+    """
+    return sorted(_questions(a).keys() & _questions(b).keys())
+
+
+def check_leaks(tables: Mapping[str, pa.Table]) -> None:
+    """Compares every two of the named tables.
+
+    Raises:
+        LeakError: Two share questions; the message has the number for each pair, and examples.
+    """
+    leaks = {
+        (a, b): shared
+        for a, b in combinations(tables, 2)
+        if (shared := shared_questions(tables[a], tables[b]))
+    }
+    if leaks:
+        told = (
+            f"{len(shared):,} questions in both {a!r} and {b!r}, such as {shared[:3]}"
+            for (a, b), shared in leaks.items()
+        )
+        raise LeakError(
+            "; ".join(told),
+            expected="no question in two tables",
+            mend="remove them from the one you train on with as2ray.corpora.leaks.drop",
+        )
+
+
+def drop(table: pa.Table, *others: pa.Table) -> pa.Table:
+    """The table without the questions that any of the other tables has."""
+    taken = {question for other in others for question in _questions(other)}
+    texts = [t for q, those in _questions(table).items() if q in taken for t in those]
+    shared = pc.is_in(table["question"], value_set=pa.array(texts, pa.string()))
+    return table.filter(pc.invert(shared))
+
+
+def _questions(table: pa.Table) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for text in pc.unique(table["question"]).to_pylist():
+        texts.setdefault(normalised(text), []).append(text)
+    return texts

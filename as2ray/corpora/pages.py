@@ -1,0 +1,90 @@
+"""Pages cut into sentences, and ASNQ's four grades for any question with a place on its page.
+
+Knows paragraphs, answers and sentence splitters. Must not know any corpus or file.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from as2ray.errors import CorpusError
+from as2ray.text.sentences import split
+
+POSITIVE: Final = 4
+"""The grade of an answer: inside the long answer, and with the short one."""
+
+
+class Page(NamedTuple):
+    """A page cut into sentences once, for all its questions."""
+
+    title: str
+    sentences: list[str]
+    paragraph: np.ndarray
+    """Index of the paragraph of each sentence, ascending, int64."""
+    spans: list[tuple[int, int]]
+    """Place of each sentence in its paragraph."""
+    folded: str
+    """All sentences in folded case, one a line."""
+    lines: list[int]
+    """Where each sentence starts in `folded`."""
+
+
+def cut(title: str, paragraphs: Sequence[str], splitter: str) -> Page:
+    """The page in sentences; none crosses a paragraph."""
+    texts, paragraph, spans = [], [], []
+    for p, text in enumerate(paragraphs):
+        for start, end in split(text, splitter):
+            texts.append(text[start:end])
+            paragraph.append(p)
+            spans.append((start, end))
+    folded = [" ".join(text.casefold().split()) for text in texts]
+    lines = [0, *accumulate(len(f) + 1 for f in folded)][: len(folded)]
+    return Page(title, texts, np.array(paragraph, np.int64), spans, "\n".join(folded), lines)
+
+
+def grades_of(
+    page: Page, paragraph: int, answers: Sequence[tuple[int, str]], source: str = "a page"
+) -> np.ndarray:
+    """ASNQ's grade of every sentence of the page, shape [sentences], int8.
+
+    Args:
+        page: The page.
+        paragraph: Index of the question's paragraph.
+        answers: Start in the paragraph and text of each answer.
+        source: What the question was read from, for the error.
+    """
+    grade = np.ones(len(page.sentences), np.int8)
+    for text in {" ".join(text.casefold().split()) for _, text in answers}:
+        grade[_containing(page, text)] = 2
+    first, last = np.searchsorted(page.paragraph, [paragraph, paragraph + 1])
+    grade[first:last] = 3
+    for start, text in answers:
+        for i in range(first, last):
+            begin, end = page.spans[i]
+            if begin < start + len(text) and start < end:
+                grade[i] = POSITIVE
+    if not (grade == POSITIVE).any():
+        raise CorpusError(
+            f"{source}: {page.title!r}, paragraph {paragraph}: no sentence has {answers}",
+            expected="at least one answer inside the paragraph",
+            mend="give the publisher's own file",
+        )
+    return grade
+
+
+def _containing(page: Page, text: str) -> list[int]:
+    found, at = [], page.folded.find(text) if text else -1
+    while at >= 0:
+        after = at + len(text)
+        sentence = bisect_right(page.lines, at) - 1
+        if not (_joined(page.folded, at) or _joined(page.folded, after)):
+            found.append(sentence)
+        at = page.folded.find(text, at + 1)
+    return found
+
+
+def _joined(text: str, at: int) -> bool:
+    return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
