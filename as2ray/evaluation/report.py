@@ -86,16 +86,8 @@ def report(
     ]
     for name, values in (published or {}).items():
         rows.append(Row(name, (), {m: Spread(v, None, 1) for m, v in values.items()}))
-    return Report(
-        title=title,
-        baseline=baseline,
-        fingerprint=first.fingerprint,
-        filter=first.filter,
-        ties=first.ties,
-        relevance=first.relevance,
-        counts=first.counts,
-        rows=tuple(rows),
-    )
+    kind = (first.fingerprint, first.filter, first.ties, first.relevance, first.counts)
+    return Report(title, baseline, *kind, tuple(rows))
 
 
 def markdown(report: Report) -> str:
@@ -108,7 +100,7 @@ def markdown(report: Report) -> str:
     tests = [_test(row, test) for row in report.rows for test in row.comparisons.values()]
     parts = [f"### {report.title}", _table(["system", "seeds", *measures], results)]
     if tests:
-        parts.append(_table(_TEST_COLUMNS, tests))
+        parts.append(_table(_TESTS, tests))
     return "\n\n".join([*parts, _footer(report)]) + "\n"
 
 
@@ -120,17 +112,7 @@ def save(report: Report, path: Path | str) -> None:
     path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
 
 
-_TEST_COLUMNS = [
-    "against the baseline",
-    "measure",
-    "difference",
-    "interval",
-    "effect size",
-    "p",
-    "p (Holm)",
-    "p (t)",
-    "p (Wilcoxon)",
-]
+_TESTS = ["system", "measure", "difference", "interval", "effect", "p", "Holm", "t", "Wilcoxon"]
 
 
 def _tests(
@@ -203,9 +185,10 @@ def _footer(report: Report) -> str:
         lines.append("Mean ± standard deviation over seeds.")
     if tests:
         lines.append(
-            f"† differs from {report.baseline}: paired randomisation test over questions, "
-            f"Holm over {len(tests)} tests, p < {SIGNIFICANT}. Intervals: "
-            f"{tests[0].confidence:.0%}, bootstrap over questions."
+            f"Tests against {report.baseline}, paired by question. p: randomisation test; Holm: "
+            f"the same, adjusted over {len(tests)} tests, † where below {SIGNIFICANT}; t, "
+            f"Wilcoxon: p-values. Interval: {tests[0].confidence:.0%}, bootstrap. "
+            f"Effect: mean over standard deviation of the differences."
         )
     return " ".join(lines)
 

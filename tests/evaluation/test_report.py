@@ -32,7 +32,7 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
     assert "| BM25 (baseline) | 0 |" in text
     assert "| TANDA | 0, 1, 2 |" in text
     assert "| *paper, as printed* |  | 0.9200 |  |" in text
-    assert "Holm over 4 tests" in text
+    assert "adjusted over 4 tests" in text
 
 
 def test_only_significant_systems_bear_the_mark(systems):
