@@ -110,8 +110,7 @@ class Corpus:
         resolved = self.resolve(options)
         where = source if source == HUB else Path(source)
         named = f"{self.name}/{split} from {source}"
-        tables = (validate(t, named) for t in self.reader(split, where, **resolved))
-        return _whole(tables, named)
+        return _whole(_valid(self.reader(split, where, **resolved), named), named)
 
     def expected(self, split: str, filter: str, options: Mapping[str, Any]) -> Counts | None:
         """The published counts that hold for these options, where there are any."""
@@ -121,6 +120,14 @@ class Corpus:
             if (entry.split, entry.filter) == (split, filter) and depends:
                 return entry.counts
         return None
+
+
+def _valid(tables: Iterable[pa.Table], named: str) -> Iterator[pa.Table]:
+    first = 0
+    for table in tables:
+        # Rows are told from the start of the piece, so the error says where the piece starts.
+        yield validate(table, f"{named}, after {first:,} rows" if first else named)
+        first += table.num_rows
 
 
 def _whole(tables: Iterable[pa.Table], named: str) -> Iterator[pa.Table]:

@@ -39,16 +39,32 @@ def number(stream: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Gives question ids (`q000000`, ...) and candidate ids to tables that have none.
 
     Equal question texts in adjacent rows are one question, also across two tables.
+
+    Raises:
+        CorpusError: A question text that comes again after another one.
     """
     first = 0
+    seen: set[str] = set()
     texts = (put(t, "question_id", t["question"]) for t in stream)
     for table in by_question(texts):
         starts = question_starts(table["question_id"])
+        _new(table["question"].take(pa.array(starts)).to_pylist(), seen)
         sizes = np.diff(np.append(starts, table.num_rows))
         position = pa.array(np.repeat(first + np.arange(len(starts)), sizes)).cast(pa.string())
         ids = pc.binary_join_element_wise("q", pc.utf8_lpad(position, 6, "0"), "")
         yield candidate_ids(put(table, "question_id", ids))
         first += len(starts)
+
+
+def _new(questions: list[str], seen: set[str]) -> None:
+    for text in questions:
+        if text in seen:
+            raise CorpusError(
+                f"rows of the question {text!r} stand apart",
+                expected="all rows of a question one after the other",
+                mend="group the source by question (for ASNQ: scattered=True)",
+            )
+        seen.add(text)
 
 
 def gathered(table: pa.Table) -> pa.Table:

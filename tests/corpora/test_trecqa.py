@@ -1,0 +1,168 @@
+import gzip
+import json
+
+import pytest
+
+from as2ray.corpora import read
+from as2ray.corpora.detokenise import detokenise
+from as2ray.errors import CorpusError
+
+LINES = [
+    {
+        "id": "1.4",
+        "question": "What is Crips ' gang color ?",
+        "candidates": [
+            {"sentence": "`` It is blue , '' he said .", "label": 1},
+            {"sentence": "word " * 41, "label": 0},
+            {"sentence": "They do n't know .", "label": 0},
+        ],
+    },
+    {"id": "1.5", "question": "Who ?", "candidates": []},
+]
+
+XML = """<QApairs id='32.1'>
+<question>
+What\tis\tAT&T\t?
+WP\tVBZ\tNNP\t.
+</question>
+<positive>
+AT&T\tearned\t<num>\t.
+NNP\tVBD\tCD\t.
+0\t1\t2\t3
+</positive>
+<negative>
+It\tdid\tn't\t.
+PRP\tVBD\tRB\t.
+</negative>
+</QApairs>
+<QApairs id='32.2'>
+<question>
+Who\t?
+</question>
+</QApairs>
+"""
+
+
+@pytest.fixture
+def folder(write, tmp_path):
+    body = "".join(json.dumps(line) + "\n" for line in LINES)
+    for name in ("dev.jsonl", "train-all.jsonl.gz"):
+        write(f"trecqa/{name}", body)
+    bare = [{k: v for k, v in line.items() if k != "id"} for line in LINES]
+    for name in ("dev.jsonl", "train-all.jsonl"):
+        write(f"trecqa/tanda/{name}", "".join(json.dumps(line) + "\n" for line in bare))
+    return tmp_path / "trecqa"
+
+
+def test_trecqa_question_without_candidates_is_no_row(folder):
+    table = read("trecqa", "dev", folder, verify=False)
+    assert table["candidate_id"].to_pylist() == ["1.4-0", "1.4-1", "1.4-2"]
+
+
+def test_trecqa_tokens_become_plain_text(folder):
+    table = read("trecqa", "dev", folder, verify=False)
+    assert table["question"][0].as_py() == "What is Crips' gang color?"
+    assert table["candidate"][0].as_py() == '"It is blue," he said.'
+
+
+def test_trecqa_tokens_stay_where_asked(folder):
+    table = read("trecqa", "dev", folder, verify=False, detokenise=False)
+    assert table["candidate"][2].as_py() == "They do n't know ."
+
+
+def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
+    ids = {
+        (split, variant): read("trecqa", split, folder, verify=False, variant=variant)[
+            "candidate_id"
+        ].to_pylist()
+        for split in ("dev", "train-all")
+        for variant in ("tanda", "lexdecomp")
+    }
+    whole = [f"q000000-{k}" for k in range(3)]
+    assert ids.pop(("dev", "tanda")) == [whole[0], whole[2]]
+    assert list(ids.values()) == [whole] * 3
+
+
+def test_trecqa_unknown_variant_is_told_with_the_known_ones(folder):
+    with pytest.raises(CorpusError, match="unknown variant 'nums'") as error:
+        read("trecqa", "dev", folder, variant="nums")
+    assert "tanda" in error.value.expected
+
+
+def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
+    write("TEST.xml", XML)
+    table = read("trecqa", "test", tmp_path, verify=False)
+    assert table["question"].to_pylist() == ["What is AT&T?"] * 2
+    assert table["candidate"].to_pylist() == ["AT&T earned <num>.", "It didn't."]
+    assert table["candidate_id"].to_pylist() == ["32.1-0", "32.1-1"]
+    assert table["label"].to_pylist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "came"),
+    [
+        (slice(0, 12), "end of file inside a block"),
+        (slice(1, None), "stray <question>"),
+        (slice(5, 9), "stray <positive>"),
+    ],
+)
+def test_trecqa_pseudo_xml_cut_short_is_refused(write, lines, came):
+    path = write("TEST.xml", "\n".join(XML.splitlines()[lines]) + "\n")
+    with pytest.raises(CorpusError, match=came):
+        read("trecqa", "test", path)
+
+
+def test_trecqa_pseudo_xml_without_question_is_refused(write):
+    path = write("TEST.xml", "<QApairs id='1'>\n</QApairs>\n")
+    with pytest.raises(CorpusError, match="line 2: a block without a question"):
+        read("trecqa", "test", path)
+
+
+def test_trecqa_json_cut_short_is_refused_with_its_line(folder):
+    path = folder / "dev.jsonl"
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(CorpusError, match=r"dev.jsonl, line 2"):
+        read("trecqa", "dev", folder)
+
+
+def test_trecqa_gzip_cut_short_is_refused(folder):
+    path = folder / "train-all.jsonl.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) * 50)[:-9])
+    with pytest.raises(CorpusError, match="end-of-stream marker"):
+        read("trecqa", "train-all", folder)
+
+
+def test_trecqa_other_label_is_refused_with_its_line(write):
+    wrong = {"question": "Who ?", "candidates": [{"sentence": "Me .", "label": 3}]}
+    path = write("dev.jsonl", json.dumps(wrong) + "\n")
+    with pytest.raises(CorpusError, match="line 1: label 3"):
+        read("trecqa", "dev", path)
+
+
+def test_trecqa_line_without_candidates_key_is_refused(write):
+    path = write("dev.jsonl", '{"question": "Who ?", "answers": []}\n')
+    with pytest.raises(CorpusError, match=r"\['answers', 'question'\], without \['candidates'\]"):
+        read("trecqa", "dev", path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "plain"),
+    [
+        ("`` Do n't -LRB- ever -RRB- , '' he said .", '"Don\'t (ever)," he said.'),
+        ("Ms . Lee ca n't pay $ 5 , or 3 % !", "Ms. Lee can't pay $5, or 3%!"),
+        (
+            "They can not , they wo n't and are n't gon na .",
+            "They cannot, they won't and aren't gonna.",
+        ),
+        ("the '' big shots '' left", 'the "big shots" left'),
+        ("it was fine . ''", 'it was fine."'),
+        (
+            "-LSB- sic -RSB- Bush 's and\\/or the Bushes ' ; `A'",
+            "[sic] Bush's and/or the Bushes'; `A'",
+        ),
+        ("Plain text, already (as it is).", "Plain text, already (as it is)."),
+        ("", ""),
+    ],
+)
+def test_detokenise_treebank_tokens_become_plain_text(tokens, plain):
+    assert detokenise(tokens) == plain
