@@ -22,6 +22,7 @@ from as2ray.corpora.tables import labels, number, put, regroup
 from as2ray.errors import CorpusError, CountMismatchError
 from as2ray.records import Counts
 
+ON_HUB: Final = "AmazonScience/asnq"
 COLUMNS: Final = ["question", "sentence", "label"]
 
 FILES: Final = {
@@ -149,7 +150,7 @@ def _graded(question: pa.Array, sentence: pa.Array, grade: pa.Array) -> pa.Table
 def _rows(split: str, source: Source) -> Iterator[pa.Table]:
     if source == HUB:
         name = "train" if split == "train" else "validation"
-        return from_hub_rows(files.hub("AmazonScience/asnq", name))
+        return from_hub_rows(files.hub(ON_HUB, name))
     path = files.locate(Path(source), FILES[split])
     return from_rows(files.tsv(path, COLUMNS, header=False), str(path))
 
@@ -178,5 +179,6 @@ CORPUS: Final = Corpus(
     reader=reader,
     published=PUBLISHED,
     inventory=inventory,
+    hub=ON_HUB,
 )
 """The corpus as the registry holds it."""

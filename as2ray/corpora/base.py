@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, CountMismatchError
 from as2ray.records import Counts, by_question, question_starts, validate
 
 HUB = "hub"
@@ -65,6 +65,8 @@ class Corpus:
     reader: Reader
     published: tuple[Published, ...] = ()
     inventory: Callable[[Path], Iterator[Item]] = nothing
+    hub: str | None = None
+    """Its name on the Hugging Face hub, where the reader knows that copy."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -108,6 +110,12 @@ class Corpus:
                 mend="choose one of these",
             )
         resolved = self.resolve(options)
+        if source == HUB and self.hub is None:
+            raise CorpusError(
+                f"corpus {self.name!r} from the hub",
+                expected="a folder with the raw release",
+                mend="fetch the release and give its folder",
+            )
         where = source if source == HUB else Path(source)
         named = f"{self.name}/{split} from {source}"
         return _whole(_valid(self.reader(split, where, **resolved), named), named)
@@ -120,6 +128,21 @@ class Corpus:
             if (entry.split, entry.filter) == (split, filter) and depends:
                 return entry.counts
         return None
+
+    def verify(self, split: str, filter: str, found: Counts, options: Mapping[str, Any]) -> bool:
+        """Whether there are published counts, which then agree.
+
+        Raises:
+            CountMismatchError: They do not; both stand in the message.
+        """
+        published = self.expected(split, filter, options)
+        if published is not None and published != found:
+            raise CountMismatchError(
+                f"{self.name}/{split} ({filter}, {dict(options)}): {found}",
+                expected=f"{published}, as published",
+                mend="give the publisher's own file; to read another version, pass verify=False",
+            )
+        return published is not None
 
 
 def _valid(tables: Iterable[pa.Table], named: str) -> Iterator[pa.Table]:

@@ -28,6 +28,7 @@ class Listing(NamedTuple):
     licence: str
     splits: tuple[str, ...]
     options: Mapping[str, Any]
+    hub: str | None
 
 
 class Check(NamedTuple):
@@ -56,7 +57,9 @@ def data_root() -> Path:
 
 def list_corpora() -> list[Listing]:
     """Every corpus that as2ray reads."""
-    return [Listing(c.name, c.about, c.licence, c.splits, c.options) for c in CORPORA.values()]
+    return [
+        Listing(c.name, c.about, c.licence, c.splits, c.options, c.hub) for c in CORPORA.values()
+    ]
 
 
 def found(root: str | Path | None = None) -> dict[str, tuple[str, ...]]:

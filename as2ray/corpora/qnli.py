@@ -14,6 +14,7 @@ from as2ray.corpora import files
 from as2ray.corpora.base import HUB, Corpus, Item, Source
 from as2ray.corpora.tables import gathered, labels, number
 
+ON_HUB: Final = "nyu-mll/glue"
 COLUMNS: Final = ["index", "question", "sentence", "label"]
 MEANING: Final = {"entailment": 1, "not_entailment": 0}
 HUB_MEANING: Final = {"0": 1, "1": 0}
@@ -25,7 +26,7 @@ def reader(split: str, source: Source) -> Iterator[pa.Table]:
     """The split with the rows of one question text gathered; ids count questions from 0."""
     if source == HUB:
         name = "validation" if split == "dev" else split
-        yield from from_hub_rows(files.hub("nyu-mll/glue", name, config="qnli"))
+        yield from from_hub_rows(files.hub(ON_HUB, name, config="qnli"))
         return
     path = files.locate(Path(source), FILES[split])
     yield from _candidates(files.tsv(path, COLUMNS, header=True), MEANING, str(path))
@@ -33,7 +34,7 @@ def reader(split: str, source: Source) -> Iterator[pa.Table]:
 
 def from_hub_rows(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Candidates from tables with the columns of the hub's copy (label 0 = entailment)."""
-    yield from _candidates(rows, HUB_MEANING, "nyu-mll/glue qnli")
+    yield from _candidates(rows, HUB_MEANING, ON_HUB)
 
 
 def inventory(source: Path) -> Iterator[Item]:
@@ -68,5 +69,6 @@ CORPUS: Final = Corpus(
     files=FILES,
     reader=reader,
     inventory=inventory,
+    hub=ON_HUB,
 )
 """The corpus as the registry holds it."""

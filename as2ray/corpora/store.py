@@ -19,7 +19,7 @@ from as2ray.corpora.base import HUB, Corpus, Source
 from as2ray.corpora.discover import added, data_root
 from as2ray.corpora.filters import filtered
 from as2ray.corpora.registry import get
-from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES, Counts, Fingerprint, count
 from as2ray.text.sentences import versioned
 
@@ -58,31 +58,13 @@ def read(
     tables = list(filtered(corpus.pieces(split, located(corpus, source), **options), filter))
     table = pa.concat_tables(tables) if tables else CANDIDATES.empty_table()
     if verify:
-        verify_counts(corpus, split, filter, count(table), options)
+        corpus.verify(split, filter, count(table), options)
     return table
 
 
 def located(corpus: Corpus, source: Source | None) -> Source:
     """The source that was given, or the folder of the corpus in the data root."""
     return data_root() / corpus.name if source is None else source
-
-
-def verify_counts(
-    corpus: Corpus, split: str, filter: str, found: Counts, options: Mapping[str, Any]
-) -> bool:
-    """Whether there are published counts, which then agree.
-
-    Raises:
-        CountMismatchError: They do not; both stand in the message.
-    """
-    published = corpus.expected(split, filter, options)
-    if published is not None and published != found:
-        raise CountMismatchError(
-            f"{corpus.name}/{split} ({filter}, {dict(options)}): {found}",
-            expected=f"{published}, as published",
-            mend="give the publisher's own file; to read another version, pass verify=False",
-        )
-    return published is not None
 
 
 def prepare(
@@ -174,7 +156,7 @@ def _write_split(
             expected="at least one question",
             mend="choose another filter, split or other options",
         )
-    verified = verify and verify_counts(corpus, split, filter, found, options)
+    verified = verify and corpus.verify(split, filter, found, options)
     return {
         "filter": filter,
         "counts": asdict(found),

@@ -23,6 +23,7 @@ COLUMNS: Final = [
     "Sentence",
     "Label",
 ]
+ON_HUB: Final = "microsoft/wiki_qa"
 HUB_COLUMNS: Final = {
     "QuestionID": "question_id",
     "Question": "question",
@@ -54,7 +55,7 @@ def reader(split: str, source: Source) -> Iterator[pa.Table]:
     """The split from `WikiQA-<split>.tsv` or from the hub's `microsoft/wiki_qa`."""
     if source == HUB:
         name = "validation" if split == "dev" else split
-        yield from from_hub_rows(files.hub("microsoft/wiki_qa", name))
+        yield from from_hub_rows(files.hub(ON_HUB, name))
         return
     path = files.locate(Path(source), FILES[split])
     yield from _candidates(files.tsv(path, COLUMNS, header=True), str(path))
@@ -64,7 +65,7 @@ def from_hub_rows(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Candidates from tables with the columns of the hub's copy."""
     back = {hub: ours for ours, hub in HUB_COLUMNS.items()}
     kept = (t.select(list(back)).rename_columns(list(back.values())) for t in rows)
-    yield from _candidates(kept, "microsoft/wiki_qa")
+    yield from _candidates(kept, ON_HUB)
 
 
 def _candidates(rows: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
@@ -92,5 +93,6 @@ CORPUS: Final = Corpus(
     files=FILES,
     reader=reader,
     published=PUBLISHED,
+    hub=ON_HUB,
 )
 """The corpus as the registry holds it."""

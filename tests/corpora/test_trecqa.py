@@ -89,6 +89,11 @@ def test_trecqa_unknown_variant_is_told_with_the_known_ones(folder):
     assert "tanda" in error.value.expected
 
 
+def test_trecqa_from_the_hub_is_refused():
+    with pytest.raises(CorpusError, match="corpus 'trecqa' from the hub"):
+        read("trecqa", "dev", "hub")
+
+
 def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
     write("TEST.xml", XML)
     table = read("trecqa", "test", tmp_path, verify=False)
