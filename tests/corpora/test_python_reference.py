@@ -1,0 +1,210 @@
+import json
+import logging
+import re
+from collections import Counter
+from importlib.resources import files
+
+import pyarrow as pa
+import pytest
+
+from as2ray.corpora import python_reference as reference
+from as2ray.corpora.python_reference import CORPUS, Document, Question
+from as2ray.errors import CorpusError
+from as2ray.records import count
+
+PAGE = """The "walk" statement
+********************
+
+   walk_stmt ::= "walk" identifier
+
+The *walk* statement moves "x" along the left-
+hand path, **always** one step at a
+time [1].
+
+   walk: "walk" identifier
+
+>>> walk(1)
+A prompt shows that nothing here is prose.
+
+* A walker that meets a wall stops at once and
+  raises "WallError" to whoever called it.
+
+Steps
+   A step is the smallest move that a walker can make at all.
+
+walker.rest(seconds)
+
+   Makes the walker stand still for so many seconds.
+
+   for step in walker: print(step)
+
++---------+---------------------------------------+
+| Option  | The option is printed in this table.  |
++---------+---------------------------------------+
+
+Paces and strides
+=================
+
+The types.Pace of a walker is one of the numbers that "pace()" returns.
+
+-[ Footnotes ]-
+
+[1] Unless the walker has been told to run by somebody else.
+"""
+
+SENTENCES = [
+    'The walk statement moves "x" along the left-hand path, always one step at a time.',
+    'A walker that meets a wall stops at once and raises "WallError" to whoever called it.',
+    "A step is the smallest move that a walker can make at all.",
+    "Makes the walker stand still for so many seconds.",
+    'The types.Pace of a walker is one of the numbers that "pace()" returns.',
+]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return reference.questions()
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {split: whole(split) for split in CORPUS.splits}
+
+
+def whole(split):
+    return pa.concat_tables(list(CORPUS.pieces(split, "unused")))
+
+
+def ask(monkeypatch, *questions):
+    monkeypatch.setattr(reference, "written", lambda: questions)
+
+
+def test_running_python_answers_most_questions_from_enough_candidates(report):
+    assert len(report.asked) >= 150
+    assert len(report.asked) + len(report.skipped) == len(reference.written())
+    assert all(sum(a.labels) >= 1 for a in report.asked)
+    assert all(5 <= len(a.labels) <= 100 for a in report.asked)
+    assert all(sum(a.labels) < len(a.labels) / 2 for a in report.asked)
+
+
+def test_written_questions_are_many_distinct_and_spread_over_topics():
+    written = reference.written()
+    assert len(written) >= 170
+    assert len({q.id for q in written}) == len({q.question.lower() for q in written})
+    assert len({q.question.lower() for q in written}) == len(written)
+    assert max(Counter(q.topic for q in written).values()) <= 6
+    assert len({q.topic for q in written}) >= 60
+    assert all(q.question.endswith("?") and all(q.phrases) for q in written)
+    assert all(re.fullmatch(re.escape(q.topic) + r"-\d+", q.id) for q in written)
+
+
+def test_question_file_holds_one_question_a_line():
+    text = (files("as2ray.corpora") / "python_reference.json").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert (lines[0], lines[-1]) == ("[", "]")
+    assert [json.loads(line.rstrip(","))["id"] for line in lines[1:-1]] == [
+        q.id for q in reference.written()
+    ]
+
+
+def test_candidates_of_the_running_python_are_no_code():
+    code = re.compile(
+        r"::=|>>>|\| +\||\+--|^\s*(def|class|import|from) \w+.*:$|^\w+\(.*\)$|^\w+ = "
+    )
+    assert [s for _, s in reference.sentences() if code.search(s) or "\n" in s or "  " in s] == []
+
+
+def test_no_sentence_of_the_running_python_stands_twice():
+    texts = [sentence for _, sentence in reference.sentences()]
+    assert len(texts) > 2000
+    assert len(set(texts)) == len(texts)
+
+
+def test_splits_share_no_document_candidate_or_question(tables):
+    for column in ("document_id", "candidate", "question_id", "question"):
+        values = [set(table[column].to_pylist()) for table in tables.values()]
+        assert len(set.union(*values)) == sum(map(len, values)), column
+
+
+def test_splits_hold_every_answered_question_in_fair_shares(tables, report):
+    sizes = {split: count(table).questions for split, table in tables.items()}
+    assert sum(sizes.values()) == len(report.asked)
+    assert 0.45 < sizes["train"] / len(report.asked) < 0.7
+    assert sizes["dev"] >= 25
+    assert sizes["test"] >= 40
+
+
+def test_tables_are_the_same_each_time(tables):
+    again = whole("test")
+    assert again.equals(tables["test"])
+    assert again["candidate_id"][0].as_py() == again["question_id"][0].as_py() + "-0"
+
+
+def test_split_of_a_chapter_never_changes():
+    chapters = ["loops", "strings", "names", "sequences", "import", "raise"]
+    assert [reference.split_of(c) for c in chapters] == [
+        *("train", "train", "dev", "dev", "test", "test")
+    ]
+
+
+def test_documents_keep_prose_and_drop_code_grammar_tables_and_footnotes():
+    (document,) = reference.documents({"walk": PAGE})
+    assert document == Document("walk/The walk statement", "walk", tuple(SENTENCES))
+
+
+def test_documents_of_two_topics_give_a_repeated_sentence_to_the_first():
+    found = reference.documents({"compound": PAGE, "walk": PAGE})
+    assert [d.chapter for d in found] == ["walk"]
+
+
+def test_documents_cut_a_long_section_evenly():
+    lines = "\n\n".join(f"Sentence number {n} says something of its own." for n in range(170))
+    found = reference.documents({"long": f"Long\n****\n\n{lines}\n"})
+    assert [(d.id, len(d.sentences)) for d in found] == [
+        ("long/Long 1", 56),
+        ("long/Long 2", 57),
+        ("long/Long 3", 57),
+    ]
+
+
+def test_question_finds_its_phrase_whatever_the_typesetting(monkeypatch):
+    ask(monkeypatch, Question("walk-1", "When?", "walk", ("No such words", "RAISES WallError to")))
+    (asked,) = reference.questions({"walk": PAGE}).asked
+    assert asked.labels == (0, 1, 0, 0, 0)
+
+
+def test_question_with_two_phrases_has_two_answers(monkeypatch):
+    ask(monkeypatch, Question("walk-1", "How?", "walk", ("one step at a time", "smallest move")))
+    (asked,) = reference.questions({"walk": PAGE}).asked
+    assert asked.labels == (1, 0, 1, 0, 0)
+
+
+def test_question_whose_phrase_is_missing_is_skipped_and_reported(monkeypatch, caplog):
+    known = Question("walk-1", "How far?", "walk", ("one step at a time",))
+    lost = Question("walk-2", "How fast?", "walk", ("at full speed",))
+    gone = Question("swim-1", "How deep?", "swim", ("one step at a time",))
+    ask(monkeypatch, known, lost, gone)
+    with caplog.at_level(logging.WARNING):
+        report = reference.questions({"walk": PAGE})
+    assert [a.question for a in report.asked] == [known]
+    assert report.skipped == (lost, gone)
+    assert "walk-2, swim-1" in caplog.text
+
+
+def test_sentences_name_the_document_of_each():
+    found = reference.sentences({"walk": PAGE})
+    assert found == [("walk/The walk statement", s) for s in SENTENCES]
+
+
+def test_table_of_no_questions_is_empty():
+    assert reference.table([]).num_rows == 0
+
+
+def test_python_without_its_reference_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pydoc_data.topics", None)
+    reference._interpreters.cache_clear()
+    with pytest.raises(CorpusError, match="libpython3-stdlib"):
+        reference.documents()
+    monkeypatch.undo()
+    reference._interpreters.cache_clear()
+    assert reference.documents()
