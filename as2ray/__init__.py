@@ -4,3 +4,12 @@ from as2ray.records import Ranked
 
 __all__ = ["Ranked", "__version__"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Torch and transformers are imported on first use: tasks that tokenise need neither.
+    if name == "load":
+        from as2ray.checkpoint import load
+
+        return load
+    raise AttributeError(f"module 'as2ray' has no attribute {name!r}")

@@ -75,7 +75,8 @@ def ragged_arange(lengths: np.ndarray) -> np.ndarray:
     """0..n-1 for each n of `lengths`, end to end; int32, shape [sum of lengths]."""
     ends = np.cumsum(lengths)
     whole = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
-    return whole - np.repeat((ends - lengths).astype(np.int32), lengths)
+    inside: np.ndarray = whole - np.repeat((ends - lengths).astype(np.int32), lengths)
+    return inside
 
 
 def cut(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ without asking, any number of ranks trains on the same steps, and a run resumes 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -47,6 +47,10 @@ class MicroBatch:
     def empty(self) -> bool:
         """Whether the batch only keeps the ranks in step."""
         return bool(self.batch.of_sequence["row"][0] < 0)
+
+    def emptied(self) -> "MicroBatch":
+        """An empty batch for the same step."""
+        return replace(self, batch=_placeholder(self.batch.of_sequence))
 
 
 @dataclass(frozen=True)
@@ -221,8 +225,8 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     """A numeric or list-of-numbers column as an array, shape [rows] or [rows, width]."""
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
         flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return flat.astype(np.float32).reshape(len(column), -1)
-    return column.to_numpy().astype(np.float32)
+        return np.asarray(flat, np.float32).reshape(len(column), -1)
+    return np.asarray(column.to_numpy(), np.float32)
 
 
 def _placeholder(columns: Mapping[str, np.ndarray]) -> PackedBatch:

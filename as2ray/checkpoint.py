@@ -1,0 +1,202 @@
+"""Checkpoints: a folder with `config.json`, `model.safetensors` and a tokenizer, or a hub id.
+
+Knows files and which class reads which checkpoint. Must not know training or Ray.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from as2ray.errors import As2rayError, CheckpointError
+from as2ray.models.encoder import FAMILIES, truncate
+from as2ray.models.pointwise import PointwiseRanker
+from as2ray.models.ranker import Precision, Ranker
+from as2ray.text.tokens import PairTokenizer
+
+SETTINGS = "as2ray"
+"""Entry of `config.json` for what transformers has no word for: kind of ranker, lengths."""
+
+HEADS_OF_PRETRAINING = (
+    "cls.",
+    "lm_head.",
+    "predictions.",
+    "discriminator_predictions.",
+    "generator_",
+    "sop_classifier.",
+)
+"""Weights that pre-training leaves in an encoder's checkpoint and fine-tuning has no use for."""
+
+
+def load(
+    path: str | Path,
+    *,
+    precision: Precision = "auto",
+    device: str | torch.device | None = None,
+    max_length: int | None = None,
+) -> Ranker:
+    """A ranker from a checkpoint folder or a hub id, ready to rank.
+
+    Args:
+        path: A folder that `save` or transformers wrote, or the id of a hub model.
+        precision: Number format of the matrix products; `auto` asks the hardware.
+        device: By default the first GPU, or the CPU.
+        max_length: Most tokens of a pair; by default what the ranker was trained with, or 128.
+
+    Raises:
+        CheckpointError: Not a ranker; weights unknown, missing or of another shape.
+    """
+    ranker = _read(path, max_length=max_length, new_head=False, layers=None)
+    ranker.precision = precision
+    ranker.eval()
+    return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def start(
+    path: str | Path,
+    *,
+    max_length: int = 128,
+    layers: int | None = None,
+    seed: int = 0,
+) -> Ranker:
+    """A ranker to be trained, from a pretrained encoder or from a ranker.
+
+    A pretrained encoder has no classification head: one is made from `seed`. Nothing else may be
+    missing from its checkpoint.
+
+    Args:
+        path: A folder or a hub id.
+        max_length: Most tokens of a pair.
+        layers: Keep the first layers only.
+        seed: Of the new head's weights.
+    """
+    torch.manual_seed(seed)
+    return _read(path, max_length=max_length, new_head=True, layers=layers)
+
+
+def _read(
+    path: str | Path, *, max_length: int | None, new_head: bool, layers: int | None
+) -> PointwiseRanker:
+    with _typed(path):
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in FAMILIES:
+            raise CheckpointError(
+                f"{path}: a checkpoint of type {config.model_type!r}",
+                expected=f"one of {FAMILIES}",
+                mend="choose another checkpoint",
+            )
+        is_classifier = any("SequenceClassification" in a for a in config.architectures or [])
+        if not is_classifier:
+            config.num_labels = 2
+        network, report = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, output_loading_info=True, dtype=torch.float32
+        )
+        _refuse_gaps(path, report, network, new_head=new_head and not is_classifier)
+        settings = getattr(config, SETTINGS, {})
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    if layers is not None:
+        network = truncate(network, layers)
+    length = max_length or settings.get("max_length", 128)
+    pairs = PairTokenizer(
+        tokenizer.backend_tokenizer.to_str(),
+        max_length=length,
+        max_question=settings.get("max_question", min(64, length // 2)),
+    )
+    ranker = PointwiseRanker(network, pairs)
+    ranker.published_tokenizer = tokenizer
+    return ranker
+
+
+def _refuse_gaps(path: str | Path, report: dict[str, Any], network: Any, new_head: bool) -> None:
+    """No weight may be missing, unknown or misshapen, but for what a new head explains."""
+    inside = network.base_model_prefix + "."
+    missing = sorted(report["missing_keys"])
+    if new_head:
+        missing = [k for k in missing if k.startswith(inside) and ".pooler" not in k]
+    unknown = sorted(report["unexpected_keys"])
+    if new_head:
+        unknown = [k for k in unknown if not k.startswith(HEADS_OF_PRETRAINING)]
+    unknown = [k for k in unknown if not k.endswith(("position_ids", "token_type_ids"))]
+    misshapen = sorted(str(m) for m in report["mismatched_keys"])
+    if missing or unknown or misshapen:
+        raise CheckpointError(
+            f"{path}: {len(missing)} weights missing {missing[:4]}, {len(unknown)} unknown "
+            f"{unknown[:4]}, {len(misshapen)} misshapen {misshapen[:4]}",
+            expected=f"exactly the weights of {type(network).__name__}",
+            mend="train from it (a recipe's `model`) if it is a pretrained encoder; else repair it",
+        )
+
+
+@contextmanager
+def _typed(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except As2rayError:
+        raise
+    except Exception as error:  # transformers raises many kinds for one cause: not a checkpoint
+        raise CheckpointError(
+            f"{path}: {type(error).__name__}: {str(error)[:300]}",
+            expected="a folder with config.json, model.safetensors and a tokenizer, or a hub id",
+            mend="check the path; offline, only local folders and cached hub ids load",
+        ) from error
+
+
+def save(
+    ranker: Ranker, folder: str | Path, weights: dict[str, torch.Tensor] | None = None
+) -> Path:
+    """Writes a checkpoint, whole or not at all; an older one of the same name is replaced.
+
+    Args:
+        ranker: What to write.
+        folder: Where to.
+        weights: The ranker's weights where they do not lie in it whole (sharded training).
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write(ranker, new, weights)
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+            os.rename(folder, old / "replaced")
+            os.rename(new, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(new, folder)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    return folder
+
+
+def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
+    if not isinstance(ranker, PointwiseRanker):
+        raise CheckpointError(
+            f"a {type(ranker).__name__}", expected="a PointwiseRanker", mend="save its network"
+        )
+    config = ranker.network.config
+    setattr(config, SETTINGS, {"ranker": "pointwise", **_lengths(ranker.tokenizer)})
+    if weights is not None:
+        weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}
+    ranker.network.save_pretrained(folder, state_dict=weights)
+    if ranker.published_tokenizer is None:
+        (folder / "tokenizer.json").write_text(ranker.tokenizer.definition, encoding="utf-8")
+    else:
+        ranker.published_tokenizer.save_pretrained(folder)
+
+
+def _lengths(tokenizer: PairTokenizer) -> dict[str, int]:
+    return {"max_length": tokenizer.max_length, "max_question": tokenizer.max_question}
+
+
+def weights_of(ranker: Ranker, folder: str | Path) -> dict[str, torch.Tensor]:
+    """The weights of a saved ranker, by the names they have in `ranker`."""
+    found = load_file(Path(folder) / "model.safetensors")
+    return {f"network.{name}": tensor for name, tensor in found.items()}

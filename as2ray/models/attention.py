@@ -1,0 +1,107 @@
+"""Packed attention: every sequence of a packed batch attends to itself alone.
+
+Knows torch and the attention interface of transformers. Must not know any architecture.
+
+Registered with transformers' `AttentionInterface`, one function serves BERT, RoBERTa, ELECTRA and
+ALBERT as they are. On a GPU it is one variable-length kernel; elsewhere it is dense attention over
+runs of sequences of equal length, which a packed batch keeps adjacent: no mask and no padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+NAME = "as2ray_packed"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the sequences of a packed batch lie."""
+
+    runs: tuple[tuple[int, int], ...]
+    """(sequences, tokens each) of each run of equal lengths."""
+    bounds: Tensor
+    """First token of each sequence and the end, int32, shape [sequences + 1]."""
+    longest: int
+    """Tokens of the longest sequence."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | np.ndarray, device: torch.device) -> "Layout":
+        """Layout of sequences of these lengths, in order; shape [sequences]."""
+        sizes = np.asarray(lengths)
+        starts = np.flatnonzero(np.diff(sizes, prepend=-1))
+        counts = np.diff(np.append(starts, len(sizes)))
+        runs = tuple((int(n), int(sizes[s])) for n, s in zip(counts, starts))
+        bounds = torch.from_numpy(np.append(0, np.cumsum(sizes)).astype(np.int32))
+        return cls(runs, bounds.to(device), int(sizes.max()))
+
+    @property
+    def first_tokens(self) -> Tensor:
+        """Index of each sequence's first token, shape [sequences]."""
+        return self.bounds[:-1]
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention inside each sequence of a packed batch.
+
+    Args:
+        module: The calling layer; not used.
+        query: Shape [1, heads, tokens, head size]; `key` and `value` alike.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Not used: packing leaves nothing to mask.
+        layout: Where the sequences lie.
+        scaling: Factor on the products; by default 1 / sqrt(head size).
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        Shape [1, tokens, heads, head size], and no weights.
+    """
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # The variable-length kernel has neither dropout nor fp32.
+    if query.is_cuda and dropout == 0.0 and query.dtype in (torch.bfloat16, torch.float16):
+        return _varlen(q, k, v, layout, scaling)[None], None
+    return _by_runs(q, k, v, layout, scaling, dropout)[None], None
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest, bounds = layout.longest, layout.bounds
+    return cast(Tensor, varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling))
+
+
+def _by_runs(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None, dropout: float
+) -> Tensor:
+    heads, size = q.shape[1:]
+    sizes = [n * length for n, length in layout.runs]
+    attend = partial(functional.scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    out = []
+    # One split per tensor: its backward is one concatenation, where slices would each fill zeros.
+    pieces = (x.split(sizes) for x in (q, k, v))  # type: ignore[no-untyped-call]
+    for (n, length), *parts in zip(layout.runs, *pieces):
+        attended = attend(*(x.view(n, length, heads, size).transpose(1, 2) for x in parts))
+        out.append(attended.transpose(1, 2).reshape(-1, heads, size))
+    return torch.cat(out)
+
+
+AttentionInterface.register(NAME, packed_attention)

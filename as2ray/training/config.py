@@ -1,0 +1,66 @@
+"""What a training run is told: everything that changes its result, and nothing that does not.
+
+Knows plain values. Must not know models, data or Ray.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from as2ray.errors import RecipeError
+from as2ray.models.ranker import Precision
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of the training loop. The defaults fine-tune a small encoder on a small corpus."""
+
+    epochs: int = 3
+    """Passes over the corpus."""
+    batch: int = 32
+    """Pairs of a step over all workers: the global batch, however many workers share it."""
+    batch_tokens: int | None = None
+    """The global batch in tokens instead; turned into pairs by the corpus's mean length."""
+    max_tokens: int = 8_192
+    """Most tokens of a packed batch; a larger share of a step is accumulated."""
+    learning_rate: float = 2e-5
+    """Peak learning rate of AdamW."""
+    weight_decay: float = 0.01
+    """On matrices; biases and layer norms have none."""
+    schedule: Literal["linear", "triangular", "constant"] = "linear"
+    """What follows the warm-up: down to 0 at the end; down and up again in triangles; level."""
+    warmup: float = 0.1
+    """Part of the run in which the rate grows from 0 to its peak."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 switches clipping off."""
+    precision: Precision = "auto"
+    """Number format of the matrix products; weights and their updates stay fp32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    sharded: bool = False
+    """Share parameters and optimiser state out over the workers (FSDP2) instead of copying."""
+    validate_every: int | None = None
+    """Steps between validations; by default once an epoch."""
+    patience: int | None = None
+    """Validations without a better dev measure before the run stops; by default it never does."""
+    seed: int = 0
+    """Of the order of pairs, dropout and a new head's weights."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "epochs": self.epochs >= 1,
+            "batch": self.batch >= 1,
+            "batch_tokens": self.batch_tokens is None or self.batch_tokens >= 1,
+            "learning_rate": self.learning_rate > 0,
+            "warmup": 0 <= self.warmup < 1,
+            "triangular needs warmup": self.schedule != "triangular" or self.warmup > 0,
+            "clip": self.clip >= 0,
+            "validate_every": self.validate_every is None or self.validate_every >= 1,
+            "patience": self.patience is None or self.patience >= 1,
+        }
+        wrong = {name: getattr(self, name, None) for name, fine in ranges.items() if not fine}
+        if wrong:
+            raise RecipeError(
+                f"training settings out of range: {wrong}",
+                expected="counts >= 1, learning_rate > 0, 0 <= warmup < 1, clip >= 0",
+                mend="correct the recipe",
+            )

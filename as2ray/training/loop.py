@@ -1,0 +1,237 @@
+"""The training loop: packed batches in, a trained ranker out, whatever the objective.
+
+Knows torch, packed batches and a `Run` to report to. Must not know corpora, objectives' insides
+or Ray: it runs the same in a notebook, on a bare GPU machine and in a worker of Ray Train.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from as2ray.checkpoint import save, weights_of
+from as2ray.models.ranker import Ranker
+from as2ray.text.stream import MicroBatch
+from as2ray.training import parallel
+from as2ray.training.config import Training
+from as2ray.training.run import Run
+from as2ray.training.schedule import optimiser, rate
+from as2ray.training.tracking import Tracker, Tracking, tell, trackers
+from as2ray.training.validation import Watched, validate
+
+Objective = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+"""(logits, what belongs to each sequence) to the loss *summed* over the sequences."""
+
+SELECTION = "dev/AP"
+"""Metric that chooses the best checkpoint and stops a run early."""
+
+
+class Epochs(Protocol):
+    """Where packed batches come from: `text.stream.Stream`, or Ray Data in its place."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterable[MicroBatch]:
+        """This worker's packed batches from step `start` of an epoch on."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: all that is needed, beside weights and moments, to go on."""
+
+    epoch: int = 0
+    """Epoch in work, from 0."""
+    step: int = 0
+    """Steps done in it."""
+    steps: int = 0
+    """Steps done in all."""
+    best: float = -1.0
+    """Highest selection metric so far."""
+    waited: int = 0
+    """Validations since."""
+    stopped: bool = False
+    """Whether patience ran out."""
+
+
+class Loop:
+    """A run of training.
+
+    Args:
+        ranker: What to train; on its device already.
+        objective: Loss summed over a batch's sequences.
+        data: Packed batches by epoch.
+        training: What changes the result.
+        run: Where to report and resume.
+        watched: Tables whose MAP is followed; `dev` selects the best checkpoint.
+        folder: Where trackers write.
+        tracking: What follows the run.
+    """
+
+    def __init__(
+        self,
+        ranker: Ranker,
+        objective: Objective,
+        data: Epochs,
+        training: Training,
+        run: Run,
+        watched: Mapping[str, Watched],
+        folder: str | Path,
+        tracking: Tracking | None = None,
+    ) -> None:
+        self.ranker, self.objective, self.data = ranker, objective, data
+        self.training, self.run, self.watched = training, run, watched
+        ranker.precision = training.precision
+        ranker.gradient_checkpointing(training.gradient_checkpointing)
+        self.model: nn.Module = parallel.spread(ranker, training.sharded)
+        self.optimiser = optimiser(self.model, training)
+        self.progress = self._resume()
+        self.tracking = tracking or Tracking()
+        self.trackers: list[Tracker] = []
+        if parallel.rank() == 0:
+            self.trackers = trackers(self.tracking, Path(folder), self.progress.steps)
+
+    def fit(self) -> Progress:
+        """Trains until the last epoch or until patience runs out."""
+        while self.progress.epoch < self.training.epochs and not self.progress.stopped:
+            self._epoch()
+        for tracker in self.trackers:
+            tracker.close()
+        return self.progress
+
+    def _epoch(self) -> None:
+        """The rest of the epoch in work."""
+        self.model.train()
+        since = _Since(torch.zeros((), device=self.ranker.device))
+        data = self.data.epoch(self.progress.epoch, self.progress.step)
+        for _, micros in groupby(data, key=lambda micro: micro.step):
+            step = list(micros)
+            since = since.then(self._step(step), sum(micro.batch.tokens for micro in step))
+            due = self._validation_is_due()
+            if due or since.steps == self.tracking.every:
+                self._tell_step(since)
+                since = _Since(torch.zeros_like(since.loss))
+            if due:
+                self._validate()
+                self.model.train()
+                if self.progress.stopped:
+                    return
+        self.progress = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
+
+    def _step(self, micros: list[MicroBatch]) -> Tensor:
+        """One update of the weights; this worker's share of the mean loss of the step."""
+        progress = self.progress
+        # Dropout follows from where the run is, so a resumed run drops what it would have.
+        torch.manual_seed(_seed(self.training.seed, progress.steps, parallel.rank()))
+        loss = torch.zeros((), device=self.ranker.device)
+        for micro, last in self._in_step(micros):
+            with parallel.synchronising(self.model, last), self.ranker.autocast():
+                part = self.objective(self.model(micro.batch), self._targets(micro)) / micro.pairs
+                part = part * 0.0 if micro.empty else part
+                # Workers' gradients are averaged; the loss is a mean over all workers' pairs.
+                (part * parallel.ranks()).backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        if self.training.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate(self.training, (progress.steps + 1) / self._total_steps())
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.progress = replace(progress, step=progress.step + 1, steps=progress.steps + 1)
+        return loss
+
+    def _in_step(self, micros: list[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
+        """The passes of a step, and whether each is the last."""
+        if self.training.sharded:
+            # Workers that hold shares of the weights must all run equally often.
+            passes = parallel.largest(len(micros), self.ranker.device)
+            micros = micros + [micros[-1].emptied()] * (passes - len(micros))
+        for number, micro in enumerate(micros):
+            yield micro, number == len(micros) - 1
+
+    def _targets(self, micro: MicroBatch) -> dict[str, Tensor]:
+        return {
+            name: torch.from_numpy(values).to(self.ranker.device)
+            for name, values in micro.batch.of_sequence.items()
+        }
+
+    def _total_steps(self) -> int:
+        return self.data.steps * self.training.epochs
+
+    def _validation_is_due(self) -> bool:
+        every = self.training.validate_every or self.data.steps
+        steps = self.progress.steps
+        return steps % every == 0 or steps == self._total_steps()
+
+    def _tell_step(self, since: "_Since") -> None:
+        tokens = torch.tensor(float(since.tokens), device=self.ranker.device)
+        seconds = time.perf_counter() - since.began
+        metrics = {
+            "loss": float(parallel.total(since.loss)) / since.steps,
+            "learning_rate": self.optimiser.param_groups[0]["lr"],
+            "tokens_per_second": float(parallel.total(tokens)) / seconds,
+        }
+        tell(self.trackers, self.progress.steps, metrics)
+
+    def _validate(self) -> None:
+        """Measures, keeps the best, writes a checkpoint, reports."""
+        metrics = validate(self.ranker, self.watched)
+        better = metrics[SELECTION] > self.progress.best
+        waited = 0 if better else self.progress.waited + 1
+        patience = self.training.patience
+        self.progress = replace(
+            self.progress,
+            best=max(metrics[SELECTION], self.progress.best),
+            waited=waited,
+            stopped=patience is not None and waited >= patience,
+        )
+        metrics["epoch"] = self.progress.steps / self.data.steps
+        tell(self.trackers, self.progress.steps, metrics)
+        self.run.report(metrics, self._write())
+
+    def _write(self) -> Path | None:
+        """A checkpoint in a temporary folder, on rank 0."""
+        found = parallel.weights(self.model)
+        moments = parallel.optimiser_state(self.model, self.optimiser)
+        if parallel.rank() != 0:
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
+        save(self.ranker, folder / "ranker", found)
+        torch.save(moments, folder / "moments.pt")
+        (folder / "progress.json").write_text(json.dumps(asdict(self.progress)))
+        return folder
+
+    def _resume(self) -> Progress:
+        folder = self.run.resume()
+        if folder is None:
+            return Progress()
+        parallel.load_weights(self.model, weights_of(self.ranker, folder / "ranker"))
+        moments = torch.load(folder / "moments.pt", weights_only=True)
+        parallel.load_optimiser_state(self.model, self.optimiser, moments)
+        return Progress(**json.loads((folder / "progress.json").read_text()))
+
+
+@dataclass(frozen=True)
+class _Since:
+    """What happened since the last report of the loss."""
+
+    loss: Tensor
+    tokens: int = 0
+    steps: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def then(self, loss: Tensor, tokens: int) -> "_Since":
+        return _Since(self.loss + loss, self.tokens + tokens, self.steps + 1, self.began)
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,109 @@
+"""One model on many workers: copied (DDP) or shared out (FSDP2), or alone.
+
+Knows torch.distributed. Must not know data, objectives or Ray: whoever starts the workers sets
+up the process group.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from as2ray.models.ranker import Ranker
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
+
+
+def ranks() -> int:
+    """Number of workers."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this worker, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def spread(ranker: Ranker, sharded: bool) -> nn.Module:
+    """The module to train: forward takes a packed batch and returns logits."""
+    if ranks() == 1:
+        return ranker
+    if not sharded:
+        return DistributedDataParallel(ranker)
+    layers = ranker.encoder.layers
+    # ALBERT runs one layer many times: shared out as part of the whole, not by itself.
+    if len({id(layer) for layer in layers}) == len(layers):
+        for layer in layers:
+            fully_shard(layer)
+    fully_shard(ranker)
+    return ranker
+
+
+@contextmanager
+def synchronising(model: nn.Module, now: bool) -> Iterator[None]:
+    """Gradients are exchanged in the backward passes inside only if `now`."""
+    if isinstance(model, DistributedDataParallel) and not now:
+        with model.no_sync():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+    yield
+
+
+def total(value: Tensor) -> Tensor:
+    """The sum of a tensor over all workers."""
+    if ranks() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def largest(value: int, device: torch.device) -> int:
+    """The largest of the workers' values."""
+    if ranks() == 1:
+        return value
+    tensor = torch.tensor(value, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor)
+
+
+def gather(value: Any) -> list[Any]:
+    """The workers' values, in order of rank, on every worker."""
+    if ranks() == 1:
+        return [value]
+    values: list[Any] = [None] * ranks()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights on the CPU (whole on rank 0; empty elsewhere where they are shared out)."""
+    return {k: cast(Tensor, v) for k, v in get_model_state_dict(model, options=WHOLE).items()}
+
+
+def load_weights(model: nn.Module, found: dict[str, Tensor]) -> None:
+    """Puts whole weights back; every worker calls it with the same."""
+    set_model_state_dict(model, dict(found), options=WHOLE)
+
+
+def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
+    """The optimiser's state by the names of the parameters, whole, on the CPU."""
+    return dict(get_optimizer_state_dict(model, optimiser, options=WHOLE))
+
+
+def load_optimiser_state(model: nn.Module, optimiser: Optimizer, found: dict[str, Any]) -> None:
+    """Puts an optimiser's whole state back."""
+    set_optimizer_state_dict(model, optimiser, found, options=WHOLE)
