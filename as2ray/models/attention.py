@@ -9,14 +9,14 @@ runs of sequences of equal length, which a packed batch keeps adjacent: no mask 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface
+
+from as2ray.models.runs import Runs, attend_by_runs
 
 NAME = "as2ray_packed"
 
@@ -25,7 +25,7 @@ NAME = "as2ray_packed"
 class Layout:
     """Where the sequences of a packed batch lie."""
 
-    runs: tuple[tuple[int, int], ...]
+    runs: Runs
     """(sequences, tokens each) of each run of equal lengths."""
     bounds: Tensor
     """First token of each sequence and the end, int32, shape [sequences + 1]."""
@@ -79,7 +79,7 @@ def packed_attention(
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(q, k, v, layout, scaling)[None], None
-    return _by_runs(q, k, v, layout, scaling, dropout)[None], None
+    return attend_by_runs(q, k, v, layout.runs, scaling, dropout)[None], None
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None) -> Tensor:
@@ -87,21 +87,6 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | No
 
     longest, bounds = layout.longest, layout.bounds
     return cast(Tensor, varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling))
-
-
-def _by_runs(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None, dropout: float
-) -> Tensor:
-    heads, size = q.shape[1:]
-    sizes = [n * length for n, length in layout.runs]
-    attend = partial(functional.scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
-    out = []
-    # One split per tensor: its backward is one concatenation, where slices would each fill zeros.
-    pieces = (x.split(sizes) for x in (q, k, v))  # type: ignore[no-untyped-call]
-    for (n, length), *parts in zip(layout.runs, *pieces):
-        attended = attend(*(x.view(n, length, heads, size).transpose(1, 2) for x in parts))
-        out.append(attended.transpose(1, 2).reshape(-1, heads, size))
-    return torch.cat(out)
 
 
 AttentionInterface.register(NAME, packed_attention)

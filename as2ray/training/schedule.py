@@ -31,4 +31,4 @@ def optimiser(model: nn.Module, training: Training) -> AdamW:
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": training.weight_decay},
         {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=training.learning_rate, eps=1e-8)
+    return AdamW(groups, lr=training.learning_rate, eps=1e-8, fused=True)
