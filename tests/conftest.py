@@ -1,0 +1,56 @@
+"""Tiny checkpoints and corpora for all tests, made once a session; see `tiny`."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import transformers
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet():
+    """One thread for tiny products, and no progress bars."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(params=tiny.FAMILIES)
+def family(request) -> str:
+    """Each supported family in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def published() -> Callable[[str], transformers.PreTrainedTokenizerBase]:
+    """The family's tokenizer of transformers."""
+    return cache(tiny.published_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, published) -> Checkpoint:
+    """Folder of a checkpoint that transformers wrote: `checkpoint(family, labels, **config)`."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    @cache
+    def make(family: str = "bert", labels: int | None = 2, **changes: object) -> Path:
+        name = "-".join(map(str, [family, labels, *changes.values()]))
+        return tiny.write_checkpoint(root / name, family, published(family), labels, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """A folder of Parquet files with 400 pairs that a tiny network can learn."""
+    folder = tmp_path_factory.mktemp("corpus")
+    return tiny.write_corpus(folder, tiny.candidates(80), files=2, row_group=150)

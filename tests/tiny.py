@@ -1,0 +1,162 @@
+"""Tiny stand-ins for what a hub would give: tokenizers, checkpoints, and a corpus to learn from.
+
+Everything is made from seeds in a second or two; nothing is downloaded.
+"""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from as2ray.records import CANDIDATES
+
+FAMILIES = ("bert", "roberta", "electra", "albert")
+
+TOPICS = ("kovarin", "zelimut", "badesso", "quintol")
+"""The rare words: one stands in a question and in each sentence that answers it."""
+
+_SYLLABLES = [c + v for c in "bdfglmnprst" for v in "aeiou"]
+_random = Random(7)
+WORDS = ["".join(_random.choices(_SYLLABLES, k=_random.randint(1, 4))) for _ in range(60)]
+
+
+def sentence(random: Random, words: int, topic: str | None = None) -> str:
+    """Made-up words, with a rare one among them if asked for."""
+    chosen = random.choices(WORDS, k=words)
+    if topic is not None:
+        chosen.insert(random.randint(0, words), topic)
+    return " ".join(chosen).capitalize() + "."
+
+
+def candidates(questions: int, each: int = 5, seed: int = 0) -> pa.Table:
+    """A candidates table: one candidate of each question shares its rare word and answers it."""
+    random = Random(seed)
+    rows = []
+    for q in range(questions):
+        topic = random.choice(TOPICS)
+        question = f"What is {topic} {random.choice(WORDS)}?"
+        right = random.randrange(each)
+        for c in range(each):
+            text = sentence(random, random.randint(2, 8), topic if c == right else None)
+            rows.append((f"q{q}", question, f"q{q}-{c}", text, int(c == right)))
+    columns = zip(CANDIDATES, zip(*rows), strict=True)
+    return pa.table({f.name: pa.array(v, f.type) for f, v in columns}, schema=CANDIDATES)
+
+
+def write_corpus(
+    folder: Path, table: pa.Table, files: int = 1, row_group: int | None = None
+) -> Path:
+    """The table as Parquet files of about equal size, in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cuts = [table.num_rows * i // files for i in range(files + 1)]
+    for number, (start, end) in enumerate(zip(cuts, cuts[1:])):
+        piece = table.slice(start, end - start)
+        pq.write_table(piece, folder / f"part-{number:03}.parquet", row_group_size=row_group)
+    return folder
+
+
+def _texts() -> list[str]:
+    random = Random(1)
+    made = [sentence(random, random.randint(2, 12), random.choice(TOPICS)) for _ in range(400)]
+    questions = [f"What is {t}?" for t in TOPICS] * 50  # often enough to become whole tokens
+    return [*made, *questions, "1952 3.14 -- 'quoted' (so) café?"]
+
+
+def _wordpiece() -> dict[str, int]:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special)
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer.get_vocab()
+
+
+def _bpe() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    made = json.loads(tokenizer.to_str())["model"]
+    return made["vocab"], [tuple(pair) for pair in made["merges"]]
+
+
+def _unigram() -> list[tuple[str, float]]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400,
+        special_tokens=["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+        unk_token="<unk>",
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+
+
+def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
+    """A trained tokenizer of the class that transformers has for the family."""
+    if family == "roberta":
+        vocabulary, merges = _bpe()
+        return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)
+    if family == "albert":
+        return transformers.AlbertTokenizer(vocab=_unigram())
+    return transformers.BertTokenizer(vocab=_wordpiece())
+
+
+def config_of(family: str, vocabulary: int, **changes: object) -> transformers.PreTrainedConfig:
+    """A configuration of a few thousand weights."""
+    common = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 66,
+    }
+    own = {
+        "bert": {},
+        "roberta": {"type_vocab_size": 1, "pad_token_id": 1},
+        "electra": {"embedding_size": 16},
+        "albert": {"embedding_size": 16},
+    }[family]
+    return transformers.AutoConfig.for_model(family, **{**common, **own, **changes})
+
+
+def network_of(
+    family: str, vocabulary: int, labels: int | None = 2, seed: int = 0, **changes: object
+) -> transformers.PreTrainedModel:
+    """A random classifier whose logits differ, or a plain encoder where `labels` is None."""
+    torch.manual_seed(seed)
+    if labels is None:
+        return transformers.AutoModel.from_config(config_of(family, vocabulary, **changes)).eval()
+    changes = {"num_labels": labels, "initializer_range": 0.2, **changes}
+    config = config_of(family, vocabulary, **changes)
+    network = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    with torch.no_grad():  # biases and norms start at 0 and 1, where a mistake would not show
+        for weights in network.parameters():
+            if weights.ndim == 1:
+                weights.add_(torch.randn_like(weights) * 0.1)
+    return network
+
+
+def write_checkpoint(
+    folder: Path,
+    family: str,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    labels: int | None = 2,
+    **changes: object,
+) -> Path:
+    """A Hugging Face checkpoint folder as transformers writes it."""
+    network_of(family, len(tokenizer), labels, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
