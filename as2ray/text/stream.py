@@ -110,6 +110,13 @@ def _rows(path: Path) -> int:
 
 def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
     file = pq.ParquetFile(path)
+    missing = sorted(set(columns) - set(file.schema_arrow.names))
+    if missing:
+        raise CorpusError(
+            f"{Path(path).name}: columns {file.schema_arrow.names} (missing {missing})",
+            expected=f"the columns {list(columns)}",
+            mend="prepare the corpus again, or score the teacher that the objective asks for",
+        )
     sizes = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
     ends = np.cumsum(sizes)
     groups = np.unique(np.searchsorted(ends, rows, side="right"))
@@ -172,7 +179,8 @@ class Stream:
         step = first + np.arange(len(rows)) // self.batch
         mine = (np.arange(len(rows)) % self.batch % self.ranks == self.rank) & (step >= start)
         shares = np.split(rows[mine], np.searchsorted(step[mine], np.unique(step))[1:])
-        encoded, columns = self._encode(rows[mine])
+        # Where this rank has no pair in the window, one row still tells the columns' shapes.
+        encoded, columns = self._encode(rows[mine] if mine.any() else rows[:1])
         at = 0
         for number, share in zip(np.unique(step), shares):
             if number < start:
