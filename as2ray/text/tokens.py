@@ -6,7 +6,7 @@ a cluster start in a fraction of the time without them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,17 @@ from as2ray.errors import CheckpointError, RecipeError
 from as2ray.text.packing import Sequences, ragged_arange
 
 QUESTION, CANDIDATE = -1, -2
+
+
+@lru_cache(maxsize=8)
+def _parse(definition: str) -> Any:
+    """The tokenizer, made once in a process: a cluster's tasks get the definition anew each."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -65,14 +76,9 @@ class PairTokenizer:
             )
         return cls(path.read_text(encoding="utf-8"), **lengths)
 
-    @cached_property
+    @property
     def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_str(self.definition)
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
+        return _parse(self.definition)
 
     @cached_property
     def _layout(self) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ or Ray: it runs the same in a notebook, on a bare GPU machine and in a worker of
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from as2ray.checkpoint import save, weights_of
 from as2ray.models.ranker import Ranker
+from as2ray.objectives import Objective
 from as2ray.text.stream import MicroBatch
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -26,9 +27,6 @@ from as2ray.training.run import Run
 from as2ray.training.schedule import optimiser, rate
 from as2ray.training.tracking import Tracker, Tracking, tell, trackers
 from as2ray.training.validation import Watched, validate
-
-Objective = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-"""(logits, what belongs to each sequence) to the loss *summed* over the sequences."""
 
 SELECTION = "dev/AP"
 """Metric that chooses the best checkpoint and stops a run early."""

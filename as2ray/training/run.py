@@ -26,9 +26,6 @@ class Run(Protocol):
         Every worker calls it equally often; only rank 0 brings a checkpoint.
         """
 
-    def best(self) -> Path | None:
-        """The checkpoint with the highest `selection` so far."""
-
 
 class LocalRun:
     """A run in this process: keeps `best` and `last` in a folder.
@@ -48,7 +45,7 @@ class LocalRun:
         return self._held("last")
 
     def best(self) -> Path | None:
-        """See `Run`."""
+        """The checkpoint with the highest `selection` so far."""
         return self._held("best")
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:

@@ -1,0 +1,93 @@
+"""Training under Ray Train: the same job, on any number of workers.
+
+Knows Ray Train. Must hold no training logic: a worker calls `training.job.train`.
+"""
+
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from as2ray.distributed.cluster import Workers, check
+from as2ray.distributed.ingest import RayEpochs
+from as2ray.training.job import Job, train, train_here
+from as2ray.training.loop import SELECTION
+from as2ray.training.run import Metrics
+
+
+def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
+    """Trains a job; goes on where an earlier, interrupted try in the same folder stopped.
+
+    Args:
+        job: What to do.
+        folder: Of this run alone; trackers write here, and checkpoints where
+            `workers.storage` says, or here.
+        workers: What to take of the cluster; `count=0` trains in this process.
+
+    Returns:
+        Folder of the best ranker.
+    """
+    folder = Path(folder).resolve()
+    if workers.count == 0:
+        return train_here(job, folder)
+    check(workers)
+    storage = Path(workers.storage).resolve() if workers.storage else folder.parent
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"job": job, "folder": str(folder), "workers": asdict(workers)},
+        scaling_config=ScalingConfig(
+            num_workers=workers.count,
+            use_gpu=workers.gpus > 0,
+            resources_per_worker={"CPU": workers.cpus, "GPU": workers.gpus},
+        ),
+        run_config=RunConfig(
+            name=folder.name,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=workers.max_failures),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=1,
+                checkpoint_score_attribute=SELECTION,
+                checkpoint_score_order="max",
+            ),
+        ),
+    )
+    best = trainer.fit().get_best_checkpoint(SELECTION, "max")
+    return Path(best.path) / "ranker"
+
+
+def _worker(config: dict[str, Any]) -> None:
+    job, workers = config["job"], Workers(**config["workers"])
+    context = ray.train.get_context()
+    # Ray holds a worker to its share of CPUs; on a node of our own all cores are ours to use.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
+    train(
+        job,
+        config["folder"],
+        _RayRun(),
+        lambda stream: RayEpochs(stream, workers.data_cpus / workers.count),
+    )
+
+
+class _RayRun:
+    """Reports to Ray Train, which keeps the best and the last checkpoint."""
+
+    def resume(self) -> Path | None:
+        """The last checkpoint, copied to this machine."""
+        held = ray.train.get_checkpoint()
+        if held is None:
+            return None
+        return Path(held.to_directory(tempfile.mkdtemp(prefix="as2ray-resume-")))
+
+    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
+        """Hands metrics and checkpoint over; a barrier for all workers."""
+        handed = Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
+        ray.train.report(dict(metrics), checkpoint=handed)
+        if checkpoint is not None:
+            shutil.rmtree(checkpoint, ignore_errors=True)

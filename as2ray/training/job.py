@@ -1,0 +1,121 @@
+"""A training job: all that a process needs to train, as plain values that travel to any machine.
+
+Knows paths of prepared tables and checkpoints. Must not know Ray.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+from as2ray import checkpoint
+from as2ray.models.ranker import Ranker
+from as2ray.objectives import OBJECTIVES
+from as2ray.text.stream import PairFiles, Stream
+from as2ray.training import parallel
+from as2ray.training.config import Training
+from as2ray.training.loop import SELECTION, Epochs, Loop, Progress
+from as2ray.training.run import LocalRun, Run
+from as2ray.training.tracking import Tracking
+from as2ray.training.validation import Watched
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where a ranker to be trained comes from."""
+
+    path: str
+    """Folder or hub id of a pretrained encoder or of a ranker."""
+    max_length: int = 128
+    """Most tokens of a pair; the candidate is truncated."""
+    layers: int | None = None
+    """Keep the first layers only."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the training loop on prepared tables."""
+
+    model: Model
+    """What to start from."""
+    train: tuple[str, ...]
+    """Folders of Parquet files, absolute; several are one corpus (a union)."""
+    watched: dict[str, str]
+    """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
+    training: Training = field(default_factory=Training)
+    """What changes the result."""
+    objective: str = "cross_entropy"
+    """Name of the loss."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """What follows the run."""
+
+
+def train(
+    job: Job, folder: str | Path, run: Run, data: Callable[[Stream], Epochs] = lambda stream: stream
+) -> Progress:
+    """Trains in this process, which may be one of several of a process group.
+
+    Args:
+        job: What to do.
+        folder: Where trackers write.
+        run: Where to report and resume.
+        data: Puts another source of the same packed batches in place of the stream.
+    """
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    )
+    model = job.model
+    ranker = checkpoint.start(
+        model.path, max_length=model.max_length, layers=model.layers, seed=job.training.seed
+    ).to(device)
+    watched = {
+        name: Watched.pack(pq.read_table(path), ranker, job.training.max_tokens)
+        for name, path in job.watched.items()
+    }
+    loop = Loop(
+        ranker,
+        OBJECTIVES[job.objective],
+        data(_stream(job, ranker)),
+        job.training,
+        run,
+        watched,
+        folder,
+        job.tracking,
+    )
+    return loop.fit()
+
+
+def train_here(job: Job, folder: str | Path) -> Path:
+    """Trains in this process alone, without Ray; the best ranker's folder."""
+    run = LocalRun(folder, SELECTION)
+    train(job, folder, run)
+    best = run.best()
+    assert best is not None  # the last step of a run is always validated
+    return best / "ranker"
+
+
+def _stream(job: Job, ranker: Ranker) -> Stream:
+    training = job.training
+    files = PairFiles.find(job.train)
+    batch = training.batch
+    if training.batch_tokens is not None:
+        batch = max(1, round(training.batch_tokens / mean_length(files, ranker)))
+    return Stream(
+        files,
+        ranker.tokenizer,
+        batch,
+        training.max_tokens,
+        training.seed,
+        parallel.rank(),
+        parallel.ranks(),
+    )
+
+
+def mean_length(files: PairFiles, ranker: Ranker, sample: int = 4_096) -> float:
+    """Mean tokens of a pair, over rows spread evenly through the corpus."""
+    numbers = torch.linspace(0, len(files) - 1, min(sample, len(files))).long().numpy()
+    table = files.read(numbers, ["question", "candidate"])
+    texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
+    return float(ranker.tokenizer.encode(*texts).lengths.mean())
