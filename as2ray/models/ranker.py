@@ -108,10 +108,10 @@ class Ranker(nn.Module, ABC):
         questions = [q for q, candidates in pairs for _ in candidates]
         texts = [text for _, candidates in pairs for text in candidates]
         for text in [*(q for q, _ in pairs), *texts]:
-            if not isinstance(text, str) or not text.strip():
+            if not _is_readable(text):
                 raise EvaluationError(
-                    f"an empty or non-text question or candidate: {text!r}",
-                    expected="non-empty strings",
+                    f"an empty or non-text question or candidate: {text!r:.200}",
+                    expected="non-empty strings of whole Unicode characters",
                     mend="leave it out",
                 )
         batches = pack_pairs(self.tokenizer, questions, texts, self.max_tokens)
@@ -135,6 +135,17 @@ class Ranker(nn.Module, ABC):
         if top_k is not None and top_k < 1:
             raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
         return self.rank_many([(question, candidates)])[0][:top_k]
+
+
+def _is_readable(text: object) -> bool:
+    """Whether a tokenizer can read it: half a surrogate pair, as JSON can bring, it cannot."""
+    if not isinstance(text, str) or not text.strip():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def probability(logits: Tensor) -> Tensor:

@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+
+from as2ray.checkpoint import load
+from as2ray.errors import CheckpointError, EvaluationError, RecipeError
+from as2ray.models.pointwise import PointwiseRanker
+from as2ray.models.ranker import Ranker, probability, resolve_precision
+from as2ray.text.tokens import PairTokenizer
+
+QUESTION = "What is kovarin?"
+
+
+@pytest.fixture
+def ranker(checkpoint) -> Ranker:
+    return load(checkpoint("bert"), precision="fp32", max_length=60)
+
+
+@pytest.fixture
+def candidates(pairs) -> list[str]:
+    return pairs[1]
+
+
+def of(checkpoint, published, family, labels) -> tuple[PointwiseRanker, torch.nn.Module]:
+    """A ranker, and the same network left to transformers."""
+    auto = transformers.AutoModelForSequenceClassification
+    networks = [auto.from_pretrained(checkpoint(family, labels)).eval() for _ in range(2)]
+    definition = published(family).backend_tokenizer.to_str()
+    return PointwiseRanker(networks[0], PairTokenizer(definition, 60, 24)).eval(), networks[1]
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_forward_equals_the_padded_logits_of_transformers(
+    checkpoint, published, family, labels, packed, padded
+):
+    ranker, reference = of(checkpoint, published, family, labels)
+    with torch.no_grad():
+        expected = reference(**padded).logits
+        torch.testing.assert_close(ranker(packed), expected, atol=2e-5, rtol=1e-5)
+    assert expected.std(0).min() > 1e-3  # or anything would agree
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_rank_scores_are_the_probabilities_of_the_positive_class(
+    checkpoint, published, family, labels, packed, padded, pairs
+):
+    ranker, reference = of(checkpoint, published, family, labels)
+    ranker.precision = "fp32"
+    ranked = ranker.rank_many(zip(pairs[0], ([text] for text in pairs[1])))
+    with torch.no_grad():
+        logits = reference(**padded).logits
+    expected = logits.softmax(-1)[:, 1] if labels == 2 else logits.sigmoid()[:, 0]
+    scores = np.array([r[0].score for r in ranked])[packed.of_sequence["row"]]
+    np.testing.assert_allclose(scores, expected, atol=2e-5)
+
+
+def test_classifier_of_three_labels_is_refused(published):
+    network = tiny.network_of("bert", len(published("bert")), 3)
+    definition = published("bert").backend_tokenizer.to_str()
+    with pytest.raises(CheckpointError, match="3 labels"):
+        PointwiseRanker(network, PairTokenizer(definition))
+
+
+def test_rank_gives_every_candidate_once_best_first(ranker, candidates):
+    ranked = ranker.rank(QUESTION, candidates)
+    assert [r.score for r in ranked] == sorted((r.score for r in ranked), reverse=True)
+    assert sorted(r.index for r in ranked) == list(range(len(candidates)))
+    assert all(r.text == candidates[r.index] for r in ranked)
+    assert all(0 < r.score < 1 and r.exit_layer is None for r in ranked)
+
+
+def test_rank_equal_candidates_keep_their_order(ranker):
+    ranked = ranker.rank(QUESTION, ["Lala ne.", "Badesso.", "Lala ne.", "Lala ne."])
+    assert [r.index for r in ranked if r.text == "Lala ne."] == [0, 2, 3]
+
+
+def test_rank_top_k_is_the_head_of_the_ranking(ranker, candidates):
+    assert ranker.rank(QUESTION, candidates, top_k=3) == ranker.rank(QUESTION, candidates)[:3]
+    assert len(ranker.rank(QUESTION, candidates, top_k=99)) == len(candidates)
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_rank_top_k_out_of_range_is_refused(ranker, candidates, top_k):
+    with pytest.raises(RecipeError, match=f"top_k={top_k}"):
+        ranker.rank(QUESTION, candidates, top_k=top_k)
+
+
+def test_rank_no_candidates_gives_an_empty_ranking(ranker):
+    assert ranker.rank(QUESTION, []) == []
+    assert ranker.rank_many([]) == []
+
+
+@pytest.mark.parametrize("bad", ["", "  \n", None, 3])
+def test_rank_text_that_is_none_is_refused_and_shown(ranker, bad):
+    with pytest.raises(EvaluationError, match="empty or non-text") as error:
+        ranker.rank(QUESTION, ["Badesso.", bad])
+    assert repr(bad) in str(error.value)
+    with pytest.raises(EvaluationError):
+        ranker.rank(bad, ["Badesso."])
+
+
+def test_rank_text_that_no_encoding_can_write_is_refused(ranker):
+    with pytest.raises(EvaluationError, match="udce9"):
+        ranker.rank(QUESTION, ["caf\udce9"])
+
+
+def test_rank_many_equals_rank_question_by_question(ranker, candidates):
+    asked = [(QUESTION, candidates[:5]), ("What is quintol?", []), ("muri?", candidates[5:])]
+    together = ranker.rank_many(asked)
+    for ranked, (question, texts) in zip(together, asked, strict=True):
+        alone = ranker.rank(question, texts)
+        assert [r.index for r in ranked] == [r.index for r in alone]
+        np.testing.assert_allclose(
+            [r.score for r in ranked], [r.score for r in alone], atol=1e-6
+        )
+
+
+def test_score_does_not_depend_on_what_shares_the_batch(ranker, candidates):
+    whole = {r.index: r.score for r in ranker.rank(QUESTION, candidates)}
+    ranker.max_tokens = 60
+    pieces = {r.index: r.score for r in ranker.rank(QUESTION, candidates)}
+    alone = [ranker.rank(QUESTION, [text])[0].score for text in candidates]
+    for index, score in enumerate(alone):
+        assert whole[index] == pytest.approx(score, abs=1e-6)
+        assert pieces[index] == pytest.approx(score, abs=1e-6)
+
+
+def test_score_leaves_training_mode_and_gradients_as_they_were(ranker, candidates):
+    ranker.train()
+    first = ranker.rank(QUESTION, candidates)
+    assert ranker.training
+    assert ranker.rank(QUESTION, candidates) == first  # dropout was off
+    ranker.eval()
+    ranker.rank(QUESTION, candidates)
+    assert not ranker.training
+    assert all(p.requires_grad and p.grad is None for p in ranker.parameters())
+
+
+def test_score_row_that_no_batch_holds_is_nan(ranker, pairs):
+    from as2ray.text.stream import pack_pairs
+
+    batches = list(pack_pairs(ranker.tokenizer, *pairs, max_tokens=60))
+    scores = ranker.score(batches[1:], rows=18)
+    assert set(np.flatnonzero(np.isnan(scores))) == set(batches[0].of_sequence["row"])
+
+
+def test_score_in_bf16_is_close_to_fp32(checkpoint, family, candidates):
+    exact = load(checkpoint(family, 1), precision="fp32").rank(QUESTION, candidates)
+    rough = load(checkpoint(family, 1), precision="bf16").rank(QUESTION, candidates)
+    scores = {r.index: r.score for r in rough}
+    assert max(abs(scores[r.index] - r.score) for r in exact) < 0.05
+    assert any(scores[r.index] != r.score for r in exact)
+
+
+def test_rank_scores_that_are_not_finite_are_refused(ranker, candidates):
+    with torch.no_grad():
+        ranker.network.classifier.bias.fill_(float("nan"))
+    with pytest.raises(EvaluationError, match="18 of 18 scores are not finite"):
+        ranker.rank(QUESTION, candidates)
+
+
+def test_precision_unknown_is_refused():
+    with pytest.raises(RecipeError, match="'int4'"):
+        resolve_precision("int4")
+
+
+def test_precision_auto_on_a_cpu_is_bf16_or_fp32():
+    assert resolve_precision("auto") in (torch.bfloat16, torch.float32)
+    assert resolve_precision("fp16") is torch.float16
+
+
+def test_probability_of_one_and_two_logits_agree():
+    logits = torch.tensor([[0.3, 1.5], [2.0, -1.0]])
+    difference = logits[:, 1:] - logits[:, :1]
+    torch.testing.assert_close(probability(logits), probability(difference))
