@@ -5,18 +5,19 @@ Knows files and which class reads which checkpoint. Must not know training or Ra
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
-from as2ray.errors import As2rayError, CheckpointError
-from as2ray.models.encoder import FAMILIES, truncate
+from as2ray.errors import As2rayError, CheckpointError, RecipeError
+from as2ray.models.encoder import FAMILIES, longest, truncate
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Precision, Ranker
 from as2ray.text.tokens import PairTokenizer
@@ -84,7 +85,7 @@ def start(
 def _read(
     path: str | Path, *, max_length: int | None, new_head: bool, layers: int | None
 ) -> PointwiseRanker:
-    with _typed(path):
+    with _typed(path), _quiet():
         config = AutoConfig.from_pretrained(path)
         if config.model_type not in FAMILIES:
             raise CheckpointError(
@@ -96,22 +97,40 @@ def _read(
         if not is_classifier:
             config.num_labels = 2
         network, report = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, output_loading_info=True, dtype=torch.float32
+            path,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `_refuse_gaps` names them
+            dtype=torch.float32,
         )
         _refuse_gaps(path, report, network, new_head=new_head and not is_classifier)
         settings = getattr(config, SETTINGS, {})
         tokenizer = AutoTokenizer.from_pretrained(path)
+        definition = tokenizer.backend_tokenizer.to_str()
     if layers is not None:
         network = truncate(network, layers)
-    length = max_length or settings.get("max_length", 128)
-    pairs = PairTokenizer(
-        tokenizer.backend_tokenizer.to_str(),
-        max_length=length,
-        max_question=settings.get("max_question", min(64, length // 2)),
-    )
+    pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
     ranker = PointwiseRanker(network, pairs)
     ranker.published_tokenizer = tokenizer
     return ranker
+
+
+def _lengths_to_use(
+    config: Any, settings: dict[str, int], max_length: int | None
+) -> dict[str, int]:
+    """What was asked, else what the ranker was trained with, else 128 or all there is."""
+    most = longest(config)
+    length = settings.get("max_length", min(128, most)) if max_length is None else max_length
+    if length > most:
+        raise RecipeError(
+            f"max_length={length} for an encoder of {most} positions",
+            expected=f"max_length <= {most}",
+            mend="lower max_length, or choose an encoder with more positions",
+        )
+    question = settings.get("max_question", 64)
+    if length != settings.get("max_length"):
+        question = min(question, length // 2)
+    return {"max_length": length, "max_question": question}
 
 
 def _refuse_gaps(path: str | Path, report: dict[str, Any], network: Any, new_head: bool) -> None:
@@ -122,9 +141,11 @@ def _refuse_gaps(path: str | Path, report: dict[str, Any], network: Any, new_hea
         missing = [k for k in missing if k.startswith(inside) and ".pooler" not in k]
     unknown = sorted(report["unexpected_keys"])
     if new_head:
+        # RoBERTa's and ELECTRA's classifiers have no pooler, but plain encoders may bring one.
+        unknown = [k for k in unknown if not k.removeprefix(inside).startswith("pooler.")]
         unknown = [k for k in unknown if not k.startswith(HEADS_OF_PRETRAINING)]
     unknown = [k for k in unknown if not k.endswith(("position_ids", "token_type_ids"))]
-    misshapen = sorted(str(m) for m in report["mismatched_keys"])
+    misshapen = sorted(f"{n}: {list(a)} for {list(b)}" for n, a, b in report["mismatched_keys"])
     if missing or unknown or misshapen:
         raise CheckpointError(
             f"{path}: {len(missing)} weights missing {missing[:4]}, {len(unknown)} unknown "
@@ -132,6 +153,20 @@ def _refuse_gaps(path: str | Path, report: dict[str, Any], network: Any, new_hea
             expected=f"exactly the weights of {type(network).__name__}",
             mend="train from it (a recipe's `model`) if it is a pretrained encoder; else repair it",
         )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and load report: `_refuse_gaps` says what matters."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -158,21 +193,20 @@ def save(
         folder: Where to.
         weights: The ranker's weights where they do not lie in it whole (sharded training).
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    folder, number = Path(folder), uuid4().hex[:8]
+    new, old = (folder.with_name(f".{folder.name}-{which}-{number}") for which in ("new", "old"))
     try:
+        new.mkdir(parents=True)
         _write(ranker, new, weights)
         if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            os.rename(folder, old / "replaced")
-            os.rename(new, folder)
-            shutil.rmtree(old)
-        else:
-            os.rename(new, folder)
+            os.rename(folder, old)
+        os.rename(new, folder)
     except BaseException:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
         shutil.rmtree(new, ignore_errors=True)
         raise
+    shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
@@ -185,11 +219,25 @@ def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None
     setattr(config, SETTINGS, {"ranker": "pointwise", **_lengths(ranker.tokenizer)})
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}
-    ranker.network.save_pretrained(folder, state_dict=weights)
+    with _quiet():
+        ranker.network.save_pretrained(folder, state_dict=weights)
     if ranker.published_tokenizer is None:
         (folder / "tokenizer.json").write_text(ranker.tokenizer.definition, encoding="utf-8")
     else:
-        ranker.published_tokenizer.save_pretrained(folder)
+        _with_types(ranker.published_tokenizer, ranker.tokenizer).save_pretrained(folder)
+
+
+def _with_types(tokenizer: Any, pairs: PairTokenizer) -> Any:
+    """The published tokenizer, told to give token types where the ranker reads them.
+
+    Transformers 5 leaves ALBERT's out by default; its scores would then differ from ours.
+    """
+    names = tokenizer.model_input_names
+    read = bool(pairs.encode(["question"], ["candidate"]).token_types.any())
+    if read and "token_type_ids" not in names:
+        names = [*names, "token_type_ids"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+    return tokenizer
 
 
 def _lengths(tokenizer: PairTokenizer) -> dict[str, int]:

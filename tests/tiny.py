@@ -4,6 +4,7 @@ Everything is made from seeds in a second or two; nothing is downloaded.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -54,7 +55,7 @@ def write_corpus(
     """The table as Parquet files of about equal size, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     cuts = [table.num_rows * i // files for i in range(files + 1)]
-    for number, (start, end) in enumerate(zip(cuts, cuts[1:])):
+    for number, (start, end) in enumerate(pairwise(cuts)):
         piece = table.slice(start, end - start)
         pq.write_table(piece, folder / f"part-{number:03}.parquet", row_group_size=row_group)
     return folder

@@ -45,8 +45,7 @@ class Encoder:
         self.embeddings = base.embeddings
         self.project = _projection(base)
         self.layers = _layers(base)
-        # RoBERTa numbers positions from padding_idx + 1.
-        self.first_position = base.config.pad_token_id + 1 if family == "roberta" else 0
+        self.first_position = first_position(base.config)
         self.gradient_checkpointing = False
 
     def __len__(self) -> int:
@@ -87,6 +86,16 @@ class Encoder:
             else:
                 states = layer(states, None, layout=layout)
         return states[0]
+
+
+def first_position(config: Any) -> int:
+    """Number of a sequence's first position: RoBERTa counts from padding_idx + 1."""
+    return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
+
+
+def longest(config: Any) -> int:
+    """Most tokens of a sequence that the encoder has positions for."""
+    return int(config.max_position_embeddings) - first_position(config)
 
 
 def _projection(base: Any) -> nn.Module | None:

@@ -112,9 +112,7 @@ def test_rank_many_equals_rank_question_by_question(ranker, candidates):
     for ranked, (question, texts) in zip(together, asked, strict=True):
         alone = ranker.rank(question, texts)
         assert [r.index for r in ranked] == [r.index for r in alone]
-        np.testing.assert_allclose(
-            [r.score for r in ranked], [r.score for r in alone], atol=1e-6
-        )
+        np.testing.assert_allclose([r.score for r in ranked], [r.score for r in alone], atol=1e-6)
 
 
 def test_score_does_not_depend_on_what_shares_the_batch(ranker, candidates):

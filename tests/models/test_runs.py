@@ -30,7 +30,9 @@ def one_by_one(q, k, v, scale=None) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attend_by_runs_equals_attention_of_each_sequence_alone(scale):
     q, k, v = packed(0)
-    torch.testing.assert_close(attend_by_runs(q, k, v, RUNS, scale, 0.0), one_by_one(q, k, v, scale))
+    torch.testing.assert_close(
+        attend_by_runs(q, k, v, RUNS, scale, 0.0), one_by_one(q, k, v, scale)
+    )
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])

@@ -128,9 +128,7 @@ def test_encode_with_padding_and_truncation_in_the_definition_ignores_both(publi
 
 
 @pytest.mark.parametrize(("max_length", "max_question"), [(60, 0), (60, -1), (60, 57), (3, 1)])
-def test_pair_tokenizer_without_room_for_both_texts_is_refused(
-    published, max_length, max_question
-):
+def test_pair_tokenizer_without_room_for_both_texts_is_refused(published, max_length, max_question):
     with pytest.raises(RecipeError, match=f"max_question={max_question}"):
         of(published("bert"), max_length, max_question)
 
