@@ -5,7 +5,7 @@ Knows corpora, filters and their published counts. Must not know how any corpus 
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from as2ray.corpora.base import HUB, Corpus, Source
 from as2ray.corpora.discover import added, data_root
 from as2ray.corpora.filters import filtered
+from as2ray.corpora.leaks import drop
 from as2ray.corpora.registry import get
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES, Counts, Fingerprint, count
@@ -73,6 +74,7 @@ def prepare(
     out_dir: str | Path,
     splits: Mapping[str, str],
     verify: bool = True,
+    without: Sequence[pa.Table] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Writes splits as `<out_dir>/<split>/part-00000.parquet`, ... and `manifest.json`.
@@ -85,6 +87,7 @@ def prepare(
         out_dir: A folder that does not exist yet.
         splits: For each split the filter to apply.
         verify: Whether published counts must be met.
+        without: Tables whose questions are left out, after the counts are compared.
         options: The corpus' own options.
 
     Returns:
@@ -103,7 +106,7 @@ def prepare(
     partial = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         entries = {
-            split: _write_split(corpus, split, where, partial, filter, verify, options)
+            split: _write_split(corpus, split, where, partial, filter, verify, without, options)
             for split, filter in splits.items()
         }
         manifest = _manifest(corpus, where, corpus.resolve(options), entries)
@@ -139,15 +142,18 @@ def _write_split(
     folder: Path,
     filter: str,
     verify: bool,
+    without: Sequence[pa.Table],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    digest, found = Fingerprint(), Counts(0, 0, 0)
+    digest, found, kept = Fingerprint(), Counts(0, 0, 0), Counts(0, 0, 0)
     (folder / split).mkdir()
     parts = 0
     tables = filtered(corpus.pieces(split, source, **options), filter)
     for parts, part in enumerate(_parts(tables), 1):
-        digest.update(part)
         found = added(found, count(part))
+        part = drop(part, *without) if without else part
+        kept = added(kept, count(part))
+        digest.update(part)
         path = folder / split / f"part-{parts - 1:05d}.parquet"
         pq.write_table(part, path, row_group_size=ROW_GROUP, compression="zstd")
     if not parts:
@@ -159,7 +165,8 @@ def _write_split(
     verified = verify and corpus.verify(split, filter, found, options)
     return {
         "filter": filter,
-        "counts": asdict(found),
+        "counts": asdict(kept),
+        "leaked_questions_left_out": found.questions - kept.questions,
         "verified": verified,
         "fingerprint": digest.hexdigest(),
         "parts": parts,

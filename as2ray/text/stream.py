@@ -81,6 +81,10 @@ class PairFiles:
     def __len__(self) -> int:
         return sum(self.rows)
 
+    def table(self) -> pa.Table:
+        """All rows and columns in memory."""
+        return pa.concat_tables([pq.ParquetFile(path).read() for path in self.paths])
+
     def read(self, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
         """The rows `numbers` in that order; reads only the row groups that hold them."""
         wanted, place = np.unique(numbers, return_inverse=True)

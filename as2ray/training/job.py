@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import torch
 
 from as2ray import checkpoint
@@ -71,7 +70,7 @@ def train(
         model.path, max_length=model.max_length, layers=model.layers, seed=job.training.seed
     ).to(device)
     watched = {
-        name: Watched.pack(pq.read_table(path), ranker, job.training.max_tokens)
+        name: Watched.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
         for name, path in job.watched.items()
     }
     loop = Loop(

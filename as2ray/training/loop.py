@@ -141,7 +141,7 @@ class Loop:
         if self.training.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate(self.training, (progress.steps + 1) / self._total_steps())
+            group["lr"] = rate(self.training, (progress.steps + 1) / (self._total_steps() + 1))
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.progress = replace(progress, step=progress.step + 1, steps=progress.steps + 1)

@@ -1,0 +1,53 @@
+"""Samples of a table: fewer questions, or fewer negatives of each.
+
+Knows the candidates table. Must not know any corpus or file.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from as2ray.errors import CorpusError
+from as2ray.records import question_starts
+
+
+def sample(
+    table: pa.Table, questions: int | None = None, negatives: int | None = None, seed: int = 0
+) -> pa.Table:
+    """Some of the questions, each with all positives and some of its negatives, in order.
+
+    Args:
+        table: Rows of one question adjacent.
+        questions: How many to draw; all by default.
+        negatives: Most negatives of a question; all by default.
+        seed: Of both draws.
+
+    Raises:
+        CorpusError: More questions than there are, or a negative number.
+    """
+    starts = question_starts(table["question_id"])
+    if questions is not None and not 0 < questions <= len(starts):
+        raise CorpusError(
+            f"a sample of {questions} of {len(starts)} questions",
+            expected=f"1 to {len(starts)}",
+            mend="lower the number",
+        )
+    rng = np.random.default_rng(seed)
+    kept = np.ones(table.num_rows, bool)
+    question = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, table.num_rows)))
+    if questions is not None:
+        drawn = rng.choice(len(starts), questions, replace=False)
+        kept &= np.isin(question, drawn)
+    if negatives is not None:
+        kept &= _few(table["label"].to_numpy() == 0, question, negatives, rng)
+    return table.filter(pa.array(kept))
+
+
+def _few(
+    negative: np.ndarray, question: np.ndarray, most: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Rows that are positive, or among `most` negatives drawn of their question."""
+    order = np.lexsort((rng.random(len(question)), ~negative, question))
+    first = np.searchsorted(question[order], question[order])
+    place = np.empty(len(question), np.int64)
+    place[order] = np.arange(len(question)) - first
+    return np.asarray(~negative | (place < most))

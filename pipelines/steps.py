@@ -1,0 +1,163 @@
+"""The stages that pipelines share: a prepared table, a trained ranker, an evaluated ranker.
+
+Knows stages, corpora, training and evaluation. Must not know any one pipeline.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray import checkpoint, corpora, packaged
+from as2ray.corpora.sample import sample
+from as2ray.distributed.cluster import Workers
+from as2ray.distributed.train import fit
+from as2ray.evaluation.measures import Evaluation, evaluate
+from as2ray.evaluation.trec import read_run, scores_of_run, write_run
+from as2ray.records import count, fingerprint
+from as2ray.stages import digest, manifest, stage
+from as2ray.text.sentences import versioned
+from as2ray.text.stream import PairFiles, pack_pairs
+from as2ray.training.job import Job
+from pipelines.recipe import Data
+
+TABLE = "part-00000.parquet"
+
+
+def prepared(
+    folder: Path, data: Data, source: str | None = None, without: Mapping[str, Path] | None = None
+) -> Path:
+    """A stage that holds a table as Parquet files.
+
+    Args:
+        folder: The stage.
+        data: What to prepare.
+        source: Folder of the raw release, or `hub`; by default the corpus' place in AS2RAY_DATA.
+        without: Stages whose questions are left out.
+    """
+    others = without or {}
+    splitter = corpora.get(data.corpus).resolve(data.options).get("splitter")
+    identity = {
+        "data": data,
+        "splitter": versioned(splitter) if splitter else None,
+        "without": {name: digest(path) for name, path in others.items()},
+    }
+
+    def make(part: Path) -> Mapping[str, Any]:
+        shutil.rmtree(part / "release", ignore_errors=True)
+        found = corpora.prepare(
+            data.corpus,
+            source,
+            part / "release",
+            {data.split: data.filter},
+            without=[table(path) for path in others.values()],
+            **data.options,
+        )
+        release = part / "release" / data.split
+        for path in sorted(release.glob("*.parquet")):
+            path.rename(part / path.name)
+        shutil.rmtree(part / "release")
+        entry = found["splits"][data.split]
+        return {**entry, **_changed(part, data)}
+
+    return stage(folder, identity, make)
+
+
+def _changed(part: Path, data: Data) -> Mapping[str, Any]:
+    """Draws and turns labels over; what that changes in the manifest."""
+    if not (data.noise or data.questions or data.negatives is not None):
+        return {}
+    changed = sample(table(part), data.questions, data.negatives, data.seed)
+    changed = corpora.flip_labels(changed, data.noise, data.seed) if data.noise else changed
+    for path in part.glob("*.parquet"):
+        path.unlink()
+    pq.write_table(changed, part / TABLE, row_group_size=4_096, compression="zstd")
+    return {"counts": asdict(count(changed)), "fingerprint": fingerprint(changed), "parts": 1}
+
+
+def table(folder: Path) -> pa.Table:
+    """The table of a prepared stage."""
+    return PairFiles.find(folder).table()
+
+
+def trained(
+    folder: Path,
+    job: Job,
+    workers: Workers,
+    tables: Mapping[str, Path],
+    start: Path | None = None,
+) -> Path:
+    """A stage that holds the best ranker of a run, its metrics and TensorBoard files.
+
+    Args:
+        folder: The stage.
+        job: The run; its model path may be `packaged.NAME`.
+        workers: What to take of the cluster.
+        tables: Stages of the tables it reads, by name, for the identity.
+        start: Stage of the ranker it starts from, where it is one.
+    """
+    path = str(start / "ranker") if start else packaged.resolve(job.model.path)
+    identity = {
+        "model": {**asdict(job.model), "path": digest(start) if start else job.model.path},
+        "objective": job.objective,
+        "training": job.training,
+        "tables": {name: manifest(stage)["found"]["fingerprint"] for name, stage in tables.items()},
+    }
+    job = Job(**{**vars(job), "model": type(job.model)(**{**asdict(job.model), "path": path})})
+
+    def make(part: Path) -> Mapping[str, Any]:
+        run = part / "run"
+        shutil.copytree(fit(job, run, workers), part / "ranker", dirs_exist_ok=True)
+        for kept in ("metrics.jsonl", "tensorboard"):
+            if (run / kept).exists():
+                shutil.move(run / kept, part / kept)
+        shutil.rmtree(run)
+        return {"workers": workers}
+
+    return stage(folder, identity, make)
+
+
+def evaluated(
+    folder: Path, ranker: Path, tests: Mapping[str, Path], measures: Sequence[str], filter: str
+) -> dict[str, Evaluation]:
+    """A stage with a TREC run and the measures of each test table; the evaluations by table.
+
+    Args:
+        folder: The stage.
+        ranker: Stage of the trained ranker.
+        tests: Stages of the tables, by name.
+        measures: Names of ir-measures.
+        filter: Questions that count.
+    """
+    identity = {
+        "ranker": digest(ranker),
+        "tests": {name: manifest(path)["found"]["fingerprint"] for name, path in tests.items()},
+        "measures": list(measures),
+        "filter": filter,
+    }
+
+    def make(part: Path) -> None:
+        loaded = checkpoint.load(ranker / "ranker")
+        for name, path in tests.items():
+            rows = table(path)
+            texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
+            scores = loaded.score(pack_pairs(loaded.tokenizer, *texts), rows.num_rows)
+            write_run(part / f"{name}.run", rows, scores, tag=ranker.name)
+            found = evaluate(rows, scores, measures, filter=filter)  # type: ignore[arg-type]
+            (part / f"{name}.json").write_text(json.dumps(found.measures, indent=2) + "\n")
+
+    stage(folder, identity, make)
+    return {name: _evaluation(folder, name, path, measures, filter) for name, path in tests.items()}
+
+
+def _evaluation(
+    folder: Path, name: str, path: Path, measures: Sequence[str], filter: str
+) -> Evaluation:
+    rows = table(path)
+    scores = scores_of_run(read_run(folder / f"{name}.run"), rows)
+    return evaluate(rows, scores, measures, filter=filter)  # type: ignore[arg-type]

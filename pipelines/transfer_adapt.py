@@ -1,0 +1,213 @@
+"""Transfer and adapt (TANDA): prepare tables, train steps that build on each other, report.
+
+    python -m pipelines.transfer_adapt --config pipelines/recipes/tanda_minilm.yaml --output DIR
+
+Every step is a system of the results table. A step starts from the model, or from an earlier
+step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from as2ray import corpora
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.evaluation import plots
+from as2ray.evaluation.measures import Evaluation
+from as2ray.evaluation.report import markdown, report, save
+from as2ray.training.config import Training
+from as2ray.training.job import Job, Model
+from as2ray.training.tracking import Tracking, read
+from pipelines.recipe import Data, Leaks, read_recipe
+from pipelines.steps import evaluated, prepared, table, trained
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training run, and a row of the results."""
+
+    train: list[str]
+    """Names of the tables to train on; several are one corpus (a union)."""
+    training: Training = field(default_factory=Training)
+    """Its settings."""
+    start: str | None = None
+    """The step whose ranker it starts from; by default the recipe's model."""
+    dev: str | None = None
+    """The table that selects its best checkpoint; by default the recipe's."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Transfer and adapt: what to prepare, which steps to train, what to compare."""
+
+    title: str
+    """Heading of the report."""
+    model: Model
+    """What to start from."""
+    tables: dict[str, Data]
+    """Tables by name."""
+    dev: str
+    """Name of the table that selects checkpoints."""
+    tests: list[str]
+    """Names of the tables that are reported."""
+    steps: dict[str, Step]
+    """Steps by name, each after those it starts from."""
+    baseline: str
+    """Step against which the others are tested."""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """Each step is trained once with each."""
+    measures: list[str] = field(default_factory=lambda: ["AP", "RR", "P@1"])
+    """Names of ir-measures."""
+    filter: str = "clean"
+    """Questions of the tests that count."""
+    leaks: Leaks = "error"
+    """What to do with training questions that stand in a dev or test table."""
+    curves: bool = False
+    """Follow the tests' MAP during training and draw it (Figure 4); selects nothing by it."""
+    published: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """For each test, numbers that papers print, by name and measure."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """What follows the runs."""
+
+    def __post_init__(self) -> None:
+        names = {self.dev, *self.tests}
+        for name, step in self.steps.items():
+            names |= {*step.train, *([step.dev] if step.dev else [])}
+            before = list(self.steps)[: list(self.steps).index(name)]
+            if step.start and step.start not in before:
+                raise RecipeError(
+                    f"step {name!r} starts from {step.start!r}",
+                    expected=f"a step before it: {before}",
+                    mend="put the steps in order",
+                )
+        if unknown := sorted(names - self.tables.keys()):
+            raise RecipeError(
+                f"tables {unknown} are named but not described",
+                expected=f"some of {sorted(self.tables)}",
+                mend="describe them under `tables`",
+            )
+        if self.baseline not in self.steps:
+            raise RecipeError(
+                f"baseline {self.baseline!r}",
+                expected=f"one of {list(self.steps)}",
+                mend="name one",
+            )
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> None:
+    """Runs what is not there yet, and writes the report.
+
+    Args:
+        recipe: What to do.
+        output: Folder of the stages.
+        workers: What to take of the cluster.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    folder = Path(output).resolve()
+    tables = _prepare(recipe, folder / "tables", sources or {})
+    found: dict[str, dict[str, dict[int, Evaluation]]] = {test: {} for test in recipe.tests}
+    for seed in recipe.seeds:
+        rankers: dict[str, Path] = {}
+        for name, step in recipe.steps.items():
+            stage = folder / "rankers" / f"{name}-seed{seed}"
+            job, inputs = _job(recipe, step, seed, tables)
+            start = rankers[step.start] if step.start else None
+            rankers[name] = trained(stage, job, workers, inputs, start)
+            tests = {test: tables[test] for test in recipe.tests}
+            runs = folder / "runs" / stage.name
+            evaluations = evaluated(runs, stage, tests, recipe.measures, recipe.filter)
+            for test, evaluation in evaluations.items():
+                found[test].setdefault(name, {})[seed] = evaluation
+    _report(recipe, folder, found)
+
+
+def _prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
+    """Stages of the tables; those evaluated on first, so that training tables can avoid them."""
+    held_out = {recipe.dev, *recipe.tests, *(s.dev for s in recipe.steps.values() if s.dev)}
+    done: dict[str, Path] = {}
+    for name in sorted(recipe.tables, key=lambda name: name not in held_out):
+        data = recipe.tables[name]
+        others = done if name not in held_out and recipe.leaks == "drop" else {}
+        others = {n: path for n, path in others.items() if n in held_out}
+        done[name] = prepared(folder / name, data, sources.get(data.corpus), others)
+    if recipe.leaks == "error":
+        for name in recipe.tables.keys() - held_out:
+            for other in sorted(held_out):
+                corpora.check_leaks({name: table(done[name]), other: table(done[other])})
+    return done
+
+
+def _job(
+    recipe: Recipe, step: Step, seed: int, tables: Mapping[str, Path]
+) -> tuple[Job, dict[str, Path]]:
+    dev = tables[step.dev or recipe.dev]
+    watched = {"dev": dev}
+    if recipe.curves:
+        watched |= {test: tables[test] for test in recipe.tests}
+    job = Job(
+        model=recipe.model,
+        train=tuple(str(tables[name]) for name in step.train),
+        watched={name: str(path) for name, path in watched.items()},
+        training=replace(step.training, seed=step.training.seed + seed),
+        tracking=recipe.tracking,
+    )
+    return job, {**{name: tables[name] for name in step.train}, **watched}
+
+
+def _report(
+    recipe: Recipe, folder: Path, found: Mapping[str, Mapping[str, Mapping[int, Evaluation]]]
+) -> None:
+    for test, systems in found.items():
+        made = report(
+            f"{recipe.title}: {test}",
+            systems,
+            baseline=recipe.baseline,
+            published=recipe.published.get(test),
+        )
+        save(made, folder / f"{test}.md")
+        log.info("\n%s", markdown(made))
+        spreads = {row.system: row.measures for row in made.rows}
+        plots.bars(spreads, made.title, "mean over questions", folder / f"{test}.png")
+        if recipe.curves:
+            _curve(recipe, folder, test)
+
+
+def _curve(recipe: Recipe, folder: Path, test: str) -> None:
+    """MAP over epochs, and how much it moves between epochs (TANDA, Figure 4)."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    moves: dict[str, list[float]] = {}
+    for name in recipe.steps:
+        for seed in recipe.seeds:
+            lines = read(folder / "rankers" / f"{name}-seed{seed}" / "metrics.jsonl")
+            points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
+            series.setdefault(name, []).extend(points)
+            steps = np.abs(np.diff([y for _, y in points]))
+            moves.setdefault(name, []).extend(steps.tolist())
+    plots.learning_curve(
+        series, f"{recipe.title}: {test}", "epoch", "MAP", folder / f"{test}-curve.png"
+    )
+    for name, sizes in moves.items():
+        if sizes:
+            log.info("%s, %s: MAP moves by %.4f between epochs", test, name, float(np.mean(sizes)))
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    if workers.count == 0:
+        run(recipe, output, workers, sources)
+        return
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()
