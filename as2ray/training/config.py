@@ -4,10 +4,13 @@ Knows plain values. Must not know models, data or Ray.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from as2ray.errors import RecipeError
 from as2ray.models.ranker import Precision
+
+Schedule = Literal["linear", "triangular", "constant"]
+"""What follows the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Training:
     """Peak learning rate of AdamW."""
     weight_decay: float = 0.01
     """On matrices; biases and layer norms have none."""
-    schedule: Literal["linear", "triangular", "constant"] = "linear"
+    schedule: Schedule = "linear"
     """What follows the warm-up: down to 0 at the end; down and up again in triangles; level."""
     warmup: float = 0.1
     """Part of the run in which the rate grows from 0 to its peak."""
@@ -50,7 +53,12 @@ class Training:
             "epochs": self.epochs >= 1,
             "batch": self.batch >= 1,
             "batch_tokens": self.batch_tokens is None or self.batch_tokens >= 1,
+            "max_tokens": self.max_tokens >= 1,
             "learning_rate": self.learning_rate > 0,
+            "weight_decay": self.weight_decay >= 0,
+            "schedule": self.schedule in get_args(Schedule),
+            "precision": self.precision in get_args(Precision),
+            "seed": self.seed >= 0,
             "warmup": 0 <= self.warmup < 1,
             "triangular needs warmup": self.schedule != "triangular" or self.warmup > 0,
             "clip": self.clip >= 0,
@@ -61,6 +69,8 @@ class Training:
         if wrong:
             raise RecipeError(
                 f"training settings out of range: {wrong}",
-                expected="counts >= 1, learning_rate > 0, 0 <= warmup < 1, clip >= 0",
+                expected="counts >= 1, learning_rate > 0, 0 <= warmup < 1 (triangular: > 0), "
+                f"clip, weight_decay and seed >= 0, a schedule of {get_args(Schedule)}, "
+                f"a precision of {get_args(Precision)}",
                 mend="correct the recipe",
             )

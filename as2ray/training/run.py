@@ -58,21 +58,30 @@ class LocalRun:
                 expected="the metric that selects the best checkpoint",
                 mend="name a validation set and measure that the run computes",
             )
-        value, mark = float(metrics[self.selection]), self.folder / "best" / "selection"
-        if not mark.is_file() or value > float(mark.read_text()):
-            copy = Path(shutil.copytree(checkpoint, self.folder / ".best-new"))
+        value, best = float(metrics[self.selection]), self.best()
+        if best is None or value > float((best / "selection").read_text()):
+            copy = shutil.copytree(checkpoint, self._new("best"))
             (copy / "selection").write_text(repr(value))
-            self._replace("best", copy)
-        self._replace("last", checkpoint)
+            self._replace("best")
+        shutil.move(checkpoint, self._new("last"))
+        self._replace("last")
 
     def _held(self, name: str) -> Path | None:
-        path = self.folder / name
-        return path if path.is_dir() else None
+        # A process killed between two renames leaves the older one aside.
+        places = (self.folder / name, self.folder / f".{name}-old")
+        return next((path for path in places if path.is_dir()), None)
 
-    def _replace(self, name: str, new: Path) -> None:
+    def _new(self, name: str) -> Path:
+        """Where the next `name` is written; a half one of a killed process goes."""
+        path = self.folder / f".{name}-new"
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def _replace(self, name: str) -> None:
+        """Puts a whole new checkpoint in the older one's place."""
         target, old = self.folder / name, self.folder / f".{name}-old"
-        shutil.rmtree(old, ignore_errors=True)
         if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
             os.rename(target, old)
-        shutil.move(str(new), target)
+        os.rename(self.folder / f".{name}-new", target)
         shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,107 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from as2ray.errors import RecipeError
+from as2ray.training.run import LocalRun
+
+
+@pytest.fixture
+def run(tmp_path) -> LocalRun:
+    return LocalRun(tmp_path / "run", "dev/AP")
+
+
+def written(tmp_path, content: str) -> Path:
+    """A checkpoint of one file, in a folder of its own."""
+    folder = tmp_path / f"made-{content}"
+    folder.mkdir()
+    (folder / "weights").write_text(content)
+    return folder
+
+
+def held(folder: Path | None) -> str:
+    assert folder is not None
+    return (folder / "weights").read_text()
+
+
+def test_run_before_its_first_report_has_nothing(run):
+    assert run.resume() is None
+    assert run.best() is None
+
+
+def test_run_after_reports_resumes_from_the_last_and_keeps_the_best(run, tmp_path):
+    for number, value in enumerate([0.5, 0.7, 0.6]):
+        run.report({"dev/AP": value}, written(tmp_path, str(number)))
+    assert held(run.resume()) == "2"
+    assert held(run.best()) == "1"
+    assert not list(tmp_path.glob("made-*"))  # the checkpoints were taken over
+
+
+def test_run_equal_values_keep_the_first_as_best(run, tmp_path):
+    for number in range(2):
+        run.report({"dev/AP": 0.5}, written(tmp_path, str(number)))
+    assert held(run.best()) == "0"
+
+
+def test_run_of_another_process_goes_on_where_it_ended(run, tmp_path):
+    run.report({"dev/AP": 0.5}, written(tmp_path, "first"))
+    again = LocalRun(run.folder, "dev/AP")
+    assert held(again.resume()) == "first"
+    again.report({"dev/AP": 0.4}, written(tmp_path, "second"))
+    assert held(again.best()) == "first"
+    assert held(again.resume()) == "second"
+
+
+def test_run_report_without_a_checkpoint_changes_nothing(run):
+    run.report({"dev/AP": 0.5}, None)
+    assert run.resume() is None
+
+
+def test_run_report_without_the_selecting_metric_is_refused_with_those_there(run, tmp_path):
+    with pytest.raises(RecipeError, match=r"no metric 'dev/AP' among \['test/AP'\]"):
+        run.report({"test/AP": 0.5}, written(tmp_path, "first"))
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_run_killed_while_it_takes_a_checkpoint_over_still_has_the_older(
+    run, tmp_path, monkeypatch, best
+):
+    run.report({"dev/AP": 0.5}, written(tmp_path, "older"))
+
+    def killed(source, target, *_, **__):
+        Path(target).mkdir(exist_ok=True)
+        (Path(target) / "half").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # Another file system than the temporary folder's: a move copies file by file.
+        patch.setattr(shutil, "move", killed)
+        if best:
+            patch.setattr(shutil, "copytree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.report({"dev/AP": 0.6 if best else 0.4}, written(tmp_path, "newer"))
+    again = LocalRun(run.folder, "dev/AP")
+    assert held(again.resume()) == "older"
+    assert held(again.best()) == "older"
+    again.report({"dev/AP": 0.9}, written(tmp_path, "newest"))
+    assert held(again.resume()) == "newest"
+    assert held(again.best()) == "newest"
+    assert not (run.folder / "last" / "half").exists()
+
+
+def test_run_killed_between_old_and_new_still_has_the_older(run, tmp_path, monkeypatch):
+    run.report({"dev/AP": 0.5}, written(tmp_path, "older"))
+    import os
+
+    def killed(source, target, rename=os.rename):
+        if Path(target).name == "last":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.report({"dev/AP": 0.4}, written(tmp_path, "newer"))
+    assert held(LocalRun(run.folder, "dev/AP").resume()) == "older"

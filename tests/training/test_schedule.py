@@ -1,0 +1,70 @@
+import pytest
+import torch
+from torch import nn
+
+from as2ray.errors import RecipeError
+from as2ray.training.config import Training
+from as2ray.training.schedule import optimiser, rate
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("linear", 0.2, {0: 0, 0.1: 0.5, 0.2: 1, 0.6: 0.5, 1: 0}),
+        ("linear", 0.0, {0: 1, 0.25: 0.75, 1: 0}),
+        ("constant", 0.2, {0: 0, 0.1: 0.5, 0.2: 1, 0.6: 1, 1: 1}),
+        ("constant", 0.0, {0: 1, 1: 1}),
+        ("triangular", 0.5, {0: 0, 0.25: 0.5, 0.5: 1, 0.75: 0.5, 1: 0}),
+        ("triangular", 0.25, {0.125: 0.5, 0.25: 1, 0.5: 0, 0.75: 1, 1: 0}),
+    ],
+)
+def test_rate_at_known_points_of_a_run_is_as_drawn(schedule, warmup, expected):
+    training = Training(schedule=schedule, warmup=warmup, learning_rate=4e-5)
+    got = {progress: rate(training, progress) / 4e-5 for progress in expected}
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch", 0),
+        ("batch_tokens", 0),
+        ("max_tokens", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", -1e-5),
+        ("learning_rate", float("nan")),
+        ("weight_decay", -0.1),
+        ("schedule", "cosine"),
+        ("precision", "int8"),
+        ("warmup", 1.0),
+        ("warmup", -0.1),
+        ("clip", -1.0),
+        ("validate_every", 0),
+        ("patience", 0),
+        ("seed", -1),
+    ],
+)
+def test_training_setting_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(RecipeError, match=name):
+        Training(**{name: value})
+
+
+def test_training_triangular_without_warmup_is_refused():
+    with pytest.raises(RecipeError, match="triangular"):
+        Training(schedule="triangular", warmup=0.0)
+
+
+def test_optimiser_decays_matrices_alone():
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(5, 3))
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.fill_(1.0)
+    made = optimiser(model, Training(learning_rate=0.1, weight_decay=0.5))
+    for weights in model.parameters():
+        weights.grad = torch.zeros_like(weights)
+    made.step()
+    changed = {n for n, p in model.named_parameters() if not torch.all(p == 1.0)}
+    assert changed == {"2.weight"}
+    torch.testing.assert_close(model[2].weight, torch.full((5, 3), 0.95))
