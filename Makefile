@@ -1,0 +1,33 @@
+# Two commands for a newcomer: `make quickstart` and `make test`.
+# Each needs Python 3.11+, make and a package index, and makes .venv from constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: quickstart test fast lint clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development]'
+	touch $@
+
+quickstart: $(STAMP)
+	$(BIN)/python -m pipelines.quickstart
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -m "not cluster"
+	$(BIN)/python -m pytest -m cluster || test $$? -eq 5
+
+fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not cluster"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv output
