@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from as2ray.checkpoint import save, weights_of
+from as2ray.errors import RecipeError
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import Objective
 from as2ray.text.stream import MicroBatch
@@ -86,6 +87,12 @@ class Loop:
         folder: str | Path,
         tracking: Tracking | None = None,
     ) -> None:
+        if "dev" not in watched:
+            raise RecipeError(
+                f"tables to watch: {sorted(watched)}",
+                expected=f"one named 'dev': {SELECTION} selects the best checkpoint",
+                mend="name the development split 'dev'",
+            )
         self.ranker, self.objective, self.data = ranker, objective, data
         self.training, self.run, self.watched = training, run, watched
         ranker.precision = training.precision
@@ -93,6 +100,7 @@ class Loop:
         self.model: nn.Module = parallel.spread(ranker, training.sharded)
         self.optimiser = optimiser(self.model, training)
         self.progress = self._resume()
+        self.since = _Since.now(ranker.device)
         self.tracking = tracking or Tracking()
         self.trackers: list[Tracker] = []
         if parallel.rank() == 0:
@@ -100,27 +108,30 @@ class Loop:
 
     def fit(self) -> Progress:
         """Trains until the last epoch or until patience runs out."""
-        while self.progress.epoch < self.training.epochs and not self.progress.stopped:
-            self._epoch()
-        for tracker in self.trackers:
-            tracker.close()
+        try:
+            while self.progress.epoch < self.training.epochs and not self.progress.stopped:
+                self._epoch()
+        finally:
+            for tracker in self.trackers:
+                tracker.close()
         return self.progress
 
     def _epoch(self) -> None:
         """The rest of the epoch in work."""
         self.model.train()
-        since = _Since(torch.zeros((), device=self.ranker.device))
         data = self.data.epoch(self.progress.epoch, self.progress.step)
         for _, micros in groupby(data, key=lambda micro: micro.step):
             step = list(micros)
-            since = since.then(self._step(step), sum(micro.batch.tokens for micro in step))
+            tokens = sum(micro.batch.tokens for micro in step)
+            self.since = self.since.then(self._step(step), tokens)
             due = self._validation_is_due()
-            if due or since.steps == self.tracking.every:
-                self._tell_step(since)
-                since = _Since(torch.zeros_like(since.loss))
+            if due or self.since.steps >= self.tracking.every:
+                self._tell_step(self.since)
+                self.since = _Since.now(self.ranker.device)
             if due:
                 self._validate()
                 self.model.train()
+                self.since = _Since.now(self.ranker.device)  # speed is training's alone
                 if self.progress.stopped:
                     return
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, step=0)
@@ -226,6 +237,11 @@ class _Since:
     tokens: int = 0
     steps: int = 0
     began: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def now(cls, device: torch.device) -> "_Since":
+        """Nothing yet."""
+        return cls(torch.zeros((), device=device))
 
     def then(self, loss: Tensor, tokens: int) -> "_Since":
         return _Since(self.loss + loss, self.tokens + tokens, self.steps + 1, self.began)
