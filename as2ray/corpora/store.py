@@ -20,7 +20,7 @@ from as2ray.corpora.discover import added, data_root
 from as2ray.corpora.filters import filtered
 from as2ray.corpora.leaks import drop
 from as2ray.corpora.registry import get
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, LeakError
 from as2ray.records import CANDIDATES, Counts, Fingerprint, count
 from as2ray.text.sentences import versioned
 
@@ -161,6 +161,12 @@ def _write_split(
             f"{corpus.name}/{split} from {source}: no rows under filter {filter!r}",
             expected="at least one question",
             mend="choose another filter, split or other options",
+        )
+    if not kept.pairs:
+        raise LeakError(
+            f"{corpus.name}/{split}: all {found.questions:,} questions stand in held-out tables",
+            expected="questions of its own",
+            mend="train on another split",
         )
     verified = verify and corpus.verify(split, filter, found, options)
     return {

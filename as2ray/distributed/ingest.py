@@ -19,6 +19,10 @@ from as2ray.text.stream import MicroBatch, Stream
 
 FIELDS = ("token_ids", "token_types", "lengths")
 
+AHEAD = 128 * 1024**2
+"""Bytes of packed batches that may wait in the object store for each CPU that makes them. Without
+it Ray Data fills half the store, which is gigabytes, ahead of a training that reads slowly."""
+
 
 @dataclass(frozen=True)
 class RayEpochs:
@@ -35,14 +39,14 @@ class RayEpochs:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
         """This worker's packed batches from step `start` of an epoch on."""
-        first = start // self.stream.steps_a_window
-        if first >= self.stream.windows:
+        if start >= self.steps:
             return
+        first = start // self.stream.steps_a_window
         for rows in self._dataset(epoch, first, start).iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=1
         ):
             for row in range(rows.num_rows):
-                yield _from_row(rows, row)
+                yield from_row(rows, row)
 
     def _dataset(self, epoch: int, first: int, start: int) -> "ray.data.Dataset":
         windows = self.stream.windows - first
@@ -54,7 +58,9 @@ class RayEpochs:
         )
         options = dataset.context.execution_options
         options.preserve_order = True
-        options.resource_limits = ray.data.ExecutionResources(cpu=self.cpus)
+        options.resource_limits = ray.data.ExecutionResources(
+            cpu=self.cpus, object_store_memory=AHEAD * max(1.0, self.cpus)
+        )
         dataset.context.enable_progress_bars = False
         return dataset
 
@@ -87,7 +93,9 @@ def _lists(arrays: list[np.ndarray]) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(arrays)))
 
 
-def _from_row(rows: pa.Table, row: int) -> MicroBatch:
+def from_row(rows: pa.Table, row: int) -> MicroBatch:
+    """The packed batch of one Arrow row."""
+
     def values(name: str) -> np.ndarray:
         return np.array(rows[name][row].values)
 

@@ -1,0 +1,185 @@
+"""Transfer and adapt, end to end on made-up corpora in the formats of real ones."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from as2ray.checkpoint import load
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import LeakError, RecipeError, StageMismatchError
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines.recipe import Data, read_recipe
+from pipelines.steps import table
+from pipelines.transfer_adapt import Recipe, Step, run
+
+HERE = Workers(count=0)
+
+
+def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
+    header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
+    header += ["Sentence", "Label"]
+    with (folder / f"WikiQA-{split}.tsv").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
+        writer.writerow(header)
+        for row in tiny.candidates(questions, seed=seed).to_pylist():
+            question = f"{row['question']} {split}"
+            writer.writerow(
+                [
+                    row["question_id"],
+                    question,
+                    "D1",
+                    "T",
+                    row["candidate_id"],
+                    row["candidate"],
+                    row["label"],
+                ]
+            )
+
+
+def _write_qnli(folder: Path) -> None:
+    with (folder / "dev.tsv").open("w") as file:
+        file.write("index\tquestion\tsentence\tlabel\n")
+        for i, row in enumerate(tiny.candidates(30, seed=5).to_pylist()):
+            label = "entailment" if row["label"] else "not_entailment"
+            file.write(f"{i}\t{row['question']}\t{row['candidate']}\t{label}\n")
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for name in ("wikiqa", "qnli"):
+        (root / name).mkdir()
+    for seed, (split, questions) in enumerate({"train": 40, "dev": 10, "test": 12}.items()):
+        _write_wikiqa(root / "wikiqa", split, seed, questions)
+    _write_qnli(root / "qnli")
+    return root
+
+
+@pytest.fixture
+def recipe(checkpoint, monkeypatch, data_root):
+    # The made-up releases have their own sizes.
+    monkeypatch.setattr("as2ray.corpora.base.Corpus.verify", lambda *_: False)
+    monkeypatch.setenv("AS2RAY_DATA", str(data_root))
+    training = Training(epochs=2, batch=16, learning_rate=1e-3, precision="fp32")
+    return Recipe(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        tables={
+            "target": Data("wikiqa", "train"),
+            "noisy": Data("wikiqa", "train", noise=0.2),
+            "general": Data("qnli", "dev"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        dev="dev",
+        tests=["test"],
+        steps={
+            "fine-tune": Step(["target"], training),
+            "transfer": Step(["general"], training),
+            "transfer-then-adapt": Step(["target"], training, start="transfer"),
+            "union": Step(["general", "target"], training),
+            "noise": Step(["noisy"], training),
+        },
+        baseline="fine-tune",
+        seeds=[0, 1],
+        curves=True,
+        tracking=Tracking(tensorboard=False),
+    )
+
+
+def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe, tmp_path):
+    run(recipe, tmp_path / "out", HERE)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    run(recipe, tmp_path / "out", HERE)
+    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    assert made == again
+    assert len(made) == 5 + 2 * 5 * 2
+    report = json.loads((tmp_path / "out" / "test.json").read_text())
+    assert {row["system"] for row in report["rows"]} == set(recipe.steps)
+    assert all(row["seeds"] == [0, 1] for row in report["rows"])
+    assert (tmp_path / "out" / "test-curve.png").stat().st_size > 0
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def test_adapt_starts_from_the_transferred_ranker(recipe, tmp_path):
+    steps = {name: recipe.steps[name] for name in ("transfer", "transfer-then-adapt")}
+    slow = replace(steps["transfer-then-adapt"].training, learning_rate=1e-12)
+    steps["transfer-then-adapt"] = replace(steps["transfer-then-adapt"], training=slow)
+    run(replace(recipe, steps=steps, baseline="transfer", seeds=[0]), tmp_path, HERE)
+    one, other = (
+        load(tmp_path / "rankers" / f"{name}-seed0" / "ranker", precision="fp32") for name in steps
+    )
+    question, texts = "What is it?", ["This.", "That there."]
+    scores = [[r.score for r in ranker.rank(question, texts)] for ranker in (one, other)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_noise_turns_a_fifth_of_the_labels_over(recipe, tmp_path):
+    run(
+        replace(recipe, steps={"noise": recipe.steps["noise"]}, baseline="noise", seeds=[0]),
+        tmp_path,
+        HERE,
+    )
+    clean, noisy = (
+        table(tmp_path / "tables" / name)["label"].to_numpy() for name in ("target", "noisy")
+    )
+    assert int((clean != noisy).sum()) == int(0.2 * len(clean))
+
+
+def test_recipe_changed_under_the_same_output_is_refused(recipe, tmp_path):
+    small = replace(recipe, steps={"fine-tune": recipe.steps["fine-tune"]}, seeds=[0])
+    run(small, tmp_path, HERE)
+    faster = replace(small.steps["fine-tune"].training, learning_rate=2e-3)
+    changed = replace(
+        small, steps={"fine-tune": replace(small.steps["fine-tune"], training=faster)}
+    )
+    with pytest.raises(StageMismatchError, match=r"training\.learning_rate: 0\.001 there, 0\.002"):
+        run(changed, tmp_path, HERE)
+
+
+def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):
+    leaky = replace(
+        recipe,
+        tables={**recipe.tables, "target": Data("wikiqa", "test")},
+        steps={"fine-tune": recipe.steps["fine-tune"]},
+        seeds=[0],
+    )
+    with pytest.raises(LeakError, match="'target' and 'test'"):
+        run(leaky, tmp_path / "refused", HERE)
+    with pytest.raises(LeakError, match="all 12 questions stand in held-out tables"):
+        run(replace(leaky, leaks="drop"), tmp_path / "dropped", HERE)
+    kept = replace(leaky, leaks="keep", steps=dict(leaky.steps))
+    run(kept, tmp_path / "kept", HERE)
+    assert (tmp_path / "kept" / "test.md").is_file()
+
+
+def test_recipe_with_an_unknown_table_or_step_is_refused(recipe):
+    with pytest.raises(RecipeError, match="'nothing'"):
+        replace(recipe, tests=["nothing"])
+    with pytest.raises(RecipeError, match="starts from 'later'"):
+        replace(recipe, steps={"fine-tune": Step(["target"], start="later")})
+    with pytest.raises(RecipeError, match="baseline"):
+        replace(recipe, baseline="nothing")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("pipelines/recipes").glob("tanda_*.yaml")), ids=lambda p: p.stem
+)
+def test_recipe_file_parses_into_a_recipe(path):
+    recipe, output, workers, _ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
+    assert recipe.steps
+    assert output == "out"
+    assert workers.count >= 0
+
+
+def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text("title: x\nlearning_rte: 1\n")
+    with pytest.raises(SystemExit):
+        read_recipe(Recipe, ["--config", str(tmp_path / "bad.yaml"), "--output", "out"])
+    assert "learning_rte" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""The command line, as a user calls it."""
+
+import json
+
+import pytest
+import tiny
+
+from as2ray.cli import main
+from as2ray.evaluation.trec import write_qrels, write_run
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    return tiny.write_corpus(tmp_path / "table", tiny.candidates(12, seed=3))
+
+
+def test_corpora_list_names_every_corpus(capsys):
+    main(["corpora", "list"])
+    out = capsys.readouterr().out
+    for name in ("wikiqa", "trecqa", "asnq", "squad", "qnli", "python_reference"):
+        assert name in out
+
+
+def test_corpora_stats_of_the_embedded_corpus_is_json(capsys):
+    main(["corpora", "stats", "--corpus", "python_reference", "--split", "dev"])
+    assert "questions" in capsys.readouterr().out
+
+
+def test_corpora_prepare_writes_parquet_and_manifest(tmp_path):
+    out = tmp_path / "prepared"
+    given = ["--corpus", "python_reference", "--output", str(out), "--splits", '{"test": "raw"}']
+    main(["corpora", "prepare", *given])
+    assert list((out / "test").glob("*.parquet"))
+    assert json.loads((out / "manifest.json").read_text())["corpus"] == "python_reference"
+
+
+def test_corpora_verify_without_data_fails(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["corpora", "verify", "--root", str(tmp_path)])
+
+
+def test_evaluate_of_a_constant_scorer_is_far_below_one(prepared, capsys):
+    main(["evaluate", "--model", "constant", "--table", str(prepared), "--baseline", "bm25"])
+    out = capsys.readouterr().out
+    value = float(next(line for line in out.splitlines() if line.startswith("AP")).split()[1])
+    assert value == pytest.approx(0.2)  # one positive of five, ranked last
+
+
+def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, tmp_path, capsys):
+    run = tmp_path / "ranker.run"
+    main(["evaluate", "--model", str(checkpoint()), "--table", str(prepared), "--output", str(run)])
+    first = capsys.readouterr().out.splitlines()[1]
+    write_qrels(tmp_path / "qrels", tiny.candidates(12, seed=3))
+    main(["evaluate", "--run", str(run), "--table", str(prepared)])
+    assert capsys.readouterr().out.splitlines()[1] == first
+    main(["evaluate", "--run", str(run), "--qrels", str(tmp_path / "qrels")])
+    assert capsys.readouterr().out.splitlines()[1] == first
+    assert json.loads(run.with_suffix(".json").read_text())["per_question"]
+
+
+def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsys):
+    table = tiny.candidates(4, seed=3)
+    write_qrels(tmp_path / "qrels", table)
+    negatives = table.filter(table["label"].to_numpy() == 0)
+    write_run(tmp_path / "run", negatives, [1.0] * negatives.num_rows)
+    main(["evaluate", "--run", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")])
+    assert "0.0000" in capsys.readouterr().out
+
+
+def test_rank_reads_candidates_and_prints_best_first(checkpoint, tmp_path, capsys):
+    (tmp_path / "c.txt").write_text("This one.\n\nThat other one.\n")
+    arguments = ["--model", str(checkpoint()), "--question", "Which?"]
+    main(["rank", *arguments, "--candidates", str(tmp_path / "c.txt"), "--json_lines", "true"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 2
+    assert lines[0]["score"] >= lines[1]["score"]
+
+
+def test_error_of_the_user_is_told_without_a_trace(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", "--model", "constant", "--corpus", "nothing"])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert "unknown corpus 'nothing'" in told
+    assert "to mend" in told
+    assert "Traceback" not in told
