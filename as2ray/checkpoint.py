@@ -69,8 +69,8 @@ def start(
 ) -> Ranker:
     """A ranker to be trained, from a pretrained encoder or from a ranker.
 
-    A pretrained encoder has no classification head: one is made from `seed`. Nothing else may be
-    missing from its checkpoint.
+    A pretrained encoder has no classification head, and a classifier of another task one of other
+    labels: a head is made from `seed`. Nothing else may be missing from the checkpoint.
 
     Args:
         path: A folder or a hub id.
@@ -94,7 +94,9 @@ def _read(
                 mend="choose another checkpoint",
             )
         is_classifier = any("SequenceClassification" in a for a in config.architectures or [])
-        if not is_classifier:
+        # A classifier of another task (TANDA's RoBERTa-large comes from MNLI) lends its body.
+        new_head = new_head and not (is_classifier and config.num_labels <= 2)
+        if new_head or not is_classifier:
             config.num_labels = 2
         network, report = AutoModelForSequenceClassification.from_pretrained(
             path,
@@ -103,7 +105,7 @@ def _read(
             ignore_mismatched_sizes=True,  # `_refuse_gaps` names them
             dtype=torch.float32,
         )
-        _refuse_gaps(path, report, network, new_head=new_head and not is_classifier)
+        _refuse_gaps(path, report, network, new_head)
         settings = getattr(config, SETTINGS, {})
         tokenizer = AutoTokenizer.from_pretrained(path)
         definition = tokenizer.backend_tokenizer.to_str()
@@ -145,7 +147,11 @@ def _refuse_gaps(path: str | Path, report: dict[str, Any], network: Any, new_hea
         unknown = [k for k in unknown if not k.removeprefix(inside).startswith("pooler.")]
         unknown = [k for k in unknown if not k.startswith(HEADS_OF_PRETRAINING)]
     unknown = [k for k in unknown if not k.endswith(("position_ids", "token_type_ids"))]
-    misshapen = sorted(f"{n}: {list(a)} for {list(b)}" for n, a, b in report["mismatched_keys"])
+    misshapen = sorted(
+        f"{name}: {list(found)} for {list(wanted)}"
+        for name, found, wanted in report["mismatched_keys"]
+        if name.startswith(inside) or not new_head
+    )
     if missing or unknown or misshapen:
         raise CheckpointError(
             f"{path}: {len(missing)} weights missing {missing[:4]}, {len(unknown)} unknown "

@@ -159,7 +159,7 @@ def _job(
         training=replace(step.training, seed=step.training.seed + seed),
         tracking=recipe.tracking,
     )
-    return job, {**{name: tables[name] for name in step.train}, **watched}
+    return job, {**{name: tables[name] for name in step.train}, "dev": dev}
 
 
 def _report(
