@@ -1,9 +1,8 @@
 """Tiny stand-ins for what a hub would give: tokenizers, checkpoints, and a corpus to learn from.
 
-Everything is made from seeds in a second or two; nothing is downloaded.
+Everything is made from seeds, the same in every process; nothing is downloaded.
 """
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
 from as2ray.records import CANDIDATES
 
@@ -27,10 +26,11 @@ WORDS = ["".join(_random.choices(_SYLLABLES, k=_random.randint(1, 4))) for _ in 
 
 
 def sentence(random: Random, words: int, topic: str | None = None) -> str:
-    """Made-up words, with a rare one among them if asked for."""
+    """Made-up words, with a rare one twice among them if asked for."""
     chosen = random.choices(WORDS, k=words)
     if topic is not None:
-        chosen.insert(random.randint(0, words), topic)
+        for place in (random.randint(0, words), 0):
+            chosen.insert(place, topic)
     return " ".join(chosen).capitalize() + "."
 
 
@@ -43,7 +43,7 @@ def candidates(questions: int, each: int = 5, seed: int = 0) -> pa.Table:
         question = f"What is {topic} {random.choice(WORDS)}?"
         right = random.randrange(each)
         for c in range(each):
-            text = sentence(random, random.randint(2, 8), topic if c == right else None)
+            text = sentence(random, random.randint(2, 6), topic if c == right else None)
             rows.append((f"q{q}", question, f"q{q}-{c}", text, int(c == right)))
     columns = zip(CANDIDATES, zip(*rows), strict=True)
     return pa.table({f.name: pa.array(v, f.type) for f, v in columns}, schema=CANDIDATES)
@@ -61,51 +61,38 @@ def write_corpus(
     return folder
 
 
-def _texts() -> list[str]:
-    random = Random(1)
-    made = [sentence(random, random.randint(2, 12), random.choice(TOPICS)) for _ in range(400)]
-    questions = [f"What is {t}?" for t in TOPICS] * 50  # often enough to become whole tokens
-    return [*made, *questions, "1952 3.14 -- 'quoted' (so) café?"]
+# Vocabularies are written, not trained: the trainers' order differs from process to process, and
+# with it the last digits of whatever a tiny network learns.
+_WHOLE = [*TOPICS, "what", "is", *WORDS[:40]]
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+_SIGNS = "?.,-()'\"“”–\u0301漢字é"
 
 
 def _wordpiece() -> dict[str, int]:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special)
-    tokenizer.train_from_iterator(_texts(), trainer)
-    return tokenizer.get_vocab()
+    pieces = [*special, *_LETTERS, *(f"##{c}" for c in _LETTERS), *_SIGNS, *_WHOLE, "##in", "ba"]
+    return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
 
 
 def _bpe() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(_texts(), trainer)
-    made = json.loads(tokenizer.to_str())["model"]
-    return made["vocab"], [tuple(pair) for pair in made["merges"]]
+    # A word after a blank grows from its front: Ġ k, Ġk o, Ġko v, ...
+    words = [f"Ġ{word}" for word in _WHOLE]
+    merges = dict.fromkeys((w[:end], w[end]) for w in words for end in range(1, len(w)))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*special, *alphabet, *(left + right for left, right in merges)]
+    return {piece: number for number, piece in enumerate(pieces)}, list(merges)
 
 
 def _unigram() -> list[tuple[str, float]]:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=400,
-        special_tokens=["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
-        unk_token="<unk>",
-    )
-    tokenizer.train_from_iterator(_texts(), trainer)
-    return [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    special = [(piece, 0.0) for piece in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    letters = [(piece, -9.0) for piece in ("▁", *_LETTERS, *_SIGNS)]
+    words = [(f"▁{word}", -3.0 - number / 100) for number, word in enumerate(dict.fromkeys(_WHOLE))]
+    return [*special, *letters, *words, ("in", -4.0), ("ba", -4.5)]
 
 
 def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
-    """A trained tokenizer of the class that transformers has for the family."""
+    """A small tokenizer of the class that transformers has for the family."""
     if family == "roberta":
         vocabulary, merges = _bpe()
         return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)

@@ -2,13 +2,16 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from training_runs import DEV, NO_DROPOUT, Interrupted, loop_of, told
+from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
 
 from as2ray.checkpoint import load
 from as2ray.errors import RecipeError
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.text.stream import PairFiles
 from as2ray.training.validation import Watched, validate
+
+LEARNING = {"num_hidden_layers": 2, "initializer_range": 0.1}
+"""Of a network that learns the corpus in five epochs."""
 
 
 @pytest.fixture
@@ -22,15 +25,7 @@ def small(tmp_path):
 
 
 def weights_of(loop) -> dict[str, torch.Tensor]:
-    """All weights but the keys' biases, which change no score and follow rounding alone."""
-    held = loop.ranker.state_dict().items()
-    return {n: w.clone() for n, w in held if "key.bias" not in n}
-
-
-def assert_close(one, other, atol):
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0, msg=name)
+    return {name: weights.clone() for name, weights in loop.ranker.state_dict().items()}
 
 
 def equal(one, other) -> bool:
@@ -38,13 +33,13 @@ def equal(one, other) -> bool:
 
 
 def test_training_on_a_learnable_corpus_lowers_the_loss_and_ranks(checkpoint, corpus, tmp_path):
-    loop = loop_of(checkpoint("bert", None), corpus, tmp_path, epochs=8)
-    progress = loop.fit()
+    model = checkpoint("bert", None, **LEARNING)
+    progress = loop_of(model, corpus, tmp_path, epochs=5, learning_rate=5e-3).fit()
     losses = [x["loss"] for x in told(tmp_path, "loss")]
     assert np.mean(losses[-13:]) < 0.5 * np.mean(losses[:13])
     measured = [x["dev/AP"] for x in told(tmp_path, "dev/AP")]
     assert measured[-1] > 0.9 > measured[0]
-    assert progress.steps == len(losses) == 8 * 13
+    assert progress.steps == len(losses) == 5 * 13
     ranked = load(tmp_path / "best" / "ranker").rank("What is kovarin?", ["Muri ne.", "Kovarin."])
     assert ranked[0].text == "Kovarin."
 
@@ -63,7 +58,7 @@ def test_accumulation_in_small_batches_gives_the_same_weights(checkpoint, corpus
         loop = loop_of(model, corpus, folder, epochs=1, batch=64, max_tokens=max_tokens)
         loop.fit()
         weights.append(weights_of(loop))
-    assert_close(*weights, atol=1e-5)
+    assert_close(*weights)
     assert not equal(weights[0], weights_of(loop_of(model, corpus, tmp_path / "untrained")))
 
 
@@ -75,7 +70,7 @@ def test_gradient_checkpointing_with_dropout_trains_the_same_weights(checkpoint,
         )
         loop.fit()
         weights.append(weights_of(loop))
-    assert_close(*weights, atol=1e-6)
+    assert_close(*weights)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +138,14 @@ def test_best_checkpoint_is_the_best_validation_s_and_last_the_last_s(checkpoint
     calls = iter(range(1000))
 
     def first_learn_then_unlearn(logits, targets):
-        return cross_entropy(logits, targets) * (1 if next(calls) < 5 * 13 else -1)
+        return cross_entropy(logits, targets) * (1 if next(calls) < 4 * 13 else -1)
 
     loop = loop_of(
-        checkpoint("albert", None),
+        checkpoint("bert", None, **LEARNING),
         corpus,
         tmp_path,
         objective=first_learn_then_unlearn,
-        epochs=7,
+        epochs=6,
         learning_rate=5e-3,
         schedule="constant",
     )

@@ -1,0 +1,85 @@
+"""The rooms' walls: who may import what, and that every module says at its door what it knows."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import as2ray
+
+PACKAGE = Path(as2ray.__file__).parent
+ROOMS_WITH_RAY = ("distributed", "serving")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a module imports, also inside its functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """Rooms of as2ray that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("as2ray"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("as2ray")}
+    return {name.split(".")[1] for name in found if "." in name}
+
+
+def is_in(path: Path, *rooms: str) -> bool:
+    return path.relative_to(PACKAGE).parts[0] in rooms
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_has_a_docstring(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if not is_in(p, *ROOMS_WITH_RAY)], ids=name_of)
+def test_module_outside_the_rooms_of_ray_does_not_import_ray(path):
+    assert "ray" not in imported(path)
+
+
+def test_modules_outside_the_rooms_of_ray_load_without_ray():
+    names = [name_of(p) for p in MODULES if not is_in(p, *ROOMS_WITH_RAY)]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'ray' not in sys.modules, name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+WALLS = {
+    "text": {"models", "objectives", "training", "corpora", "evaluation", "checkpoint"},
+    "models": {"checkpoint", "objectives", "training", "corpora", "evaluation"},
+    "objectives": {"models", "training", "corpora", "text", "checkpoint", "evaluation"},
+    "evaluation": {"models", "training", "text", "objectives", "checkpoint"},
+    "corpora": {"models", "training", "objectives", "checkpoint"},
+    "retrieval": {"models", "training", "objectives", "checkpoint"},
+    "training": {"corpora", "retrieval"},
+}
+
+
+@pytest.mark.parametrize("room", WALLS)
+def test_room_does_not_import_what_it_must_not_know(room):
+    for path in (PACKAGE / room).rglob("*.py"):
+        seen = rooms_imported(path) & (WALLS[room] | set(ROOMS_WITH_RAY))
+        assert not seen, f"{name_of(path)} imports {sorted(seen)}"

@@ -1,0 +1,165 @@
+"""Two processes with gloo: the same run as one process, copied (DDP) and shared out (FSDP2)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor
+from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
+
+from as2ray.checkpoint import load
+from as2ray.training import parallel
+
+pytestmark = pytest.mark.slow
+
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, in one process or in two."""
+
+    family: str = "bert"
+    dropout: bool = False
+    stop_before: tuple[int, int] | None = None
+    """Where a first try ends; the second goes on from its checkpoint."""
+    first_alone: bool = False
+    """The first try is one process."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+# 65 pairs in steps of 32: the last step of an epoch is one pair, and rank 1's share is empty.
+TRAINING = {"epochs": 2, "batch": 32}
+CASES = {
+    "copied": Case(),
+    "copied-accumulating": Case(settings={"max_tokens": 60}),
+    "copied-resumed": Case(stop_before=(1, 1)),
+    "copied-dropout": Case(dropout=True),
+    "copied-dropout-resumed": Case(dropout=True, stop_before=(1, 1)),
+    "copied-after-one-process": Case(stop_before=(1, 1), first_alone=True),
+    "shared": Case(settings={"sharded": True}),
+    "shared-accumulating": Case(settings={"sharded": True, "max_tokens": 60}),
+    "shared-resumed": Case(stop_before=(1, 1), settings={"sharded": True}),
+    "shared-checkpointing": Case(settings={"sharded": True, "gradient_checkpointing": True}),
+    "shared-albert": Case("albert", settings={"sharded": True}),
+}
+
+
+def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str, Any]:
+    """Runs a case in as many processes as there are; what is to be compared, on rank 0."""
+    model = models[f"{case.family}-dropout" if case.dropout else case.family]
+    settings = {**TRAINING, **case.settings}
+    where = (model, root / "pairs", root / name)
+    if case.stop_before and not case.first_alone:
+        with pytest.raises(Interrupted):
+            loop_of(*where, stop_before=case.stop_before, **settings).fit()
+        if dist.is_initialized():
+            dist.barrier()  # rank 0 may still be writing what both resume from
+    loop = loop_of(*where, **settings)
+    loop.fit()
+    scores = loop.watched["dev"].scores(loop.ranker)
+    moments = [state["exp_avg"] for state in loop.optimiser.state.values()]
+    held = sum(m.to_local().numel() if isinstance(m, DTensor) else m.numel() for m in moments)
+    return {"weights": parallel.weights(loop.model), "scores": scores, "held": held}
+
+
+def work(rank: int, models: dict[str, Path], root: Path) -> None:
+    """One of two processes: all cases, one after the other."""
+    torch.set_num_threads(1)
+    meeting = f"file://{root / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    for name, case in CASES.items():
+        found = run(case, models, root, name)
+        torch.save(found, root / f"{name}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel")
+    tiny.write_corpus(folder / "pairs", tiny.candidates(13))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint) -> dict[str, Path]:
+    small = {"num_hidden_layers": 2}
+    return {
+        "bert": checkpoint("bert", 2, **small, **NO_DROPOUT),
+        "bert-dropout": checkpoint("bert", 2, **small),
+        "albert": checkpoint("albert", 2, classifier_dropout_prob=0.0, **small, **NO_DROPOUT),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(root, models) -> dict[str, dict[str, Any]]:
+    """The same run in this process, by family."""
+    return {f: run(Case(f), models, root, f"alone-{f}") for f in ("bert", "albert")}
+
+
+@pytest.fixture(scope="module")
+def together(root, models) -> dict[str, list[dict[str, Any]]]:
+    """What each rank found, by case."""
+    for name, case in CASES.items():
+        if case.first_alone:
+            where = (models[case.family], root / "pairs", root / name)
+            loop = loop_of(*where, stop_before=case.stop_before, **TRAINING)
+            with pytest.raises(Interrupted):
+                loop.fit()
+    mp.spawn(work, (models, root), nprocs=RANKS)
+    return {
+        name: [torch.load(root / f"{name}-{r}.pt", weights_only=False) for r in range(RANKS)]
+        for name in CASES
+    }
+
+
+LIKE_ALONE = [name for name, case in CASES.items() if not case.dropout]
+
+
+@pytest.mark.parametrize("name", LIKE_ALONE)
+def test_two_processes_train_the_weights_of_one(together, alone, name):
+    expected = alone[CASES[name].family]
+    assert_close(together[name][0]["weights"], expected["weights"])
+
+
+@pytest.mark.parametrize("name", LIKE_ALONE)
+def test_two_processes_validate_to_the_scores_of_one(together, alone, name):
+    for found in together[name]:
+        assert found["scores"].shape == (DEV.num_rows,)
+        np.testing.assert_allclose(found["scores"], alone[CASES[name].family]["scores"], atol=1e-5)
+    assert (together[name][0]["scores"] == together[name][1]["scores"]).all()
+
+
+@pytest.mark.parametrize("name", LIKE_ALONE)
+def test_two_processes_tell_the_losses_of_one(together, alone, root, name):
+    expected = told(root / f"alone-{CASES[name].family}", "loss")
+    found = told(root / name, "loss")
+    assert [x["step"] for x in found] == [x["step"] for x in expected]
+    assert [x["loss"] for x in found] == pytest.approx([x["loss"] for x in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_hold_the_moments_whole_or_half(together, alone, name):
+    whole, shared = alone[CASES[name].family]["held"], CASES[name].settings.get("sharded", False)
+    for found in together[name]:
+        assert found["held"] < 0.6 * whole if shared else found["held"] == whole
+
+
+def test_two_copies_resumed_with_dropout_go_on_as_if_not_interrupted(together, root):
+    weights = [together[f"copied-dropout{which}"][0]["weights"] for which in ("", "-resumed")]
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+    assert told(root / "copied-dropout", "loss") == told(root / "copied-dropout-resumed", "loss")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_write_a_whole_checkpoint(together, root, name):
+    ranker = load(root / name / "last" / "ranker")
+    held, expected = ranker.state_dict(), together[name][0]["weights"]
+    assert held.keys() == expected.keys()
+    assert all(torch.equal(held[n], expected[n]) for n in held)
