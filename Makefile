@@ -18,11 +18,10 @@ quickstart: $(STAMP)
 	$(BIN)/python -m pipelines.quickstart
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -m "not cluster"
-	$(BIN)/python -m pytest -m cluster || test $$? -eq 5
+	$(BIN)/python -m pytest
 
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not cluster"
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

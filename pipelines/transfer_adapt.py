@@ -58,8 +58,8 @@ class Recipe:
     """Names of the tables that are reported."""
     steps: dict[str, Step]
     """Steps by name, each after those it starts from."""
-    baseline: str
-    """Step against which the others are tested."""
+    baseline: str | dict[str, str]
+    """Step against which the others are tested, or for each test its own."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Each step is trained once with each."""
     measures: list[str] = field(default_factory=lambda: ["AP", "RR", "P@1"])
@@ -92,12 +92,17 @@ class Recipe:
                 expected=f"some of {sorted(self.tables)}",
                 mend="describe them under `tables`",
             )
-        if self.baseline not in self.steps:
+        baselines = {test: self.against(test) for test in self.tests}
+        if unknown := {t: b for t, b in baselines.items() if b not in self.steps}:
             raise RecipeError(
-                f"baseline {self.baseline!r}",
+                f"baseline {unknown}",
                 expected=f"one of {list(self.steps)}",
                 mend="name one",
             )
+
+    def against(self, test: str) -> str | None:
+        """The baseline of a test."""
+        return self.baseline if isinstance(self.baseline, str) else self.baseline.get(test)
 
 
 def run(
@@ -169,7 +174,7 @@ def _report(
         made = report(
             f"{recipe.title}: {test}",
             systems,
-            baseline=recipe.baseline,
+            baseline=str(recipe.against(test)),
             published=recipe.published.get(test),
         )
         save(made, folder / f"{test}.md")
