@@ -1,0 +1,69 @@
+"""The ratio of two sides, measured in turns, so that a noisy machine disturbs both alike.
+
+Knows callables. Must not know what they do.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Side = Callable[[], float]
+"""Does a fixed amount of work and returns its rate, in units a second."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one side is as another, over the repeats of one run."""
+
+    ours: tuple[float, ...]
+    """Rates of our side, in the order in which they were measured."""
+    theirs: tuple[float, ...]
+    """Rates of the other side, each measured right after ours of the same place."""
+
+    @property
+    def each(self) -> tuple[float, ...]:
+        """The ratio of each pair of repeats."""
+        return tuple(a / b for a, b in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def median(self) -> float:
+        """The ratio to be told."""
+        return statistics.median(self.each)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest ratio of a pair of repeats."""
+        return min(self.each), max(self.each)
+
+    def __str__(self) -> str:
+        low, high = self.spread
+        return f"{self.median:.2f} ({low:.2f}..{high:.2f})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was measured, and what follows from it."""
+        low, high = self.spread
+        return {**asdict(self), "ratio": {"median": self.median, "min": low, "max": high}}
+
+
+def alternate(
+    ours: Side, others: Sequence[Side], repeats: int, warm_up: int = 1
+) -> tuple[Ratio, ...]:
+    """Measures ours, others[0], others[1], ..., ours, others[0], ... in turns.
+
+    Args:
+        ours: Our side.
+        others: What it is compared with.
+        repeats: Measurements of each side.
+        warm_up: Measurements of each side before these, thrown away.
+
+    Returns:
+        For each of the others how many times as fast ours is.
+    """
+    sides = [ours, *others]
+    for _ in range(warm_up):
+        for side in sides:
+            side()
+    rates = [[side() for side in sides] for _ in range(repeats)]
+    mine, *theirs = (tuple(column) for column in zip(*rates))
+    return tuple(Ratio(mine, column) for column in theirs)

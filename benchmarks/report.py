@@ -1,0 +1,96 @@
+"""What every benchmark shares: its flags, the cores it holds to, its table and its JSON.
+
+Knows the machine and files. Must not know what is measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from as2ray.corpora import data_root
+
+CORES = 2
+"""The claims are about two cores; on a larger machine the others stay idle."""
+
+PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that the benchmark holds or refutes."""
+
+    claim: str
+    measured: str
+    """The value, with its spread where it was repeated."""
+    holds: bool | None
+    """None where nothing is claimed."""
+
+
+def arguments(about: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags of every benchmark: `data` (Path), `output` (Path or None), `small`."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--data", type=Path, default=data_root(), help="folder of raw releases")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
+    return parser.parse_args(argv)
+
+
+def hold_to_cores() -> int:
+    """Keeps this process and its children to the first two cores; how many there are."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = min(CORES, os.cpu_count() or 1)
+    torch.set_num_threads(cores)
+    return cores
+
+
+def finish(
+    name: str, arguments: argparse.Namespace, claims: Sequence[Claim], results: dict[str, Any]
+) -> None:
+    """Prints the claims as a table; writes them and all results where `--output` says."""
+    table = Table(title=f"benchmarks.{name}" + (" --small" if arguments.small else ""))
+    for column in ("claim", "measured", "holds"):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(
+            claim.claim, claim.measured, {True: "yes", False: "NO", None: ""}[claim.holds]
+        )
+    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    if arguments.output:
+        report = {
+            "benchmark": name,
+            "small": arguments.small,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(),
+            "claims": [asdict(claim) for claim in claims],
+            "results": results,
+        }
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "cores_used": torch.get_num_threads(),
+        "bf16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
+        # A load above the cores used says that others disturbed the run.
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "packages": {package: version(package) for package in PACKAGES},
+    }

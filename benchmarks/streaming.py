@@ -1,0 +1,277 @@
+"""Streaming: pairs a second through read, tokenise and pack; time to the first batch; memory.
+
+Knows the stream, its ingest by Ray Data, and the `tokenizers` library. Must not know models.
+
+Our side is `distributed.ingest.RayEpochs` over Parquet files. The other is the bare tokenizer on
+the same two cores: `Tokenizer.encode_batch` over pairs that lie in memory already, with the
+tokenizer's own threads and nothing read, shuffled or packed.
+"""
+
+import logging
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import count, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import psutil
+import ray
+from tokenizers import Tokenizer
+
+from as2ray.distributed.ingest import RayEpochs
+from as2ray.packaged import minilm
+from as2ray.text.stream import WINDOW, MicroBatch, PairFiles, Stream
+from as2ray.text.tokens import PairTokenizer
+from benchmarks import asnq_shaped
+from benchmarks.ratio import Ratio, alternate
+from benchmarks.report import Claim, arguments, finish, hold_to_cores
+
+T = TypeVar("T")
+MB = 1024**2
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a run does."""
+
+    window: int
+    windows: int
+    """Windows of the epoch whose rate is measured."""
+    repeats: int
+    passes: tuple[int, int]
+    """Pairs of the two epochs whose memory is compared."""
+
+
+FULL = Size(WINDOW, 10, 3, (100_000, 2_000_000))
+SMALL = Size(2_048, 6, 1, (4_096, 16_384))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch's clock, in seconds from the call."""
+
+    pairs: int
+    first: float
+    """The first packed batch."""
+    settled: float
+    """The last batch of the first window of every core: all are at work."""
+    settled_pairs: int
+    """Pairs until then."""
+    end: float
+
+    @property
+    def rate(self) -> float:
+        """Pairs a second once all cores are at work."""
+        return (self.pairs - self.settled_pairs) / (self.end - self.settled)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peaks while an epoch ran, MB."""
+
+    driver: float
+    """Resident memory of the driver, without shared pages."""
+    workers: float
+    """Of all worker processes together, without shared pages."""
+    together: float
+    """Of both at one time."""
+    together_with_shared: float
+    """With shared pages: libraries, and the object store as often as processes have it open."""
+    object_store: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    args = arguments(__doc__, argv)
+    size = SMALL if args.small else FULL
+    data = args.data if asnq_shaped.present(args.data) else None
+    with TemporaryDirectory(prefix="as2ray-streaming-") as folder:
+        corpora = {
+            rows: asnq_shaped.write(Path(folder) / str(rows), rows, data)
+            for rows in (*size.passes, size.window * size.windows)
+        }
+        passes = [_apart(_pass, corpora[rows], size.window) for rows in size.passes]
+        rates = _apart(_rates, corpora[size.window * size.windows], size)
+    results = {
+        "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
+        "passes": passes,
+        "rates": {name: ratio.as_json() for name, ratio in rates.items()},
+    }
+    finish("streaming", args, _claims(passes, rates), results)
+
+
+def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim]:
+    few, many = (p["memory"]["together"] for p in passes)
+    pairs = [f"{p['epoch']['pairs']:,}" for p in passes]
+    slowest = max(p["first_batch_from_init"] for p in passes)
+    bare, stores = rates["encode_batch"], [p["memory"]["object_store"] for p in passes]
+    mine = statistics.median(bare.ours)
+    return [
+        Claim(
+            f"ingest >= 85 % of encode_batch's rate ({mine:,.0f} pairs/s)",
+            str(bare),
+            bare.median >= 0.85,
+        ),
+        Claim("... of encode_batch_fast's rate", str(rates["encode_batch_fast"]), None),
+        Claim("... of the stream's in this process, without Ray", str(rates["stream"]), None),
+        Claim("first packed batch within 15 s of ray.init", f"{slowest:.1f} s", slowest <= 15),
+        Claim(
+            "... from the call of epoch()",
+            f"{max(p['epoch']['first'] for p in passes):.1f} s",
+            None,
+        ),
+        Claim(
+            f"memory flat (within 10 %) from {pairs[0]} to {pairs[1]} pairs",
+            f"{few:,.0f} MB, {many:,.0f} MB ({many / few:.2f})",
+            many <= 1.1 * few,
+        ),
+        Claim("... object store", ", ".join(f"{s:,.0f} MB" for s in stores), None),
+    ]
+
+
+def _apart(work: Callable[..., T], *given: object) -> T:
+    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *given).result()
+
+
+def _connect(cores: int) -> None:
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, logging_level="ERROR")
+
+
+def _stream(folder: Path, window: int) -> Stream:
+    return Stream(PairFiles.find(folder), PairTokenizer.from_folder(minilm()), 32, window=window)
+
+
+def _timed(micros: Iterable[MicroBatch], settled_step: int) -> Epoch:
+    """Reads an epoch as fast as it comes."""
+    began = time.perf_counter()
+    pairs, settled_pairs = 0, 0
+    first = settled = 0.0
+    for micro in micros:
+        pairs += len(micro.batch)
+        first = first or time.perf_counter() - began
+        if micro.step == settled_step and micro.last:
+            settled, settled_pairs = time.perf_counter() - began, pairs
+    return Epoch(pairs, first, settled, settled_pairs, time.perf_counter() - began)
+
+
+def _pass(folder: Path, window: int) -> dict[str, Any]:
+    """One epoch from a cold start: its clock and its memory."""
+    cores = hold_to_cores()
+    stream = _stream(folder, window)
+    began = time.perf_counter()
+    _connect(cores)
+    called = time.perf_counter() - began
+    with _Watch() as watch:
+        micros = RayEpochs(stream, float(cores)).epoch(0)
+        epoch = _timed(micros, cores * stream.steps_a_window - 1)
+    ray.shutdown()
+    return {
+        "init": called,
+        "first_batch_from_init": called + epoch.first,
+        "epoch": {**asdict(epoch), "rate": epoch.rate},
+        "memory": asdict(watch.peaks()),
+    }
+
+
+def _rates(folder: Path, size: Size) -> dict[str, Ratio]:
+    """Our rate over those of the bare tokenizer and of the stream without Ray."""
+    cores = hold_to_cores()
+    stream = _stream(folder, size.window)
+    bare = Tokenizer.from_str(stream.tokenizer.definition)
+    bare.no_padding()
+    bare.enable_truncation(stream.tokenizer.max_length, strategy="only_second")
+    table = stream.files.table().slice(0, 3 * size.window)
+    pairs = list(zip(table["question"].to_pylist(), table["candidate"].to_pylist()))
+    epochs, numbers = RayEpochs(stream, float(cores)), count()
+
+    def ingest() -> float:
+        return _timed(epochs.epoch(next(numbers)), cores * stream.steps_a_window - 1).rate
+
+    def tokenizer(encode: Callable[[list[tuple[str, str]]], object]) -> Callable[[], float]:
+        def side() -> float:
+            began = time.perf_counter()
+            for start in range(0, len(pairs), size.window):
+                encode(pairs[start : start + size.window])
+            return len(pairs) / (time.perf_counter() - began)
+
+        return side
+
+    def alone() -> float:
+        began = time.perf_counter()
+        micros = islice(stream.epoch(next(numbers)), 3 * stream.steps_a_window)
+        return sum(len(micro.batch) for micro in micros) / (time.perf_counter() - began)
+
+    _connect(cores)
+    sides = {
+        "encode_batch": tokenizer(bare.encode_batch),
+        "encode_batch_fast": tokenizer(bare.encode_batch_fast),
+        "stream": alone,
+    }
+    ratios = alternate(ingest, list(sides.values()), size.repeats)
+    ray.shutdown()
+    return dict(zip(sides, ratios))
+
+
+class _Watch:
+    """Samples the memory of this process and of Ray's workers, twice a second."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, ...]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._store = ray.cluster_resources()["object_store_memory"]
+
+    def __enter__(self) -> "_Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def peaks(self) -> Memory:
+        """The highest of each over all samples."""
+        return Memory(*(max(column) / MB for column in zip(*self._samples)))
+
+    def _run(self) -> None:
+        me = psutil.Process()
+        while not self._over.wait(0.5):
+            found = [_memory(p) for p in me.children(recursive=True) if _is_worker(p)]
+            private, shared = (sum(column) for column in zip((0, 0), *found))
+            mine, mine_shared = _memory(me)
+            free = ray.available_resources().get("object_store_memory", 0.0)
+            together = mine + private
+            everything = together + mine_shared + shared
+            self._samples.append((mine, private, together, everything, self._store - free))
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        name = process.name()
+    except psutil.Error:
+        return False
+    return name.startswith("ray::") and "Agent" not in name
+
+
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    """Private and shared resident bytes; nothing for a process that has ended."""
+    try:
+        found = process.memory_info()
+    except psutil.Error:
+        return 0, 0
+    shared = getattr(found, "shared", 0)
+    return found.rss - shared, shared
+
+
+if __name__ == "__main__":
+    main()
