@@ -51,10 +51,10 @@ class Quickstart:
     """Ask this instead of training."""
     model: str = packaged.NAME
     """What to start from."""
+    max_length: int = 128
+    """Most tokens of a pair."""
     training: Training = field(
-        default_factory=lambda: Training(
-            epochs=3, batch=32, learning_rate=1e-4, patience=2, precision="auto"
-        )
+        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
     )
     """Settings of the fine-tuning."""
     workers: Workers = field(default_factory=Workers)
@@ -69,7 +69,7 @@ def run(quickstart: Quickstart) -> None:
         for split in ("train", "dev", "test")
     }
     job = Job(
-        model=Model(quickstart.model),
+        model=Model(quickstart.model, quickstart.max_length),
         train=(str(tables["train"]),),
         watched={"dev": str(tables["dev"])},
         training=quickstart.training,
@@ -122,7 +122,8 @@ def _show(question: str, answers: Sequence[Ranked]) -> None:
         sys.stdout.write(f"  {answer.score:.3f}  {answer.text}\n")
 
 
-def _answer(quickstart: Quickstart, question: str) -> None:
+def answer(quickstart: Quickstart, question: str) -> None:
+    """Prints the best three answers of the fine-tuned ranker to a question."""
     folder = Path(quickstart.output) / "ranker" / "ranker"
     if not folder.is_dir():
         raise RecipeError(
@@ -141,7 +142,7 @@ def main() -> None:
     quickstart = Quickstart(**made)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     if quickstart.question is not None:
-        _answer(quickstart, quickstart.question)
+        answer(quickstart, quickstart.question)
     elif quickstart.workers.count == 0:
         run(quickstart)
     else:
