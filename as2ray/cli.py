@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,10 @@ from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.runs import evaluate_run
 from as2ray.evaluation.significance import compare
 from as2ray.evaluation.trec import read_qrels, read_run, scores_of_run, write_run
+from as2ray.filters import Filter
 from as2ray.models.ranker import Precision
 from as2ray.retrieval.bm25 import BM25
 from as2ray.text.stream import PairFiles, pack_pairs
-
-Filter = Literal["raw", "no_all_negative", "clean"]
 
 
 class Corpora:

@@ -2,12 +2,12 @@
 
 from as2ray.corpora.base import HUB, Corpus, Item, Published
 from as2ray.corpora.discover import Check, Listing, data_root, found, list_corpora, verify_all
-from as2ray.corpora.filters import FILTERS, apply_filter, filtered
 from as2ray.corpora.leaks import check_leaks, drop, shared_questions
 from as2ray.corpora.noise import flip_labels
 from as2ray.corpora.registry import CORPORA, get
 from as2ray.corpora.stats import Spread, Stats, stats
 from as2ray.corpora.store import load, prepare, read
+from as2ray.filters import FILTERS, apply_filter, filtered
 
 __all__ = [
     "CORPORA",

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from as2ray.corpora.base import Corpus, Published
 from as2ray.corpora.files import SourceMissingError, present
-from as2ray.corpora.filters import apply_filter
 from as2ray.corpora.registry import CORPORA
 from as2ray.errors import CorpusError
+from as2ray.filters import apply_filter
 from as2ray.records import Counts, count
 
 VARIABLE: Final = "AS2RAY_DATA"

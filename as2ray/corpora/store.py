@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from as2ray.corpora.base import HUB, Corpus, Source
 from as2ray.corpora.discover import added, data_root
-from as2ray.corpora.filters import filtered
 from as2ray.corpora.leaks import drop
 from as2ray.corpora.registry import get
 from as2ray.errors import CorpusError, LeakError
+from as2ray.filters import filtered
 from as2ray.records import CANDIDATES, Counts, Fingerprint, count
 from as2ray.text.sentences import versioned
 

@@ -22,7 +22,8 @@ from as2ray.evaluation.order import (
     relevance_of,
     total_order,
 )
-from as2ray.evaluation.presets import PRESETS, Filter, Measure, Preset, as_measure
+from as2ray.evaluation.presets import PRESETS, Measure, Preset, as_measure
+from as2ray.filters import Filter, filter_mask
 from as2ray.records import Counts, count, fingerprint
 
 __all__ = [
@@ -107,28 +108,6 @@ def evaluate(
         relevance=relevance,
         fingerprint=fingerprint(table),
     )
-
-
-def filter_mask(table: pa.Table, filter: Filter) -> npt.NDArray[np.bool_]:
-    """Rows whose question passes the filter, shape [rows].
-
-    Raises:
-        EvaluationError: An unknown filter.
-    """
-    question = question_numbers(table)
-    positives = np.bincount(question, table["label"].to_numpy())
-    size = np.bincount(question)
-    passes = {
-        "raw": size > 0,
-        "no_all_negative": positives > 0,
-        "clean": (positives > 0) & (positives < size),
-    }
-    if filter not in passes:
-        raise EvaluationError(
-            f"filter {filter!r}", expected=f"one of {list(passes)}", mend="name one of them"
-        )
-    mask: npt.NDArray[np.bool_] = passes[filter][question]
-    return mask
 
 
 def mean_average_precision(

@@ -3,15 +3,13 @@
 Knows ir-measures values. Must not know tables, scores, models or files.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ir_measures
 from ir_measures import AP, RR, P, nDCG
 
 from as2ray.errors import EvaluationError
-
-Filter = Literal["raw", "no_all_negative", "clean"]
-"""Which questions count: all; those with a positive; those with a positive and a negative."""
+from as2ray.filters import Filter
 
 Measure = Any
 """A measure of ir-measures, such as `nDCG @ 10`; the package is not typed."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
 
-from as2ray.errors import EvaluationError
+from as2ray.errors import EvaluationError, RecipeError
 from as2ray.evaluation.measures import (
     PRESETS,
     as_measure,
@@ -136,7 +136,7 @@ def test_wrong_options_are_refused(make_table):
     table, scores = make_table([[0, 0]]), [1.0, 2.0]
     with pytest.raises(EvaluationError, match="no question left of 1 questions / 2 pairs"):
         evaluate(table, scores, filter="clean")
-    with pytest.raises(EvaluationError, match="filter 'all'"):
+    with pytest.raises(RecipeError, match="filter 'all'"):
         evaluate(table, scores, filter="all")
     with pytest.raises(EvaluationError, match="ties 'lucky'"):
         evaluate(table, scores, ties="lucky")

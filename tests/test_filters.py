@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from as2ray.corpora import FILTERS, apply_filter, filtered, flip_labels
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, RecipeError
 
 QUESTIONS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=12)
 
@@ -48,7 +48,7 @@ def test_filter_on_a_stream_equals_filter_on_the_table(questions, places, name):
 
 
 def test_filter_unknown_on_a_stream_is_refused_at_the_first_step():
-    with pytest.raises(CorpusError, match="unknown filter 'tidy'"):
+    with pytest.raises(RecipeError, match="unknown filter 'tidy'"):
         next(filtered([], "tidy"))
 
 
