@@ -7,7 +7,7 @@ from datasets import Dataset
 from as2ray.corpora import Published, files, get, read
 from as2ray.corpora import wikiqa as wikiqa_reader
 from as2ray.corpora.base import Corpus
-from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.errors import CorpusError, RecipeError, CountMismatchError
 from as2ray.records import Counts
 
 OPEN = {"verify": False}
@@ -122,7 +122,7 @@ def test_corpus_unknown_option_is_told_with_the_known_ones(wikiqa):
 
 
 def test_corpus_unknown_filter_is_told_with_the_known_ones(wikiqa):
-    with pytest.raises(CorpusError, match=r"unknown filter 'tidy'") as error:
+    with pytest.raises(RecipeError, match=r"unknown filter 'tidy'") as error:
         read("wikiqa", "dev", wikiqa, "tidy")
     assert "no_all_negative" in error.value.expected
 
