@@ -46,6 +46,10 @@ class RecipeError(As2rayError):
     """A recipe or a command-line value is out of its range."""
 
 
+class TrainingError(As2rayError):
+    """A run of training cannot go on."""
+
+
 class StageMismatchError(As2rayError):
     """An output folder holds a stage that was made from something else."""
 

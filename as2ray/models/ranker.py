@@ -28,7 +28,7 @@ def resolve_precision(precision: Precision, device: torch.device | str = "cpu") 
     """The dtype that `precision` means on a device.
 
     `auto` is bf16 where the hardware multiplies it natively (AVX512-BF16 or AMX on a CPU, Ampere
-    or later on a GPU), where it is about five times as fast as fp32; fp32 elsewhere.
+    or later on a GPU), and fp32 elsewhere.
     """
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in dtypes:
@@ -38,7 +38,8 @@ def resolve_precision(precision: Precision, device: torch.device | str = "cpu") 
             f"precision {precision!r}", expected="auto, fp32, bf16 or fp16", mend="choose one"
         )
     if torch.device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
 

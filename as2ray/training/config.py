@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from as2ray.errors import RecipeError
-from as2ray.models.ranker import Precision
 
 Schedule = Literal["linear", "triangular", "constant"]
 """What follows the warm-up."""
+
+Precision = Literal["auto", "fp32", "bf16"]
+"""Number format of training; fp16 would need its loss scaled, and serves for ranking alone."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ or Ray: it runs the same in a notebook, on a bare GPU machine and in a worker of
 """
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from as2ray.checkpoint import save, weights_of
-from as2ray.errors import RecipeError
+from as2ray.errors import RecipeError, TrainingError
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import Objective
 from as2ray.text.stream import MicroBatch
@@ -184,8 +185,16 @@ class Loop:
     def _tell_step(self, since: "_Since") -> None:
         tokens = torch.tensor(float(since.tokens), device=self.ranker.device)
         seconds = time.perf_counter() - since.began
+        loss = float(parallel.total(since.loss)) / since.steps
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"a loss of {loss} after {self.progress.steps:,} steps, at learning rate "
+                f"{self.optimiser.param_groups[0]['lr']:.2g}",
+                expected="a finite loss",
+                mend="lower learning_rate, lengthen warmup, or set precision to fp32",
+            )
         metrics = {
-            "loss": float(parallel.total(since.loss)) / since.steps,
+            "loss": loss,
             "learning_rate": self.optimiser.param_groups[0]["lr"],
             "tokens_per_second": float(parallel.total(tokens)) / seconds,
         }

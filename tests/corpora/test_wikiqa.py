@@ -7,7 +7,7 @@ from datasets import Dataset
 from as2ray.corpora import Published, files, get, read
 from as2ray.corpora import wikiqa as wikiqa_reader
 from as2ray.corpora.base import Corpus
-from as2ray.errors import CorpusError, RecipeError, CountMismatchError
+from as2ray.errors import CorpusError, CountMismatchError, RecipeError
 from as2ray.records import Counts
 
 OPEN = {"verify": False}

@@ -1,0 +1,52 @@
+import pytest
+import torch
+from training_runs import loop_of
+
+from as2ray.errors import RecipeError, TrainingError
+from as2ray.training.config import Training
+from as2ray.training.tracking import JsonLines, MLflow, TensorBoard, read
+
+
+def test_json_lines_of_a_resumed_run_lose_what_came_after_and_a_cut_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+    tracker = JsonLines(path, resumed=1)
+    tracker.log(2, {"loss": 2.5})
+    tracker.close()
+    assert read(path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
+
+
+def test_tensorboard_files_hold_the_scalars(tmp_path):
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = TensorBoard(tmp_path, resumed=0)
+    for step in (1, 2):
+        tracker.log(step, {"loss": 1.0 / step})
+    tracker.close()
+    events = loading.EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.slow
+def test_mlflow_run_holds_the_metrics(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracker = MLflow(uri, "run")
+    tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
+    tracker.close()
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("as2ray")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics == {"dev/AP": 0.5, "P_at_1": 0.25}
+
+
+def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus, tmp_path):
+    def broken(logits: torch.Tensor, targets: object) -> torch.Tensor:
+        return logits.sum() * float("nan")
+
+    with pytest.raises(TrainingError, match="a loss of nan after 1 steps"):
+        loop_of(checkpoint("bert", None), corpus, tmp_path, objective=broken).fit()
+
+
+def test_training_in_fp16_is_refused_for_want_of_loss_scaling():
+    with pytest.raises(RecipeError, match="fp16"):
+        Training(precision="fp16")
