@@ -1,6 +1,7 @@
 """Two processes with gloo: the same run as one process, copied (DDP) and shared out (FSDP2)."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,13 @@ def work(rank: int, models: dict[str, Path], root: Path) -> None:
     """One of two processes: all cases, one after the other."""
     torch.set_num_threads(1)
     meeting = f"file://{root / 'meeting'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo",
+        init_method=meeting,
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=60),  # ranks out of step fail, and do not hang the tests
+    )
     for name, case in CASES.items():
         found = run(case, models, root, name)
         torch.save(found, root / f"{name}-{rank}.pt")
