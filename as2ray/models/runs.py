@@ -7,7 +7,8 @@ operations a run, which on a CPU cost as much as the products; written out, a ru
 and 6 backward, and a training step of MiniLM about a sixth less time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,26 @@ def _kept(size: int, dropout: float, like: Tensor) -> Tensor:
     return torch.from_numpy(bits >= int(dropout * 2**16)).to(like.dtype)
 
 
+def _as_given(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Without autocast: the inputs' format holds.
+
+    On a GPU autocast would keep the weights in fp32, and the thread of the backward pass may
+    know another autocast than the forward pass had.
+    """
+
+    @wraps(method)
+    def plain(ctx: Any, first: Tensor, *others: Any) -> Any:
+        with torch.autocast(first.device.type, enabled=False):
+            return method(ctx, first, *others)
+
+    return plain
+
+
 class _Dropping(torch.autograd.Function):
     """softmax(scale q k') with dropout, times v, run by run."""
 
     @staticmethod
+    @_as_given
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: Runs, scale: float, dropout: float
     ) -> Tensor:
@@ -89,6 +106,7 @@ class _Dropping(torch.autograd.Function):
         return out
 
     @staticmethod
+    @_as_given
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
         gradients = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
