@@ -1,5 +1,6 @@
 """Two processes with gloo: the same run as one process, copied (DDP) and shared out (FSDP2)."""
 
+import gc
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -84,6 +85,8 @@ def work(rank: int, models: dict[str, Path], root: Path) -> None:
     for name, case in CASES.items():
         found = run(case, models, root, name)
         torch.save(found, root / f"{name}-{rank}.pt")
+    gc.collect()  # process groups held in cycles would end with the interpreter, which aborts
+    dist.barrier()
     dist.destroy_process_group()
 
 
