@@ -8,9 +8,23 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from as2ray.errors import RecipeError
 from as2ray.objectives.pointwise import cross_entropy
 
 Objective = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 OBJECTIVES: Mapping[str, Objective] = {"cross_entropy": cross_entropy}
 """Objectives by the name that recipes give them."""
+
+
+def objective(name: str) -> Objective:
+    """The objective of that name.
+
+    Raises:
+        RecipeError: There is none.
+    """
+    if name not in OBJECTIVES:
+        raise RecipeError(
+            f"objective {name!r}", expected=f"one of {sorted(OBJECTIVES)}", mend="name one of them"
+        )
+    return OBJECTIVES[name]

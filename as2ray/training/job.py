@@ -11,7 +11,7 @@ import torch
 
 from as2ray import checkpoint
 from as2ray.models.ranker import Ranker
-from as2ray.objectives import OBJECTIVES
+from as2ray.objectives import objective
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -75,7 +75,7 @@ def train(
     }
     loop = Loop(
         ranker,
-        OBJECTIVES[job.objective],
+        objective(job.objective),
         data(_stream(job, ranker)),
         job.training,
         run,

@@ -45,7 +45,7 @@ class LocalRun:
         return self._held("last")
 
     def best(self) -> Path | None:
-        """The checkpoint with the highest `selection` so far."""
+        """The checkpoint with the highest `selection` so far; of equals the later, as Ray's."""
         return self._held("best")
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
@@ -59,7 +59,7 @@ class LocalRun:
                 mend="name a validation set and measure that the run computes",
             )
         value, best = float(metrics[self.selection]), self.best()
-        if best is None or value > float((best / "selection").read_text()):
+        if best is None or value >= float((best / "selection").read_text()):
             copy = shutil.copytree(checkpoint, self._new("best"))
             (copy / "selection").write_text(repr(value))
             self._replace("best")

@@ -40,7 +40,10 @@ def _maps(folder):
 
 
 def _trains(process):
-    return any("RayTrainWorker" in part for part in process.cmdline()[:1])
+    try:
+        return "RayTrainWorker" in " ".join(process.cmdline())
+    except psutil.Error:  # gone between the listing and the look
+        return False
 
 
 def _weights(ranker):
@@ -59,9 +62,9 @@ def test_worker_killed_half_way_ends_with_the_same_result(ray_local, job, tmp_pa
             lines = read(folder / "metrics.jsonl")
             reported = [x for x in lines if "dev/AP" in x]
             if len(reported) >= 2:
-                worker = next(p for p in psutil.Process().children(True) if _trains(p))
-                worker.kill()
-                killed.append(reported[-1]["step"])
+                for worker in filter(_trains, psutil.Process().children(True)):
+                    worker.kill()
+                    killed.append(reported[-1]["step"])
             time.sleep(0.05)
 
     watcher = threading.Thread(target=kill_once)

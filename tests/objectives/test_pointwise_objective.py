@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 
+from as2ray.errors import RecipeError
+from as2ray.objectives import objective
 from as2ray.objectives.pointwise import cross_entropy
 
 
@@ -34,3 +36,8 @@ def test_cross_entropy_of_bf16_logits_is_computed_in_fp32(labels):
     loss = cross_entropy(logits, {"label": torch.ones(300)})
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, cross_entropy(logits.float(), {"label": torch.ones(300)}))
+
+
+def test_objective_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(RecipeError, match="'hinge'(.|\n)*cross_entropy"):
+        objective("hinge")

@@ -38,10 +38,10 @@ def test_run_after_reports_resumes_from_the_last_and_keeps_the_best(run, tmp_pat
     assert not list(tmp_path.glob("made-*"))  # the checkpoints were taken over
 
 
-def test_run_equal_values_keep_the_first_as_best(run, tmp_path):
+def test_run_equal_values_keep_the_later_as_best(run, tmp_path):
     for number in range(2):
         run.report({"dev/AP": 0.5}, written(tmp_path, str(number)))
-    assert held(run.best()) == "0"
+    assert held(run.best()) == "1"
 
 
 def test_run_of_another_process_goes_on_where_it_ended(run, tmp_path):
