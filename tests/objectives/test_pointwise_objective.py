@@ -39,5 +39,5 @@ def test_cross_entropy_of_bf16_logits_is_computed_in_fp32(labels):
 
 
 def test_objective_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(RecipeError, match="'hinge'(.|\n)*cross_entropy"):
+    with pytest.raises(RecipeError, match=r"'hinge'(.|\n)*cross_entropy"):
         objective("hinge")
