@@ -22,7 +22,8 @@ from rich.table import Table
 from as2ray.corpora import data_root
 
 CORES = 2
-"""The claims are about two cores; on a larger machine the others stay idle."""
+"""The claims are about two cores; on a larger machine the others stay idle. Where others keep them
+busy, threads that wait for each other slow both sides by much and unevenly: take `--cores 1`."""
 
 PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "numpy", "pyarrow")
 
@@ -39,21 +40,22 @@ class Claim:
 
 
 def arguments(about: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags of every benchmark: `data` (Path), `output` (Path or None), `small`."""
+    """The flags of every benchmark: `data` (Path), `output` (Path or None), `cores`, `small`."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--data", type=Path, default=data_root(), help="folder of raw releases")
     parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--cores", type=int, default=CORES, help="cores to hold to")
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
     return parser.parse_args(argv)
 
 
-def hold_to_cores() -> int:
-    """Keeps this process and its children to the first two cores; how many there are."""
+def hold_to_cores(count: int) -> int:
+    """Keeps this process and its children to its first `count` cores; how many it has then."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
         cores = len(os.sched_getaffinity(0))
     else:
-        cores = min(CORES, os.cpu_count() or 1)
+        cores = min(count, os.cpu_count() or 1)
     torch.set_num_threads(cores)
     return cores
 
@@ -74,6 +76,7 @@ def finish(
         report = {
             "benchmark": name,
             "small": arguments.small,
+            "cores": arguments.cores,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": _machine(),
             "claims": [asdict(claim) for claim in claims],
@@ -87,7 +90,6 @@ def _machine() -> dict[str, Any]:
     return {
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "cores_used": torch.get_num_threads(),
         "bf16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
         # A load above the cores used says that others disturbed the run.
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,

@@ -73,17 +73,19 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peaks while an epoch ran, MB."""
+    """Peaks while an epoch ran, MB.
+
+    Each process counts with its own peak, without shared pages. The peak of their sum would grow
+    with the length of the run: the longer it is, the likelier all are at their peaks at once.
+    """
 
     driver: float
-    """Resident memory of the driver, without shared pages."""
     workers: float
-    """Of all worker processes together, without shared pages."""
-    together: float
-    """Of both at one time."""
-    together_with_shared: float
-    """With shared pages: libraries, and the object store as often as processes have it open."""
+    """All of them together."""
+    processes: int
+    """Workers that were seen."""
     object_store: float
+    """The highest of the store as a whole."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows: asnq_shaped.write(Path(folder) / str(rows), rows, data)
             for rows in (*size.passes, size.window * size.windows)
         }
-        passes = [_apart(_pass, corpora[rows], size.window) for rows in size.passes]
-        rates = _apart(_rates, corpora[size.window * size.windows], size)
+        passes = [_apart(_pass, corpora[rows], size.window, args.cores) for rows in size.passes]
+        rates = _apart(_rates, corpora[size.window * size.windows], size, args.cores)
     results = {
         "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
         "passes": passes,
@@ -107,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim]:
-    few, many = (p["memory"]["together"] for p in passes)
+    few, many = (p["memory"]["driver"] + p["memory"]["workers"] for p in passes)
     pairs = [f"{p['epoch']['pairs']:,}" for p in passes]
     slowest = max(p["first_batch_from_init"] for p in passes)
     bare, stores = rates["encode_batch"], [p["memory"]["object_store"] for p in passes]
@@ -130,6 +132,9 @@ def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim
             f"memory flat (within 10 %) from {pairs[0]} to {pairs[1]} pairs",
             f"{few:,.0f} MB, {many:,.0f} MB ({many / few:.2f})",
             many <= 1.1 * few,
+        ),
+        Claim(
+            "... worker processes", ", ".join(str(p["memory"]["processes"]) for p in passes), None
         ),
         Claim("... object store", ", ".join(f"{s:,.0f} MB" for s in stores), None),
     ]
@@ -164,9 +169,9 @@ def _timed(micros: Iterable[MicroBatch], settled_step: int) -> Epoch:
     return Epoch(pairs, first, settled, settled_pairs, time.perf_counter() - began)
 
 
-def _pass(folder: Path, window: int) -> dict[str, Any]:
+def _pass(folder: Path, window: int, cores: int) -> dict[str, Any]:
     """One epoch from a cold start: its clock and its memory."""
-    cores = hold_to_cores()
+    cores = hold_to_cores(cores)
     stream = _stream(folder, window)
     began = time.perf_counter()
     _connect(cores)
@@ -183,9 +188,9 @@ def _pass(folder: Path, window: int) -> dict[str, Any]:
     }
 
 
-def _rates(folder: Path, size: Size) -> dict[str, Ratio]:
+def _rates(folder: Path, size: Size, cores: int) -> dict[str, Ratio]:
     """Our rate over those of the bare tokenizer and of the stream without Ray."""
-    cores = hold_to_cores()
+    cores = hold_to_cores(cores)
     stream = _stream(folder, size.window)
     bare = Tokenizer.from_str(stream.tokenizer.definition)
     bare.no_padding()
@@ -223,13 +228,14 @@ def _rates(folder: Path, size: Size) -> dict[str, Ratio]:
 
 
 class _Watch:
-    """Samples the memory of this process and of Ray's workers, twice a second."""
+    """Follows the memory of this process and of Ray's workers, five times a second."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, ...]] = []
+        self._driver = self._store = 0.0
+        self._workers: dict[int, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._store = ray.cluster_resources()["object_store_memory"]
+        self._size = ray.cluster_resources()["object_store_memory"]
 
     def __enter__(self) -> "_Watch":
         self._thread.start()
@@ -240,19 +246,20 @@ class _Watch:
         self._thread.join()
 
     def peaks(self) -> Memory:
-        """The highest of each over all samples."""
-        return Memory(*(max(column) / MB for column in zip(*self._samples)))
+        """The highest of each so far."""
+        workers = sum(self._workers.values())
+        return Memory(self._driver / MB, workers / MB, len(self._workers), self._store / MB)
 
     def _run(self) -> None:
         me = psutil.Process()
-        while not self._over.wait(0.5):
-            found = [_memory(p) for p in me.children(recursive=True) if _is_worker(p)]
-            private, shared = (sum(column) for column in zip((0, 0), *found))
-            mine, mine_shared = _memory(me)
+        while not self._over.wait(0.2):
+            self._driver = max(self._driver, _private(me))
+            for process in me.children(recursive=True):
+                if _is_worker(process):
+                    peak = self._workers.get(process.pid, 0.0)
+                    self._workers[process.pid] = max(peak, _private(process))
             free = ray.available_resources().get("object_store_memory", 0.0)
-            together = mine + private
-            everything = together + mine_shared + shared
-            self._samples.append((mine, private, together, everything, self._store - free))
+            self._store = max(self._store, self._size - free)
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -263,14 +270,13 @@ def _is_worker(process: psutil.Process) -> bool:
     return name.startswith("ray::") and "Agent" not in name
 
 
-def _memory(process: psutil.Process) -> tuple[int, int]:
-    """Private and shared resident bytes; nothing for a process that has ended."""
+def _private(process: psutil.Process) -> float:
+    """Resident bytes without shared pages; nothing for a process that has ended."""
     try:
         found = process.memory_info()
     except psutil.Error:
-        return 0, 0
-    shared = getattr(found, "shared", 0)
-    return found.rss - shared, shared
+        return 0.0
+    return float(found.rss - getattr(found, "shared", 0))
 
 
 if __name__ == "__main__":

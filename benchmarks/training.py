@@ -56,7 +56,7 @@ class Size:
     """Pairs of a step."""
 
 
-FULL = Size(256, 3, (32, 64))
+FULL = Size(192, 3, (32, 64))
 SMALL = Size(16, 1, (8,))
 
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = arguments(__doc__, argv)
     size = SMALL if args.small else FULL
-    hold_to_cores()
+    hold_to_cores(args.cores)
     disable_progress_bar()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with TemporaryDirectory(prefix="as2ray-training-") as folder:
         for name, table in _tables(args.data, args.small):
             for batch in size.batches:
+                print(f"{name}, {batch} pairs a step", file=sys.stderr, flush=True)
                 default, bf16 = _compare(table, batch, size, Path(folder) / f"{name}-{batch}")
                 results[f"{name}, {batch} pairs a step"] = {
                     "default": default.as_json(),

@@ -79,7 +79,7 @@ def report(name: str, tmp_path: Path) -> dict:
     assert done.returncode == 0, done.stderr
     assert f"benchmarks.{name}" in done.stdout
     found = json.loads((tmp_path / "out.json").read_text())
-    assert {"benchmark", "small", "when", "machine", "claims", "results"} == set(found)
+    assert {"benchmark", "small", "cores", "when", "machine", "claims", "results"} == set(found)
     assert (found["benchmark"], found["small"]) == (name, True)
     assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
     return found
@@ -95,8 +95,9 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
     assert [p["epoch"]["pairs"] for p in results["passes"]] == [4_096, 16_384]
     for one in results["passes"]:
         assert 0 < one["epoch"]["first"] < one["first_batch_from_init"]
-        assert one["memory"]["driver"] < one["memory"]["together"]
-        assert one["memory"]["together"] < one["memory"]["together_with_shared"]
+        assert one["memory"]["driver"] > 0
+        assert one["memory"]["workers"] > 0
+        assert one["memory"]["processes"] > 0
 
 
 @pytest.mark.slow
