@@ -57,7 +57,7 @@ class Size:
 
 
 FULL = Size(192, 3, (32, 64))
-SMALL = Size(16, 1, (8,))
+SMALL = Size(8, 1, (4,))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
