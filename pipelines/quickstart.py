@@ -54,7 +54,7 @@ class Quickstart:
     max_length: int = 128
     """Most tokens of a pair."""
     training: Training = field(
-        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
+        default_factory=lambda: Training(epochs=3, batch=16, learning_rate=5e-5)
     )
     """Settings of the fine-tuning."""
     workers: Workers = field(default_factory=Workers)
