@@ -74,12 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with TemporaryDirectory(prefix="as2ray-training-") as folder:
         for name, table in _tables(args.data, args.small):
             for batch in size.batches:
-                print(f"{name}, {batch} pairs a step", file=sys.stderr, flush=True)
                 default, bf16 = _compare(table, batch, size, Path(folder) / f"{name}-{batch}")
                 results[f"{name}, {batch} pairs a step"] = {
                     "default": default.as_json(),
                     "bf16": bf16.as_json(),
                 }
+                told = f"{name}, {batch} pairs a step: {default} x default, {bf16} x bf16"
+                print(told, file=sys.stderr, flush=True)
                 claims += _claims(f"{name}, batch {batch}", default, bf16)
     finish("training", args, claims, results)
 
