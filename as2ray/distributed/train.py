@@ -22,6 +22,11 @@ from as2ray.training.loop import SELECTION
 from as2ray.training.run import Metrics
 
 
+WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait sleep: where they spin, a worker that shares its cores with Ray's own
+processes or another worker was seen to crawl at a tenth of its speed."""
+
+
 def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
     """Trains a job; goes on where an earlier, interrupted try in the same folder stopped.
 
@@ -50,6 +55,7 @@ def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
         run_config=RunConfig(
             name=folder.name,
             storage_path=str(storage),
+            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=1,
