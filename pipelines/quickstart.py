@@ -141,7 +141,7 @@ def main() -> None:
     parser = ArgumentParser(description=Quickstart.__doc__)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(Quickstart, as_group=False)
-    made = vars(parser.instantiate_classes(parser.parse_args()))
+    made = vars(parser.instantiate(parser.parse_args()))
     made.pop("config")
     quickstart = Quickstart(**made)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")

@@ -61,7 +61,7 @@ def read_recipe(
         help="for each corpus its folder; by default AS2RAY_DATA/<corpus>",
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    made = vars(parser.instantiate_classes(parser.parse_args(arguments)))
+    made = vars(parser.instantiate(parser.parse_args(arguments)))
     made.pop("config")
     output, workers, sources = (made.pop(name) for name in ("output", "workers", "sources"))
     return kind(**made), output, workers, sources
