@@ -1,4 +1,4 @@
-"""Quickstart: fine-tune the packaged MiniLM on questions about Python, and ask it your own.
+"""Quickstart: transfer and adapt the packaged MiniLM to the Python reference, and ask it.
 
     python -m pipelines.quickstart                      # prepare, train, evaluate, report
     python -m pipelines.quickstart --question "..."     # ask
@@ -9,7 +9,7 @@ The corpus is the language reference that every CPython carries; nothing is down
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -43,7 +43,7 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Fine-tunes a small encoder on the Python language reference and answers questions."""
+    """Transfers and adapts a small encoder to the Python language reference; answers questions."""
 
     output: str = "output/quickstart"
     """Folder of the stages."""
@@ -53,12 +53,14 @@ class Quickstart:
     """What to start from."""
     max_length: int = 128
     """Most tokens of a pair."""
-    training: Training = field(
-        default_factory=lambda: Training(
-            epochs=12, batch=16, learning_rate=1e-4, validate_every=183
-        )
+    transfer: Training = field(
+        default_factory=lambda: Training(epochs=1, batch=16, learning_rate=1e-4)
     )
-    """Settings of the fine-tuning."""
+    """Settings of the first step, on questions made out of the reference's own sentences."""
+    adapt: Training = field(
+        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5, validate_every=122)
+    )
+    """Settings of the second, on the written questions."""
     workers: Workers = field(default_factory=Workers)
     """What to take of the machine."""
 
@@ -67,6 +69,7 @@ def run(quickstart: Quickstart) -> None:
     """Prepares, trains, evaluates against keywords, reports, and answers the sample questions."""
     folder = Path(quickstart.output).resolve()
     data = {
+        "made": Data(CORPUS, "made"),
         "train": Data(CORPUS, "train", negatives=6),  # of some 40: more epochs in the same time
         "dev": Data(CORPUS, "dev"),
         "test": Data(CORPUS, "test"),
@@ -74,11 +77,13 @@ def run(quickstart: Quickstart) -> None:
     tables = {split: prepared(folder / "tables" / split, data[split]) for split in data}
     job = Job(
         model=Model(quickstart.model, quickstart.max_length),
-        train=(str(tables["train"]),),
+        train=(str(tables["made"]),),
         watched={"dev": str(tables["dev"])},
-        training=quickstart.training,
+        training=quickstart.transfer,
     )
-    ranker = trained(folder / "ranker", job, quickstart.workers, tables)
+    transferred = trained(folder / "transferred", job, quickstart.workers, tables)
+    job = replace(job, train=(str(tables["train"]),), training=quickstart.adapt)
+    ranker = trained(folder / "ranker", job, quickstart.workers, tables, transferred)
     _report(folder, tables["test"], ranker)
     loaded, index = checkpoint.load(ranker / "ranker"), _index()
     for question in SAMPLES:
@@ -91,18 +96,18 @@ def run(quickstart: Quickstart) -> None:
 
 
 def _report(folder: Path, test: Path, ranker: Path) -> None:
-    """The fine-tuned ranker against BM25, with tests and plots."""
+    """The adapted ranker against BM25, with tests and plots."""
     rows = table(test)
     keywords = evaluate(rows, BM25().scores_within(rows), MEASURES)
     found = evaluated(folder / "run", ranker, {"test": test}, MEASURES, "raw")["test"]
-    systems = {"BM25": {0: keywords}, "fine-tuned MiniLM": {0: found}}
+    systems = {"BM25": {0: keywords}, "MiniLM": {0: found}}
     made = report("Python reference, test questions", systems, baseline="BM25")
     save(made, folder / "report.md")
     spreads = {row.system: row.measures for row in made.rows}
     plots.bars(spreads, made.title, "mean over questions", folder / "measures.png")
     lines = read(ranker / "metrics.jsonl")
     loss = {"training": [(x["step"], x["loss"]) for x in lines if "loss" in x]}
-    plots.loss_curve(loss, "Fine-tuning", folder / "loss.png")
+    plots.loss_curve(loss, "Adaptation", folder / "loss.png")
     sys.stdout.write(markdown(made) + "\n")
 
 
@@ -127,7 +132,7 @@ def _show(question: str, answers: Sequence[Ranked]) -> None:
 
 
 def answer(quickstart: Quickstart, question: str) -> None:
-    """Prints the best three answers of the fine-tuned ranker to a question."""
+    """Prints the best three answers of the adapted ranker to a question."""
     folder = Path(quickstart.output) / "ranker" / "ranker"
     if not folder.is_dir():
         raise RecipeError(

@@ -68,7 +68,7 @@ def report():
 
 @pytest.fixture(scope="module")
 def tables():
-    return {split: whole(split) for split in CORPUS.splits}
+    return {split: whole(split) for split in reference.SPLITS}
 
 
 def whole(split):

@@ -8,13 +8,16 @@ from as2ray.training.config import Training
 from pipelines import quickstart
 from pipelines.quickstart import Quickstart, run
 
+TINY = Training(epochs=1, batch=256, learning_rate=1e-3, precision="fp32")
+
 
 @pytest.mark.slow
 def test_quickstart_trains_reports_answers_and_can_be_asked(checkpoint, tmp_path, capsys):
     asked = Quickstart(
         output=str(tmp_path / "out"),
         model=str(checkpoint("bert", None)),
-        training=Training(epochs=1, batch=256, learning_rate=1e-3, precision="fp32"),
+        transfer=TINY,
+        adapt=TINY,
         workers=Workers(count=0),
         max_length=48,
     )
