@@ -52,14 +52,14 @@ def stage(
     wanted = plain(identity)
     if (folder / MANIFEST).is_file():
         _compare(folder, json.loads((folder / MANIFEST).read_text())["identity"], wanted)
-        log.info("%s: there already", folder.name)
+        log.info("%s/%s: there already", folder.parent.name, folder.name)
         return folder
     part = folder.with_name(f"{folder.name}.part")
     part.mkdir(parents=True, exist_ok=True)
     if (part / IDENTITY).is_file():
         _compare(part, json.loads((part / IDENTITY).read_text()), wanted)
     (part / IDENTITY).write_text(json.dumps(wanted, indent=2))
-    log.info("%s: making it", folder.name)
+    log.info("%s/%s: making it", folder.parent.name, folder.name)
     began = time.perf_counter()
     found = make(part)
     manifest = {
