@@ -5,7 +5,7 @@ Knows files and which class reads which checkpoint. Must not know training or Ra
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,20 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from transformers.utils import logging
 
 from as2ray.errors import As2rayError, CheckpointError, RecipeError
+from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.encoder import FAMILIES, longest, truncate
 from as2ray.models.pointwise import PointwiseRanker
-from as2ray.models.ranker import Precision, Ranker
+from as2ray.models.ranker import SETTINGS, Precision, Ranker
+from as2ray.models.sequential import SequentialNetwork, SequentialRanker
+from as2ray.models.staged import StagedRanker
 from as2ray.text.tokens import PairTokenizer
 
-SETTINGS = "as2ray"
-"""Entry of `config.json` for what transformers has no word for: kind of ranker, lengths."""
+RANKERS: dict[str, tuple[Any, type[Ranker]]] = {
+    "pointwise": (AutoModelForSequenceClassification, PointwiseRanker),
+    "cascade": (CascadeNetwork, CascadeRanker),
+    "sequential": (SequentialNetwork, SequentialRanker),
+}
+"""What reads the network, and the ranker around it, by the kind that `config.json` names."""
 
 HEADS_OF_PRETRAINING = (
     "cls.",
@@ -54,7 +61,7 @@ def load(
     Raises:
         CheckpointError: Not a ranker; weights unknown, missing or of another shape.
     """
-    ranker = _read(path, max_length=max_length, new_head=False, layers=None)
+    ranker = _read(path, max_length=max_length, new_head=False)
     ranker.precision = precision
     ranker.eval()
     return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -65,26 +72,60 @@ def start(
     *,
     max_length: int = 128,
     layers: int | None = None,
+    exits: Sequence[int] | None = None,
+    pooling: str = "mean",
     seed: int = 0,
 ) -> Ranker:
     """A ranker to be trained, from a pretrained encoder or from a ranker.
 
     A pretrained encoder has no classification head, and a classifier of another task one of other
-    labels: a head is made from `seed`. Nothing else may be missing from the checkpoint.
+    labels: a head is made from `seed`. Nothing else may be missing from the checkpoint. A cascade
+    goes on as it is.
 
     Args:
         path: A folder or a hub id.
         max_length: Most tokens of a pair.
         layers: Keep the first layers only.
-        seed: Of the new head's weights.
+        exits: Make a cascade: layers run before each partial classifier, ascending.
+        pooling: What a cascade's partial classifiers look at: the `mean` of all token states, or
+            the `first`.
+        seed: Of the new heads' weights.
     """
     torch.manual_seed(seed)
-    return _read(path, max_length=max_length, new_head=True, layers=layers)
+    ranker = _read(path, max_length=max_length, new_head=True)
+    if isinstance(ranker, StagedRanker):
+        if layers is None and (exits is None or tuple(exits) == ranker.exits):
+            return ranker
+        raise RecipeError(
+            f"layers={layers}, exits={exits} of a ranker with exits {ranker.exits}",
+            expected="no layers and no other exits: it goes on as it is",
+            mend="start a new cascade from an encoder or a pointwise ranker",
+        )
+    dress = ranker.tokenizer, ranker.published_tokenizer
+    network = ranker.network if layers is None else truncate(ranker.network, layers)
+    if exits is None:
+        return _dressed(PointwiseRanker, network, *dress)
+    return _dressed(CascadeRanker, CascadeNetwork.around(network, exits, pooling), *dress)
 
 
-def _read(
-    path: str | Path, *, max_length: int | None, new_head: bool, layers: int | None
-) -> PointwiseRanker:
+def sequential(rankers: Sequence[Ranker]) -> Ranker:
+    """Pointwise rankers of one encoder and growing depth as one ranker that drops in between.
+
+    Args:
+        rankers: Shallowest first; the tokenizer is the last one's.
+    """
+    network = SequentialNetwork.of([ranker.network for ranker in rankers])
+    last = rankers[-1]
+    return _dressed(SequentialRanker, network, last.tokenizer, last.published_tokenizer)
+
+
+def _dressed(kind: Any, network: Any, pairs: PairTokenizer, tokenizer: Any) -> Ranker:
+    ranker: Ranker = kind(network, pairs)
+    ranker.published_tokenizer = tokenizer
+    return ranker
+
+
+def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> Ranker:
     with _typed(path), _quiet():
         config = AutoConfig.from_pretrained(path)
         if config.model_type not in FAMILIES:
@@ -93,12 +134,23 @@ def _read(
                 expected=f"one of {FAMILIES}",
                 mend="choose another checkpoint",
             )
-        is_classifier = any("SequenceClassification" in a for a in config.architectures or [])
+        settings = getattr(config, SETTINGS, {})
+        kind = settings.get("ranker", "pointwise")
+        if kind not in RANKERS:
+            raise CheckpointError(
+                f"{path}: a ranker of kind {kind!r}",
+                expected=f"one of {sorted(RANKERS)}",
+                mend="load it with the release of as2ray that wrote it",
+            )
+        reader, ranks = RANKERS[kind]
+        is_classifier = kind != "pointwise" or any(
+            "SequenceClassification" in a for a in config.architectures or []
+        )
         # A classifier of another task (TANDA's RoBERTa-large comes from MNLI) lends its body.
         new_head = new_head and not (is_classifier and config.num_labels <= 2)
         if new_head or not is_classifier:
             config.num_labels = 2
-        network, report = AutoModelForSequenceClassification.from_pretrained(
+        network, report = reader.from_pretrained(
             path,
             config=config,
             output_loading_info=True,
@@ -106,15 +158,10 @@ def _read(
             dtype=torch.float32,
         )
         _refuse_gaps(path, report, network, new_head)
-        settings = getattr(config, SETTINGS, {})
         tokenizer = AutoTokenizer.from_pretrained(path)
         definition = tokenizer.backend_tokenizer.to_str()
-    if layers is not None:
-        network = truncate(network, layers)
     pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
-    ranker = PointwiseRanker(network, pairs)
-    ranker.published_tokenizer = tokenizer
-    return ranker
+    return _dressed(ranks, network, pairs, tokenizer)
 
 
 def _lengths_to_use(
@@ -217,12 +264,8 @@ def save(
 
 
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
-    if not isinstance(ranker, PointwiseRanker):
-        raise CheckpointError(
-            f"a {type(ranker).__name__}", expected="a PointwiseRanker", mend="save its network"
-        )
-    config = ranker.network.config
-    setattr(config, SETTINGS, {"ranker": "pointwise", **_lengths(ranker.tokenizer)})
+    settings = {**ranker.settings(), **_lengths(ranker.tokenizer)}
+    setattr(ranker.network.config, SETTINGS, settings)
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}
     with _quiet():

@@ -23,9 +23,10 @@ from as2ray.evaluation.runs import evaluate_run
 from as2ray.evaluation.significance import compare
 from as2ray.evaluation.trec import read_qrels, read_run, scores_of_run, write_run
 from as2ray.filters import Filter
+from as2ray.models.pruning import Drop
 from as2ray.models.ranker import Precision
 from as2ray.retrieval.bm25 import BM25
-from as2ray.text.stream import PairFiles, pack_pairs
+from as2ray.text.stream import PairFiles
 
 
 class Corpora:
@@ -108,6 +109,7 @@ def rank(
     candidates: str = "-",
     top_k: int | None = None,
     precision: Precision = "auto",
+    drop: list[float] | None = None,
     json_lines: bool = False,
 ) -> None:
     """Ranks sentences by how well they answer a question.
@@ -118,18 +120,24 @@ def rank(
         candidates: A file with one candidate a line; `-` reads standard input.
         top_k: How many to show.
         precision: Number format of the matrix products.
+        drop: Other drop ratios than the checkpoint's, for a cascade: one for all stages, or each.
         json_lines: Print one JSON object a line.
     """
     from as2ray.checkpoint import load
 
     text = sys.stdin.read() if candidates == "-" else Path(candidates).read_text(encoding="utf-8")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ranked = load(model, precision=precision).rank(question, lines, top_k)
+    ranked = load(model, precision=precision).rank(question, lines, top_k, _ratios(drop))
     for place, found in enumerate(ranked, 1):
         if json_lines:
             sys.stdout.write(json.dumps(asdict(found), ensure_ascii=False) + "\n")
         else:
-            sys.stdout.write(f"{place:3d}  {found.score:.4f}  {found.text}\n")
+            layer = "" if found.exit_layer is None else f"  layer {found.exit_layer:2d}"
+            sys.stdout.write(f"{place:3d}  {found.score:.4f}{layer}  {found.text}\n")
+
+
+def _ratios(drop: Sequence[float] | None) -> Drop | None:
+    return drop[0] if drop and len(drop) == 1 else drop
 
 
 def evaluate_(
@@ -144,6 +152,7 @@ def evaluate_(
     filter: Filter = "clean",
     measures: list[str] = ["AP", "RR", "P@1", "nDCG@10"],  # noqa: B006
     baseline: str | None = None,
+    drop: list[float] | None = None,
     output: str | None = None,
 ) -> None:
     """Measures a ranker or a run.
@@ -160,6 +169,7 @@ def evaluate_(
         filter: Questions that count.
         measures: Names of ir-measures.
         baseline: Another model or run to test against, paired by question.
+        drop: Other drop ratios than the checkpoint's, for a cascade: one for all stages, or each.
         output: Write the run here, and measures by question beside it (`.json`).
     """
     if (model is None) == (run is None) or (qrels and not run):
@@ -175,7 +185,7 @@ def evaluate_(
             _compare(evaluate_run(read_run(baseline), read_qrels(qrels), measures), found)
         return
     rows = _rows(table, corpus, split, source, options)
-    scores = _scores(str(model or run), rows)
+    scores = _scores(str(model or run), rows, _ratios(drop))
     result = evaluate(rows, scores, measures, filter=filter)
     _show(result.per_question)
     _console().print(f"{result.counts} ({filter}), ties {result.ties}, table {result.fingerprint}")
@@ -202,7 +212,7 @@ def _rows(
     return corpora.read(str(corpus), split, source, **options)
 
 
-def _scores(system: str, rows: pa.Table) -> np.ndarray:
+def _scores(system: str, rows: pa.Table, drop: Drop | None = None) -> np.ndarray:
     """Scores of a model's name or a run's path for every row."""
     if system == "constant":
         return np.zeros(rows.num_rows)
@@ -212,9 +222,7 @@ def _scores(system: str, rows: pa.Table) -> np.ndarray:
         return scores_of_run(read_run(system), rows)
     from as2ray.checkpoint import load
 
-    ranker = load(system)
-    texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
-    return ranker.score(pack_pairs(ranker.tokenizer, *texts), rows.num_rows)
+    return load(system).score_table(rows, drop).rank_by
 
 
 def _show(per_question: pa.Table) -> None:

@@ -42,7 +42,7 @@ class Ranked:
     text: str
     """The candidate."""
     exit_layer: int | None = None
-    """Layer after which the candidate left the network; None where all layers ran."""
+    """Layer after which the score was taken; None of a ranker without exits."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ def question_starts(question_id: pa.ChunkedArray | pa.Array) -> np.ndarray:
     ids = question_id.combine_chunks() if isinstance(question_id, pa.ChunkedArray) else question_id
     changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
+
+
+def question_numbers(table: pa.Table) -> np.ndarray:
+    """Number of each row's question in the order of appearance, shape [rows]."""
+    encoded = table["question_id"].combine_chunks().dictionary_encode()
+    numbers: np.ndarray = encoded.indices.to_numpy()
+    return numbers
 
 
 def validate(table: pa.Table, source: str) -> pa.Table:

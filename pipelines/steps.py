@@ -22,7 +22,7 @@ from as2ray.evaluation.trec import read_run, scores_of_run, write_run
 from as2ray.records import count, fingerprint
 from as2ray.stages import digest, manifest, stage
 from as2ray.text.sentences import versioned
-from as2ray.text.stream import PairFiles, pack_pairs
+from as2ray.text.stream import PairFiles
 from as2ray.training.job import Job
 from pipelines.recipe import Data
 
@@ -145,8 +145,7 @@ def evaluated(
         loaded = checkpoint.load(ranker / "ranker")
         for name, path in tests.items():
             rows = table(path)
-            texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
-            scores = loaded.score(pack_pairs(loaded.tokenizer, *texts), rows.num_rows)
+            scores = loaded.score_table(rows).rank_by
             write_run(part / f"{name}.run", rows, scores, tag=ranker.name)
             found = evaluate(rows, scores, measures, filter=filter)  # type: ignore[arg-type]
             (part / f"{name}.json").write_text(json.dumps(found.measures, indent=2) + "\n")

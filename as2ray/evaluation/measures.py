@@ -18,13 +18,12 @@ from as2ray.evaluation.order import (
     Ties,
     checked_scores,
     order_of,
-    question_numbers,
     relevance_of,
     total_order,
 )
 from as2ray.evaluation.presets import PRESETS, Measure, Preset, as_measure
 from as2ray.filters import Filter, filter_mask
-from as2ray.records import Counts, count, fingerprint
+from as2ray.records import Counts, count, fingerprint, question_numbers
 
 __all__ = [
     "PRESETS",

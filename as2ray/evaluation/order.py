@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import EvaluationError
+from as2ray.records import question_numbers
 
 Ties = Literal["pessimistic", "optimistic", "by_id"]
 """What decides between equal scores: the lower relevance first, the higher first, or the id."""
@@ -85,13 +86,6 @@ def order_of(
     return total_order(
         question_numbers(table), scores, relevance_of(table, relevance), candidate, ties
     )
-
-
-def question_numbers(table: pa.Table) -> npt.NDArray[np.integer]:
-    """Number of each row's question in the order of appearance, shape [rows]."""
-    encoded = table["question_id"].combine_chunks().dictionary_encode()
-    numbers: npt.NDArray[np.integer] = encoded.indices.to_numpy()
-    return numbers
 
 
 def relevance_of(table: pa.Table, column: Relevance) -> npt.NDArray[np.integer]:

@@ -3,22 +3,27 @@
 Knows text and torch. Must not know files, losses or any one ranker.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
-from as2ray.records import Ranked
+from as2ray.models.pruning import Drop, Scored
+from as2ray.records import Ranked, question_numbers
 from as2ray.text.packing import PackedBatch
 from as2ray.text.stream import pack_pairs
 from as2ray.text.tokens import PairTokenizer
+
+SETTINGS = "as2ray"
+"""Entry of `config.json` for what transformers has no word for: kind of ranker, lengths, exits."""
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 """Number format of the matrix products."""
@@ -52,7 +57,10 @@ class Ranker(nn.Module, ABC):
         max_tokens: Most tokens of a packed batch when scoring.
     """
 
+    network: PreTrainedModel
     encoder: Encoder
+    exits: tuple[int, ...] = ()
+    """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
 
     def __init__(self, tokenizer: PairTokenizer, max_tokens: int = 8_192) -> None:
         super().__init__()
@@ -79,33 +87,96 @@ class Ranker(nn.Module, ABC):
         dtype = resolve_precision(self.precision, self.device)
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Without dropout, in this ranker's precision; training mode comes back afterwards."""
+        was_training = self.training
+        self.eval()
+        try:
+            with self.autocast():
+                yield
+        finally:
+            self.train(was_training)
+
+    def probabilities(self, batch: PackedBatch) -> Tensor:
+        """Probability of being an answer, nothing dropped, shape [sequences]."""
+        return probability(self(batch))
+
+    def settings(self) -> dict[str, Any]:
+        """What its checkpoint says of it beside the network's configuration and lengths."""
+        return {"ranker": "pointwise"}
+
     @torch.inference_mode()
     def score(self, batches: Iterable[PackedBatch], rows: int) -> np.ndarray:
-        """Probability of being an answer, by row number; float32, shape [rows].
+        """Probability of being an answer, by row number, nothing dropped; float32, shape [rows].
 
         Args:
             batches: Packed batches; `of_sequence["row"]` says where each score belongs.
             rows: Number of rows; one that no batch holds is NaN.
         """
-        scores = np.full(rows, np.nan, np.float32)
-        was_training = self.training
-        self.eval()
-        with self.autocast():
+        return self._by_row(batches, (rows,), self.probabilities)
+
+    def score_pairs(
+        self,
+        questions: Sequence[str],
+        candidates: Sequence[str],
+        question: np.ndarray,
+        drop: Drop | None = None,
+    ) -> Scored:
+        """Scores as `rank` gives them, with candidates dropped on the way where the ranker does.
+
+        Args:
+            questions: Shape [pairs].
+            candidates: Shape [pairs].
+            question: Number of each pair's question, from 0: whose candidates compete, [pairs].
+            drop: Drop ratio, of all stages or of each; an array [questions, stages - 1] gives
+                each question its own. By default the checkpoint's.
+        """
+        if drop is not None:
+            raise RecipeError(
+                f"drop ratios {drop} for a {type(self).__name__}",
+                expected="a ranker of several stages: a cascade or a sequential ranker",
+                mend="leave the drop ratios out",
+            )
+        batches = pack_pairs(self.tokenizer, questions, candidates, self.max_tokens)
+        return Scored(self.score(batches, len(questions)))
+
+    def score_table(self, table: pa.Table, drop: Drop | None = None) -> Scored:
+        """`score_pairs` of a candidates table.
+
+        Args:
+            table: With the columns `question_id`, `question` and `candidate`.
+            drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
+        """
+        texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
+        return self.score_pairs(*texts, question_numbers(table), drop)
+
+    def _by_row(
+        self,
+        batches: Iterable[PackedBatch],
+        shape: tuple[int, ...],
+        scores_of: Callable[[PackedBatch], Tensor],
+    ) -> np.ndarray:
+        scores = np.full(shape, np.nan, np.float32)
+        with self.at_rest():
             for batch in batches:
-                scores[batch.of_sequence["row"]] = probability(self(batch)).cpu().numpy()
-        self.train(was_training)
+                scores[batch.of_sequence["row"]] = scores_of(batch).cpu().numpy()
         return scores
 
-    def rank_many(self, pairs: Iterable[tuple[str, Sequence[str]]]) -> list[list[Ranked]]:
+    def rank_many(
+        self, pairs: Iterable[tuple[str, Sequence[str]]], drop: Drop | None = None
+    ) -> list[list[Ranked]]:
         """Rankings of several questions' candidates, packed together.
 
         Args:
             pairs: (question, candidates) of each question.
+            drop: Other drop ratios than the checkpoint's; see `score_pairs`.
 
         Returns:
             For each question its candidates, best first.
         """
         pairs = [(question, list(candidates)) for question, candidates in pairs]
+        sizes = [len(candidates) for _, candidates in pairs]
         questions = [q for q, candidates in pairs for _ in candidates]
         texts = [text for _, candidates in pairs for text in candidates]
         for text in [*(q for q, _ in pairs), *texts]:
@@ -115,16 +186,18 @@ class Ranker(nn.Module, ABC):
                     expected="non-empty strings of whole Unicode characters",
                     mend="leave it out",
                 )
-        batches = pack_pairs(self.tokenizer, questions, texts, self.max_tokens)
-        scores = self.score(batches, len(texts))
-        ends = np.cumsum([len(candidates) for _, candidates in pairs])
+        scored = self.score_pairs(questions, texts, np.repeat(np.arange(len(pairs)), sizes), drop)
         return [
-            _ranked(candidates, scores[end - len(candidates) : end])
-            for (_, candidates), end in zip(pairs, ends)
+            self._ranked(candidates, scored, end - len(candidates))
+            for (_, candidates), end in zip(pairs, np.cumsum(sizes))
         ]
 
     def rank(
-        self, question: str, candidates: Sequence[str], top_k: int | None = None
+        self,
+        question: str,
+        candidates: Sequence[str],
+        top_k: int | None = None,
+        drop: Drop | None = None,
     ) -> list[Ranked]:
         """The candidates of one question, best first.
 
@@ -132,10 +205,27 @@ class Ranker(nn.Module, ABC):
             question: The question.
             candidates: Sentences, at most a few hundred.
             top_k: How many to return; all by default.
+            drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
         """
         if top_k is not None and top_k < 1:
             raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
-        return self.rank_many([(question, candidates)])[0][:top_k]
+        return self.rank_many([(question, candidates)], drop)[0][:top_k]
+
+    def _ranked(self, candidates: Sequence[str], scored: Scored, start: int) -> list[Ranked]:
+        """The ranking of candidates whose scores stand at `start`."""
+        rows = slice(start, start + len(candidates))
+        score = scored.score[rows]
+        if not np.isfinite(score).all():
+            raise EvaluationError(
+                f"{int(np.sum(~np.isfinite(score)))} of {len(score)} scores are not finite",
+                expected="finite scores",
+                mend="score in fp32, or train again with a lower learning rate",
+            )
+        order = np.argsort(-scored.rank_by[rows], kind="stable")
+        layer = [None] * len(score)
+        if scored.stage is not None:
+            layer = [self.exits[stage] for stage in scored.stage[rows]]
+        return [Ranked(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
 
 
 def _is_readable(text: object) -> bool:
@@ -150,17 +240,6 @@ def _is_readable(text: object) -> bool:
 
 
 def probability(logits: Tensor) -> Tensor:
-    """Probability of the positive class, shape [sequences], from logits [sequences, 1 or 2]."""
+    """Probability of the positive class, shape [...], from logits [..., 1 or 2]."""
     logits = logits.float()
-    return logits.softmax(-1)[:, 1] if logits.shape[-1] == 2 else logits[:, 0].sigmoid()
-
-
-def _ranked(candidates: Sequence[str], scores: np.ndarray) -> list[Ranked]:
-    if not all(map(math.isfinite, scores)):
-        raise EvaluationError(
-            f"{int(np.sum(~np.isfinite(scores)))} of {len(scores)} scores are not finite",
-            expected="finite scores",
-            mend="score in fp32, or train again with a lower learning rate",
-        )
-    order = np.argsort(-scores, kind="stable")
-    return [Ranked(int(i), float(scores[i]), candidates[i]) for i in order]
+    return logits.softmax(-1)[..., 1] if logits.shape[-1] == 2 else logits[..., 0].sigmoid()

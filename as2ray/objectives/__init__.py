@@ -9,11 +9,18 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from as2ray.errors import RecipeError
+from as2ray.objectives.cascade import ExitLoss, early, every, in_turn, uniform
 from as2ray.objectives.pointwise import cross_entropy
 
 Objective = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
-OBJECTIVES: Mapping[str, Objective] = {"cross_entropy": cross_entropy}
+OBJECTIVES: Mapping[str, Objective] = {
+    "cross_entropy": cross_entropy,
+    "uniform_exit": ExitLoss(uniform),
+    "exits_in_turn": ExitLoss(in_turn),
+    "early_exit": ExitLoss(early),
+    "every_exit": ExitLoss(every),
+}
 """Objectives by the name that recipes give them."""
 
 

@@ -4,7 +4,7 @@ Knows paths of prepared tables and checkpoints. Must not know Ray.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,6 +31,10 @@ class Model:
     """Most tokens of a pair; the candidate is truncated."""
     layers: int | None = None
     """Keep the first layers only."""
+    exits: tuple[int, ...] | None = None
+    """Make a cascade: layers run before each partial classifier, ascending."""
+    pooling: str = "mean"
+    """What its partial classifiers look at: the `mean` of all token states, or the `first`."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,7 @@ def train(
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
     model = job.model
-    ranker = checkpoint.start(
-        model.path, max_length=model.max_length, layers=model.layers, seed=job.training.seed
-    ).to(device)
+    ranker = checkpoint.start(**asdict(model), seed=job.training.seed).to(device)
     watched = {
         name: Watched.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
         for name, path in job.watched.items()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from as2ray.checkpoint import save, weights_of
 from as2ray.errors import RecipeError, TrainingError
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import Objective
+from as2ray.objectives.cascade import ExitLoss
 from as2ray.text.stream import MicroBatch
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -94,6 +95,12 @@ class Loop:
                 expected=f"one named 'dev': {SELECTION} selects the best checkpoint",
                 mend="name the development split 'dev'",
             )
+        if isinstance(objective, ExitLoss) != bool(ranker.exits):
+            raise RecipeError(
+                f"objective {objective} for a ranker with exits {ranker.exits}",
+                expected="an objective of exits for a cascade, another for any other ranker",
+                mend="name an objective such as 'uniform_exit', or leave the model's exits out",
+            )
         self.ranker, self.objective, self.data = ranker, objective, data
         self.training, self.run, self.watched = training, run, watched
         ranker.precision = training.precision
@@ -140,12 +147,14 @@ class Loop:
     def _step(self, micros: list[MicroBatch]) -> Tensor:
         """One update of the weights; this worker's share of the mean loss of the step."""
         progress = self.progress
+        asked = self._asked()
         # Dropout follows from where the run is, so a resumed run drops what it would have.
         torch.manual_seed(_seed(self.training.seed, progress.steps, parallel.rank()))
         loss = torch.zeros((), device=self.ranker.device)
         for micro, last in self._in_step(micros):
             with parallel.synchronising(self.model, last), self.ranker.autocast():
-                part = self.objective(self.model(micro.batch), self._targets(micro)) / micro.pairs
+                logits = self.model(micro.batch, **asked)
+                part = self.objective(logits, self._targets(micro)) / micro.pairs
                 part = part * 0.0 if micro.empty else part
                 # Workers' gradients are averaged; the loss is a mean over all workers' pairs.
                 (part * parallel.ranks()).backward()  # type: ignore[no-untyped-call]
@@ -158,6 +167,15 @@ class Loop:
         self.optimiser.zero_grad()
         self.progress = replace(progress, step=progress.step + 1, steps=progress.steps + 1)
         return loss
+
+    def _asked(self) -> dict[str, Any]:
+        """What the objective asks the model for at this step: the same on every worker."""
+        if not isinstance(self.objective, ExitLoss):
+            return {}
+        step = self.progress.steps
+        random = np.random.default_rng([self.training.seed, step])
+        exits = len(self.ranker.exits)
+        return {"exits": self.objective.exits(random, step, self._total_steps(), exits)}
 
     def _in_step(self, micros: list[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
         """The passes of a step, and whether each is the last."""

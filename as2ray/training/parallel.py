@@ -6,6 +6,7 @@ up the process group.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -42,7 +43,8 @@ def spread(ranker: Ranker, sharded: bool) -> nn.Module:
     if ranks() == 1:
         return ranker
     if not sharded:
-        return DistributedDataParallel(ranker)
+        # A cascade's step runs the layers below one exit: the rest has no gradient to wait for.
+        return DistributedDataParallel(ranker, find_unused_parameters=len(ranker.exits) > 1)
     layers = ranker.encoder.layers
     # ALBERT runs one layer many times: shared out as part of the whole, not by itself.
     if len({id(layer) for layer in layers}) == len(layers):
@@ -105,5 +107,14 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
 
 
 def load_optimiser_state(model: nn.Module, optimiser: Optimizer, found: dict[str, Any]) -> None:
-    """Puts an optimiser's whole state back."""
-    set_optimizer_state_dict(model, optimiser, found, options=WHOLE)
+    """Puts an optimiser's whole state back; a weight that had none yet has none again."""
+    options = replace(WHOLE, strict=False)
+    set_optimizer_state_dict(model, optimiser, found, options=options)
+    names = {weights: name for name, weights in model.named_parameters()}
+    for weights in [w for w in optimiser.state if _bare(names[w]) not in found["state"]]:  # type: ignore[index]
+        del optimiser.state[weights]
+
+
+def _bare(name: str) -> str:
+    """A weight's name without what DDP puts before it."""
+    return name.removeprefix("module.")

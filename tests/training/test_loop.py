@@ -6,6 +6,9 @@ from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, t
 
 from as2ray.checkpoint import load
 from as2ray.errors import RecipeError
+from as2ray.evaluation.measures import mean_average_precision
+from as2ray.objectives import objective
+from as2ray.objectives.cascade import ExitLoss
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.text.stream import PairFiles
 from as2ray.training.validation import Watched, validate
@@ -229,3 +232,56 @@ def test_loop_without_a_dev_table_is_refused_before_it_trains(checkpoint, small,
     parts = (loop.ranker, cross_entropy, loop.data, loop.training, loop.run)
     with pytest.raises(RecipeError, match="dev"):
         type(loop)(*parts, {"test": loop.watched["dev"]}, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["uniform_exit", "exits_in_turn", "early_exit", "every_exit"])
+def test_training_a_cascade_makes_every_exit_rank(checkpoint, corpus, tmp_path, name):
+    model = checkpoint("bert", None, **LEARNING)
+    how = {"exits": (1, 2), "objective": objective(name), "epochs": 8, "learning_rate": 5e-3}
+    loop_of(model, corpus, tmp_path, **how).fit()
+    ranker = load(tmp_path / "best" / "ranker")
+    scores = ranker.score_exits(DEV["question"].to_pylist(), DEV["candidate"].to_pylist())
+    for of_exit in scores.T:
+        assert scores_ap(of_exit) > 0.85
+
+
+def scores_ap(scores) -> float:
+    return mean_average_precision(DEV["question_id"].to_numpy(), DEV["label"].to_numpy(), scores)
+
+
+def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, small, tmp_path):
+    model, how = checkpoint("bert", None), {"exits": (1, 3), "epochs": 1}
+    loop = loop_of(model, small(32), tmp_path, objective=ExitLoss(lambda *_: [0]), batch=32, **how)
+    before = weights_of(loop)
+    loop.fit()
+    changed = {n for n, w in weights_of(loop).items() if not torch.equal(w, before[n])}
+    assert any("embeddings.word" in n for n in changed)
+    assert any("layer.0." in n for n in changed)
+    assert any("heads.0." in n for n in changed)
+    assert not any(part in n for n in changed for part in ("layer.1.", "layer.2.", "heads.1."))
+
+
+def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, corpus, tmp_path):
+    model = checkpoint("bert", None)
+    how = {"exits": (1, 2, 3), "objective": objective("uniform_exit"), "batch": 50}
+    how |= {"epochs": 2, "validate_every": 1}
+    whole = loop_of(model, corpus, tmp_path / "whole", **how)
+    whole.fit()
+    for stop_before in [(0, 1), (0, 3), (1, 2)]:  # before some exit has learnt at all, too
+        with pytest.raises(Interrupted):
+            loop_of(model, corpus, tmp_path / "cut", stop_before=stop_before, **how).fit()
+    again = loop_of(model, corpus, tmp_path / "cut", **how)
+    again.fit()
+    assert equal(weights_of(again), weights_of(whole))
+
+
+def test_objective_that_does_not_fit_the_ranker_is_refused(checkpoint, small, tmp_path):
+    for exits, name in ((None, "uniform_exit"), ((1, 2), "cross_entropy")):
+        with pytest.raises(RecipeError, match="exits"):
+            loop_of(
+                checkpoint("bert", None),
+                small(32),
+                tmp_path,
+                exits=exits,
+                objective=objective(name),
+            )

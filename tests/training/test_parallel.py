@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
 
 from as2ray.checkpoint import load
+from as2ray.objectives import objective
 from as2ray.training import parallel
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,8 @@ class Case:
     """One run, in one process or in two."""
 
     family: str = "bert"
+    exits: tuple[int, ...] | None = None
+    """Of a cascade."""
     dropout: bool = False
     stop_before: tuple[int, int] | None = None
     """Where a first try ends; the second goes on from its checkpoint."""
@@ -50,6 +53,9 @@ CASES = {
     "shared-resumed": Case(stop_before=(1, 1), settings={"sharded": True}),
     "shared-checkpointing": Case(settings={"sharded": True, "gradient_checkpointing": True}),
     "shared-albert": Case("albert", settings={"sharded": True}),
+    "copied-cascade": Case("plain", exits=(1, 2)),
+    "copied-cascade-resumed": Case("plain", exits=(1, 2), stop_before=(1, 1)),
+    "shared-cascade": Case("plain", exits=(1, 2), settings={"sharded": True}),
 }
 
 
@@ -57,6 +63,8 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     """Runs a case in as many processes as there are; what is to be compared, on rank 0."""
     model = models[f"{case.family}-dropout" if case.dropout else case.family]
     settings = {**TRAINING, **case.settings}
+    if case.exits:
+        settings |= {"exits": case.exits, "objective": objective("uniform_exit")}
     where = (model, root / "pairs", root / name)
     if case.stop_before and not case.first_alone:
         with pytest.raises(Interrupted):
@@ -103,6 +111,7 @@ def models(checkpoint) -> dict[str, Path]:
     return {
         "bert": checkpoint("bert", 2, **small, **NO_DROPOUT),
         "bert-dropout": checkpoint("bert", 2, **small),
+        "plain": checkpoint("bert", None, **small, **NO_DROPOUT),
         "albert": checkpoint("albert", 2, classifier_dropout_prob=0.0, **small, **NO_DROPOUT),
     }
 
@@ -110,7 +119,8 @@ def models(checkpoint) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def alone(root, models) -> dict[str, dict[str, Any]]:
     """The same run in this process, by family."""
-    return {f: run(Case(f), models, root, f"alone-{f}") for f in ("bert", "albert")}
+    cases = (Case("bert"), Case("albert"), Case("plain", exits=(1, 2)))
+    return {case.family: run(case, models, root, f"alone-{case.family}") for case in cases}
 
 
 @pytest.fixture(scope="module")

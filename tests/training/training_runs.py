@@ -52,6 +52,7 @@ def loop_of(
     folder: Path,
     *,
     objective=cross_entropy,
+    exits: tuple[int, ...] | None = None,
     stop_before: tuple[int, int] | None = None,
     dev: pa.Table = DEV,
     every: int = 1,
@@ -59,7 +60,7 @@ def loop_of(
 ) -> Loop:
     """A loop over all pairs of `corpus`; in fp32 and with a high rate unless told otherwise."""
     told = Training(**{"precision": "fp32", "learning_rate": 3e-3, **training})
-    ranker = start(model, max_length=40, seed=told.seed)
+    ranker = start(model, max_length=40, exits=exits, seed=told.seed)
     data = Stream(
         PairFiles.find(corpus),
         ranker.tokenizer,

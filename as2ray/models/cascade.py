@@ -1,0 +1,202 @@
+"""The Cascade Transformer (section 4.3): rankers inside one encoder, each dropping candidates.
+
+Knows the encoder's layers and what pruning asks of a stage. Must not know files or losses.
+
+A partial classifier after some of the layers scores what has come so far; the lowest candidates
+of each question leave, and their tokens with them. Survivors of many questions lie together, so
+that late layers still see full batches.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+
+from as2ray.errors import CheckpointError, RecipeError
+from as2ray.models.attention import Layout
+from as2ray.models.encoder import Encoder, truncate
+from as2ray.models.ranker import SETTINGS, probability
+from as2ray.models.staged import StagedRanker, check_exits
+from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
+from as2ray.text.tokens import PairTokenizer
+
+POOLINGS = ("mean", "first")
+"""What a partial classifier looks at: the mean of all token states (the paper), or the first."""
+
+
+class PartialClassifier(nn.Module):
+    """A 3-layer feed-forward of the hidden size with tanh (sections 4.3 and 5.2).
+
+    Args:
+        hidden: Size of a token's state.
+        pooling: One of `POOLINGS`.
+        dropout: Before each of its layers; as in the encoder's own dense layers, in the paper 0.1.
+    """
+
+    def __init__(self, hidden: int, pooling: str, dropout: float) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.layers = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, 2),
+        )
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """Logits [sequences, 2] of packed states [tokens, hidden]."""
+        pooled = hidden[layout.first_tokens] if self.pooling == "first" else mean(hidden, layout)
+        logits: Tensor = self.layers(pooled)
+        return logits
+
+
+def mean(hidden: Tensor, layout: Layout) -> Tensor:
+    """Mean state of each sequence's tokens, [sequences, hidden], of packed [tokens, hidden]."""
+    sizes = layout.bounds.diff()
+    numbers = torch.arange(len(sizes), device=hidden.device).repeat_interleave(sizes)
+    sums = torch.zeros(len(sizes), hidden.shape[1], device=hidden.device)
+    return sums.index_add(0, numbers, hidden.float()) / sizes[:, None]
+
+
+class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
+    """An encoder with a partial classifier after each exit, in Hugging Face format.
+
+    Args:
+        config: The encoder's; its entry `as2ray` holds `exits` (layers run before each partial
+            classifier, ascending), `drop` and `pooling`.
+    """
+
+    base_model_prefix = "body"
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        settings = getattr(config, SETTINGS)
+        check_exits(settings["exits"], config.num_hidden_layers)
+        bare = {} if config.model_type == "electra" else {"add_pooling_layer": False}
+        self.body = AutoModel.from_config(config, **bare)
+        self.heads = nn.ModuleList(
+            PartialClassifier(config.hidden_size, settings["pooling"], config.hidden_dropout_prob)
+            for _ in settings["exits"]
+        )
+        self.post_init()
+
+    @classmethod
+    def around(
+        cls, body: PreTrainedModel, exits: Sequence[int], pooling: str = "mean"
+    ) -> "CascadeNetwork":
+        """A cascade on a trained body, with new partial classifiers; no layer above the last exit.
+
+        Args:
+            body: An encoder, or a model with a head around one; its layers are cut in place.
+            exits: Layers run before each partial classifier, ascending.
+            pooling: One of `POOLINGS`.
+        """
+        if pooling not in POOLINGS:
+            raise RecipeError(
+                f"pooling {pooling!r}", expected=f"one of {POOLINGS}", mend="choose one"
+            )
+        check_exits(exits, body.config.num_hidden_layers)
+        encoder = truncate(body, exits[-1]).base_model
+        config = encoder.config
+        drop = [0.0] * (len(exits) - 1)
+        settings = {"ranker": "cascade", "exits": list(exits), "drop": drop, "pooling": pooling}
+        setattr(config, SETTINGS, settings)
+        network = cls(config)
+        weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
+        network.body.load_state_dict(weights)
+        return network
+
+
+class CascadeRanker(StagedRanker):
+    """A cascade over packed pairs.
+
+    Args:
+        network: The encoder with its partial classifiers.
+        tokenizer: How pairs become tokens.
+    """
+
+    def __init__(self, network: CascadeNetwork, tokenizer: PairTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.network = network
+        self.encoder = Encoder(network.body)
+        settings = getattr(network.config, SETTINGS)
+        self.exits = tuple(settings["exits"])
+        if len(self.encoder) != self.exits[-1]:
+            raise CheckpointError(
+                f"exits {self.exits} of an encoder of {len(self.encoder)} layers",
+                expected="a last exit after the last layer",
+                mend="make the cascade with CascadeNetwork.around",
+            )
+
+    def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+        """Logits of partial classifiers, nothing dropped, shape [sequences, exits asked for, 2].
+
+        Args:
+            batch: Packed pairs.
+            exits: Numbers of the exits, from 0, ascending; all by default. Layers above the last
+                of them are not run.
+        """
+        asked = range(len(self.exits)) if exits is None else exits
+        hidden, layout = self.encoder.embed(batch)
+        logits, done = [], 0
+        for number in asked:
+            hidden = self.encoder.run(hidden, layout, done, self.exits[number])
+            done = self.exits[number]
+            logits.append(self.network.heads[number](hidden, layout))
+        return torch.stack(logits, 1)
+
+    def stages(self, encoded: Sequences, rows: np.ndarray, question: np.ndarray) -> "_Pass":
+        """One pass of whole questions through the layers."""
+        return _Pass(self, encoded, rows, question)
+
+
+class _Pass:
+    """One pass of whole questions through the layers; the stages are the exits."""
+
+    def __init__(
+        self, ranker: CascadeRanker, encoded: Sequences, rows: np.ndarray, question: np.ndarray
+    ) -> None:
+        self.ranker, self.encoded, self.rows, self.question = ranker, encoded, rows, question
+        self.left = np.arange(len(rows))
+        self.hidden: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.ranker.exits)
+
+    def score(self, stage: int, rows: np.ndarray) -> np.ndarray:
+        """Runs the layers up to an exit over the survivors, and scores them."""
+        self._keep(rows)
+        ranker, first = self.ranker, self.ranker.exits[stage - 1] if stage else 0
+        states, scores, start = [], [], 0
+        budget = max(ranker.max_tokens, ranker.tokenizer.max_length)
+        for part in cut(self.encoded.lengths[self.rows[rows]], budget):
+            which = self.rows[rows[part]]
+            if self.hidden is None:
+                hidden, layout = ranker.encoder.embed(self.encoded.pack(which, {}))
+            else:
+                layout = Layout.of(self.encoded.lengths[which], ranker.device)
+                hidden = self.hidden[start : start + int(self.encoded.lengths[which].sum())]
+            start += len(hidden)
+            hidden = ranker.encoder.run(hidden, layout, first, ranker.exits[stage])
+            if stage < len(self) - 1:
+                states.append(hidden)
+            scores.append(probability(ranker.network.heads[stage](hidden, layout)))
+        self.hidden = torch.cat(states) if states else None
+        found: np.ndarray = torch.cat(scores).cpu().numpy()
+        return found
+
+    def _keep(self, rows: np.ndarray) -> None:
+        """Lets the tokens of all other rows go."""
+        if self.hidden is not None and len(rows) < len(self.left):
+            lengths = self.encoded.lengths[self.rows[self.left]]
+            starts = np.cumsum(lengths) - lengths
+            stays = np.searchsorted(self.left, rows)
+            tokens = np.repeat(starts[stays], lengths[stays]) + ragged_arange(lengths[stays])
+            self.hidden = self.hidden[torch.from_numpy(tokens).to(self.hidden.device)]
+        self.left = rows

@@ -1,0 +1,192 @@
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from as2ray.checkpoint import load, save, start
+from as2ray.errors import EvaluationError, RecipeError
+from as2ray.models.attention import Layout
+from as2ray.models.cascade import CascadeRanker, PartialClassifier
+from as2ray.models.pruning import kept
+
+QUESTION = "What is kovarin?"
+
+
+@pytest.fixture
+def ranker(checkpoint, family) -> CascadeRanker:
+    return cascade(checkpoint(family, None))
+
+
+@pytest.fixture
+def bert(checkpoint) -> CascadeRanker:
+    return cascade(checkpoint("bert", None))
+
+
+def cascade(path, exits=(1, 2, 3), **how) -> CascadeRanker:
+    """A cascade of random weights whose scores differ."""
+    ranker = start(path, max_length=60, exits=exits, **how)
+    with torch.no_grad():
+        for weights in ranker.parameters():
+            weights.add_(torch.randn_like(weights) * 0.2)
+    ranker.precision = "fp32"
+    return ranker.eval()
+
+
+def by_hand(ranker, question, texts, ratios):
+    """The ranking that follows from all exits' scores: (index, score, exit layer), best first."""
+    scores = ranker.score_exits([question] * len(texts), texts)
+    left, gone = list(range(len(texts))), []
+    for stage, layer in enumerate(ranker.exits):
+        best = sorted(left, key=lambda i: -scores[i, stage])
+        stays = kept(len(left), ratios[stage]) if stage < len(ratios) else 0
+        gone = [(i, scores[i, stage], layer) for i in best[stays:]] + gone
+        left = sorted(best[:stays])
+    return gone
+
+
+def test_nothing_dropped_equals_the_plain_forward_of_every_pair(ranker, pairs):
+    ranked = ranker.rank(QUESTION, pairs[1])
+    plain = ranker.score_exits([QUESTION] * 18, pairs[1])[:, -1]
+    assert {r.exit_layer for r in ranked} == {3}
+    assert [r.score for r in ranked] == [plain[r.index] for r in ranked]
+    assert [r.score for r in ranked] == sorted(plain.tolist(), reverse=True)
+
+
+def test_exits_after_few_layers_equal_an_encoder_of_so_many_layers(ranker, packed):
+    with torch.no_grad():
+        whole = ranker(packed)
+        for number in range(3):
+            torch.testing.assert_close(ranker(packed, [number])[:, 0], whole[:, number])
+    assert whole.shape == (18, 3, 2)
+    assert (whole[:, 0] - whole[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("max_tokens", [60, 8_192])
+@pytest.mark.parametrize("drop", [0.3, (0.5, 0.2), (0.0, 0.9)])
+def test_dropped_stand_below_survivors_by_exit_then_score(ranker, pairs, drop, max_tokens):
+    ranker.max_tokens = max_tokens
+    ratios = [drop, drop] if isinstance(drop, float) else drop
+    expected = by_hand(ranker, QUESTION, pairs[1], ratios)
+    ranked = ranker.rank(QUESTION, pairs[1], drop=drop)
+    assert [(r.index, r.exit_layer) for r in ranked] == [(i, layer) for i, _, layer in expected]
+    np.testing.assert_allclose([r.score for r in ranked], [s for _, s, _ in expected], atol=1e-6)
+    assert len({r.exit_layer for r in ranked}) > 1
+
+
+def test_each_question_drops_its_own_candidates_by_its_own_ratios(bert, pairs):
+    asked = [(QUESTION, pairs[1][:9]), ("What is quintol?", pairs[1][4:])]
+    together = bert.rank_many(asked, np.array([[0.5, 0.0], [0.2, 0.7]]))
+    for ranked, (question, texts), drop in zip(together, asked, ([0.5, 0.0], [0.2, 0.7])):
+        alone = bert.rank(question, texts, drop=drop)
+        assert [(r.index, r.exit_layer) for r in ranked] == [(r.index, r.exit_layer) for r in alone]
+
+
+@lru_cache
+def shared(folder) -> CascadeRanker:
+    return cascade(folder)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_result_does_not_depend_on_the_questions_that_share_the_batch(checkpoint, data):
+    ranker = shared(checkpoint("bert", None))
+    texts = st.lists(st.sampled_from(tiny.WORDS).map(lambda w: f"{w} {w}."), max_size=12)
+    asked = [
+        (f"What is {topic}?", [*data.draw(texts), "Badesso."])
+        for topic in data.draw(st.lists(st.sampled_from(tiny.TOPICS), min_size=1, max_size=4))
+    ]
+    ranker.window_tokens = data.draw(st.sampled_from([1, 100, 65_536]))
+    together = ranker.rank_many(asked, drop=0.4)
+    for ranked, (question, candidates) in zip(together, asked, strict=True):
+        alone = {r.index: r for r in ranker.rank(question, candidates, drop=0.4)}
+        assert [r.exit_layer for r in ranked] == [alone[r.index].exit_layer for r in ranked]
+        np.testing.assert_allclose(
+            [r.score for r in ranked], [alone[r.index].score for r in ranked], atol=1e-6
+        )
+
+
+def test_in_bf16_scores_are_within_a_hundredth_of_fp32(ranker, pairs):
+    exact = ranker.score_exits([QUESTION] * 18, pairs[1])
+    ranker.precision = "bf16"
+    rough = ranker.score_exits([QUESTION] * 18, pairs[1])
+    assert 0 < np.abs(exact - rough).max() < 0.01
+
+
+def test_sensible_answers_to_few_or_equal_candidates(bert):
+    assert bert.rank(QUESTION, [], drop=0.5) == []
+    assert bert.rank_many([], drop=0.5) == []
+    assert [r.exit_layer for r in bert.rank(QUESTION, ["Lala."], drop=0.9)] == [3]
+    twins = bert.rank(QUESTION, ["Lala ne."] * 6, drop=0.5)
+    assert sorted(r.index for r in twins) == list(range(6))
+    assert [r.exit_layer for r in twins] == [3, 2, 2, 1, 1, 1]
+    long = bert.rank(QUESTION, ["lala " * 10_000, "Lala."], drop=0.5)
+    assert [r.exit_layer for r in long] == [3, 1]
+    with pytest.raises(EvaluationError, match="non-text"):
+        bert.rank(QUESTION, ["Lala.", 7], drop=0.5)
+
+
+@pytest.mark.parametrize("drop", [1.0, -0.1, float("nan"), (0.1, 0.2, 0.3), (0.1,)])
+def test_drop_ratios_that_make_no_sense_are_refused(bert, drop):
+    with pytest.raises(RecipeError, match="drop ratios"):
+        bert.rank(QUESTION, ["Lala.", "Ne."], drop=drop)
+    with pytest.raises(RecipeError, match="drop ratios"):
+        bert.drop = drop
+
+
+def test_drop_ratios_for_a_ranker_of_one_piece_are_refused(checkpoint):
+    with pytest.raises(RecipeError, match="PointwiseRanker"):
+        load(checkpoint("bert")).rank(QUESTION, ["Lala."], drop=0.3)
+
+
+@pytest.mark.parametrize("exits", [[], [0, 2], [2, 2], [3, 1], [1, 4]])
+def test_exits_that_the_encoder_does_not_have_are_refused(checkpoint, exits):
+    with pytest.raises(RecipeError, match="exits"):
+        start(checkpoint("bert", None), max_length=60, exits=exits)
+
+
+def test_layers_above_the_last_exit_are_left_out(checkpoint, family):
+    ranker = cascade(checkpoint(family, None), exits=[1, 2])
+    assert len(ranker.encoder) == 2
+    assert ranker.network.config.num_hidden_layers == 2
+
+
+def test_saved_cascade_loads_and_ranks_the_same(ranker, pairs, tmp_path):
+    ranker.drop = [0.3, 0.5]
+    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
+    assert isinstance(loaded, CascadeRanker)
+    assert (loaded.exits, loaded.drop) == ((1, 2, 3), [0.3, 0.5])
+    assert loaded.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1], drop=[0.3, 0.5])
+
+
+def test_cascade_goes_on_from_a_cascade_as_it_was(ranker, pairs, tmp_path):
+    folder = save(ranker, tmp_path / "saved")
+    again = start(folder, max_length=60, seed=9, exits=(1, 2, 3))
+    again.precision = "fp32"
+    assert again.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1])
+    with pytest.raises(RecipeError, match="no other exits"):
+        start(folder, max_length=60, exits=[1, 3])
+
+
+def test_cascade_from_a_ranker_has_its_body_and_new_heads(checkpoint, family):
+    whole = load(checkpoint(family), max_length=60, device="cpu")
+    made = start(checkpoint(family), max_length=60, exits=[2, 3])
+    body = dict(whole.network.base_model.named_parameters())
+    found = dict(made.network.body.named_parameters())
+    assert found
+    assert all(torch.equal(body[name], weights) for name, weights in found.items())
+
+
+def test_partial_classifier_sees_the_mean_of_all_tokens_or_the_first():
+    hidden, layout = torch.randn(7, 8), Layout.of([4, 3], torch.device("cpu"))
+    inside = hidden.clone()
+    inside[1:4] = torch.randn(3, 8)  # not the first token of either sequence
+    first, mean = (PartialClassifier(8, pooling, 0.1).eval() for pooling in ("first", "mean"))
+    assert torch.equal(first(hidden, layout), first(inside, layout))
+    assert not torch.allclose(mean(hidden, layout)[0], mean(inside, layout)[0])
+    torch.testing.assert_close(mean(hidden, layout)[0], mean.layers(hidden[:4].mean(0)))

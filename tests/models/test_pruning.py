@@ -1,0 +1,42 @@
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from as2ray.models.pruning import Scored, kept, survive
+
+
+def test_kept_follows_the_paper_s_example():
+    sizes = [128]
+    for _ in range(4):
+        sizes.append(int(kept(sizes[-1], 0.3)))
+    assert sizes == [128, 90, 63, 44, 31]
+
+
+def test_kept_is_never_none_of_some_nor_some_of_none():
+    assert kept(np.array([0, 1, 2, 3]), 0.99).tolist() == [0, 1, 1, 1]
+
+
+@given(st.integers(1, 1_000), st.integers(0, 99))
+def test_kept_is_what_is_left_by_the_rounded_part(size, hundredths):
+    left = size - round(Fraction(hundredths, 100) * size)
+    assert abs(int(kept(size, hundredths / 100)) - max(1, left)) <= (hundredths * size % 100 == 50)
+    assert kept(size, 0.0) == size
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5))), st.floats(0, 0.99))
+def test_survivors_are_the_highest_of_each_question(rows, drop):
+    question = np.array([q for q, _ in rows], np.int64)
+    score = np.array([s for _, s in rows], np.float32)
+    stays = survive(question, score, np.full(4, drop))
+    for number in set(question.tolist()):
+        own = np.flatnonzero(question == number)
+        best = sorted(own, key=lambda i: -score[i])[: int(kept(len(own), drop))]
+        assert set(np.flatnonzero(stays & (question == number))) == set(best)
+
+
+def test_rank_by_puts_a_later_stage_above_any_score_and_keeps_close_scores_apart():
+    close = np.nextafter(np.float32(0.9), np.float32(1))
+    scored = Scored(np.array([0.99, 0.9, close], np.float32), np.array([0, 11, 11]))
+    assert np.argsort(-scored.rank_by).tolist() == [2, 1, 0]

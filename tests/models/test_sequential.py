@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+import torch
+
+from as2ray.checkpoint import load, save, sequential, start
+from as2ray.errors import CheckpointError, RecipeError
+from as2ray.models.sequential import SequentialRanker
+
+QUESTION = "What is kovarin?"
+
+
+@pytest.fixture
+def members(checkpoint, family):
+    """Independent rankers of 1, 2 and 3 layers."""
+    made = [start(checkpoint(family), max_length=60, layers=layers) for layers in (1, 2, 3)]
+    with torch.no_grad():
+        for member in made:
+            for weights in member.parameters():
+                weights.add_(torch.randn_like(weights) * 0.1)
+    return made
+
+
+@pytest.fixture
+def ranker(members) -> SequentialRanker:
+    made = sequential(members)
+    made.precision = "fp32"
+    return made.eval()
+
+
+def test_every_stage_scores_as_its_ranker_alone(ranker, members, pairs):
+    scores = ranker.score_exits([QUESTION] * 18, pairs[1])
+    for member, of_stage in zip(members, scores.T, strict=True):
+        member.precision = "fp32"
+        alone = member.score_pairs([QUESTION] * 18, pairs[1], np.zeros(18, int)).score
+        np.testing.assert_allclose(of_stage, alone, atol=1e-6)
+    assert np.ptp(scores, axis=1).max() > 1e-3
+
+
+def test_each_ranker_drops_the_lowest_of_what_is_left(ranker, pairs):
+    scores = ranker.score_exits([QUESTION] * 18, pairs[1])
+    ranked = ranker.rank(QUESTION, pairs[1], drop=(0.5, 2 / 3))
+    lowest = np.argsort(-scores[:, 0], kind="stable")[9:]
+    assert [r.index for r in ranked[9:]] == lowest.tolist()
+    assert [r.exit_layer for r in ranked] == [3] * 3 + [2] * 6 + [1] * 9
+    left = sorted(set(range(18)) - set(lowest))
+    assert {r.index for r in ranked[:3]} == set(sorted(left, key=lambda i: -scores[i, 1])[:3])
+    last = [r.index for r in ranked[:3]]
+    assert last == sorted(last, key=lambda i: -scores[i, 2])
+
+
+def test_nothing_dropped_equals_the_deepest_ranker(ranker, members, pairs):
+    members[-1].precision = "fp32"
+    deepest = members[-1].rank(QUESTION, pairs[1])
+    ranked = ranker.rank(QUESTION, pairs[1])
+    assert [r.index for r in ranked] == [r.index for r in deepest]
+    np.testing.assert_allclose([r.score for r in ranked], [r.score for r in deepest], atol=1e-6)
+
+
+def test_saved_ranker_loads_and_ranks_the_same(ranker, pairs, tmp_path):
+    ranker.drop = 0.4
+    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
+    assert isinstance(loaded, SequentialRanker)
+    assert loaded.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1])
+
+
+def test_rankers_not_of_growing_depth_or_of_several_encoders_are_refused(checkpoint, members):
+    with pytest.raises(RecipeError, match=r"exits \[2, 1\]"):
+        sequential([members[1], members[0]])
+    other = start(checkpoint("bert", intermediate_size=40), max_length=60)
+    with pytest.raises(CheckpointError, match="differ in more than their layers"):
+        sequential([members[0], other])
