@@ -1,4 +1,4 @@
-"""The command line: `as2ray corpora | rank | evaluate`. Pipelines have their own (`pipelines/`).
+"""The command line: `as2ray corpora | rank | evaluate | cost`. Pipelines have their own.
 
 Knows jsonargparse and how results look on a terminal. Must hold no logic of its own.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from as2ray import corpora
-from as2ray.errors import As2rayError, EvaluationError
+from as2ray.errors import As2rayError, EvaluationError, RecipeError
+from as2ray.evaluation.cost import Shape, layer_cost, operation_cost
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.runs import evaluate_run
 from as2ray.evaluation.significance import compare
 from as2ray.evaluation.trec import read_qrels, read_run, scores_of_run, write_run
 from as2ray.filters import Filter
-from as2ray.models.pruning import Drop
 from as2ray.models.ranker import Precision
 from as2ray.retrieval.bm25 import BM25
 from as2ray.text.stream import PairFiles
+
+N = TypeVar("N", int, float)
 
 
 class Corpora:
@@ -109,7 +111,7 @@ def rank(
     candidates: str = "-",
     top_k: int | None = None,
     precision: Precision = "auto",
-    drop: list[float] | None = None,
+    drop: str | None = None,
     json_lines: bool = False,
 ) -> None:
     """Ranks sentences by how well they answer a question.
@@ -120,7 +122,7 @@ def rank(
         candidates: A file with one candidate a line; `-` reads standard input.
         top_k: How many to show.
         precision: Number format of the matrix products.
-        drop: Other drop ratios than the checkpoint's, for a cascade: one for all stages, or each.
+        drop: Other drop ratios than a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
         json_lines: Print one JSON object a line.
     """
     from as2ray.checkpoint import load
@@ -136,8 +138,19 @@ def rank(
             sys.stdout.write(f"{place:3d}  {found.score:.4f}{layer}  {found.text}\n")
 
 
-def _ratios(drop: Sequence[float] | None) -> Drop | None:
-    return drop[0] if drop and len(drop) == 1 else drop
+def _ratios(drop: str | None) -> float | list[float] | None:
+    """Drop ratios from `0.3` or `0.3,0.5`."""
+    ratios = [] if drop is None else _numbers(drop, float)
+    return ratios[0] if len(ratios) == 1 else ratios or None
+
+
+def _numbers(text: str, kind: type[N]) -> list[N]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RecipeError(
+            f"{text!r}", expected="numbers with commas between them", mend="correct it"
+        ) from error
 
 
 def evaluate_(
@@ -152,7 +165,7 @@ def evaluate_(
     filter: Filter = "clean",
     measures: list[str] = ["AP", "RR", "P@1", "nDCG@10"],  # noqa: B006
     baseline: str | None = None,
-    drop: list[float] | None = None,
+    drop: str | None = None,
     output: str | None = None,
 ) -> None:
     """Measures a ranker or a run.
@@ -169,7 +182,7 @@ def evaluate_(
         filter: Questions that count.
         measures: Names of ir-measures.
         baseline: Another model or run to test against, paired by question.
-        drop: Other drop ratios than the checkpoint's, for a cascade: one for all stages, or each.
+        drop: Other drop ratios than a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
         output: Write the run here, and measures by question beside it (`.json`).
     """
     if (model is None) == (run is None) or (qrels and not run):
@@ -212,7 +225,7 @@ def _rows(
     return corpora.read(str(corpus), split, source, **options)
 
 
-def _scores(system: str, rows: pa.Table, drop: Drop | None = None) -> np.ndarray:
+def _scores(system: str, rows: pa.Table, drop: float | list[float] | None = None) -> np.ndarray:
     """Scores of a model's name or a run's path for every row."""
     if system == "constant":
         return np.zeros(rows.num_rows)
@@ -265,9 +278,67 @@ def _console() -> Console:
     return Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
 
 
+def cost(
+    exits: str = "4,6,8,10,12",
+    drop: str | None = None,
+    candidates: int = 128,
+    tokens: int = 64,
+    model: str | None = None,
+    table: str | None = None,
+    corpus: str | None = None,
+    split: str = "test",
+    source: str | None = None,
+    options: dict[str, Any] = {},  # noqa: B006
+    repeats: int = 3,
+) -> None:
+    """What dropping candidates saves: by the paper's formula, in operations, on the clock.
+
+    Without a model RoBERTa-base's sizes count, and nothing is timed.
+
+    Args:
+        exits: Layers run before each partial classifier.
+        drop: Drop ratio after each but the last: 0.3 for all, or 0.3,0.5,... for each; by
+            default the model's own, or 0.3.
+        candidates: Of a question, without a model.
+        tokens: Of a question with a candidate, without a model.
+        model: A cascade or a sequential ranker; its exits and sizes count, over a table's pairs.
+        table: Folder of a prepared table.
+        corpus: Name of a corpus in place of a table.
+        split: Split of the corpus.
+        source: Folder of the raw release, or `hub`.
+        options: The corpus' own options.
+        repeats: Passes with and without dropping, in turns, whose ratio is told.
+    """
+    shown = _table("", "cascade", "sequential ranker")
+    if model is None:
+        layers, ratios = _numbers(exits, int), _ratios(drop) or 0.3
+        shape = Shape(layers=layers[-1])
+        paper = [layer_cost(layers, ratios, sequential=s) for s in (False, True)]
+        counted = [
+            operation_cost(shape, layers, ratios, candidates, tokens, s) for s in (False, True)
+        ]
+        shown.add_row("layers (the paper's formula)", *map(_saved, paper))
+        shown.add_row(f"operations, {candidates} x {tokens} tokens", *map(_saved, counted))
+    else:
+        from as2ray.checkpoint import load
+        from as2ray.savings import savings
+
+        rows = _rows(table, corpus, split, source, options)
+        found = savings(load(model), rows, _ratios(drop), repeats)
+        shown = _table("", "drop " + ", ".join(f"{ratio:g}" for ratio in found.drop))
+        shown.add_row("layers (the paper's formula)", _saved(found.layers))
+        shown.add_row(f"operations over {rows.num_rows:,} pairs", _saved(found.operations))
+        shown.add_row("time, nothing dropped = 1", f"{_saved(1 / found.time.median)} {found.time}")
+    _console().print(shown)
+
+
+def _saved(part: float) -> str:
+    return f"{100 * (part - 1):+.1f} %"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of `as2ray`."""
-    commands = {"corpora": Corpora, "rank": rank, "evaluate": evaluate_}
+    commands = {"corpora": Corpora, "rank": rank, "evaluate": evaluate_, "cost": cost}
     try:
         CLI(commands, args=arguments, as_positional=False)
     except As2rayError as error:

@@ -25,11 +25,11 @@ import ray
 from tokenizers import Tokenizer
 
 from as2ray.distributed.ingest import RayEpochs
+from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
 from as2ray.text.stream import WINDOW, MicroBatch, PairFiles, Stream
 from as2ray.text.tokens import PairTokenizer
 from benchmarks import asnq_shaped
-from benchmarks.ratio import Ratio, alternate
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 T = TypeVar("T")

@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 from as2ray import checkpoint, corpora
 from as2ray.corpora.files import SourceMissingError
+from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.objectives import OBJECTIVES
 from as2ray.packaged import minilm
 from as2ray.text.stream import PairFiles, Stream
@@ -39,7 +40,6 @@ from as2ray.training.run import LocalRun
 from as2ray.training.tracking import Tracking
 from as2ray.training.validation import Watched
 from benchmarks import asnq_shaped
-from benchmarks.ratio import Ratio, alternate
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 MAX_LENGTH = 128

@@ -19,6 +19,7 @@ from as2ray.distributed.cluster import Workers
 from as2ray.distributed.train import fit
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.trec import read_run, scores_of_run, write_run
+from as2ray.filters import Filter
 from as2ray.records import count, fingerprint
 from as2ray.stages import digest, manifest, stage
 from as2ray.text.sentences import versioned
@@ -123,7 +124,7 @@ def trained(
 
 
 def evaluated(
-    folder: Path, ranker: Path, tests: Mapping[str, Path], measures: Sequence[str], filter: str
+    folder: Path, ranker: Path, tests: Mapping[str, Path], measures: Sequence[str], filter: Filter
 ) -> dict[str, Evaluation]:
     """A stage with a TREC run and the measures of each test table; the evaluations by table.
 
@@ -147,7 +148,7 @@ def evaluated(
             rows = table(path)
             scores = loaded.score_table(rows).rank_by
             write_run(part / f"{name}.run", rows, scores, tag=ranker.name)
-            found = evaluate(rows, scores, measures, filter=filter)  # type: ignore[arg-type]
+            found = evaluate(rows, scores, measures, filter=filter)
             (part / f"{name}.json").write_text(json.dumps(found.measures, indent=2) + "\n")
 
     stage(folder, identity, make)
@@ -155,8 +156,8 @@ def evaluated(
 
 
 def _evaluation(
-    folder: Path, name: str, path: Path, measures: Sequence[str], filter: str
+    folder: Path, name: str, path: Path, measures: Sequence[str], filter: Filter
 ) -> Evaluation:
     rows = table(path)
     scores = scores_of_run(read_run(folder / f"{name}.run"), rows)
-    return evaluate(rows, scores, measures, filter=filter)  # type: ignore[arg-type]
+    return evaluate(rows, scores, measures, filter=filter)

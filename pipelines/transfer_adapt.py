@@ -7,7 +7,7 @@ step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save
+from as2ray.filters import Filter
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking, read
@@ -26,6 +27,9 @@ from pipelines.recipe import Data, Leaks, read_recipe
 from pipelines.steps import evaluated, prepared, table, trained
 
 log = logging.getLogger(__name__)
+
+Found = dict[str, dict[str, dict[int, Evaluation]]]
+"""Evaluations by test, system and seed."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class Step:
     """The step whose ranker it starts from; by default the recipe's model."""
     dev: str | None = None
     """The table that selects its best checkpoint; by default the recipe's."""
+    layers: int | None = None
+    """Keep the first layers only."""
+    exits: tuple[int, ...] | None = None
+    """Make a cascade with exits after these layers; a step that starts from one goes on with it."""
+    objective: str = "cross_entropy"
+    """Name of the loss; a cascade's is `uniform_exit` in the paper."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class Recipe:
     """Each step is trained once with each."""
     measures: list[str] = field(default_factory=lambda: ["AP", "RR", "P@1"])
     """Names of ir-measures."""
-    filter: str = "clean"
+    filter: Filter = "clean"
     """Questions of the tests that count."""
     leaks: Leaks = "error"
     """What to do with training questions that stand in a dev or test table."""
@@ -93,9 +103,9 @@ class Recipe:
                 mend="describe them under `tables`",
             )
         baselines = {test: self.against(test) for test in self.tests}
-        if unknown := {t: b for t, b in baselines.items() if b not in self.steps}:
+        if wrong := {t: b for t, b in baselines.items() if b not in self.steps}:
             raise RecipeError(
-                f"baseline {unknown}",
+                f"baseline {wrong}",
                 expected=f"one of {list(self.steps)}",
                 mend="name one",
             )
@@ -117,24 +127,32 @@ def run(
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
-    tables = _prepare(recipe, folder / "tables", sources or {})
-    found: dict[str, dict[str, dict[int, Evaluation]]] = {test: {} for test in recipe.tests}
+    tables = prepare(recipe, folder / "tables", sources or {})
+    found: Found = {test: {} for test in recipe.tests}
+    for name, seed, stage in rankers(recipe, folder, workers, tables):
+        tests = {test: tables[test] for test in recipe.tests}
+        runs = folder / "runs" / stage.name
+        evaluations = evaluated(runs, stage, tests, recipe.measures, recipe.filter)
+        for test, evaluation in evaluations.items():
+            found[test].setdefault(name, {})[seed] = evaluation
+    tell(recipe, folder, found)
+
+
+def rankers(
+    recipe: Recipe, folder: Path, workers: Workers, tables: Mapping[str, Path]
+) -> Iterator[tuple[str, int, Path]]:
+    """Trains what is not there yet: step, seed and stage of each ranker in turn."""
     for seed in recipe.seeds:
-        rankers: dict[str, Path] = {}
+        done: dict[str, Path] = {}
         for name, step in recipe.steps.items():
-            stage = folder / "rankers" / f"{name}-seed{seed}"
             job, inputs = _job(recipe, step, seed, tables)
-            start = rankers[step.start] if step.start else None
-            rankers[name] = trained(stage, job, workers, inputs, start)
-            tests = {test: tables[test] for test in recipe.tests}
-            runs = folder / "runs" / stage.name
-            evaluations = evaluated(runs, stage, tests, recipe.measures, recipe.filter)
-            for test, evaluation in evaluations.items():
-                found[test].setdefault(name, {})[seed] = evaluation
-    _report(recipe, folder, found)
+            start = done[step.start] if step.start else None
+            stage = folder / "rankers" / f"{name}-seed{seed}"
+            done[name] = trained(stage, job, workers, inputs, start)
+            yield name, seed, stage
 
 
-def _prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
+def prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
     """Stages of the tables; those evaluated on first, so that training tables can avoid them."""
     held_out = {recipe.dev, *recipe.tests, *(s.dev for s in recipe.steps.values() if s.dev)}
     done: dict[str, Path] = {}
@@ -158,7 +176,8 @@ def _job(
     if recipe.curves:
         watched |= {test: tables[test] for test in recipe.tests}
     job = Job(
-        model=recipe.model,
+        model=replace(recipe.model, layers=step.layers, exits=step.exits),
+        objective=step.objective,
         train=tuple(str(tables[name]) for name in step.train),
         watched={name: str(path) for name, path in watched.items()},
         training=replace(step.training, seed=step.training.seed + seed),
@@ -167,9 +186,8 @@ def _job(
     return job, {**{name: tables[name] for name in step.train}, "dev": dev}
 
 
-def _report(
-    recipe: Recipe, folder: Path, found: Mapping[str, Mapping[str, Mapping[int, Evaluation]]]
-) -> None:
+def tell(recipe: Recipe, folder: Path, found: Found) -> None:
+    """Writes a report of each test, and draws it."""
     for test, systems in found.items():
         made = report(
             f"{recipe.title}: {test}",

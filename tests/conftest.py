@@ -54,3 +54,20 @@ def corpus(tmp_path_factory) -> Path:
     """A folder of Parquet files with 400 pairs that a tiny network can learn."""
     folder = tmp_path_factory.mktemp("corpus")
     return tiny.write_corpus(folder, tiny.candidates(80), files=2, row_group=150)
+
+
+@pytest.fixture(scope="session")
+def ray_local():
+    """One local Ray for the tests of a process, as small as it goes."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200_000_000,
+            logging_level="ERROR",
+        )
+    yield
+    ray.shutdown()

@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny
 
+from as2ray.checkpoint import save, start
 from as2ray.cli import main
 from as2ray.evaluation.trec import write_qrels, write_run
 
@@ -12,6 +13,12 @@ from as2ray.evaluation.trec import write_qrels, write_run
 @pytest.fixture
 def prepared(tmp_path):
     return tiny.write_corpus(tmp_path / "table", tiny.candidates(12, seed=3))
+
+
+@pytest.fixture
+def cascade(checkpoint, tmp_path) -> str:
+    made = start(checkpoint("bert", None), max_length=60, exits=[1, 2, 3])
+    return str(save(made, tmp_path / "cascade"))
 
 
 def test_corpora_list_names_every_corpus(capsys):
@@ -84,3 +91,53 @@ def test_error_of_the_user_is_told_without_a_trace(capsys):
     assert "unknown corpus 'nothing'" in told
     assert "to mend" in told
     assert "Traceback" not in told
+
+
+def test_cost_prints_the_paper_s_savings(capsys):
+    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0.3"])
+    shown = capsys.readouterr().out
+    formula = next(line for line in shown.splitlines() if "formula" in line)
+    assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
+
+
+def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared, capsys):
+    main(
+        [
+            "cost",
+            "--model",
+            cascade,
+            "--table",
+            str(prepared),
+            "--drop",
+            "0.5,0.5",
+            "--repeats",
+            "1",
+        ]
+    )
+    shown = capsys.readouterr().out
+    assert "drop 0.5, 0.5" in shown
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["layers", "operations", "time"]
+
+
+def test_cost_of_a_ranker_of_one_piece_is_refused(checkpoint, prepared, capsys):
+    with pytest.raises(SystemExit):
+        main(["cost", "--model", str(checkpoint("bert")), "--table", str(prepared)])
+    assert "PointwiseRanker" in capsys.readouterr().err
+
+
+def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
+    cascade, prepared, tmp_path, capsys
+):
+    lines = tmp_path / "candidates.txt"
+    lines.write_text("Badesso.\nKovarin ne.\nLala.\nMuri.\n")
+    asked = ["rank", "--model", cascade, "--question", "What is kovarin?"]
+    main([*asked, "--candidates", str(lines), "--drop", "0.5", "--json_lines", "true"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [x["exit_layer"] for x in found] == [3, 2, 1, 1]
+    main([*asked, "--candidates", str(lines), "--drop", "0.0"])
+    assert capsys.readouterr().out.count("layer  3") == 4
+    main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "0.5,0.2"])
+    assert "AP" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "half"])
+    assert "numbers with commas" in capsys.readouterr().err

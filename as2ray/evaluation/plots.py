@@ -90,6 +90,35 @@ def bars(
     return _finished(figure, path, legend=len(systems) > 1)
 
 
+def scatter(
+    series: Mapping[str, Points],
+    front: Points,
+    title: str,
+    x_label: str,
+    y_label: str,
+    path: Path | str,
+) -> Figure:
+    """Points of several kinds, and the line of those that none beats.
+
+    The Cascade Transformer's Figure 2 is this with MAP over relative cost.
+
+    Args:
+        series: Points by kind.
+        front: The Pareto front, in the order of x.
+        title: Heading.
+        x_label: What x is.
+        y_label: What y is.
+        path: Where to, `.png` or `.svg`.
+    """
+    figure, axes = _canvas(title, x_label, y_label)
+    for number, (name, points) in enumerate(series.items()):
+        x, y = zip(*points)
+        axes.scatter(x, y, s=9, alpha=0.5, linewidth=0, label=name, color=_COLOURS[number])
+    x, y = zip(*front)
+    axes.step(x, y, where="post", color=_COLOURS[-1], linewidth=1.2, label="Pareto front")
+    return _finished(figure, path, legend=True)
+
+
 def _over_seeds(points: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     by_x: dict[float, list[float]] = defaultdict(list)
     for x, y in points:

@@ -134,6 +134,21 @@ class CascadeRanker(StagedRanker):
                 mend="make the cascade with CascadeNetwork.around",
             )
 
+    def keep(self, exits: Sequence[int]) -> None:
+        """Lets partial classifiers go, so that only those after the layers `exits` are left."""
+        if not set(exits) <= set(self.exits) or tuple(exits)[-1:] != self.exits[-1:]:
+            raise RecipeError(
+                f"exits {list(exits)} of a cascade with exits {self.exits}",
+                expected=f"some of its exits, {self.exits[-1]} the last",
+                mend="correct the exits",
+            )
+        check_exits(exits, self.exits[-1])
+        heads = [self.network.heads[self.exits.index(layer)] for layer in exits]
+        self.network.heads = nn.ModuleList(heads)
+        self.exits = tuple(exits)
+        getattr(self.network.config, SETTINGS).update(exits=list(exits))
+        self.drop = 0.0
+
     def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
         """Logits of partial classifiers, nothing dropped, shape [sequences, exits asked for, 2].
 

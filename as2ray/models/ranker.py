@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
-from as2ray.models.pruning import Drop, Scored
+from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, question_numbers
 from as2ray.text.packing import PackedBatch
 from as2ray.text.stream import pack_pairs

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from as2ray.errors import RecipeError
-from as2ray.models.pruning import Drop, Scored, Stages, drop_ratios, prune
 from as2ray.models.ranker import SETTINGS, Ranker, probability
+from as2ray.pruning import Drop, Scored, Stages, drop_ratios, prune
 from as2ray.text.packing import PackedBatch, Sequences
 from as2ray.text.stream import pack_pairs
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from as2ray.errors import CheckpointError
+from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
-from benchmarks.ratio import Ratio, alternate
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from as2ray.checkpoint import load, save, start
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.attention import Layout
 from as2ray.models.cascade import CascadeRanker, PartialClassifier
-from as2ray.models.pruning import kept
+from as2ray.pruning import kept
 
 QUESTION = "What is kovarin?"
 

@@ -1,12 +1,10 @@
 """Transfer and adapt, end to end on made-up corpora in the formats of real ones."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 
 from as2ray.checkpoint import load
 from as2ray.distributed.cluster import Workers
@@ -21,51 +19,8 @@ from pipelines.transfer_adapt import Recipe, Step, run
 HERE = Workers(count=0)
 
 
-def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
-    header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
-    header += ["Sentence", "Label"]
-    with (folder / f"WikiQA-{split}.tsv").open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
-        writer.writerow(header)
-        for row in tiny.candidates(questions, seed=seed).to_pylist():
-            question = f"{row['question']} {split}"
-            writer.writerow(
-                [
-                    row["question_id"],
-                    question,
-                    "D1",
-                    "T",
-                    row["candidate_id"],
-                    row["candidate"],
-                    row["label"],
-                ]
-            )
-
-
-def _write_qnli(folder: Path) -> None:
-    with (folder / "dev.tsv").open("w") as file:
-        file.write("index\tquestion\tsentence\tlabel\n")
-        for i, row in enumerate(tiny.candidates(30, seed=5).to_pylist()):
-            label = "entailment" if row["label"] else "not_entailment"
-            file.write(f"{i}\t{row['question']}\t{row['candidate']}\t{label}\n")
-
-
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    for name in ("wikiqa", "qnli"):
-        (root / name).mkdir()
-    for seed, (split, questions) in enumerate({"train": 40, "dev": 10, "test": 12}.items()):
-        _write_wikiqa(root / "wikiqa", split, seed, questions)
-    _write_qnli(root / "qnli")
-    return root
-
-
 @pytest.fixture
-def recipe(checkpoint, monkeypatch, data_root):
-    # The made-up releases have their own sizes.
-    monkeypatch.setattr("as2ray.corpora.base.Corpus.verify", lambda *_: False)
-    monkeypatch.setenv("AS2RAY_DATA", str(data_root))
+def recipe(checkpoint, data_root):
     training = Training(epochs=2, batch=16, learning_rate=1e-3, precision="fp32")
     return Recipe(
         title="Tiny",

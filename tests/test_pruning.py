@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.models.pruning import Scored, kept, survive
+from as2ray.pruning import Scored, kept, survive
 
 
 def test_kept_follows_the_paper_s_example():

@@ -1,0 +1,204 @@
+"""The Cascade Transformer: train cascades, monoliths and sequential rankers, search, compare.
+
+    python -m pipelines.cascade --config pipelines/recipes/cascade_minilm.yaml --output DIR
+
+Training is `transfer_adapt`'s. Every partial classifier then scores every candidate once, and
+all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the paper, and the
+search for drop ratios and exits that the paper leaves as future work.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean
+
+from as2ray import checkpoint
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.evaluation.measures import Evaluation, evaluate
+from as2ray.evaluation.report import markdown, report, save
+from as2ray.evaluation.simulation import Point, Replay
+from as2ray.savings import savings
+from as2ray.stages import digest, stage
+from pipelines import transfer_adapt
+from pipelines.drop_search import Search, replays, searched
+from pipelines.recipe import read_recipe
+from pipelines.steps import evaluated, table
+from pipelines.transfer_adapt import Found, prepare, rankers, tell
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe(transfer_adapt.Recipe):
+    """Cascades beside monoliths and sequential rankers."""
+
+    sequential: dict[str, list[str]] = field(default_factory=dict)
+    """Sequential rankers by name: steps of pointwise rankers, the shallowest first."""
+    drops: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.4, 0.5])
+    """Drop ratios to report, each the same after every exit."""
+    search: Search = field(default_factory=Search)
+    """How drop ratios are searched."""
+    timed: bool = True
+    """Whether the clock is asked too, with the first seed's rankers over each test."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, steps in self.sequential.items():
+            wrong = [s for s in steps if s not in self.steps or self.is_cascade(s)]
+            if wrong or name in self.steps:
+                raise RecipeError(
+                    f"sequential ranker {name!r} of steps {steps}",
+                    expected="a name of its own, and steps that train pointwise rankers",
+                    mend="describe them under `steps`",
+                )
+
+    def is_cascade(self, step: str) -> bool:
+        """Whether a step trains a cascade."""
+        found = self.steps[step]
+        return bool(found.exits) or bool(found.start and self.is_cascade(found.start))
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> None:
+    """Runs what is not there yet, and writes the reports.
+
+    Args:
+        recipe: What to do.
+        output: Folder of the stages.
+        workers: What to take of the cluster.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    folder = Path(output).resolve()
+    tables = prepare(recipe, folder / "tables", sources or {})
+    found: Found = {test: {} for test in recipe.tests}
+    costs: dict[str, dict[str, list[Point]]] = {test: {} for test in recipe.tests}
+    for name, seed, ranker in _all(recipe, folder, workers, tables):
+        for test, system, evaluation, point in _measured(recipe, folder, name, ranker, tables):
+            found[test].setdefault(system, {})[seed] = evaluation
+            if point is not None:
+                costs[test].setdefault(system, []).append(point)
+    tell(recipe, folder, found)
+    for test, points in costs.items():
+        _tell_costs(folder, test, points)
+        _tell_drops(recipe, folder, test, found[test])
+    if recipe.timed:
+        _tell_times(recipe, folder, tables)
+
+
+def _all(
+    recipe: Recipe, folder: Path, workers: Workers, tables: Mapping[str, Path]
+) -> Iterator[tuple[str, int, Path]]:
+    """Every ranker, the sequential ones after those that they are made of."""
+    done: dict[tuple[str, int], Path] = {}
+    for name, seed, made in rankers(recipe, folder, workers, tables):
+        done[name, seed] = made
+        yield name, seed, made
+        for sequential, steps in recipe.sequential.items():
+            if all((step, seed) in done for step in steps) and (sequential, seed) not in done:
+                members = [done[step, seed] for step in steps]
+                made = _in_sequence(folder / "rankers" / f"{sequential}-seed{seed}", members)
+                done[sequential, seed] = made
+                yield sequential, seed, made
+
+
+def _in_sequence(folder: Path, members: list[Path]) -> Path:
+    identity = {"members": [digest(member) for member in members]}
+
+    def make(part: Path) -> None:
+        loaded = [checkpoint.load(member / "ranker", device="cpu") for member in members]
+        checkpoint.save(checkpoint.sequential(loaded), part / "ranker")
+
+    return stage(folder, identity, make)
+
+
+def _measured(
+    recipe: Recipe, folder: Path, name: str, ranker: Path, tables: Mapping[str, Path]
+) -> Iterator[tuple[str, str, Evaluation, Point | None]]:
+    """(test, system, evaluation, cost) of all that a ranker is measured as."""
+    tests = {test: tables[test] for test in recipe.tests}
+    how = (recipe.measures, recipe.filter)
+    if name in recipe.steps and not recipe.is_cascade(name):
+        for test, found in evaluated(folder / "runs" / ranker.name, ranker, tests, *how).items():
+            yield test, name, found, None
+        return
+    step = recipe.steps.get(name) or recipe.steps[recipe.sequential[name][-1]]
+    dev = step.dev or recipe.dev
+    stored = replays(folder, ranker, {**tests, "dev": tables[dev]}, recipe.filter)
+    for test in tests:
+        for system, used, drop in _systems(recipe, name, stored[test]):
+            replay = stored[test]
+            scores = replay.scored(used, drop).rank_by
+            evaluation = evaluate(replay.table, scores, recipe.measures, filter=recipe.filter)
+            yield test, system, evaluation, replay.point(used, drop)
+    if name in recipe.steps:
+        made, chosen = searched(folder, ranker, stored["dev"], recipe.search)
+        used = [stored["dev"].exits.index(layer) for layer in chosen.exits]
+        runs = folder / "runs" / f"{ranker.name}-searched"
+        for test, found in evaluated(runs, made, tests, *how).items():
+            yield test, f"{name}, searched", found, stored[test].point(used, chosen.drop)
+
+
+def _systems(recipe: Recipe, name: str, replay: Replay) -> Iterator[tuple[str, list[int], float]]:
+    """Rows of the table: each exit alone, then all with each drop ratio."""
+    every = list(range(len(replay.exits)))
+    if name in recipe.steps:
+        for number in every[:-1]:
+            yield f"{name}, exit {replay.exits[number]}", [number], 0.0
+    for drop in recipe.drops:
+        yield f"{name}, drop {drop:g}", every, drop
+
+
+def _tell_drops(
+    recipe: Recipe, folder: Path, test: str, found: Mapping[str, Mapping[int, Evaluation]]
+) -> None:
+    """Each ranker that drops against itself dropping nothing, where that is among the drops."""
+    for name in [*filter(recipe.is_cascade, recipe.steps), *recipe.sequential]:
+        own = {system: seeds for system, seeds in found.items() if system.startswith(f"{name}, ")}
+        if f"{name}, drop 0" in own:
+            made = report(f"{name} on {test}", own, baseline=f"{name}, drop 0")
+            save(made, folder / f"{test}-{name}.md")
+            log.info("\n%s", markdown(made))
+
+
+def _tell_costs(folder: Path, test: str, points: Mapping[str, list[Point]]) -> None:
+    """Cost and quality side by side, means over the seeds (Table 3's last column)."""
+    lines = ["| system | MAP | layers (the paper's formula) | operations |", "|---|---|---|---|"]
+    for system, seeds in points.items():
+        layers, counted = (100 * (mean(of) - 1) for of in zip(*((p.layers, p.cost) for p in seeds)))
+        quality = mean(point.quality for point in seeds)
+        lines.append(f"| {system} | {quality:.4f} | {layers:+.1f} % | {counted:+.1f} % |")
+    (folder / f"{test}-cost.md").write_text("\n".join(lines) + "\n")
+    dump = {system: [asdict(point) for point in seeds] for system, seeds in points.items()}
+    (folder / f"{test}-cost.json").write_text(json.dumps(dump, indent=2) + "\n")
+
+
+def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> None:
+    """Counted and measured savings side by side, with the first seed's rankers."""
+    lines = ["| test | ranker | drop | layers | operations | times as fast |", "|" + "---|" * 6]
+    for name in [*filter(recipe.is_cascade, recipe.steps), *recipe.sequential]:
+        stage = f"{name}-seed{recipe.seeds[0]}"
+        drops: list[tuple[str, float | None]] = [("rankers", drop) for drop in recipe.drops]
+        for where, drop in [*drops, *([("searched", None)] if name in recipe.steps else [])]:
+            ranker = checkpoint.load(folder / where / stage / "ranker")
+            for test in recipe.tests:
+                found = savings(ranker, table(tables[test]), drop)
+                what = f"{name}, exits {', '.join(map(str, ranker.exits))}"
+                ratios = ", ".join(f"{ratio:.2f}" for ratio in found.drop)
+                saved = (f"{100 * (part - 1):+.1f} %" for part in (found.layers, found.operations))
+                lines.append(f"| {test} | {what} | {ratios} | {' | '.join(saved)} | {found.time} |")
+    (folder / "time.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Made-up corpora in the formats of real releases."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import tiny
+
+
+def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
+    header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
+    header += ["Sentence", "Label"]
+    with (folder / f"WikiQA-{split}.tsv").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
+        writer.writerow(header)
+        for row in tiny.candidates(questions, seed=seed).to_pylist():
+            question = f"{row['question']} {split}"
+            writer.writerow(
+                [
+                    row["question_id"],
+                    question,
+                    "D1",
+                    "T",
+                    row["candidate_id"],
+                    row["candidate"],
+                    row["label"],
+                ]
+            )
+
+
+def _write_qnli(folder: Path) -> None:
+    with (folder / "dev.tsv").open("w") as file:
+        file.write("index\tquestion\tsentence\tlabel\n")
+        for i, row in enumerate(tiny.candidates(30, seed=5).to_pylist()):
+            label = "entailment" if row["label"] else "not_entailment"
+            file.write(f"{i}\t{row['question']}\t{row['candidate']}\t{label}\n")
+
+
+@pytest.fixture(scope="session")
+def releases(tmp_path_factory) -> Path:
+    """Folder of small raw releases."""
+    root = tmp_path_factory.mktemp("data")
+    for name in ("wikiqa", "qnli"):
+        (root / name).mkdir()
+    for seed, (split, questions) in enumerate({"train": 40, "dev": 10, "test": 12}.items()):
+        _write_wikiqa(root / "wikiqa", split, seed, questions)
+    _write_qnli(root / "qnli")
+    return root
+
+
+@pytest.fixture
+def data_root(releases, monkeypatch) -> Path:
+    """The releases as what AS2RAY_DATA names."""
+    # The made-up releases have their own sizes.
+    monkeypatch.setattr("as2ray.corpora.base.Corpus.verify", lambda *_: False)
+    monkeypatch.setenv("AS2RAY_DATA", str(releases))
+    return releases

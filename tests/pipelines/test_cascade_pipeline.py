@@ -1,0 +1,87 @@
+"""Cascades, monoliths and a sequential ranker, end to end on a made-up corpus."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from as2ray.checkpoint import load
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines.cascade import Recipe, run
+from pipelines.drop_search import Search
+from pipelines.recipe import Data
+from pipelines.transfer_adapt import Step
+
+HERE = Workers(count=0)
+
+
+@pytest.fixture
+def recipe(checkpoint, data_root):
+    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    learn = {"train": ["target"], "training": training}
+    return Recipe(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        tables={
+            "general": Data("qnli", "dev"),
+            "target": Data("wikiqa", "train"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        dev="dev",
+        tests=["test"],
+        steps={
+            "one": Step(layers=1, **learn),
+            "three": Step(**learn),
+            "transfer": Step(["general"], training, exits=(1, 2, 3), objective="uniform_exit"),
+            "cascade": Step(start="transfer", objective="every_exit", **learn),
+        },
+        baseline="three",
+        sequential={"sequence": ["one", "three"]},
+        drops=[0.0, 0.5],
+        search=Search(trials=4),
+        seeds=[0],
+        tracking=Tracking(tensorboard=False),
+    )
+
+
+@pytest.mark.slow
+def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
+    recipe, tmp_path, ray_local
+):
+    run(recipe, tmp_path / "out", HERE)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    run(recipe, tmp_path / "out", HERE)
+    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    assert made == again
+
+    out = tmp_path / "out"
+    systems = [row["system"] for row in json.loads((out / "test.json").read_text())["rows"]]
+    of_cascade = ["exit 1", "exit 2", "drop 0", "drop 0.5", "searched"]
+    assert {f"cascade, {what}" for what in of_cascade} <= set(systems)
+    assert {"one", "three", "sequence, drop 0", "sequence, drop 0.5"} <= set(systems)
+    costs = json.loads((out / "test-cost.json").read_text())
+    assert costs["cascade, drop 0.5"][0]["layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert costs["sequence, drop 0.5"][0]["layers"] == pytest.approx((1 + 3 * 0.5) / 3)
+    against = json.loads((out / "test-cascade.json").read_text())
+    assert against["baseline"] == "cascade, drop 0"
+    assert len((out / "time.md").read_text().splitlines()) == 2 + 3 * 2 + 2
+
+    # The searched cascade is a checkpoint that ranks as its replay said.
+    chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
+    chosen = chosen["found"]["chosen"]
+    ranker = load(out / "searched" / "cascade-seed0" / "ranker")
+    assert list(ranker.exits) == chosen["exits"]
+    assert ranker.drop == pytest.approx(chosen["drop"])
+    assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
+    assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
+    assert not list(out.rglob("*.part"))
+
+
+def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
+    with pytest.raises(RecipeError, match="sequential ranker 'wrong'"):
+        replace(recipe, sequential={"wrong": ["one", "cascade"]})

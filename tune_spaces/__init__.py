@@ -1,0 +1,1 @@
+"""Search spaces, one a file. Must not know how a trial is run."""
