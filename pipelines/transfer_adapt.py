@@ -50,6 +50,8 @@ class Step:
     """Make a cascade with exits after these layers; a step that starts from one goes on with it."""
     objective: str = "cross_entropy"
     """Name of the loss; a cascade's is `uniform_exit` in the paper."""
+    seeds: list[int] | None = None
+    """Those of the recipe's seeds that it is trained with; by default all."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,13 @@ class Recipe:
                     expected=f"a step before it: {before}",
                     mend="put the steps in order",
                 )
+            start = set(self.seeds_of(step.start) if step.start else self.seeds)
+            if not set(self.seeds_of(name)) <= start:
+                raise RecipeError(
+                    f"step {name!r} with seeds {step.seeds}",
+                    expected=f"some of {sorted(start)}: the recipe's, or its start's",
+                    mend="correct the step's seeds",
+                )
         if unknown := sorted(names - self.tables.keys()):
             raise RecipeError(
                 f"tables {unknown} are named but not described",
@@ -109,6 +118,11 @@ class Recipe:
                 expected=f"one of {list(self.steps)}",
                 mend="name one",
             )
+
+    def seeds_of(self, step: str) -> list[int]:
+        """The seeds that a step is trained with."""
+        own = self.steps[step].seeds
+        return self.seeds if own is None else own
 
     def against(self, test: str) -> str | None:
         """The baseline of a test."""
@@ -144,7 +158,8 @@ def rankers(
     """Trains what is not there yet: step, seed and stage of each ranker in turn."""
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
-        for name, step in recipe.steps.items():
+        for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
+            step = recipe.steps[name]
             job, inputs = _job(recipe, step, seed, tables)
             start = done[step.start] if step.start else None
             stage = folder / "rankers" / f"{name}-seed{seed}"
@@ -208,7 +223,7 @@ def _curve(recipe: Recipe, folder: Path, test: str) -> None:
     series: dict[str, list[tuple[float, float]]] = {}
     moves: dict[str, list[float]] = {}
     for name in recipe.steps:
-        for seed in recipe.seeds:
+        for seed in recipe.seeds_of(name):
             lines = read(folder / "rankers" / f"{name}-seed{seed}" / "metrics.jsonl")
             points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
             series.setdefault(name, []).extend(points)

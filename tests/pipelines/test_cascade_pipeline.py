@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search
-from pipelines.recipe import Data
+from pipelines.recipe import Data, read_recipe
 from pipelines.transfer_adapt import Step
 
 HERE = Workers(count=0)
@@ -35,7 +36,7 @@ def recipe(checkpoint, data_root):
         dev="dev",
         tests=["test"],
         steps={
-            "one": Step(layers=1, **learn),
+            "one": Step(layers=1, seeds=[0], **learn),
             "three": Step(**learn),
             "transfer": Step(["general"], training, exits=(1, 2, 3), objective="uniform_exit"),
             "cascade": Step(start="transfer", objective="every_exit", **learn),
@@ -85,3 +86,11 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
     with pytest.raises(RecipeError, match="sequential ranker 'wrong'"):
         replace(recipe, sequential={"wrong": ["one", "cascade"]})
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("pipelines/recipes").glob("cascade_*.yaml")), ids=lambda p: p.stem
+)
+def test_recipe_file_parses_into_a_recipe(path):
+    found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
+    assert any(map(found.is_cascade, found.steps))

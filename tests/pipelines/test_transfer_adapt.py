@@ -138,3 +138,11 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         read_recipe(Recipe, ["--config", str(tmp_path / "bad.yaml"), "--output", "out"])
     assert "learning_rte" in capsys.readouterr().err
+
+
+def test_step_of_other_seeds_than_its_start_is_refused(recipe):
+    steps = {**recipe.steps, "transfer": replace(recipe.steps["transfer"], seeds=[1])}
+    with pytest.raises(RecipeError, match="'transfer-then-adapt' with seeds None"):
+        replace(recipe, steps=steps)
+    with pytest.raises(RecipeError, match=r"'union' with seeds \[5\]"):
+        replace(recipe, steps={**recipe.steps, "union": replace(recipe.steps["union"], seeds=[5])})
