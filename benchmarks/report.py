@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -39,13 +39,19 @@ class Claim:
     """None where nothing is claimed."""
 
 
-def arguments(about: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(
+    about: str | None,
+    argv: Sequence[str] | None = None,
+    more: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> argparse.Namespace:
     """The flags of every benchmark: `data` (Path), `output` (Path or None), `cores`, `small`."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--data", type=Path, default=data_root(), help="folder of raw releases")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--cores", type=int, default=CORES, help="cores to hold to")
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
+    if more:
+        more(parser)
     return parser.parse_args(argv)
 
 

@@ -189,8 +189,7 @@ class _Pass:
         self._keep(rows)
         ranker, first = self.ranker, self.ranker.exits[stage - 1] if stage else 0
         states, scores, start = [], [], 0
-        budget = max(ranker.max_tokens, ranker.tokenizer.max_length)
-        for part in cut(self.encoded.lengths[self.rows[rows]], budget):
+        for part in cut(self.encoded.lengths[self.rows[rows]], self.ranker.budget):
             which = self.rows[rows[part]]
             if self.hidden is None:
                 hidden, layout = ranker.encoder.embed(self.encoded.pack(which, {}))

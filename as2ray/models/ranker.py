@@ -18,8 +18,7 @@ from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, question_numbers
-from as2ray.text.packing import PackedBatch
-from as2ray.text.stream import pack_pairs
+from as2ray.text.packing import PackedBatch, Sequences, pack
 from as2ray.text.tokens import PairTokenizer
 
 SETTINGS = "as2ray"
@@ -78,6 +77,11 @@ class Ranker(nn.Module, ABC):
         """Where the weights are."""
         return next(self.parameters()).device
 
+    @property
+    def budget(self) -> int:
+        """Most tokens of a packed batch when scoring: room for one sequence at least."""
+        return max(self.max_tokens, self.tokenizer.max_length)
+
     def gradient_checkpointing(self, on: bool) -> None:
         """Whether the backward pass recomputes activations instead of keeping them."""
         self.encoder.gradient_checkpointing = on
@@ -132,14 +136,20 @@ class Ranker(nn.Module, ABC):
             drop: Drop ratio, of all stages or of each; an array [questions, stages - 1] gives
                 each question its own. By default the checkpoint's.
         """
+        return self.score_sequences(self.tokenizer.encode(questions, candidates), question, drop)
+
+    @torch.inference_mode()
+    def score_sequences(
+        self, encoded: Sequences, question: np.ndarray, drop: Drop | None = None
+    ) -> Scored:
+        """`score_pairs` of pairs that are tokens already."""
         if drop is not None:
             raise RecipeError(
                 f"drop ratios {drop} for a {type(self).__name__}",
                 expected="a ranker of several stages: a cascade or a sequential ranker",
                 mend="leave the drop ratios out",
             )
-        batches = pack_pairs(self.tokenizer, questions, candidates, self.max_tokens)
-        return Scored(self.score(batches, len(questions)))
+        return Scored(self.score(pack(encoded, self.budget), len(encoded)))
 
     def score_table(self, table: pa.Table, drop: Drop | None = None) -> Scored:
         """`score_pairs` of a candidates table.

@@ -117,10 +117,9 @@ class _Pass:
 
     def score(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """What a ranker says of the survivors."""
-        budget = max(self.ranker.max_tokens, self.ranker.tokenizer.max_length)
         scores = [
             probability(self.ranker.logits(self.encoded.pack(self.rows[rows[part]], {}), stage))
-            for part in cut(self.encoded.lengths[self.rows[rows]], budget)
+            for part in cut(self.encoded.lengths[self.rows[rows]], self.ranker.budget)
         ]
         found: np.ndarray = torch.cat(scores).cpu().numpy()
         return found

@@ -15,8 +15,7 @@ from torch import Tensor
 from as2ray.errors import RecipeError
 from as2ray.models.ranker import SETTINGS, Ranker, probability
 from as2ray.pruning import Drop, Scored, Stages, drop_ratios, prune
-from as2ray.text.packing import PackedBatch, Sequences
-from as2ray.text.stream import pack_pairs
+from as2ray.text.packing import PackedBatch, Sequences, pack
 
 
 def check_exits(exits: Sequence[int], layers: int) -> None:
@@ -75,22 +74,19 @@ class StagedRanker(Ranker):
     @torch.inference_mode()
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair; float32, shape [pairs, stages]."""
-        batches = pack_pairs(self.tokenizer, questions, candidates, self.max_tokens)
-        shape = (len(questions), len(self.exits))
-        return self._by_row(batches, shape, lambda batch: probability(self(batch)))
+        encoded, shape = (
+            self.tokenizer.encode(questions, candidates),
+            (len(questions), len(self.exits)),
+        )
+        return self._by_row(pack(encoded, self.budget), shape, lambda b: probability(self(b)))
 
     @torch.inference_mode()
-    def score_pairs(
-        self,
-        questions: Sequence[str],
-        candidates: Sequence[str],
-        question: np.ndarray,
-        drop: Drop | None = None,
+    def score_sequences(
+        self, encoded: Sequences, question: np.ndarray, drop: Drop | None = None
     ) -> Scored:
         """Scores, candidates dropped between the stages; see `Ranker.score_pairs`."""
         drop = self.drop if drop is None else drop
         ratios = drop_ratios(drop, len(self.exits), int(question.max(initial=-1)) + 1)
-        encoded = self.tokenizer.encode(questions, candidates)
         score = np.full(len(encoded), np.nan, np.float32)
         stage = np.zeros(len(encoded), np.int64)
         with self.at_rest():

@@ -106,6 +106,16 @@ def cut(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
         yield order[start:]
 
 
+def pack(encoded: Sequences, budget: int) -> Iterator[PackedBatch]:
+    """All sequences as packed batches of at most `budget` tokens, longest first.
+
+    `of_sequence["row"]` is each one's number.
+    """
+    rows = {"row": np.arange(len(encoded))}
+    for group in cut(encoded.lengths, budget):
+        yield encoded.pack(group, rows)
+
+
 def concatenate(parts: Sequence[Sequences]) -> Sequences:
     """Several `Sequences` as one, in order."""
     return Sequences(

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.errors import CorpusError, RecipeError
-from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
+from as2ray.text.packing import PackedBatch, Sequences, cut, pack, ragged_arange
 from as2ray.text.tokens import PairTokenizer
 
 SPAN = 2_048
@@ -257,6 +257,4 @@ def pack_pairs(
 ) -> Iterator[PackedBatch]:
     """Pairs as packed batches for scoring; `of_sequence["row"]` is each pair's number."""
     encoded = tokenizer.encode(questions, candidates)
-    rows = {"row": np.arange(len(encoded))}
-    for group in cut(encoded.lengths, max(max_tokens, tokenizer.max_length)):
-        yield encoded.pack(group, rows)
+    yield from pack(encoded, max(max_tokens, tokenizer.max_length))

@@ -6,43 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from as2ray.checkpoint import save, start
 from as2ray.errors import CheckpointError
-from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_alternate_takes_turns_after_warming_each_side_up():
-    turns = []
-
-    def side(name: str, rates: list[float]):
-        def measure() -> float:
-            turns.append(name)
-            return rates.pop(0)
-
-        return measure
-
-    ours = side("ours", [999.0, 10.0, 30.0, 12.0])
-    others = [side("slow", [1.0, 5.0, 10.0, 3.0]), side("fast", [1.0, 20.0, 20.0, 24.0])]
-    slow, fast = alternate(ours, others, repeats=3)
-    assert turns == ["ours", "slow", "fast"] * 4
-    assert slow == Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
-    assert slow.each == (2.0, 3.0, 4.0)
-    assert fast.each == (0.5, 1.5, 0.5)
-
-
-def test_ratio_is_the_median_with_lowest_and_highest():
-    ratio = Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
-    assert ratio.median == 3.0
-    assert ratio.spread == (2.0, 4.0)
-    assert str(ratio) == "3.00 (2.00..4.00)"
-    assert ratio.as_json()["ratio"] == {"median": 3.0, "min": 2.0, "max": 4.0}
-
-
-def test_ratio_of_unequal_repeats_is_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        _ = Ratio((1.0, 2.0), (1.0,)).each
 
 
 @pytest.fixture
@@ -117,3 +85,27 @@ def test_training_without_the_releases_says_what_it_needs(tmp_path):
     assert done.returncode != 0
     assert "WikiQA" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
+def test_ranking_small_run_compares_both_rankers_with_two_peers(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    cascade = start(minilm(), exits=[1, 2, 6])
+    cascade.drop = 0.5
+    path = save(cascade, tmp_path / "cascade")
+    results = report("ranking", tmp_path, "--cores", "1", "--cascade", str(path))["results"]
+    for kind in ("text", "tokens"):
+        compared = results[f"8 candidates, from {kind}"]
+        assert set(compared) == {"packed", "cascade"}
+        for of in compared.values():
+            assert set(of) == {"default", "bf16"}
+            assert all(side["ratio"]["median"] > 0 for side in of.values())
+    assert results["part of the GEMM rate"]["part"] > 0
+    assert results["quality"]["questions"] > 0
+
+
+def test_ranking_without_the_release_says_what_it_needs(tmp_path):
+    done = run("ranking", tmp_path)
+    assert done.returncode != 0
+    assert "SQuAD" in done.stderr

@@ -1,0 +1,35 @@
+import pytest
+
+from as2ray.evaluation.ratio import Ratio, alternate
+
+
+def test_alternate_takes_turns_after_warming_each_side_up():
+    turns = []
+
+    def side(name: str, rates: list[float]):
+        def measure() -> float:
+            turns.append(name)
+            return rates.pop(0)
+
+        return measure
+
+    ours = side("ours", [999.0, 10.0, 30.0, 12.0])
+    others = [side("slow", [1.0, 5.0, 10.0, 3.0]), side("fast", [1.0, 20.0, 20.0, 24.0])]
+    slow, fast = alternate(ours, others, repeats=3)
+    assert turns == ["ours", "slow", "fast"] * 4
+    assert slow == Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
+    assert slow.each == (2.0, 3.0, 4.0)
+    assert fast.each == (0.5, 1.5, 0.5)
+
+
+def test_ratio_is_the_median_with_lowest_and_highest():
+    ratio = Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
+    assert ratio.median == 3.0
+    assert ratio.spread == (2.0, 4.0)
+    assert str(ratio) == "3.00 (2.00..4.00)"
+    assert ratio.as_json()["ratio"] == {"median": 3.0, "min": 2.0, "max": 4.0}
+
+
+def test_ratio_of_unequal_repeats_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        _ = Ratio((1.0, 2.0), (1.0,)).each
