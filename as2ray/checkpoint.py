@@ -62,7 +62,7 @@ def load(
         CheckpointError: Not a ranker; weights unknown, missing or of another shape.
     """
     ranker = _read(path, max_length=max_length, new_head=False)
-    ranker.precision = precision
+    ranker.precision, ranker.fused = precision, True
     ranker.eval()
     return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 

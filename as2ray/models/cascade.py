@@ -124,7 +124,7 @@ class CascadeRanker(StagedRanker):
     def __init__(self, network: CascadeNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         self.network = network
-        self.encoder = Encoder(network.body)
+        self.encoders = [Encoder(network.body)]
         settings = getattr(network.config, SETTINGS)
         self.exits = tuple(settings["exits"])
         if len(self.encoder) != self.exits[-1]:

@@ -7,6 +7,8 @@ survivors; 11 shared layers, then 3 heads of one layer. So there are two verbs: 
 `run(hidden, layout, first, last)`. The layers are transformers' own, not one line rewritten.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,7 @@ from transformers import PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.attention import NAME, Layout
+from as2ray.models.fused import FusedLayers
 from as2ray.text.packing import PackedBatch
 
 FAMILIES = ("bert", "roberta", "electra", "albert")
@@ -47,6 +50,19 @@ class Encoder:
         self.layers = _layers(base)
         self.first_position = first_position(base.config)
         self.gradient_checkpointing = False
+        self._fused: FusedLayers | None = None
+        self._resting = False
+
+    @contextmanager
+    def resting(self, dtype: torch.dtype) -> Iterator[None]:
+        """Runs fused layers in a number format inside: for inference alone."""
+        if self._fused is None or not self._fused.fits(self.layers, dtype):
+            self._fused = FusedLayers(self.layers, dtype)
+        self._resting = True
+        try:
+            yield
+        finally:
+            self._resting = False
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -79,6 +95,9 @@ class Encoder:
             first: Number of the first layer to run, from 0.
             last: Number of the first layer not to run.
         """
+        if self._resting and self._fused is not None:
+            with torch.autocast(hidden.device.type, enabled=False):
+                return self._fused.run(hidden, layout, first, last)
         states = hidden[None]
         for layer in self.layers[first:last]:
             if self.gradient_checkpointing and layer.training:
@@ -86,6 +105,18 @@ class Encoder:
             else:
                 states = layer(states, None, layout=layout)
         return states[0]
+
+    def run_to_first(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of each sequence's first token after all layers, shape [sequences, hidden].
+
+        Args:
+            hidden: Shape [tokens, hidden], before the first layer.
+            layout: Where the sequences lie in it.
+        """
+        if self._resting and self._fused is not None:
+            with torch.autocast(hidden.device.type, enabled=False):
+                return self._fused.run_to_first(hidden, layout)
+        return self.run(hidden, layout)[layout.first_tokens]
 
 
 def first_position(config: Any) -> int:

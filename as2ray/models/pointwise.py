@@ -33,13 +33,12 @@ class PointwiseRanker(Ranker):
                 mend="choose a checkpoint fine-tuned for ranking or yes/no classification",
             )
         self.network = network
-        self.encoder = Encoder(network)
+        self.encoders = [Encoder(network)]
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
-        hidden = self.encoder.run(hidden, layout)
-        return classify(self.network, hidden[layout.first_tokens])
+        return classify(self.network, self.encoder.run_to_first(hidden, layout))
 
 
 def classify(network: PreTrainedModel, first: Tensor) -> Tensor:

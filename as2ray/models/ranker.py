@@ -5,7 +5,7 @@ Knows text and torch. Must not know files, losses or any one ranker.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -57,7 +57,8 @@ class Ranker(nn.Module, ABC):
     """
 
     network: PreTrainedModel
-    encoder: Encoder
+    encoders: Sequence[Encoder]
+    """One, or one for each independent ranker in it."""
     exits: tuple[int, ...] = ()
     """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
 
@@ -67,10 +68,18 @@ class Ranker(nn.Module, ABC):
         self.published_tokenizer: PreTrainedTokenizerBase | None = None
         self.max_tokens = max_tokens
         self.precision: Precision = "auto"
+        self.fused = False
+        """Whether scoring runs fused layers, faster than transformers' own and equal but for
+        rounding; `load` sets it."""
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits, shape [sequences, labels]."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder, the deepest where there are several."""
+        return self.encoders[-1]
 
     @property
     def device(self) -> torch.device:
@@ -96,8 +105,12 @@ class Ranker(nn.Module, ABC):
         """Without dropout, in this ranker's precision; training mode comes back afterwards."""
         was_training = self.training
         self.eval()
+        dtype = resolve_precision(self.precision, self.device)
         try:
-            with self.autocast():
+            with ExitStack() as stack:
+                stack.enter_context(self.autocast())
+                for encoder in self.encoders if self.fused else ():
+                    stack.enter_context(encoder.resting(dtype))
                 yield
         finally:
             self.train(was_training)

@@ -85,7 +85,6 @@ class SequentialRanker(StagedRanker):
         self.network = network
         self.exits = tuple(getattr(network.config, SETTINGS)["exits"])
         self.encoders = [Encoder(ranker) for ranker in network.rankers]
-        self.encoder = self.encoders[-1]
 
     def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
         """Logits of the rankers, shape [sequences, rankers asked for, labels]."""
@@ -96,8 +95,7 @@ class SequentialRanker(StagedRanker):
         """Logits of one ranker, shape [sequences, labels]."""
         encoder = self.encoders[number]
         hidden, layout = encoder.embed(batch)
-        hidden = encoder.run(hidden, layout)
-        return classify(self.network.rankers[number], hidden[layout.first_tokens])
+        return classify(self.network.rankers[number], encoder.run_to_first(hidden, layout))
 
     def stages(self, encoded: Sequences, rows: np.ndarray, question: np.ndarray) -> "_Pass":
         """One pass of whole questions through the rankers."""

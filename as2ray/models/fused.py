@@ -1,0 +1,204 @@
+"""Layers for ranking alone: the weights of transformers' layers in fewer and cheaper operations.
+
+Knows where BERT, RoBERTa, ELECTRA and ALBERT keep the weights of a layer. Must not know heads,
+training or files. The layers themselves (`Encoder.layers`) stay the reference that these equal.
+
+Query, key and value are one product; weights lie in the number format of the products, on a CPU
+reordered for them once; and where a head looks at the first token alone, the last layer computes
+only that token after its attention, which leaves out three quarters of its products.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from as2ray.models.attention import Layout, packed_attention
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A layer's modules, by what they do."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attended: nn.Linear
+    attended_norm: nn.LayerNorm
+    up: nn.Linear
+    activation: Callable[[Tensor], Tensor]
+    down: nn.Linear
+    norm: nn.LayerNorm
+    head_size: int
+
+
+def _parts(layer: Any) -> _Parts:
+    """Of a layer of any supported family."""
+    if hasattr(layer, "ffn"):  # ALBERT
+        a = layer.attention
+        attention = (a.query, a.key, a.value, a.dense, a.LayerNorm)
+        feed_forward = (layer.ffn, layer.activation, layer.ffn_output, layer.full_layer_layer_norm)
+        return _Parts(*attention, *feed_forward, a.attention_head_size)
+    a, out, last = layer.attention.self, layer.attention.output, layer.output
+    attention = (a.query, a.key, a.value, out.dense, out.LayerNorm)
+    up = layer.intermediate
+    feed_forward = (up.dense, up.intermediate_act_fn, last.dense, last.LayerNorm)
+    return _Parts(*attention, *feed_forward, a.attention_head_size)
+
+
+class Dense:
+    """A product with fixed weights, and what follows it.
+
+    Args:
+        weights: Shape [out, in].
+        bias: Shape [out].
+        dtype: Number format.
+    """
+
+    def __init__(self, weights: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+        self.weights = weights.detach().to(dtype)
+        self.bias = bias.detach().to(dtype)
+        self.reordered = None
+        if _reorders(weights.device, dtype):
+            self.reordered = torch.ops.mkldnn._reorder_linear_weight(self.weights, None)
+
+    def __call__(self, x: Tensor, plus: Tensor | None = None, then: str = "none") -> Tensor:
+        """The product; with `plus` added, or `then` a "gelu" (exact) or "gelu_tanh"."""
+        if self.reordered is not None:
+            linear = torch.ops.mkldnn._linear_pointwise
+            if plus is not None:
+                return linear.binary(x, plus, self.reordered, self.bias, "add")  # type: ignore[no-any-return]
+            kind, _, how = then.partition("_")
+            return linear(x, self.reordered, self.bias, kind, [], how or "none")  # type: ignore[no-any-return]
+        found = functional.linear(x, self.weights, self.bias)
+        if plus is not None:
+            return found.add_(plus)
+        if then == "none":
+            return found
+        return functional.gelu(found, approximate="tanh" if then == "gelu_tanh" else "none")
+
+
+def _reorders(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN keeps weights of this format reordered for its products."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+class Norm:
+    """Layer normalisation with fixed weights.
+
+    Args:
+        norm: Where they are.
+        dtype: Number format.
+    """
+
+    def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype) -> None:
+        self.weights, self.bias = norm.weight.detach().to(dtype), norm.bias.detach().to(dtype)
+        self.eps = norm.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalised over the last axis."""
+        return functional.layer_norm(x, x.shape[-1:], self.weights, self.bias, self.eps)
+
+
+class FusedLayer:
+    """A layer over packed states, for inference.
+
+    Args:
+        layer: Of transformers, in evaluation mode.
+        dtype: Number format of everything in it.
+    """
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        parts = _parts(layer)
+        projections = (parts.query, parts.key, parts.value)
+        self.projected = Dense(
+            torch.cat([p.weight for p in projections]),
+            torch.cat([p.bias for p in projections]),
+            dtype,
+        )
+        self.attended = Dense(parts.attended.weight, parts.attended.bias, dtype)
+        self.attended_norm = Norm(parts.attended_norm, dtype)
+        self.up = Dense(parts.up.weight, parts.up.bias, dtype)
+        self.then, self.activation = _activation(parts.activation)
+        self.down = Dense(parts.down.weight, parts.down.bias, dtype)
+        self.norm = Norm(parts.norm, dtype)
+        self.head_size, self.dtype, self.module = parts.head_size, dtype, layer
+
+    def __call__(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """States after the layer, [tokens, hidden]."""
+        hidden = hidden.to(self.dtype)
+        return self._after_attention(self._attend(hidden, layout), hidden)
+
+    def first(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of each sequence's first token after the layer, [sequences, hidden]."""
+        hidden = hidden.to(self.dtype)
+        numbers = layout.first_tokens
+        return self._after_attention(self._attend(hidden, layout)[numbers], hidden[numbers])
+
+    def _attend(self, hidden: Tensor, layout: Layout) -> Tensor:
+        projected = self.projected(hidden).view(len(hidden), 3, -1, self.head_size)
+        query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
+        attended, _ = packed_attention(self.module, query, key, value, None, layout=layout)
+        return attended[0].flatten(1)
+
+    def _after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        hidden = self.attended_norm(self.attended(attended, plus=hidden))
+        inner = self.activation(self.up(hidden, then=self.then))
+        return self.norm(self.down(inner, plus=hidden))
+
+
+def _activation(function: Callable[[Tensor], Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """What the product can do itself, and what is left to do after it."""
+    names = {"GELUActivation": "gelu", "NewGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"}
+    name = names.get(type(function).__name__)
+    return (name, nn.Identity()) if name else ("none", function)
+
+
+class FusedLayers:
+    """All layers of an encoder, made again when weights have changed.
+
+    Args:
+        layers: Of transformers, in the order they run; one that runs twice is kept once.
+        dtype: Number format of everything in them.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        self.state = _state(layers, dtype)
+        made = {id(layer): FusedLayer(layer, dtype) for layer in _single(layers)}
+        self.layers = [[made[id(one)] for one in _single([layer])] for layer in layers]
+
+    def run(self, hidden: Tensor, layout: Layout, first: int, last: int | None) -> Tensor:
+        """States after layers `first` to `last` - 1, [tokens, hidden]."""
+        for layer in [one for group in self.layers[first:last] for one in group]:
+            hidden = layer(hidden, layout)
+        return hidden
+
+    def run_to_first(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of the first tokens after all layers, [sequences, hidden]."""
+        *before, last = [one for group in self.layers for one in group]
+        for layer in before:
+            hidden = layer(hidden, layout)
+        return last.first(hidden, layout)
+
+    def fits(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
+        """Whether these are still the layers' weights."""
+        return self.state == _state(layers, dtype)
+
+
+def _single(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers, an ALBERT group's one by one."""
+    return [one for layer in layers for one in getattr(layer, "albert_layers", [layer])]
+
+
+def _state(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
+    """What changes when a weight does: where each lies, and how often it was written to."""
+    weights = [w for layer in layers for w in layer.parameters()]
+    return dtype, tuple((w.data_ptr(), w._version) for w in weights)

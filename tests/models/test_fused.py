@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+
+from as2ray.checkpoint import load, start
+from as2ray.models.ranker import Ranker
+
+QUESTION = "What is kovarin?"
+
+
+def scores(ranker: Ranker, texts: list[str], fused: bool) -> np.ndarray:
+    ranker.fused = fused
+    return ranker.score_pairs([QUESTION] * len(texts), texts, np.zeros(len(texts), int)).score
+
+
+def test_fused_layers_score_as_transformers_own_do(checkpoint, family, pairs):
+    ranker = load(checkpoint(family), precision="fp32", max_length=60, device="cpu")
+    own = scores(ranker, pairs[1], fused=False)
+    np.testing.assert_allclose(scores(ranker, pairs[1], fused=True), own, atol=1e-6)
+    assert np.ptp(own) > 1e-3
+
+
+def test_fused_layers_of_a_cascade_score_as_transformers_own_do(checkpoint, family, pairs):
+    ranker = start(checkpoint(family, None, initializer_range=0.3), max_length=60, exits=[1, 2, 3])
+    ranker.precision = "fp32"
+    own = ranker.score_exits([QUESTION] * 18, pairs[1])
+    ranker.fused = True
+    np.testing.assert_allclose(ranker.score_exits([QUESTION] * 18, pairs[1]), own, atol=1e-5)
+
+
+def test_fused_layers_in_bf16_are_as_close_to_fp32_as_transformers_own(checkpoint, family, pairs):
+    exact = load(checkpoint(family), precision="fp32", max_length=60, device="cpu")
+    rough = load(checkpoint(family), precision="bf16", max_length=60, device="cpu")
+    expected = scores(exact, pairs[1], fused=False)
+    found = scores(rough, pairs[1], fused=True)
+    assert 0 < np.abs(found - expected).max() < 0.05
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "relu"])
+def test_fused_layers_have_the_encoder_s_activation(checkpoint, pairs, act):
+    path = checkpoint("bert", hidden_act=act)
+    ranker = load(path, precision="fp32", max_length=60, device="cpu")
+    own = scores(ranker, pairs[1], fused=False)
+    np.testing.assert_allclose(scores(ranker, pairs[1], fused=True), own, atol=1e-6)
+    ranker.precision = "bf16"
+    np.testing.assert_allclose(scores(ranker, pairs[1], fused=True), own, atol=0.05)
+
+
+def test_fused_layers_follow_weights_that_change(checkpoint, pairs):
+    ranker = load(checkpoint("bert"), precision="fp32", max_length=60, device="cpu")
+    before = scores(ranker, pairs[1], fused=True)
+    with torch.no_grad():
+        ranker.encoder.layers[1].output.dense.weight.mul_(1.5)
+    after = scores(ranker, pairs[1], fused=True)
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, scores(ranker, pairs[1], fused=False), atol=1e-6)
+
+
+def test_training_runs_transformers_own_layers(checkpoint, family, packed):
+    ranker = load(checkpoint(family), max_length=60, device="cpu")
+    scores(ranker, ["Lala."], fused=True)
+    ranker.train()
+    loss = ranker(packed).sum()
+    loss.backward()
+    assert all(w.grad is not None for w in ranker.encoder.layers[0].parameters())
