@@ -118,6 +118,15 @@ def test_in_bf16_scores_are_within_a_hundredth_of_fp32(ranker, pairs):
     assert 0 < np.abs(exact - rough).max() < 0.01
 
 
+def test_in_bf16_sharing_a_batch_moves_a_score_by_less_than_a_hundredth(ranker, pairs):
+    ranker.precision = "bf16"
+    questions = [f"What is {topic}?" for topic in tiny.TOPICS]
+    together = ranker.rank_many([(question, pairs[1]) for question in questions], drop=0.0)
+    for question, ranked in zip(questions, together):
+        alone = {r.index: r.score for r in ranker.rank(question, pairs[1], drop=0.0)}
+        assert max(abs(alone[r.index] - r.score) for r in ranked) < 0.01
+
+
 def test_sensible_answers_to_few_or_equal_candidates(bert):
     assert bert.rank(QUESTION, [], drop=0.5) == []
     assert bert.rank_many([], drop=0.5) == []
