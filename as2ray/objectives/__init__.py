@@ -4,22 +4,21 @@ An objective takes logits and what belongs to each sequence, and returns the los
 the sequences: the training loop divides by the global batch, however many workers share it.
 """
 
-from collections.abc import Callable, Mapping
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from as2ray.errors import RecipeError
-from as2ray.objectives.cascade import ExitLoss, early, every, in_turn, uniform
+from as2ray.objectives.base import Always, Moment, Objective, Task
+from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
 from as2ray.objectives.pointwise import cross_entropy
 
-Objective = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+__all__ = ["OBJECTIVES", "Moment", "Objective", "Task", "objective"]
 
 OBJECTIVES: Mapping[str, Objective] = {
-    "cross_entropy": cross_entropy,
-    "uniform_exit": ExitLoss(uniform),
-    "exits_in_turn": ExitLoss(in_turn),
-    "early_exit": ExitLoss(early),
-    "every_exit": ExitLoss(every),
+    "cross_entropy": Always(cross_entropy),
+    "uniform_exit": Exits(uniform),
+    "exits_in_turn": Exits(in_turn),
+    "early_exit": Exits(early),
+    "every_exit": Exits(every),
 }
 """Objectives by the name that recipes give them."""
 

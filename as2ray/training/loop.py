@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from as2ray.checkpoint import save, weights_of
 from as2ray.errors import RecipeError, TrainingError
 from as2ray.models.ranker import Ranker
-from as2ray.objectives import Objective
-from as2ray.objectives.cascade import ExitLoss
+from as2ray.objectives import Moment, Objective
 from as2ray.text.stream import MicroBatch
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -69,7 +68,7 @@ class Loop:
 
     Args:
         ranker: What to train; on its device already.
-        objective: Loss summed over a batch's sequences.
+        objective: What to do at each step.
         data: Packed batches by epoch.
         training: What changes the result.
         run: Where to report and resume.
@@ -95,7 +94,8 @@ class Loop:
                 expected=f"one named 'dev': {SELECTION} selects the best checkpoint",
                 mend="name the development split 'dev'",
             )
-        if isinstance(objective, ExitLoss) != bool(ranker.exits):
+        asked = objective.at(Moment(exits=max(1, len(ranker.exits)))).asked
+        if ("exits" in asked) != bool(ranker.exits):
             raise RecipeError(
                 f"objective {objective} for a ranker with exits {ranker.exits}",
                 expected="an objective of exits for a cascade, another for any other ranker",
@@ -147,14 +147,14 @@ class Loop:
     def _step(self, micros: list[MicroBatch]) -> Tensor:
         """One update of the weights; this worker's share of the mean loss of the step."""
         progress = self.progress
-        asked = self._asked()
+        task = self.objective.at(self._moment())
         # Dropout follows from where the run is, so a resumed run drops what it would have.
         torch.manual_seed(_seed(self.training.seed, progress.steps, parallel.rank()))
         loss = torch.zeros((), device=self.ranker.device)
         for micro, last in self._in_step(micros):
             with parallel.synchronising(self.model, last), self.ranker.autocast():
-                logits = self.model(micro.batch, **asked)
-                part = self.objective(logits, self._targets(micro)) / micro.pairs
+                logits = self.model(micro.batch, **task.asked)
+                part = task.loss(logits, self._targets(micro)) / micro.pairs
                 part = part * 0.0 if micro.empty else part
                 # Workers' gradients are averaged; the loss is a mean over all workers' pairs.
                 (part * parallel.ranks()).backward()  # type: ignore[no-untyped-call]
@@ -168,14 +168,9 @@ class Loop:
         self.progress = replace(progress, step=progress.step + 1, steps=progress.steps + 1)
         return loss
 
-    def _asked(self) -> dict[str, Any]:
-        """What the objective asks the model for at this step: the same on every worker."""
-        if not isinstance(self.objective, ExitLoss):
-            return {}
-        step = self.progress.steps
-        random = np.random.default_rng([self.training.seed, step])
+    def _moment(self) -> Moment:
         exits = len(self.ranker.exits)
-        return {"exits": self.objective.exits(random, step, self._total_steps(), exits)}
+        return Moment(self.progress.steps, self._total_steps(), self.training.seed, exits)
 
     def _in_step(self, micros: list[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
         """The passes of a step, and whether each is the last."""

@@ -8,7 +8,8 @@ from as2ray.checkpoint import load
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.objectives import objective
-from as2ray.objectives.cascade import ExitLoss
+from as2ray.objectives.base import Always
+from as2ray.objectives.cascade import Exits
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.text.stream import PairFiles
 from as2ray.training.validation import Watched, validate
@@ -147,7 +148,7 @@ def test_best_checkpoint_is_the_best_validation_s_and_last_the_last_s(checkpoint
         checkpoint("bert", None, **LEARNING),
         corpus,
         tmp_path,
-        objective=first_learn_then_unlearn,
+        objective=Always(first_learn_then_unlearn),
         epochs=6,
         learning_rate=5e-3,
         schedule="constant",
@@ -168,7 +169,7 @@ def test_every_pair_is_trained_on_once_an_epoch_the_remainder_too(checkpoint, sm
         seen.extend(targets["row"].tolist())
         return cross_entropy(logits, targets)
 
-    loop = loop_of(checkpoint("bert"), small(65), tmp_path, objective=noting, epochs=2)
+    loop = loop_of(checkpoint("bert"), small(65), tmp_path, objective=Always(noting), epochs=2)
     before = weights_of(loop)
     loop.fit()
     assert sorted(seen) == sorted([*range(65), *range(65)])
@@ -229,7 +230,7 @@ def test_training_in_bf16_stays_close_to_fp32(checkpoint, small, tmp_path):
 
 def test_loop_without_a_dev_table_is_refused_before_it_trains(checkpoint, small, tmp_path):
     loop = loop_of(checkpoint("bert"), small(8), tmp_path)
-    parts = (loop.ranker, cross_entropy, loop.data, loop.training, loop.run)
+    parts = (loop.ranker, loop.objective, loop.data, loop.training, loop.run)
     with pytest.raises(RecipeError, match="dev"):
         type(loop)(*parts, {"test": loop.watched["dev"]}, tmp_path)
 
@@ -251,7 +252,7 @@ def scores_ap(scores) -> float:
 
 def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, small, tmp_path):
     model, how = checkpoint("bert", None), {"exits": (1, 3), "epochs": 1}
-    loop = loop_of(model, small(32), tmp_path, objective=ExitLoss(lambda *_: [0]), batch=32, **how)
+    loop = loop_of(model, small(32), tmp_path, objective=Exits(lambda _: [0]), batch=32, **how)
     before = weights_of(loop)
     loop.fit()
     changed = {n for n, w in weights_of(loop).items() if not torch.equal(w, before[n])}

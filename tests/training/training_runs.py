@@ -9,7 +9,7 @@ import tiny
 import torch
 
 from as2ray.checkpoint import start
-from as2ray.objectives.pointwise import cross_entropy
+from as2ray.objectives import OBJECTIVES
 from as2ray.text.stream import MicroBatch, PairFiles, Stream
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -51,7 +51,7 @@ def loop_of(
     corpus: Path,
     folder: Path,
     *,
-    objective=cross_entropy,
+    objective=OBJECTIVES["cross_entropy"],
     exits: tuple[int, ...] | None = None,
     stop_before: tuple[int, int] | None = None,
     dev: pa.Table = DEV,
