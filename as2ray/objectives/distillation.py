@@ -1,0 +1,144 @@
+"""Knowledge distillation from stored logits of teachers (CERBERUS, equations 1 to 4).
+
+Knows logits of students and teachers. Must not know models, or where the logits are stored.
+
+    L_KD = alpha CE(student, label) + (1 - alpha) tau^2 KL(p || q)
+    p = softmax(teacher / tau), q = softmax(student / tau)
+
+and, over the heads of a student, L = sum of lambda_i L_KD(head i, its teacher).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from as2ray.errors import RecipeError, TrainingError
+from as2ray.objectives.base import Moment, Task
+from as2ray.objectives.pointwise import cross_entropy
+
+TEACHERS = "teacher_logits"
+"""What belongs to each sequence: logits of its teachers, shape [sequences, teachers, 2]."""
+
+Lesson = Literal["own", "sum", "in_turn"]
+"""Who teaches: each head its own teacher (CERBERUS); all teachers every head (KD_Sum); one teacher
+after the other, step by step (KD_RR)."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Distillation of one head or several. `teacher` names one teacher for all heads."""
+
+    alpha: float = 0.5
+    """Weight of the labels; the paper's grid is 0, 0.1, 0.5, 0.9."""
+    temperature: float = 1.0
+    """tau; the paper's grid is 1, 3, 5."""
+    lesson: Lesson = "own"
+    """Who teaches whom."""
+    teacher: int | None = None
+    """Number of the one teacher of all heads, from 0, in place of `lesson`."""
+    weights: tuple[float, ...] | None = None
+    """lambda of each head; 1 by default, as in the paper."""
+    as_torchdistill: bool = False
+    """Leave tau^2 out where alpha is 0, as the paper's toolkit did and its equation does not."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha <= 1 and self.temperature > 0):
+            raise RecipeError(
+                f"alpha {self.alpha}, temperature {self.temperature}",
+                expected="alpha from 0 to 1, a temperature above 0",
+                mend="correct the recipe",
+            )
+        if self.lesson not in get_args(Lesson):
+            raise RecipeError(
+                f"lesson {self.lesson!r}", expected=f"one of {get_args(Lesson)}", mend="choose one"
+            )
+
+    def at(self, moment: Moment) -> Task:
+        """The loss of a moment."""
+        return Task(partial(self._loss, moment.step), {})
+
+    def _loss(self, step: int, logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Summed over the batch.
+
+        Args:
+            step: Steps done.
+            logits: Of each head, [sequences, heads, 2], or [sequences, 2] of a single one.
+            targets: `label` [sequences] and `teacher_logits` [sequences, teachers, 2].
+        """
+        heads = [logits] if logits.ndim == 2 else list(logits.unbind(1))
+        teachers = _teachers(targets)
+        weights = self._weights(len(heads))
+        parts = [
+            weight * self._pair(head, teacher, targets)
+            for number, (head, weight) in enumerate(zip(heads, weights))
+            for teacher in self._taught_by(number, step, teachers, len(heads))
+        ]
+        return torch.stack(parts).sum()
+
+    def _weights(self, heads: int) -> Sequence[float]:
+        if self.weights is not None and len(self.weights) != heads:
+            raise TrainingError(
+                f"{len(self.weights)} weights for {heads} heads",
+                expected="a weight for each head",
+                mend="correct the recipe's weights",
+            )
+        return self.weights or [1.0] * heads
+
+    def _taught_by(
+        self, head: int, step: int, teachers: Sequence[Tensor], heads: int
+    ) -> Sequence[Tensor]:
+        if self.teacher is not None:
+            if not 0 <= self.teacher < len(teachers):
+                raise TrainingError(
+                    f"teacher {self.teacher} of {len(teachers)}",
+                    expected=f"a number from 0 to {len(teachers) - 1}",
+                    mend="correct the recipe's teacher",
+                )
+            return [teachers[self.teacher]]
+        if self.lesson == "sum":
+            return teachers
+        if self.lesson == "in_turn":
+            return [teachers[step % len(teachers)]]
+        if heads != len(teachers):
+            raise TrainingError(
+                f"{heads} heads and {len(teachers)} teachers",
+                expected="a teacher for each head",
+                mend="give as many teachers as heads, name one `teacher`, or take lesson 'sum'",
+            )
+        return [teachers[head]]
+
+    def _pair(self, student: Tensor, teacher: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Equation 1 of one head and one teacher."""
+        tau = self.temperature
+        soft = functional.kl_div(
+            (student.float() / tau).log_softmax(-1),
+            (teacher.float() / tau).log_softmax(-1),
+            reduction="sum",
+            log_target=True,
+        )
+        scale = 1.0 if self.as_torchdistill and self.alpha == 0.0 else tau**2
+        return self.alpha * cross_entropy(student, targets) + (1.0 - self.alpha) * scale * soft
+
+
+def _teachers(targets: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    """Logits of each teacher, [sequences, 2]."""
+    if TEACHERS not in targets:
+        raise TrainingError(
+            f"batches with {sorted(targets)}",
+            expected=f"{TEACHERS!r}, the stored logits of the teachers",
+            mend="score the training tables with the teachers first",
+        )
+    logits = targets[TEACHERS]
+    bad = int((~torch.isfinite(logits)).flatten(1).any(1).sum())
+    if bad:
+        raise TrainingError(
+            f"{bad} of {len(logits)} sequences whose teachers' logits are missing or not finite",
+            expected="finite logits of every teacher for every candidate",
+            mend="score the table again with the teachers, in fp32 if they overflow",
+        )
+    return logits.unbind(1)

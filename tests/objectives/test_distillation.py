@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+
+from as2ray.errors import RecipeError, TrainingError
+from as2ray.objectives.base import Moment
+from as2ray.objectives.distillation import TEACHERS, Distillation
+from as2ray.objectives.pointwise import cross_entropy
+
+
+@pytest.fixture
+def targets() -> dict[str, torch.Tensor]:
+    """Labels of 5 sequences, and the logits of 3 teachers."""
+    random = torch.Generator().manual_seed(0)
+    label = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
+    return {"label": label, TEACHERS: torch.randn(5, 3, 2, generator=random) * 2}
+
+
+@pytest.fixture
+def heads() -> torch.Tensor:
+    return torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(1))
+
+
+def loss(how: Distillation, logits, targets, step=0) -> torch.Tensor:
+    return how.at(Moment(step=step, steps=10)).loss(logits, targets)
+
+
+def softmax(logits, tau):
+    powers = [math.exp(x / tau) for x in logits]
+    return [p / sum(powers) for p in powers]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("tau", [1.0, 3.0, 5.0])
+def test_equation_1_equals_the_hand_computation(alpha, tau):
+    student, teacher = [0.3, -1.2], [2.0, 1.0]
+    p, q = softmax(teacher, tau), softmax(student, tau)
+    divergence = sum(a * math.log(a / b) for a, b in zip(p, q))
+    hard = -math.log(softmax(student, 1.0)[1])
+    by_hand = alpha * hard + (1 - alpha) * tau**2 * divergence
+    targets = {"label": torch.tensor([1.0]), TEACHERS: torch.tensor([[teacher]])}
+    how = Distillation(alpha=alpha, temperature=tau)
+    assert loss(how, torch.tensor([student]), targets).item() == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_loss_is_the_sum_over_the_batch(heads, targets):
+    how = Distillation(alpha=0.3, temperature=3.0)
+    parts = [
+        loss(how, heads[i : i + 1], {name: x[i : i + 1] for name, x in targets.items()})
+        for i in range(5)
+    ]
+    torch.testing.assert_close(loss(how, heads, targets), torch.stack(parts).sum())
+
+
+def test_torchdistill_leaves_tau_squared_out_at_alpha_0_alone(heads, targets):
+    for alpha, factor in ((0.0, 25.0), (0.5, 1.0)):
+        ours = Distillation(alpha=alpha, temperature=5.0)
+        theirs = Distillation(alpha=alpha, temperature=5.0, as_torchdistill=True)
+        torch.testing.assert_close(
+            loss(ours, heads, targets), factor * loss(theirs, heads, targets)
+        )
+
+
+def test_each_head_learns_from_its_own_teacher_alone(heads, targets):
+    heads.requires_grad_()
+    loss(Distillation(alpha=0.0), heads, targets).backward()
+    before = heads.grad.clone()
+    heads.grad = None
+    changed = {**targets, TEACHERS: targets[TEACHERS].clone()}
+    changed[TEACHERS][:, 1] += torch.tensor([1.0, -1.0])
+    loss(Distillation(alpha=0.0), heads, changed).backward()
+    moved = (heads.grad - before).abs().amax((0, 2))
+    assert moved[1] > 1e-3
+    assert moved[[0, 2]].max() == 0.0
+
+
+def test_weights_are_the_heads_lambdas(heads, targets):
+    parts = [
+        loss(Distillation(weights=tuple(float(i == j) for j in range(3))), heads, targets)
+        for i in range(3)
+    ]
+    weighted = loss(Distillation(weights=(0.5, 2.0, 1.0)), heads, targets)
+    torch.testing.assert_close(weighted, 0.5 * parts[0] + 2.0 * parts[1] + parts[2])
+
+
+def test_sum_in_turn_and_one_teacher_of_a_single_head(heads, targets):
+    student = heads[:, 0]
+    single = [loss(Distillation(teacher=i), student, targets) for i in range(3)]
+    in_turn = [loss(Distillation(lesson="in_turn"), student, targets, step) for step in range(4)]
+    torch.testing.assert_close(loss(Distillation(lesson="sum"), student, targets), sum(single))
+    for step, of_step in enumerate(in_turn):
+        torch.testing.assert_close(of_step, single[step % 3])
+
+
+def test_alpha_1_is_the_cross_entropy(heads, targets):
+    found = loss(Distillation(alpha=1.0, teacher=0), heads[:, 0], targets)
+    torch.testing.assert_close(found, cross_entropy(heads[:, 0], targets))
+
+
+def test_teachers_that_do_not_fit_are_refused(heads, targets):
+    with pytest.raises(TrainingError, match="2 heads and 3 teachers"):
+        loss(Distillation(), heads[:, :2], targets)
+    with pytest.raises(TrainingError, match="teacher 3 of 3"):
+        loss(Distillation(teacher=3), heads, targets)
+    with pytest.raises(TrainingError, match="2 weights for 3 heads"):
+        loss(Distillation(weights=(1.0, 1.0)), heads, targets)
+    with pytest.raises(TrainingError, match="teacher_logits"):
+        loss(Distillation(), heads, {"label": targets["label"]})
+    targets[TEACHERS][[1, 4], 2] = float("nan")
+    with pytest.raises(TrainingError, match="2 of 5 sequences"):
+        loss(Distillation(), heads, targets)
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 1.5}, {"temperature": 0.0}, {"lesson": "all"}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(RecipeError):
+        Distillation(**wrong)
