@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from as2ray.errors import As2rayError, CheckpointError, RecipeError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+from as2ray.models.cerberus import Average
 from as2ray.models.encoder import FAMILIES, longest, truncate
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import SETTINGS, Precision, Ranker
@@ -61,7 +62,7 @@ def load(
     Raises:
         CheckpointError: Not a ranker; weights unknown, missing or of another shape.
     """
-    ranker = _read(path, max_length=max_length, new_head=False)
+    ranker, _ = _read(path, max_length=max_length, new_head=False)
     ranker.precision, ranker.fused = precision, True
     ranker.eval()
     return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -74,6 +75,8 @@ def start(
     layers: int | None = None,
     exits: Sequence[int] | None = None,
     pooling: str = "mean",
+    heads: int = 0,
+    average: Average = "probabilities",
     seed: int = 0,
 ) -> Ranker:
     """A ranker to be trained, from a pretrained encoder or from a ranker.
@@ -89,10 +92,13 @@ def start(
         exits: Make a cascade: layers run before each partial classifier, ascending.
         pooling: What a cascade's partial classifiers look at: the `mean` of all token states, or
             the `first`.
+        heads: CERBERUS's heads after the last exit: a copy each of the layers above it, and of
+            a ranker's classifier; on a pretrained encoder each has a new one.
+        average: How the heads become one score: of their `probabilities` or their `logits`.
         seed: Of the new heads' weights.
     """
     torch.manual_seed(seed)
-    ranker = _read(path, max_length=max_length, new_head=True)
+    ranker, new_head = _read(path, max_length=max_length, new_head=True)
     if isinstance(ranker, StagedRanker):
         if layers is None and (exits is None or tuple(exits) == ranker.exits):
             return ranker
@@ -105,7 +111,8 @@ def start(
     network = ranker.network if layers is None else truncate(ranker.network, layers)
     if exits is None:
         return _dressed(PointwiseRanker, network, *dress)
-    return _dressed(CascadeRanker, CascadeNetwork.around(network, exits, pooling), *dress)
+    made = CascadeNetwork.around(network, exits, pooling, heads, average, not new_head)
+    return _dressed(CascadeRanker, made, *dress)
 
 
 def sequential(rankers: Sequence[Ranker]) -> Ranker:
@@ -125,7 +132,8 @@ def _dressed(kind: Any, network: Any, pairs: PairTokenizer, tokenizer: Any) -> R
     return ranker
 
 
-def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> Ranker:
+def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[Ranker, bool]:
+    """The ranker, and whether its head is new: if `new_head`, one is made where there is none."""
     with _typed(path), _quiet():
         config = AutoConfig.from_pretrained(path)
         if config.model_type not in FAMILIES:
@@ -161,7 +169,7 @@ def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> Ranker
         tokenizer = AutoTokenizer.from_pretrained(path)
         definition = tokenizer.backend_tokenizer.to_str()
     pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
-    return _dressed(ranks, network, pairs, tokenizer)
+    return _dressed(ranks, network, pairs, tokenizer), new_head
 
 
 def _lengths_to_use(

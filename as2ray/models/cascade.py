@@ -8,6 +8,8 @@ that late layers still see full batches.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError, RecipeError
 from as2ray.models.attention import Layout
+from as2ray.models.cerberus import Average, Heads
 from as2ray.models.encoder import Encoder, truncate
 from as2ray.models.ranker import SETTINGS, probability
 from as2ray.models.staged import StagedRanker, check_exits
@@ -50,10 +53,14 @@ class PartialClassifier(nn.Module):
         )
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Logits [sequences, 2] of packed states [tokens, hidden]."""
+        """Logits [sequences, 1, 2] of packed states [tokens, hidden]."""
         pooled = hidden[layout.first_tokens] if self.pooling == "first" else mean(hidden, layout)
         logits: Tensor = self.layers(pooled)
-        return logits
+        return logits[:, None]
+
+    def score(self, logits: Tensor) -> Tensor:
+        """The probability of each sequence, of logits [sequences, 1, 2]."""
+        return probability(logits)[:, 0]
 
 
 def mean(hidden: Tensor, layout: Layout) -> Tensor:
@@ -69,7 +76,8 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
 
     Args:
         config: The encoder's; its entry `as2ray` holds `exits` (layers run before each partial
-            classifier, ascending), `drop` and `pooling`.
+            classifier, ascending), `drop`, `pooling`, and, where the last classifier is CERBERUS's
+            heads, `heads` (how many), `head_layers` and `average`.
     """
 
     base_model_prefix = "body"
@@ -84,30 +92,52 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             PartialClassifier(config.hidden_size, settings["pooling"], config.hidden_dropout_prob)
             for _ in settings["exits"]
         )
+        if settings.get("heads"):
+            self.heads[-1] = Heads(
+                config, settings["heads"], settings["head_layers"], settings["average"]
+            )
         self.post_init()
 
     @classmethod
     def around(
-        cls, body: PreTrainedModel, exits: Sequence[int], pooling: str = "mean"
+        cls,
+        body: PreTrainedModel,
+        exits: Sequence[int],
+        pooling: str = "mean",
+        heads: int = 0,
+        average: Average = "probabilities",
+        trained: bool = True,
     ) -> "CascadeNetwork":
-        """A cascade on a trained body, with new partial classifiers; no layer above the last exit.
+        """A cascade on a trained body, with new partial classifiers.
+
+        Without heads the layers above the last exit go; with heads they are copied into each.
 
         Args:
             body: An encoder, or a model with a head around one; its layers are cut in place.
             exits: Layers run before each partial classifier, ascending.
             pooling: One of `POOLINGS`.
+            heads: CERBERUS's heads after the last exit, in place of its partial classifier.
+            average: How they become one score.
+            trained: Whether the body's own classifier is trained, and its heads start from it.
         """
         if pooling not in POOLINGS:
             raise RecipeError(
                 f"pooling {pooling!r}", expected=f"one of {POOLINGS}", mend="choose one"
             )
-        check_exits(exits, body.config.num_hidden_layers)
-        encoder = truncate(body, exits[-1]).base_model
-        config = encoder.config
+        depth = body.config.num_hidden_layers
+        check_exits(exits, depth)
         drop = [0.0] * (len(exits) - 1)
-        settings = {"ranker": "cascade", "exits": list(exits), "drop": drop, "pooling": pooling}
+        settings: dict[str, Any] = {"ranker": "cascade", "exits": list(exits), "drop": drop}
+        settings["pooling"] = pooling
+        if heads:
+            settings |= {"heads": heads, "head_layers": depth - exits[-1], "average": average}
+        config = deepcopy(body.config)
+        config.num_hidden_layers = exits[-1]
         setattr(config, SETTINGS, settings)
         network = cls(config)
+        if heads:
+            cast(Heads, network.heads[-1]).start_from(body, exits[-1], trained)
+        encoder = truncate(body, exits[-1]).base_model
         weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
         network.body.load_state_dict(weights)
         return network
@@ -124,7 +154,8 @@ class CascadeRanker(StagedRanker):
     def __init__(self, network: CascadeNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         self.network = network
-        self.encoders = [Encoder(network.body)]
+        last = network.heads[-1]
+        self.encoders = [Encoder(network.body), *getattr(last, "encoders", [])]
         settings = getattr(network.config, SETTINGS)
         self.exits = tuple(settings["exits"])
         if len(self.encoder) != self.exits[-1]:
@@ -150,13 +181,27 @@ class CascadeRanker(StagedRanker):
         self.drop = 0.0
 
     def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
-        """Logits of partial classifiers, nothing dropped, shape [sequences, exits asked for, 2].
+        """Logits of the classifiers, nothing dropped.
 
         Args:
             batch: Packed pairs.
             exits: Numbers of the exits, from 0, ascending; all by default. Layers above the last
                 of them are not run.
+
+        Returns:
+            Shape [sequences, outputs of the exits asked for, 2]: one of a partial classifier,
+            one of each of CERBERUS's heads.
         """
+        return torch.cat(self._logits(batch, exits), 1)
+
+    def stage_scores(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+        """Probabilities of exits, nothing dropped, shape [sequences, exits asked for]."""
+        asked = range(len(self.exits)) if exits is None else exits
+        found = zip(asked, self._logits(batch, asked))
+        return torch.stack([self.network.heads[n].score(logits) for n, logits in found], 1)
+
+    def _logits(self, batch: PackedBatch, exits: Sequence[int] | None) -> list[Tensor]:
+        """Logits [sequences, outputs, 2] of each exit asked for."""
         asked = range(len(self.exits)) if exits is None else exits
         hidden, layout = self.encoder.embed(batch)
         logits, done = [], 0
@@ -164,7 +209,7 @@ class CascadeRanker(StagedRanker):
             hidden = self.encoder.run(hidden, layout, done, self.exits[number])
             done = self.exits[number]
             logits.append(self.network.heads[number](hidden, layout))
-        return torch.stack(logits, 1)
+        return logits
 
     def stages(self, encoded: Sequences, rows: np.ndarray, question: np.ndarray) -> "_Pass":
         """One pass of whole questions through the layers."""
@@ -200,7 +245,8 @@ class _Pass:
             hidden = ranker.encoder.run(hidden, layout, first, ranker.exits[stage])
             if stage < len(self) - 1:
                 states.append(hidden)
-            scores.append(probability(ranker.network.heads[stage](hidden, layout)))
+            head = ranker.network.heads[stage]
+            scores.append(head.score(head(hidden, layout)))
         self.hidden = torch.cat(states) if states else None
         found: np.ndarray = torch.cat(scores).cpu().numpy()
         return found

@@ -70,7 +70,7 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        device: torch.device = next(self.embeddings.parameters()).device
+        device: torch.device = next(self.layers[0].parameters()).device
         return device
 
     def embed(self, batch: PackedBatch) -> tuple[Tensor, Layout]:

@@ -58,7 +58,7 @@ class Ranker(nn.Module, ABC):
 
     network: PreTrainedModel
     encoders: Sequence[Encoder]
-    """One, or one for each independent ranker in it."""
+    """One; or one for each independent ranker, or the body and each head's."""
     exits: tuple[int, ...] = ()
     """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
 
@@ -78,8 +78,8 @@ class Ranker(nn.Module, ABC):
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, the deepest where there are several."""
-        return self.encoders[-1]
+        """The encoder, the first where there are several."""
+        return self.encoders[0]
 
     @property
     def device(self) -> torch.device:
@@ -93,7 +93,8 @@ class Ranker(nn.Module, ABC):
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Whether the backward pass recomputes activations instead of keeping them."""
-        self.encoder.gradient_checkpointing = on
+        for encoder in self.encoders:
+            encoder.gradient_checkpointing = on
 
     def autocast(self) -> torch.autocast:
         """The context in which this ranker's precision holds."""

@@ -67,18 +67,19 @@ class StagedRanker(Ranker):
         """What its checkpoint says beside the network's configuration."""
         return dict(getattr(self.network.config, SETTINGS))
 
+    def stage_scores(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+        """Probabilities of stages, nothing dropped, shape [sequences, stages asked for]."""
+        return probability(self(batch, exits))
+
     def probabilities(self, batch: PackedBatch) -> Tensor:
         """Of the last stage, nothing dropped, shape [sequences]."""
-        return probability(self(batch, [len(self.exits) - 1]))[:, 0]
+        return self.stage_scores(batch, [len(self.exits) - 1])[:, 0]
 
     @torch.inference_mode()
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair; float32, shape [pairs, stages]."""
-        encoded, shape = (
-            self.tokenizer.encode(questions, candidates),
-            (len(questions), len(self.exits)),
-        )
-        return self._by_row(pack(encoded, self.budget), shape, lambda b: probability(self(b)))
+        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        return self._by_row(batches, (len(questions), len(self.exits)), self.stage_scores)
 
     @torch.inference_mode()
     def score_sequences(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional
 
+from as2ray.errors import TrainingError
+
 
 def cross_entropy(logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
     """Cross entropy *summed* over the batch; the training loop divides by the global batch.
@@ -16,6 +18,12 @@ def cross_entropy(logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         logits: Shape [sequences, 2], or [sequences, 1] for a binary logit.
         targets: `label`, 0 or 1, shape [sequences].
     """
+    if logits.ndim != 2:
+        raise TrainingError(
+            f"logits of shape {list(logits.shape)}",
+            expected="[sequences, 1 or 2]: a ranker with one output",
+            mend="name an objective of exits or heads, such as 'every_exit'",
+        )
     label = targets["label"]
     if logits.shape[-1] == 1:
         return functional.binary_cross_entropy_with_logits(

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from as2ray import checkpoint
+from as2ray.models.cerberus import Average
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import objective
 from as2ray.text.stream import PairFiles, Stream
@@ -35,6 +36,10 @@ class Model:
     """Make a cascade: layers run before each partial classifier, ascending."""
     pooling: str = "mean"
     """What its partial classifiers look at: the `mean` of all token states, or the `first`."""
+    heads: int = 0
+    """CERBERUS's heads after the last exit: a copy each of the layers above it."""
+    average: Average = "probabilities"
+    """How the heads become one score."""
 
 
 @dataclass(frozen=True)

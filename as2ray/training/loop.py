@@ -94,8 +94,8 @@ class Loop:
                 expected=f"one named 'dev': {SELECTION} selects the best checkpoint",
                 mend="name the development split 'dev'",
             )
-        asked = objective.at(Moment(exits=max(1, len(ranker.exits)))).asked
-        if ("exits" in asked) != bool(ranker.exits):
+        asks = "exits" in objective.at(Moment(exits=max(1, len(ranker.exits)))).asked
+        if (asks and not ranker.exits) or (len(ranker.exits) > 1 and not asks):
             raise RecipeError(
                 f"objective {objective} for a ranker with exits {ranker.exits}",
                 expected="an objective of exits for a cascade, another for any other ranker",

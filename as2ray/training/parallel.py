@@ -45,7 +45,7 @@ def spread(ranker: Ranker, sharded: bool) -> nn.Module:
     if not sharded:
         # A cascade's step runs the layers below one exit: the rest has no gradient to wait for.
         return DistributedDataParallel(ranker, find_unused_parameters=len(ranker.exits) > 1)
-    layers = ranker.encoder.layers
+    layers = [layer for encoder in ranker.encoders for layer in encoder.layers]
     # ALBERT runs one layer many times: shared out as part of the whole, not by itself.
     if len({id(layer) for layer in layers}) == len(layers):
         for layer in layers:
