@@ -74,7 +74,7 @@ def savings(ranker: Ranker, table: pa.Table, drop: Drop | None = None, repeats: 
     (timed,) = alternate(partial(_rate, dropping), [partial(_rate, whole)], repeats)
     return Savings(
         tuple(ratios.tolist()),
-        layer_cost(ranker.exits, ratios, sequential=sequential),
+        layer_cost(ranker.exits, ratios, shape.layers, sequential, shape.heads * shape.head_layers),
         operations(shape, ranker.exits, left, sequential) / everything,
         timed,
     )

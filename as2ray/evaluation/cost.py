@@ -24,13 +24,20 @@ class Shape:
     """Size of an embedding; where it differs from `hidden` it is projected."""
     layers: int = 12
     """Layers of the whole encoder, against which is compared."""
+    heads: int = 0
+    """CERBERUS's heads after the last exit, in place of its partial classifier."""
+    head_layers: int = 0
+    """Layers of each of them; the whole encoder has so many above the last exit."""
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
         """Sizes that a Hugging Face configuration names."""
         hidden = config.hidden_size
         embedding = getattr(config, "embedding_size", hidden)
-        return cls(hidden, config.intermediate_size, embedding, config.num_hidden_layers)
+        ours = getattr(config, "as2ray", {})
+        heads, head_layers = ours.get("heads", 0), ours.get("head_layers", 0)
+        layers = config.num_hidden_layers + head_layers
+        return cls(hidden, config.intermediate_size, embedding, layers, heads, head_layers)
 
     def layer(self, tokens: np.ndarray) -> np.ndarray:
         """Operations of one layer over each sequence of so many tokens, shape [sequences]."""
@@ -54,7 +61,11 @@ class Shape:
 
 
 def layer_cost(
-    exits: Sequence[int], drop: Drop, layers: int | None = None, sequential: bool = False
+    exits: Sequence[int],
+    drop: Drop,
+    layers: int | None = None,
+    sequential: bool = False,
+    heads: int = 0,
 ) -> float:
     """Layers run for a candidate on average, as a part of the whole encoder's.
 
@@ -66,9 +77,11 @@ def layer_cost(
         drop: Drop ratio after each but the last.
         layers: Of the whole encoder; by default the last exit.
         sequential: Whether each ranker starts again from the embeddings.
+        heads: Layers of all of CERBERUS's heads together, which the last survivors run.
     """
     left = np.cumprod([1.0, *(1.0 - drop_ratios(drop, len(exits)))])
     run = np.asarray(exits) if sequential else np.diff(exits, prepend=0)
+    run = run + np.append(np.zeros(len(exits) - 1), heads)
     return float(run @ left) / (layers or exits[-1])
 
 
@@ -92,6 +105,9 @@ def operations(
         before = shape.before(tokens).sum() if sequential or not done else 0.0
         total += before + (layers - done) * shape.layer(tokens).sum() + head * len(tokens)
         done = 0 if sequential else layers
+    if shape.heads and not sequential:
+        each = shape.head_layers * shape.layer(tokens).sum() + shape.classifier() * len(tokens)
+        total += shape.heads * each - head * len(tokens)
     return total
 
 

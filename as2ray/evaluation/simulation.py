@@ -99,7 +99,13 @@ class Replay:
             tuple(ratios.tolist()),
             mean_average_precision(*self._labels, found.rank_by),
             operations(self.shape, exits, left, self.sequential) / self._everything,
-            layer_cost(exits, ratios, self.shape.layers, self.sequential),
+            layer_cost(
+                exits,
+                ratios,
+                self.shape.layers,
+                self.sequential,
+                self.shape.heads * self.shape.head_layers,
+            ),
         )
 
 

@@ -48,6 +48,16 @@ def test_operation_cost_follows_the_layers_and_their_rounding():
     assert again == pytest.approx(layer_cost(EXITS, 0.3, sequential=True), abs=0.005)
 
 
+def test_cost_of_heads_is_that_of_their_layers_over_the_survivors():
+    # B10_3H2: the last survivors run 10 layers of the body and 3 x 2 of the heads.
+    shape = Shape(layers=12, heads=3, head_layers=2)
+    assert layer_cost((10,), (), 12, heads=6) == pytest.approx(16 / 12)
+    assert layer_cost((4, 10), 0.5, 12, heads=6) == pytest.approx((4 + 0.5 * 12) / 12)
+    for exits, drop in (((10,), ()), ((4, 10), 0.5)):
+        counted = operation_cost(shape, exits, drop, candidates=1_000, tokens=60)
+        assert counted == pytest.approx(layer_cost(exits, drop, 12, heads=6), abs=0.005)
+
+
 def test_drop_ratios_that_do_not_fit_the_exits_are_refused():
     with pytest.raises(RecipeError, match="drop ratios"):
         layer_cost(EXITS, (0.3, 0.3))
