@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.errors import EvaluationError, RecipeError
@@ -119,6 +120,16 @@ class Ranker(nn.Module, ABC):
     def probabilities(self, batch: PackedBatch) -> Tensor:
         """Probability of being an answer, nothing dropped, shape [sequences]."""
         return probability(self(batch))
+
+    def two_logits(self, batch: PackedBatch) -> Tensor:
+        """Logits of (not an answer, answer), nothing dropped, shape [sequences, 2]."""
+        logits: Tensor = self(batch)
+        return logits if logits.shape[-1] == 2 else functional.pad(logits, (1, 0))
+
+    def logits(self, batches: Iterable[PackedBatch], rows: int) -> np.ndarray:
+        """Logits of (not an answer, answer) by row number; float32, shape [rows, 2]."""
+        with torch.inference_mode():
+            return self._by_row(batches, (rows, 2), lambda batch: self.two_logits(batch).float())
 
     def settings(self) -> dict[str, Any]:
         """What its checkpoint says of it beside the network's configuration and lengths."""

@@ -89,9 +89,9 @@ class SequentialRanker(StagedRanker):
     def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
         """Logits of the rankers, shape [sequences, rankers asked for, labels]."""
         asked = range(len(self.exits)) if exits is None else exits
-        return torch.stack([self.logits(batch, number) for number in asked], 1)
+        return torch.stack([self.of_ranker(batch, number) for number in asked], 1)
 
-    def logits(self, batch: PackedBatch, number: int) -> Tensor:
+    def of_ranker(self, batch: PackedBatch, number: int) -> Tensor:
         """Logits of one ranker, shape [sequences, labels]."""
         encoder = self.encoders[number]
         hidden, layout = encoder.embed(batch)
@@ -116,7 +116,7 @@ class _Pass:
     def score(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """What a ranker says of the survivors."""
         scores = [
-            probability(self.ranker.logits(self.encoded.pack(self.rows[rows[part]], {}), stage))
+            probability(self.ranker.of_ranker(self.encoded.pack(self.rows[rows[part]], {}), stage))
             for part in cut(self.encoded.lengths[self.rows[rows]], self.ranker.budget)
         ]
         found: np.ndarray = torch.cat(scores).cpu().numpy()

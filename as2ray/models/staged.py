@@ -75,6 +75,11 @@ class StagedRanker(Ranker):
         """Of the last stage, nothing dropped, shape [sequences]."""
         return self.stage_scores(batch, [len(self.exits) - 1])[:, 0]
 
+    def two_logits(self, batch: PackedBatch) -> Tensor:
+        """Of the last stage; where that is several heads, of their common probability."""
+        answer = self.probabilities(batch)
+        return torch.stack([(-answer).log1p(), answer.log()], 1)
+
     @torch.inference_mode()
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair; float32, shape [pairs, stages]."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from as2ray.errors import RecipeError
 from as2ray.objectives.base import Always, Moment, Objective, Task
 from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
+from as2ray.objectives.distillation import Distillation
 from as2ray.objectives.pointwise import cross_entropy
 
-__all__ = ["OBJECTIVES", "Moment", "Objective", "Task", "objective"]
+__all__ = ["OBJECTIVES", "Distillation", "Moment", "Objective", "Task", "objective"]
 
 OBJECTIVES: Mapping[str, Objective] = {
     "cross_entropy": Always(cross_entropy),
@@ -23,12 +24,14 @@ OBJECTIVES: Mapping[str, Objective] = {
 """Objectives by the name that recipes give them."""
 
 
-def objective(name: str) -> Objective:
-    """The objective of that name.
+def objective(name: str | Distillation) -> Objective:
+    """The objective of that name; distillation, which has settings, is its own.
 
     Raises:
         RecipeError: There is none.
     """
+    if isinstance(name, Distillation):
+        return name
     if name not in OBJECTIVES:
         raise RecipeError(
             f"objective {name!r}", expected=f"one of {sorted(OBJECTIVES)}", mend="name one of them"

@@ -22,7 +22,8 @@ from as2ray.objectives.base import Moment, Task
 from as2ray.objectives.pointwise import cross_entropy
 
 TEACHERS = "teacher_logits"
-"""What belongs to each sequence: logits of its teachers, shape [sequences, teachers, 2]."""
+"""What belongs to each sequence: its teachers' logits, one pair after the other, shape [sequences,
+2 * teachers]."""
 
 Lesson = Literal["own", "sum", "in_turn"]
 """Who teaches: each head its own teacher (CERBERUS); all teachers every head (KD_Sum); one teacher
@@ -68,7 +69,7 @@ class Distillation:
         Args:
             step: Steps done.
             logits: Of each head, [sequences, heads, 2], or [sequences, 2] of a single one.
-            targets: `label` [sequences] and `teacher_logits` [sequences, teachers, 2].
+            targets: `label` [sequences] and `teacher_logits` [sequences, 2 * teachers].
         """
         heads = [logits] if logits.ndim == 2 else list(logits.unbind(1))
         teachers = _teachers(targets)
@@ -141,4 +142,4 @@ def _teachers(targets: Mapping[str, Tensor]) -> Sequence[Tensor]:
             expected="finite logits of every teacher for every candidate",
             mend="score the table again with the teachers, in fp32 if they overflow",
         )
-    return logits.unbind(1)
+    return logits.unflatten(1, (-1, 2)).unbind(1)  # type: ignore[no-untyped-call, no-any-return]

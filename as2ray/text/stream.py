@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from as2ray.errors import CorpusError, RecipeError
@@ -28,6 +29,13 @@ SPAN = 2_048
 WINDOW = 32_768
 """About how many rows are shuffled together, tokenised by one task, and repeated at most after a
 crash in mid-window."""
+
+
+LOGITS = ("not_answer", "answer")
+"""Columns of a teacher's stored logits, beside `candidate_id`."""
+
+TEACHERS = "teacher_logits"
+"""What belongs to each sequence: its teachers' logits, one pair after the other."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,8 @@ class Stream:
     columns: tuple[str, ...] = ("label",)
     """Numeric columns that travel with each pair."""
     window: int = WINDOW
+    teachers: tuple[PairFiles, ...] = ()
+    """Stored logits of each teacher, row for row beside `files`."""
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.max_tokens < self.tokenizer.max_length:
@@ -156,6 +166,13 @@ class Stream:
                 f"batch={self.batch}, max_tokens={self.max_tokens:,}",
                 expected=f"batch >= 1 and max_tokens >= max_length={self.tokenizer.max_length}",
                 mend="correct the recipe",
+            )
+        sizes = [len(teacher) for teacher in self.teachers]
+        if any(size != len(self.files) for size in sizes):
+            raise CorpusError(
+                f"stored logits of {sizes} pairs for {len(self.files):,} pairs",
+                expected="logits of every teacher for every pair",
+                mend="score these tables with the teachers, to the end",
             )
 
     @property
@@ -210,11 +227,15 @@ class Stream:
         return np.random.default_rng([self.seed, epoch, window]).permutation(rows)
 
     def _encode(self, rows: np.ndarray) -> tuple[Sequences, Mapping[str, np.ndarray]]:
-        table = self.files.read(rows, ["question", "candidate", *self.columns])
+        ids = ["candidate_id"] if self.teachers else []
+        table = self.files.read(rows, ["question", "candidate", *ids, *self.columns])
         encoded = self.tokenizer.encode(
             table["question"].to_pylist(), table["candidate"].to_pylist()
         )
         columns = {name: _numbers(table[name]) for name in self.columns}
+        if self.teachers:
+            of_each = [_taught(teacher, rows, table) for teacher in self.teachers]
+            columns[TEACHERS] = np.concatenate(of_each, 1)
         return encoded, {"row": rows, **columns}
 
     def _share(
@@ -233,6 +254,20 @@ class Stream:
         for i, group in enumerate(groups):
             batch = encoded.pack(start + group, columns)
             yield MicroBatch(step, pairs, i == len(groups) - 1, batch)
+
+
+def _taught(teacher: PairFiles, rows: np.ndarray, table: pa.Table) -> np.ndarray:
+    """A teacher's logits of rows of a table, shape [rows, 2]."""
+    stored = teacher.read(rows, ["candidate_id", *LOGITS])
+    other = pc.not_equal(stored["candidate_id"], table["candidate_id"])
+    if pc.any(other).as_py():
+        at = pc.index(other, True).as_py()
+        raise CorpusError(
+            f"stored logits of candidate {stored['candidate_id'][at]} in row {rows[at]:,}",
+            expected=f"of candidate {table['candidate_id'][at]}, the table's",
+            mend="score this table again: its logits were made from another",
+        )
+    return np.stack([_numbers(stored[name]) for name in LOGITS], 1)
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:

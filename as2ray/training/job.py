@@ -13,6 +13,7 @@ from as2ray import checkpoint
 from as2ray.models.cerberus import Average
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import objective
+from as2ray.objectives.distillation import Distillation
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -54,8 +55,10 @@ class Job:
     """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
     training: Training = field(default_factory=Training)
     """What changes the result."""
-    objective: str = "cross_entropy"
-    """Name of the loss."""
+    objective: str | Distillation = "cross_entropy"
+    """Name of the loss, or distillation from `teachers`."""
+    teachers: tuple[tuple[str, ...], ...] = ()
+    """For each teacher its stored logits: a folder beside each of `train`, in their order."""
     tracking: Tracking = field(default_factory=Tracking)
     """What follows the run."""
 
@@ -116,6 +119,7 @@ def _stream(job: Job, ranker: Ranker) -> Stream:
         training.seed,
         parallel.rank(),
         parallel.ranks(),
+        teachers=tuple(PairFiles.find(stored) for stored in job.teachers),
     )
 
 

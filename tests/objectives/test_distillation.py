@@ -14,7 +14,7 @@ def targets() -> dict[str, torch.Tensor]:
     """Labels of 5 sequences, and the logits of 3 teachers."""
     random = torch.Generator().manual_seed(0)
     label = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
-    return {"label": label, TEACHERS: torch.randn(5, 3, 2, generator=random) * 2}
+    return {"label": label, TEACHERS: torch.randn(5, 6, generator=random) * 2}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_equation_1_equals_the_hand_computation(alpha, tau):
     divergence = sum(a * math.log(a / b) for a, b in zip(p, q))
     hard = -math.log(softmax(student, 1.0)[1])
     by_hand = alpha * hard + (1 - alpha) * tau**2 * divergence
-    targets = {"label": torch.tensor([1.0]), TEACHERS: torch.tensor([[teacher]])}
+    targets = {"label": torch.tensor([1.0]), TEACHERS: torch.tensor([teacher])}
     how = Distillation(alpha=alpha, temperature=tau)
     assert loss(how, torch.tensor([student]), targets).item() == pytest.approx(by_hand, abs=1e-6)
 
@@ -68,7 +68,7 @@ def test_each_head_learns_from_its_own_teacher_alone(heads, targets):
     before = heads.grad.clone()
     heads.grad = None
     changed = {**targets, TEACHERS: targets[TEACHERS].clone()}
-    changed[TEACHERS][:, 1] += torch.tensor([1.0, -1.0])
+    changed[TEACHERS][:, 2:4] += torch.tensor([1.0, -1.0])
     loss(Distillation(alpha=0.0), heads, changed).backward()
     moved = (heads.grad - before).abs().amax((0, 2))
     assert moved[1] > 1e-3
