@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
+from as2ray.calibration import Calibration
 from as2ray.errors import As2rayError, CheckpointError, RecipeError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.cerberus import Average
@@ -99,6 +101,7 @@ def start(
     """
     torch.manual_seed(seed)
     ranker, new_head = _read(path, max_length=max_length, new_head=True)
+    ranker.calibration = ()  # of weights that will change
     if isinstance(ranker, StagedRanker):
         if layers is None and (exits is None or tuple(exits) == ranker.exits):
             return ranker
@@ -169,7 +172,9 @@ def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[
         tokenizer = AutoTokenizer.from_pretrained(path)
         definition = tokenizer.backend_tokenizer.to_str()
     pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
-    return _dressed(ranks, network, pairs, tokenizer), new_head
+    ranker = _dressed(ranks, network, pairs, tokenizer)
+    ranker.calibration = tuple(map(Calibration.of, settings.get("calibration", [])))
+    return ranker, new_head
 
 
 def _lengths_to_use(
@@ -273,6 +278,7 @@ def save(
 
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
     settings = {**ranker.settings(), **_lengths(ranker.tokenizer)}
+    settings["calibration"] = [asdict(calibration) for calibration in ranker.calibration]
     setattr(ranker.network.config, SETTINGS, settings)
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}

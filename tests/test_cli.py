@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny
 
-from as2ray.checkpoint import save, start
+from as2ray.checkpoint import load, save, start
 from as2ray.cli import main
 from as2ray.evaluation.trec import write_qrels, write_run
 
@@ -116,7 +116,7 @@ def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared
     )
     shown = capsys.readouterr().out
     assert "drop 0.5, 0.5" in shown
-    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["layers", "operations", "time"]
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["layers", "operations", "time,"]
 
 
 def test_cost_of_a_ranker_of_one_piece_is_refused(checkpoint, prepared, capsys):
@@ -141,3 +141,15 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     with pytest.raises(SystemExit):
         main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "half"])
     assert "numbers with commas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
+    checkpoint, prepared, tmp_path, capsys, kind
+):
+    out = tmp_path / "calibrated"
+    asked = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
+    main(["calibrate", *asked, "--kind", kind])
+    assert "ECE before" in capsys.readouterr().out
+    assert load(out).calibration[0].kind == kind
+    assert (out / "reliability.png").stat().st_size > 0

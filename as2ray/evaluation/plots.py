@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from as2ray.calibration import Reliability
 from as2ray.evaluation.seeds import Spread
 
 Points = Iterable[tuple[float, float]]
@@ -116,6 +117,25 @@ def scatter(
         axes.scatter(x, y, s=9, alpha=0.5, linewidth=0, label=name, color=_COLOURS[number])
     x, y = zip(*front)
     axes.step(x, y, where="post", color=_COLOURS[-1], linewidth=1.2, label="Pareto front")
+    return _finished(figure, path, legend=True)
+
+
+def reliability_diagram(systems: Mapping[str, Reliability], title: str, path: Path | str) -> Figure:
+    """Share of answers over mean score, by bins; on the diagonal a score is a probability.
+
+    Args:
+        systems: Reliability by name.
+        title: Heading.
+        path: Where to, `.png` or `.svg`.
+    """
+    figure, axes = _canvas(title, "mean score", "share that answers")
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8)
+    for number, (name, found) in enumerate(systems.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        label = f"{name}, ECE {found.ece:.3f}"
+        axes.plot(
+            found.mean_score, found.share, marker="o", markersize=4, color=colour, label=label
+        )
     return _finished(figure, path, legend=True)
 
 

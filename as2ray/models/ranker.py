@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from as2ray.calibration import Calibration, Kind, fit
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
 from as2ray.pruning import Drop, Scored
@@ -72,6 +73,8 @@ class Ranker(nn.Module, ABC):
         self.fused = False
         """Whether scoring runs fused layers, faster than transformers' own and equal but for
         rounding; `load` sets it."""
+        self.calibration: tuple[Calibration, ...] = ()
+        """Of each stage, made on a development split; without it scores stay as they are."""
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -246,6 +249,31 @@ class Ranker(nn.Module, ABC):
             raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
         return self.rank_many([(question, candidates)], drop)[0][:top_k]
 
+    def calibrate(self, table: pa.Table, kind: Kind = "temperature") -> None:
+        """Fits what turns scores into probabilities, for each stage.
+
+        Args:
+            table: A development split; every question counts.
+            kind: Which map.
+        """
+        texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
+        label = table["label"].to_numpy()
+        self.calibration = tuple(fit(of, label, kind) for of in self.score_exits(*texts).T)
+
+    def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """What every stage says of every pair, nothing dropped; float32, shape [pairs, stages]."""
+        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        return self.score(batches, len(questions))[:, None]
+
+    def _calibrated(self, score: np.ndarray, stage: np.ndarray | None) -> np.ndarray:
+        if not self.calibration:
+            return score
+        which = np.zeros(len(score), int) if stage is None else stage
+        found = np.empty(len(score))
+        for number, calibration in enumerate(self.calibration):
+            found[which == number] = calibration(score[which == number])
+        return found
+
     def _ranked(self, candidates: Sequence[str], scored: Scored, start: int) -> list[Ranked]:
         """The ranking of candidates whose scores stand at `start`."""
         rows = slice(start, start + len(candidates))
@@ -257,6 +285,7 @@ class Ranker(nn.Module, ABC):
                 mend="score in fp32, or train again with a lower learning rate",
             )
         order = np.argsort(-scored.rank_by[rows], kind="stable")
+        score = self._calibrated(score, None if scored.stage is None else scored.stage[rows])
         layer = [None] * len(score)
         if scored.stage is not None:
             layer = [self.exits[stage] for stage in scored.stage[rows]]

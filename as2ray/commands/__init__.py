@@ -1,0 +1,1 @@
+"""The commands of `as2ray`, a file each. Must hold no logic of their own."""

@@ -1,0 +1,57 @@
+"""`as2ray calibrate`: scores that are probabilities."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from as2ray.calibration import Kind, Reliability, reliability
+from as2ray.commands.shown import console, rows_of, table_of
+from as2ray.evaluation import plots
+from as2ray.filters import Filter, filter_mask
+
+
+def calibrate(
+    model: str,
+    output: str,
+    kind: Kind = "temperature",
+    table: str | None = None,
+    corpus: str | None = None,
+    split: str = "dev",
+    source: str | None = None,
+    options: dict[str, Any] = {},  # noqa: B006
+    filter: Filter = "raw",
+) -> None:
+    """Makes a ranker's scores probabilities, fitted on a development split.
+
+    Args:
+        model: Checkpoint folder or hub id.
+        output: Where the calibrated ranker goes, with a reliability plot.
+        kind: One temperature, or an isotonic map.
+        table: Folder of a prepared table.
+        corpus: Name of a corpus in place of a table.
+        split: Split of the corpus.
+        source: Folder of the raw release, or `hub`.
+        options: The corpus' own options.
+        filter: Questions that count; raw, for a user meets questions without an answer too.
+    """
+    from as2ray.checkpoint import load, save
+
+    rows = rows_of(table, corpus, split, source, options)
+    rows = rows.filter(pa.array(filter_mask(rows, filter)))
+    ranker = load(model)
+    ranker.calibrate(rows, kind)
+    save(ranker, output)
+    texts, label = (rows["question"].to_pylist(), rows["candidate"].to_pylist()), rows["label"]
+    shown = table_of("stage", "ECE before", "after", "Brier before", "after")
+    drawn: dict[str, Reliability] = {}
+    stages = zip(ranker.exits or ("",), ranker.score_exits(*texts).T, ranker.calibration)
+    for name, scores, calibration in stages:
+        before, after = (
+            reliability(values, label.to_numpy()) for values in (scores, calibration(scores))
+        )
+        numbers = (before.ece, after.ece, before.brier, after.brier)
+        shown.add_row(str(name), *(f"{number:.4f}" for number in numbers))
+        drawn |= {f"{name} before".strip(): before, f"{name} after".strip(): after}
+    plots.reliability_diagram(drawn, model, Path(output) / "reliability.png")
+    console().print(shown)

@@ -1,0 +1,59 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from as2ray.errors import EvaluationError
+from as2ray.evaluation.agreement import agreement, first_choices, votes
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    """4 questions of 3 candidates; the first two of each answer, but the last's only the first."""
+    return pa.table(
+        {
+            "question_id": [f"q{i // 3}" for i in range(12)],
+            "candidate_id": [f"c{i:02}" for i in range(12)],
+            "label": pa.array([1, 1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0], pa.int8()),
+        }
+    )
+
+
+def choosing(*places: int) -> np.ndarray:
+    """Scores that put the candidate at this place of each question first."""
+    scores = np.zeros(12)
+    for question, place in enumerate(places):
+        scores[3 * question + place] = 1.0
+    return scores
+
+
+def test_first_choices_are_the_rows_ranked_first(table):
+    rows, right = first_choices(table, choosing(0, 2, 1, 1))
+    assert rows.tolist() == [0, 5, 7, 10]
+    assert right.tolist() == [True, False, True, False]
+
+
+def test_agreement_counts_the_same_right_answer_over_the_heads_right_ones(table):
+    heads = {"one": choosing(0, 1, 0, 2), "never": choosing(2, 2, 2, 2)}
+    teachers = {"same": choosing(0, 1, 2, 0), "other right one": choosing(1, 1, 1, 0)}
+    found = agreement(table, heads, teachers)
+    assert found[0] == pytest.approx([2 / 3, 1 / 3])
+    assert np.isnan(found[1]).all()
+
+
+def test_votes_count_questions_by_how_many_teachers_are_right(table):
+    teachers = {
+        "a": choosing(0, 0, 0, 1),
+        "b": choosing(1, 0, 2, 1),
+        "c": choosing(0, 2, 2, 1),
+    }
+    found = votes(table, choosing(0, 2, 1, 0), teachers)  # right on 0, 2 and 3
+    assert found.questions == (1, 1, 1, 1)
+    assert found.right == (1, 1, 0, 1)
+    assert found.unanimous == (1, 1)
+    assert found.followed == (0, 1)
+    assert found.overruled == (1, 1)
+
+
+def test_an_even_number_of_teachers_has_no_majority(table):
+    with pytest.raises(EvaluationError, match="2 teachers"):
+        votes(table, choosing(0, 0, 0, 0), {"a": choosing(0, 0, 0, 0), "b": choosing(0, 0, 0, 0)})

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+import tiny
+
+from as2ray.calibration import reliability
+from as2ray.checkpoint import load, save, start
+
+QUESTION = "What is kovarin?"
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+@pytest.mark.parametrize("exits", [None, (1, 2, 3)])
+def test_calibrated_ranker_keeps_its_order_and_comes_closer_to_the_labels(
+    checkpoint, pairs, tmp_path, kind, exits
+):
+    path = checkpoint("bert", 2 if exits is None else None, initializer_range=0.5)
+    ranker = start(path, max_length=60, exits=exits)
+    ranker.precision = "fp32"
+    before = ranker.rank(QUESTION, pairs[1], drop=0.5 if exits else None)
+    dev = tiny.candidates(40, seed=4)
+    ranker.calibrate(dev, kind)
+    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
+    loaded.fused = False
+    after = loaded.rank(QUESTION, pairs[1], drop=0.5 if exits else None)
+    assert [(r.index, r.exit_layer) for r in after] == [(r.index, r.exit_layer) for r in before]
+    assert [r.score for r in after] != [r.score for r in before]
+
+    texts = (dev["question"].to_pylist(), dev["candidate"].to_pylist())
+    for of_stage, calibration in zip(ranker.score_exits(*texts).T, ranker.calibration, strict=True):
+        plain = reliability(of_stage.astype(float), dev["label"].to_numpy())
+        mended = reliability(calibration(of_stage), dev["label"].to_numpy())
+        assert mended.brier <= plain.brier + 1e-9
+        assert np.isfinite(mended.ece)
+
+
+def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tmp_path):
+    ranker = load(checkpoint("bert"), max_length=60, device="cpu")
+    ranker.calibrate(tiny.candidates(10, seed=4))
+    folder = save(ranker, tmp_path / "saved")
+    assert len(load(folder).calibration) == 1
+    assert start(folder, max_length=60).calibration == ()
