@@ -3,6 +3,7 @@
 Knows files and which class reads which checkpoint. Must not know training or Ray.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from as2ray.errors import As2rayError, CheckpointError, RecipeError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.cerberus import Average
 from as2ray.models.encoder import FAMILIES, longest, truncate
+from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import SETTINGS, Precision, Ranker
 from as2ray.models.sequential import SequentialNetwork, SequentialRanker
@@ -34,6 +36,9 @@ RANKERS: dict[str, tuple[Any, type[Ranker]]] = {
     "sequential": (SequentialNetwork, SequentialRanker),
 }
 """What reads the network, and the ranker around it, by the kind that `config.json` names."""
+
+MEMBER = "member-"
+"""What the folders of an ensemble's members are called, before their numbers."""
 
 HEADS_OF_PRETRAINING = (
     "cls.",
@@ -64,10 +69,25 @@ def load(
     Raises:
         CheckpointError: Not a ranker; weights unknown, missing or of another shape.
     """
+    if (found := _of_ensemble(path)) is not None:
+        folders = sorted(Path(path).glob(f"{MEMBER}*"))
+        how: dict[str, Any] = {"precision": precision, "device": device, "max_length": max_length}
+        ensemble = EnsembleRanker([load(folder, **how) for folder in folders], found["weights"])
+        ensemble.calibration = tuple(map(Calibration.of, found["calibration"]))
+        return ensemble.eval()
     ranker, _ = _read(path, max_length=max_length, new_head=False)
     ranker.precision, ranker.fused = precision, True
     ranker.eval()
     return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _of_ensemble(path: str | Path) -> dict[str, Any] | None:
+    """The settings of an ensemble, whose `config.json` has no network beside them."""
+    config = Path(path) / "config.json"
+    if not config.is_file():
+        return None
+    found: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")).get(SETTINGS, {})
+    return found if found.get("ranker") == "ensemble" else None
 
 
 def start(
@@ -277,6 +297,14 @@ def save(
 
 
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
+    if isinstance(ranker, EnsembleRanker):
+        calibration = [asdict(calibration) for calibration in ranker.calibration]
+        told = {"ranker": "ensemble", "weights": ranker.weights, "calibration": calibration}
+        (folder / "config.json").write_text(json.dumps({SETTINGS: told}, indent=2))
+        for number, member in enumerate(ranker.members):
+            (folder / f"{MEMBER}{number}").mkdir()
+            _write(member, folder / f"{MEMBER}{number}", None)
+        return
     settings = {**ranker.settings(), **_lengths(ranker.tokenizer)}
     settings["calibration"] = [asdict(calibration) for calibration in ranker.calibration]
     setattr(ranker.network.config, SETTINGS, settings)

@@ -4,6 +4,7 @@ Knows stages, corpora, training and evaluation. Must not know any one pipeline.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from as2ray import checkpoint, corpora, packaged
 from as2ray.corpora.sample import sample
 from as2ray.distributed.cluster import Workers
+from as2ray.distributed.score import score
 from as2ray.distributed.train import fit
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.trec import read_run, scores_of_run, write_run
@@ -26,6 +28,8 @@ from as2ray.text.sentences import versioned
 from as2ray.text.stream import PairFiles
 from as2ray.training.job import Job
 from pipelines.recipe import Data
+
+log = logging.getLogger(__name__)
 
 TABLE = "part-00000.parquet"
 
@@ -92,6 +96,7 @@ def trained(
     workers: Workers,
     tables: Mapping[str, Path],
     start: Path | None = None,
+    teachers: Sequence[Path] = (),
 ) -> Path:
     """A stage that holds the best ranker of a run, its metrics and TensorBoard files.
 
@@ -101,6 +106,7 @@ def trained(
         workers: What to take of the cluster.
         tables: Stages of the tables it reads, by name, for the identity.
         start: Stage of the ranker it starts from, where it is one.
+        teachers: Stages of the rankers whose stored logits it learns from.
     """
     path = str(start / "ranker") if start else packaged.resolve(job.model.path)
     identity = {
@@ -108,6 +114,7 @@ def trained(
         "objective": job.objective,
         "training": job.training,
         "tables": {name: manifest(stage)["found"]["fingerprint"] for name, stage in tables.items()},
+        "teachers": [digest(teacher) for teacher in teachers],
     }
     job = Job(**{**vars(job), "model": type(job.model)(**{**asdict(job.model), "path": path})})
 
@@ -119,6 +126,27 @@ def trained(
                 shutil.move(run / kept, part / kept)
         shutil.rmtree(run)
         return {"workers": workers}
+
+    return stage(folder, identity, make)
+
+
+def taught(folder: Path, table: Path, teacher: Path, workers: Workers) -> Path:
+    """A stage with a ranker's logits of every pair of a table.
+
+    Args:
+        folder: The stage.
+        table: Stage of the table.
+        teacher: Stage of the trained ranker.
+        workers: What to take of the cluster.
+    """
+    identity = {"teacher": digest(teacher), "table": manifest(table)["found"]["fingerprint"]}
+
+    def make(part: Path) -> Mapping[str, Any]:
+        rate = score(table, teacher / "ranker", part, workers)
+        log.info(
+            "%s: %s pairs in %.0f s, %s bytes", folder.name, rate.scored, rate.seconds, rate.bytes
+        )
+        return {"rate": rate}
 
     return stage(folder, identity, make)
 

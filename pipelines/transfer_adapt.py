@@ -7,7 +7,8 @@ step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save
 from as2ray.filters import Filter
+from as2ray.objectives import Distillation
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking, read
 from pipelines.recipe import Data, Leaks, read_recipe
-from pipelines.steps import evaluated, prepared, table, trained
+from pipelines.steps import evaluated, prepared, table, taught, trained
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,12 @@ class Step:
     """Keep the first layers only."""
     exits: tuple[int, ...] | None = None
     """Make a cascade with exits after these layers; a step that starts from one goes on with it."""
-    objective: str = "cross_entropy"
-    """Name of the loss; a cascade's is `uniform_exit` in the paper."""
+    heads: int = 0
+    """CERBERUS's heads after the last exit: a copy each of the layers above it."""
+    objective: str | Distillation = "cross_entropy"
+    """Name of the loss; a cascade's is `uniform_exit` in the paper. Or distillation's settings."""
+    teachers: list[str] = field(default_factory=list)
+    """Steps before it whose rankers' stored logits it learns from."""
     seeds: list[int] | None = None
     """Those of the recipe's seeds that it is trained with; by default all."""
 
@@ -90,19 +96,26 @@ class Recipe:
     def __post_init__(self) -> None:
         names = {self.dev, *self.tests}
         for name, step in self.steps.items():
+            if not re.fullmatch(r"[\w.+-]+", name):
+                raise RecipeError(
+                    f"a step named {name!r}",
+                    expected="letters, digits and . + - _: it names folders and runs",
+                    mend="rename it",
+                )
             names |= {*step.train, *([step.dev] if step.dev else [])}
             before = list(self.steps)[: list(self.steps).index(name)]
-            if step.start and step.start not in before:
+            needed = [*([step.start] if step.start else []), *step.teachers]
+            if not set(needed) <= set(before):
                 raise RecipeError(
-                    f"step {name!r} starts from {step.start!r}",
-                    expected=f"a step before it: {before}",
+                    f"step {name!r} starts from {step.start!r} and learns from {step.teachers}",
+                    expected=f"steps before it: {before}",
                     mend="put the steps in order",
                 )
-            start = set(self.seeds_of(step.start) if step.start else self.seeds)
-            if not set(self.seeds_of(name)) <= start:
+            there = set(self.seeds).intersection(*(self.seeds_of(other) for other in needed))
+            if not set(self.seeds_of(name)) <= there:
                 raise RecipeError(
                     f"step {name!r} with seeds {step.seeds}",
-                    expected=f"some of {sorted(start)}: the recipe's, or its start's",
+                    expected=f"some of {sorted(there)}: the recipe's, its start's, its teachers'",
                     mend="correct the step's seeds",
                 )
         if unknown := sorted(names - self.tables.keys()):
@@ -162,9 +175,30 @@ def rankers(
             step = recipe.steps[name]
             job, inputs = _job(recipe, step, seed, tables)
             start = done[step.start] if step.start else None
+            teachers = [done[teacher] for teacher in step.teachers]
+            job = replace(job, teachers=_lessons(folder, step, teachers, tables, workers))
             stage = folder / "rankers" / f"{name}-seed{seed}"
-            done[name] = trained(stage, job, workers, inputs, start)
+            done[name] = trained(stage, job, workers, inputs, start, teachers)
             yield name, seed, stage
+
+
+def _lessons(
+    folder: Path,
+    step: Step,
+    teachers: Sequence[Path],
+    tables: Mapping[str, Path],
+    workers: Workers,
+) -> tuple[tuple[str, ...], ...]:
+    """For each teacher its stored logits of each training table, taken once."""
+    return tuple(
+        tuple(
+            str(
+                taught(folder / "logits" / f"{name}-{teacher.name}", tables[name], teacher, workers)
+            )
+            for name in step.train
+        )
+        for teacher in teachers
+    )
 
 
 def prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
@@ -191,7 +225,7 @@ def _job(
     if recipe.curves:
         watched |= {test: tables[test] for test in recipe.tests}
     job = Job(
-        model=replace(recipe.model, layers=step.layers, exits=step.exits),
+        model=replace(recipe.model, layers=step.layers, exits=step.exits, heads=step.heads),
         objective=step.objective,
         train=tuple(str(tables[name]) for name in step.train),
         watched={name: str(path) for name, path in watched.items()},

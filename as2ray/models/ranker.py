@@ -171,13 +171,17 @@ class Ranker(nn.Module, ABC):
         self, encoded: Sequences, question: np.ndarray, drop: Drop | None = None
     ) -> Scored:
         """`score_pairs` of pairs that are tokens already."""
+        self.refuse_drop(drop)
+        return Scored(self.score(pack(encoded, self.budget), len(encoded)))
+
+    def refuse_drop(self, drop: Drop | None) -> None:
+        """Of a ranker of one stage: drop ratios mean nothing to it."""
         if drop is not None:
             raise RecipeError(
                 f"drop ratios {drop} for a {type(self).__name__}",
                 expected="a ranker of several stages: a cascade or a sequential ranker",
                 mend="leave the drop ratios out",
             )
-        return Scored(self.score(pack(encoded, self.budget), len(encoded)))
 
     def score_table(self, table: pa.Table, drop: Drop | None = None) -> Scored:
         """`score_pairs` of a candidates table.

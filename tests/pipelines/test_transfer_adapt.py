@@ -146,3 +146,9 @@ def test_step_of_other_seeds_than_its_start_is_refused(recipe):
         replace(recipe, steps=steps)
     with pytest.raises(RecipeError, match=r"'union' with seeds \[5\]"):
         replace(recipe, steps={**recipe.steps, "union": replace(recipe.steps["union"], seeds=[5])})
+
+
+@pytest.mark.parametrize("name", ["no teacher", "", "a/b"])
+def test_step_whose_name_cannot_name_a_folder_is_refused(recipe, name):
+    with pytest.raises(RecipeError, match="step named"):
+        replace(recipe, steps={**recipe.steps, name: Step(["target"])})

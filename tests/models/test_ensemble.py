@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+import tiny
+
+from as2ray.checkpoint import load, save
+from as2ray.errors import CheckpointError, RecipeError
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.text.stream import pack_pairs
+
+QUESTION = "What is kovarin?"
+
+
+@pytest.fixture
+def members(checkpoint):
+    """Rankers of two families, with a tokenizer each."""
+    kinds = (("bert", 2), ("roberta", 1), ("albert", 2))
+    return [load(checkpoint(*kind), precision="fp32", max_length=60) for kind in kinds]
+
+
+def test_score_is_the_weighted_mean_of_the_members(members, pairs):
+    weights = (0.5, 0.3, 0.2)
+    ranked = EnsembleRanker(members, weights).rank(QUESTION, pairs[1])
+    alone = [{r.index: r.score for r in m.rank(QUESTION, pairs[1])} for m in members]
+    for r in ranked:
+        by_hand = sum(w * scores[r.index] for w, scores in zip(weights, alone))
+        assert r.score == pytest.approx(by_hand, abs=1e-6)
+    assert [r.score for r in ranked] == sorted((r.score for r in ranked), reverse=True)
+
+
+def test_saved_ensemble_loads_and_ranks_the_same(members, pairs, tmp_path):
+    ensemble = EnsembleRanker(members, (0.2, 0.2, 0.6))
+    ensemble.calibrate(tiny.candidates(20, seed=3))
+    loaded = load(save(ensemble, tmp_path / "saved"), precision="fp32")
+    assert isinstance(loaded, EnsembleRanker)
+    assert loaded.weights == (0.2, 0.2, 0.6)
+    found, expected = (r.rank(QUESTION, pairs[1]) for r in (loaded, ensemble))
+    assert [r.index for r in found] == [r.index for r in expected]
+    np.testing.assert_allclose([r.score for r in found], [r.score for r in expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (0, 0, 0)])
+def test_weights_that_make_no_mean_are_refused(members, weights):
+    with pytest.raises(RecipeError, match="weights"):
+        EnsembleRanker(members, weights)
+    with pytest.raises(RecipeError, match="0 members"):
+        EnsembleRanker([])
+
+
+def test_tokens_or_drop_ratios_for_an_ensemble_are_refused(members):
+    ensemble = EnsembleRanker(members)
+    with pytest.raises(CheckpointError, match="own tokenizer"):
+        ensemble.score(pack_pairs(members[0].tokenizer, ["a"], ["b"]), 1)
+    with pytest.raises(RecipeError, match="EnsembleRanker"):
+        ensemble.rank(QUESTION, ["Lala."], drop=0.3)

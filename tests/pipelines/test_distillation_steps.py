@@ -1,0 +1,95 @@
+"""Teachers, their stored logits and students, end to end on a made-up corpus."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from as2ray.checkpoint import load
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines.recipe import Data, read_recipe
+from pipelines.transfer_adapt import Recipe, Step, run
+
+HERE = Workers(count=0)
+
+
+@pytest.fixture
+def recipe(checkpoint, data_root):
+    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    learn = {"train": ["target"], "training": training}
+    teachers = ["first", "second"]
+    return Recipe(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        tables={
+            "target": Data("wikiqa", "train"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        dev="dev",
+        tests=["test"],
+        steps={
+            "first": Step(**learn),
+            "second": Step(layers=2, **learn),
+            "single": Step(
+                layers=1, teachers=["first"], objective=Distillation(teacher=0), **learn
+            ),
+            "sum": Step(layers=1, teachers=teachers, objective=Distillation(lesson="sum"), **learn),
+            "heads": Step(
+                exits=(2,), heads=2, teachers=teachers, objective=Distillation(), **learn
+            ),
+            "alone": Step(exits=(2,), heads=2, objective="every_exit", **learn),
+        },
+        baseline="first",
+        seeds=[0],
+        tracking=Tracking(tensorboard=False),
+    )
+
+
+def test_teachers_are_scored_once_and_students_learn_from_what_was_stored(recipe, tmp_path):
+    run(recipe, tmp_path, HERE)
+    assert sorted(p.name for p in (tmp_path / "logits").iterdir()) == [
+        "target-first-seed0",
+        "target-second-seed0",
+    ]
+    made = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
+    run(recipe, tmp_path, HERE)
+    assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
+    report = json.loads((tmp_path / "test.json").read_text())
+    assert {row["system"] for row in report["rows"]} == set(recipe.steps)
+    student = load(tmp_path / "rankers" / "heads-seed0" / "ranker")
+    assert len(student.network.heads[-1].networks) == 2
+    manifest = json.loads((tmp_path / "rankers" / "heads-seed0" / "manifest.json").read_text())
+    assert len(manifest["identity"]["teachers"]) == 2
+
+
+def test_step_taught_by_a_later_one_is_refused(recipe):
+    steps = {"single": recipe.steps["single"], "first": recipe.steps["first"]}
+    with pytest.raises(RecipeError, match=r"learns from \['first'\]"):
+        replace(recipe, steps=steps)
+
+
+def test_distillation_is_read_from_yaml(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        """
+title: x
+model: {path: y}
+tables: {t: {corpus: wikiqa, split: train}, d: {corpus: wikiqa, split: dev}}
+dev: d
+tests: [d]
+baseline: a
+steps:
+  a: {train: [t]}
+  b: {train: [t], teachers: [a], exits: [11], heads: 3,
+      objective: {alpha: 0.1, temperature: 3, teacher: 0}}
+"""
+    )
+    found, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])
+    expected = Distillation(alpha=0.1, temperature=3, teacher=0)
+    assert found.steps["b"].objective == expected
+    assert found.steps["a"].objective == "cross_entropy"
