@@ -46,6 +46,8 @@ class Step:
     """The step whose ranker it starts from; by default the recipe's model."""
     dev: str | None = None
     """The table that selects its best checkpoint; by default the recipe's."""
+    model: str | None = None
+    """Another encoder or ranker to start from than the recipe's: a folder or a hub id."""
     layers: int | None = None
     """Keep the first layers only."""
     exits: tuple[int, ...] | None = None
@@ -224,8 +226,9 @@ def _job(
     watched = {"dev": dev}
     if recipe.curves:
         watched |= {test: tables[test] for test in recipe.tests}
+    model = replace(recipe.model, layers=step.layers, exits=step.exits, heads=step.heads)
     job = Job(
-        model=replace(recipe.model, layers=step.layers, exits=step.exits, heads=step.heads),
+        model=replace(model, path=step.model or model.path),
         objective=step.objective,
         train=tuple(str(tables[name]) for name in step.train),
         watched={name: str(path) for name, path in watched.items()},

@@ -5,7 +5,7 @@ its own: nothing is drawn on a global canvas, so that threads and notebooks are 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +118,33 @@ def scatter(
     x, y = zip(*front)
     axes.step(x, y, where="post", color=_COLOURS[-1], linewidth=1.2, label="Pareto front")
     return _finished(figure, path, legend=True)
+
+
+def matrix(
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    path: Path | str,
+) -> Figure:
+    """Numbers from 0 to 1 as shades, each written into its field (CERBERUS, Figure 3).
+
+    Args:
+        values: Shape [rows, columns]; NaN is left white.
+        rows: Names.
+        columns: Names.
+        title: Heading.
+        path: Where to, `.png` or `.svg`.
+    """
+    figure, axes = _canvas(title, "", "")
+    axes.grid(visible=False)
+    axes.imshow(values, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    for (row, column), value in np.ndenumerate(values):
+        dark = "white" if value > 0.6 else "black"
+        axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=dark)
+    return _finished(figure, path, legend=False)
 
 
 def reliability_diagram(systems: Mapping[str, Reliability], title: str, path: Path | str) -> Figure:

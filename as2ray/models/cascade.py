@@ -22,7 +22,7 @@ from as2ray.models.cerberus import Average, Heads
 from as2ray.models.encoder import Encoder, truncate
 from as2ray.models.ranker import SETTINGS, probability
 from as2ray.models.staged import StagedRanker, check_exits
-from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
+from as2ray.text.packing import PackedBatch, Sequences, cut, pack, ragged_arange
 from as2ray.text.tokens import PairTokenizer
 
 POOLINGS = ("mean", "first")
@@ -200,6 +200,16 @@ class CascadeRanker(StagedRanker):
         asked = range(len(self.exits)) if exits is None else exits
         found = zip(asked, self._logits(batch, asked))
         return torch.stack([self.network.heads[n].score(logits) for n, logits in found], 1)
+
+    def score_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
+        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        last, head = [len(self.exits) - 1], self.network.heads[-1]
+        heads = len(head.networks) if isinstance(head, Heads) else 1
+        with torch.inference_mode():
+            return self._by_row(
+                batches, (len(questions), heads), lambda batch: probability(self(batch, last))
+            )
 
     def _logits(self, batch: PackedBatch, exits: Sequence[int] | None) -> list[Tensor]:
         """Logits [sequences, outputs, 2] of each exit asked for."""

@@ -1,0 +1,187 @@
+"""CERBERUS: teachers, their stored logits, students with one head or several, and ensembles.
+
+    python -m pipelines.distill --config pipelines/recipes/cerberus_table2.yaml --output DIR
+
+Training is `transfer_adapt`'s: a teacher is a step, a student a step with `teachers`. Here stand
+ensembles, whose weights are searched on the dev table, and how students resemble their teachers.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from as2ray import checkpoint
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.tune import search
+from as2ray.errors import RecipeError
+from as2ray.evaluation import plots
+from as2ray.evaluation.agreement import agreement, votes
+from as2ray.evaluation.measures import mean_average_precision
+from as2ray.evaluation.trec import read_run, scores_of_run
+from as2ray.models.cascade import CascadeRanker
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.stages import digest, stage
+from pipelines import transfer_adapt
+from pipelines.recipe import read_recipe
+from pipelines.steps import evaluated, table
+from pipelines.transfer_adapt import Found, prepare, rankers, tell
+from tune_spaces import ensembles
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe(transfer_adapt.Recipe):
+    """Teachers, students and ensembles."""
+
+    ensembles: dict[str, list[str]] = field(default_factory=dict)
+    """Ensembles by name: the steps that they are made of."""
+    trials: int = 100
+    """Of Optuna's search for each ensemble's weights, on the recipe's dev table."""
+    resemblance: list[str] = field(default_factory=list)
+    """Students with a head for each teacher, whose heads are compared with them (Figure 3)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, members in self.ensembles.items():
+            if name in self.steps or not members or not set(members) <= self.steps.keys():
+                raise RecipeError(
+                    f"ensemble {name!r} of {members}",
+                    expected="a name of its own, and steps of the recipe",
+                    mend="describe them under `steps`",
+                )
+        for name in self.resemblance:
+            step = self.steps.get(name)
+            if step is None or step.heads != len(step.teachers) or not step.heads:
+                raise RecipeError(
+                    f"resemblance of {name!r}",
+                    expected="a step with as many heads as teachers",
+                    mend="name such a step",
+                )
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> None:
+    """Runs what is not there yet, and writes the reports.
+
+    Args:
+        recipe: What to do.
+        output: Folder of the stages.
+        workers: What to take of the cluster.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    folder = Path(output).resolve()
+    tables = prepare(recipe, folder / "tables", sources or {})
+    tests = {test: tables[test] for test in recipe.tests}
+    found: Found = {test: {} for test in recipe.tests}
+    done: dict[tuple[str, int], Path] = {}
+    for name, seed, made in rankers(recipe, folder, workers, tables):
+        done[name, seed] = made
+    for name, members in recipe.ensembles.items():
+        for seed in recipe.seeds:
+            if all((member, seed) in done for member in members):
+                of_seed = [done[member, seed] for member in members]
+                place = folder / "rankers" / f"{name}-seed{seed}"
+                done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
+    for (name, seed), made in done.items():
+        runs = folder / "runs" / made.name
+        for test, one in evaluated(runs, made, tests, recipe.measures, recipe.filter).items():
+            found[test].setdefault(name, {})[seed] = one
+    tell(recipe, folder, found)
+    for name in recipe.resemblance:
+        for test in tests:
+            _tell_resemblance(recipe, folder, name, test, table(tables[test]))
+
+
+def _ensemble(folder: Path, members: Sequence[Path], dev: Path, trials: int) -> Path:
+    """A stage with an ensemble of the weights that were best on a dev table."""
+    identity = {"members": [digest(m) for m in members], "dev": digest(dev), "trials": trials}
+
+    def make(part: Path) -> dict[str, Any]:
+        loaded = [checkpoint.load(member / "ranker", device="cpu") for member in members]
+        rows = table(dev)
+        texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
+        scores = np.stack([member.score_exits(*texts)[:, -1] for member in loaded], 1)
+        stored = (scores, rows["question_id"].to_numpy(), rows["label"].to_numpy())
+        with connected():
+            tried = search(
+                _tried,
+                partial(ensembles.suggest, members=len(members)),
+                {"quality": "max"},
+                stored,
+                part.resolve() / "optuna",
+                trials,
+            )
+        weights = [ensembles.choice(config, len(members)) for config, _ in tried]
+        weights.append((1.0 / len(members),) * len(members))
+        best = max(weights, key=lambda w: _quality(w, *stored))
+        checkpoint.save(EnsembleRanker(loaded, best), part / "ranker")
+        equal = _quality(weights[-1], *stored)
+        return {"weights": best, "dev MAP": _quality(best, *stored), "equal weights": equal}
+
+    return stage(folder, identity, make)
+
+
+Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Scores [rows, members], question ids [rows] and labels [rows] of a dev table."""
+
+
+def _tried(config: Mapping[str, Any], stored: Stored) -> dict[str, float]:
+    return {"quality": _quality(ensembles.choice(config, stored[0].shape[1]), *stored)}
+
+
+def _quality(
+    weights: Sequence[float], scores: np.ndarray, question: np.ndarray, label: np.ndarray
+) -> float:
+    return mean_average_precision(question, label, scores @ np.asarray(weights))
+
+
+def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:
+    """How often heads and teachers agree, and where the student follows most of them."""
+    seed, teachers = recipe.seeds_of(name)[0], recipe.steps[name].teachers
+    student = checkpoint.load(folder / "rankers" / f"{name}-seed{seed}" / "ranker")
+    assert isinstance(student, CascadeRanker)
+    texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
+    heads = {
+        f"head {number}": scores
+        for number, scores in enumerate(student.score_heads(*texts).T.astype(float))
+    }
+    taught = {
+        teacher: scores_of_run(
+            read_run(folder / "runs" / f"{teacher}-seed{seed}" / f"{test}.run"), rows
+        )
+        for teacher in teachers
+    }
+    same = agreement(rows, heads, taught)
+    path = folder / f"{test}-{name}-agreement"
+    plots.matrix(same, list(heads), teachers, f"{name} on {test}", path.with_suffix(".png"))
+    lines = [f"| | {' | '.join(teachers)} |", "|" + "---|" * (len(teachers) + 1)]
+    lines += [
+        f"| {head} | {' | '.join(f'{value:.3f}' for value in values)} |"
+        for head, values in zip(heads, same)
+    ]
+    if len(teachers) % 2:
+        own = student.score_table(rows).rank_by
+        found = votes(rows, own, taught)
+        for what in ("unanimous", "followed", "overruled"):
+            right, questions = getattr(found, what)
+            lines += ["", f"{what}: the student is right on {right} of {questions} questions"]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

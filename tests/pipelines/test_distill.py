@@ -1,0 +1,97 @@
+"""Teachers, students, an ensemble and their resemblance, end to end on a made-up corpus."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from as2ray.checkpoint import load
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines import transfer_adapt
+from pipelines.distill import Recipe, run
+from pipelines.recipe import Data, read_recipe
+from pipelines.transfer_adapt import Step
+
+HERE = Workers(count=0)
+
+
+@pytest.fixture
+def recipe(checkpoint, data_root):
+    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    learn = {"train": ["target"], "training": training}
+    teachers = ["first", "second", "third"]
+    return Recipe(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        tables={
+            "target": Data("wikiqa", "train"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        dev="dev",
+        tests=["test"],
+        steps={
+            "first": Step(**learn),
+            "second": Step(layers=2, **learn),
+            "third": Step(model=str(checkpoint("electra", None)), **learn),
+            "cerberus": Step(
+                exits=(2,), heads=3, teachers=teachers, objective=Distillation(), **learn
+            ),
+        },
+        ensembles={"all": teachers},
+        trials=3,
+        resemblance=["cerberus"],
+        baseline="first",
+        seeds=[0],
+        tracking=Tracking(tensorboard=False),
+    )
+
+
+@pytest.mark.slow
+def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
+    recipe, tmp_path, ray_local
+):
+    run(recipe, tmp_path, HERE)
+    report = json.loads((tmp_path / "test.json").read_text())
+    assert {row["system"] for row in report["rows"]} == {*recipe.steps, "all"}
+    ensemble = load(tmp_path / "rankers" / "all-seed0" / "ranker")
+    assert isinstance(ensemble, EnsembleRanker)
+    assert sum(ensemble.weights) == pytest.approx(1.0)
+    found = json.loads((tmp_path / "rankers" / "all-seed0" / "manifest.json").read_text())["found"]
+    assert found["dev MAP"] >= found["equal weights"]
+    told = (tmp_path / "test-cerberus-agreement.md").read_text()
+    assert all(f"| head {number} |" in told for number in range(3))
+    assert "unanimous: the student is right on" in told
+    assert (tmp_path / "test-cerberus-agreement.png").stat().st_size > 0
+
+
+def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):
+    with pytest.raises(RecipeError, match="ensemble 'all'"):
+        replace(recipe, ensembles={"all": ["first", "nobody"]})
+    with pytest.raises(RecipeError, match="resemblance of 'first'"):
+        replace(recipe, resemblance=["first"])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("pipelines/recipes").glob("cerberus_table*.yaml")), ids=lambda p: p.stem
+)
+def test_recipe_file_parses_into_a_recipe(path):
+    found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
+    assert any(step.teachers for step in found.steps.values())
+
+
+def test_teachers_recipe_parses_into_a_recipe():
+    path = "pipelines/recipes/cerberus_teachers.yaml"
+    found, *_ = read_recipe(transfer_adapt.Recipe, ["--config", path, "--output", "out"])
+    assert {step.model for step in found.steps.values() if step.model} == {
+        "roberta-large",
+        "google/electra-large-discriminator",
+        "albert/albert-xxlarge-v2",
+    }

@@ -1,0 +1,36 @@
+import optuna
+import pytest
+
+from tune_spaces import drop_ratios, ensembles
+
+
+def asked(space, answers) -> dict:
+    """What a space asks of a trial that is answered so."""
+    trial = optuna.trial.FixedTrial(answers)
+    space(trial)
+    return trial.params
+
+
+def test_grid_is_the_paper_s_1296_choices():
+    points = list(drop_ratios.grid(5))
+    assert len(points) == len(set(points)) == 1_296
+    assert {ratio for point in points for ratio in point} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}
+
+
+def test_exit_that_is_not_used_is_not_asked_for_a_ratio():
+    answers = {"use_0": True, "drop_0": 0.4, "use_1": False, "drop_1": 0.9}
+    found = asked(lambda trial: drop_ratios.suggest(trial, 3), answers)
+    assert set(found) == {"use_0", "drop_0", "use_1"}
+    assert drop_ratios.choice(found, 3) == ([0, 2], [0.4])
+    none = asked(lambda trial: drop_ratios.suggest(trial, 3), {"use_0": False, "use_1": False})
+    assert drop_ratios.choice(none, 3) == ([2], [])
+
+
+def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
+    found = asked(
+        lambda trial: ensembles.suggest(trial, 3),
+        {"weight_0": 0.2, "weight_1": 0.0, "weight_2": 0.6},
+    )
+    assert ensembles.choice(found, 3) == pytest.approx((0.25, 0.0, 0.75))
+    zero = {f"weight_{i}": 0.0 for i in range(4)}
+    assert ensembles.choice(zero, 4) == (0.25,) * 4
