@@ -2,7 +2,7 @@
 
     python -m pipelines.cascade --config pipelines/recipes/cascade_minilm.yaml --output DIR
 
-Training is `transfer_adapt`'s. Every partial classifier then scores every candidate once, and
+Training is that of any recipe. Every partial classifier then scores every candidate once, and
 all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the paper, and the
 search for drop ratios and exits that the paper leaves as future work.
 """
@@ -22,17 +22,17 @@ from as2ray.evaluation.report import markdown, report, save
 from as2ray.evaluation.simulation import Point, Replay
 from as2ray.savings import savings
 from as2ray.stages import digest, stage
-from pipelines import transfer_adapt
 from pipelines.drop_search import Search, replays, searched
+from pipelines.experiment import Found, prepare, rankers, tell
+from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import read_recipe
 from pipelines.steps import evaluated, table
-from pipelines.transfer_adapt import Found, prepare, rankers, tell
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recipe(transfer_adapt.Recipe):
+class Recipe(Steps):
     """Cascades beside monoliths and sequential rankers."""
 
     sequential: dict[str, list[str]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
     python -m pipelines.distill --config pipelines/recipes/cerberus_table2.yaml --output DIR
 
-Training is `transfer_adapt`'s: a teacher is a step, a student a step with `teachers`. Here stand
+Training is that of any recipe: a teacher is a step, a student a step with `teachers`. Here stand
 ensembles, whose weights are searched on the dev table, and how students resemble their teachers.
 """
 
@@ -27,17 +27,17 @@ from as2ray.evaluation.trec import read_run, scores_of_run
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.stages import digest, stage
-from pipelines import transfer_adapt
+from pipelines.experiment import Found, prepare, rankers, tell
+from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import read_recipe
 from pipelines.steps import evaluated, table
-from pipelines.transfer_adapt import Found, prepare, rankers, tell
 from tune_spaces import ensembles
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recipe(transfer_adapt.Recipe):
+class Recipe(Steps):
     """Teachers, students and ensembles."""
 
     ensembles: dict[str, list[str]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from as2ray.training.tracking import read
 from pipelines.recipe import Data
-from pipelines.steps import evaluated, prepared, table, trained
+from pipelines.steps import Plan, evaluated, prepared, table, trained
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ def run(quickstart: Quickstart) -> None:
         watched={"dev": str(tables["dev"])},
         training=quickstart.transfer,
     )
-    transferred = trained(folder / "transferred", job, quickstart.workers, tables)
+    transferred = trained(folder / "transferred", Plan(job, tables), quickstart.workers)
     job = replace(job, train=(str(tables["train"]),), training=quickstart.adapt)
-    ranker = trained(folder / "ranker", job, quickstart.workers, tables, transferred)
+    ranker = trained(folder / "ranker", Plan(job, tables, transferred), quickstart.workers)
     _report(folder, tables["test"], ranker)
     loaded, index = checkpoint.load(ranker / "ranker"), _index()
     for question in SAMPLES:

@@ -1,9 +1,10 @@
-"""What every recipe is made of, and the command line that reads it.
+"""What every recipe is made of, tables and steps, and the command line that reads it.
 
 Knows jsonargparse. Must not know what a pipeline does with a recipe.
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,12 @@ from typing import Any, Literal, TypeVar
 from jsonargparse import ArgumentParser
 
 from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.filters import Filter
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
 
 T = TypeVar("T")
 
@@ -26,7 +33,7 @@ class Data:
     """Name of a corpus (`as2ray corpora list`)."""
     split: str
     """One of its splits."""
-    filter: str = "raw"
+    filter: Filter = "raw"
     """Questions that are kept: `raw`, `no_all_negative` or `clean`."""
     options: dict[str, Any] = field(default_factory=dict)
     """The corpus' own options."""
@@ -38,6 +45,116 @@ class Data:
     """Draw at most so many negatives of each question."""
     seed: int = 0
     """Of these draws."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training run, and a row of the results."""
+
+    train: list[str]
+    """Names of the tables to train on; several are one corpus (a union)."""
+    training: Training = field(default_factory=Training)
+    """Its settings."""
+    start: str | None = None
+    """The step whose ranker it starts from; by default the recipe's model."""
+    dev: str | None = None
+    """The table that selects its best checkpoint; by default the recipe's."""
+    model: str | None = None
+    """Another encoder or ranker to start from than the recipe's: a folder or a hub id."""
+    layers: int | None = None
+    """Keep the first layers only."""
+    exits: tuple[int, ...] | None = None
+    """Make a cascade with exits after these layers; a step that starts from one goes on with it."""
+    heads: int = 0
+    """CERBERUS's heads after the last exit: a copy each of the layers above it."""
+    objective: str | Distillation = "cross_entropy"
+    """Name of the loss; a cascade's is `uniform_exit` in the paper. Or distillation's settings."""
+    teachers: list[str] = field(default_factory=list)
+    """Steps before it whose rankers' stored logits it learns from."""
+    seeds: list[int] | None = None
+    """Those of the recipe's seeds that it is trained with; by default all."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to prepare, which steps to train, what to compare."""
+
+    title: str
+    """Heading of the report."""
+    model: Model
+    """What to start from."""
+    tables: dict[str, Data]
+    """Tables by name."""
+    dev: str
+    """Name of the table that selects checkpoints."""
+    tests: list[str]
+    """Names of the tables that are reported."""
+    steps: dict[str, Step]
+    """Steps by name, each after those it starts from."""
+    baseline: str | dict[str, str]
+    """Step against which the others are tested, or for each test its own."""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """Each step is trained once with each."""
+    measures: list[str] = field(default_factory=lambda: ["AP", "RR", "P@1"])
+    """Names of ir-measures."""
+    filter: Filter = "clean"
+    """Questions of the tests that count."""
+    leaks: Leaks = "error"
+    """What to do with training questions that stand in a dev or test table."""
+    curves: bool = False
+    """Follow the tests' MAP during training and draw it (Figure 4); selects nothing by it."""
+    published: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """For each test, numbers that papers print, by name and measure."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """What follows the runs."""
+
+    def __post_init__(self) -> None:
+        names = {self.dev, *self.tests}
+        for name, step in self.steps.items():
+            if not re.fullmatch(r"[\w.+-]+", name):
+                raise RecipeError(
+                    f"a step named {name!r}",
+                    expected="letters, digits and . + - _: it names folders and runs",
+                    mend="rename it",
+                )
+            names |= {*step.train, *([step.dev] if step.dev else [])}
+            before = list(self.steps)[: list(self.steps).index(name)]
+            needed = [*([step.start] if step.start else []), *step.teachers]
+            if not set(needed) <= set(before):
+                raise RecipeError(
+                    f"step {name!r} starts from {step.start!r} and learns from {step.teachers}",
+                    expected=f"steps before it: {before}",
+                    mend="put the steps in order",
+                )
+            there = set(self.seeds).intersection(*(self.seeds_of(other) for other in needed))
+            if not set(self.seeds_of(name)) <= there:
+                raise RecipeError(
+                    f"step {name!r} with seeds {step.seeds}",
+                    expected=f"some of {sorted(there)}: the recipe's, its start's, its teachers'",
+                    mend="correct the step's seeds",
+                )
+        if unknown := sorted(names - self.tables.keys()):
+            raise RecipeError(
+                f"tables {unknown} are named but not described",
+                expected=f"some of {sorted(self.tables)}",
+                mend="describe them under `tables`",
+            )
+        baselines = {test: self.against(test) for test in self.tests}
+        if wrong := {t: b for t, b in baselines.items() if b not in self.steps}:
+            raise RecipeError(
+                f"baseline {wrong}",
+                expected=f"one of {list(self.steps)}",
+                mend="name one",
+            )
+
+    def seeds_of(self, step: str) -> list[int]:
+        """The seeds that a step is trained with."""
+        own = self.steps[step].seeds
+        return self.seeds if own is None else own
+
+    def against(self, test: str) -> str | None:
+        """The baseline of a test."""
+        return self.baseline if isinstance(self.baseline, str) else self.baseline.get(test)
 
 
 def read_recipe(

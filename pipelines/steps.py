@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,44 +90,57 @@ def table(folder: Path) -> pa.Table:
     return PairFiles.find(folder).table()
 
 
-def trained(
-    folder: Path,
-    job: Job,
-    workers: Workers,
-    tables: Mapping[str, Path],
-    start: Path | None = None,
-    teachers: Sequence[Path] = (),
-) -> Path:
+@dataclass(frozen=True)
+class Plan:
+    """A training run and the stages that it is made from."""
+
+    job: Job
+    """The run; its model path may be `packaged:NAME`, and counts only where there is no `start`."""
+    tables: Mapping[str, Path]
+    """Stages of the tables it reads, by name."""
+    start: Path | None = None
+    """Stage of the ranker it starts from."""
+    teachers: tuple[Path, ...] = ()
+    """Stages of the rankers whose stored logits it learns from."""
+
+    def resolved(self) -> Job:
+        """The run with a folder or hub id to start from."""
+        model = self.job.model
+        path = str(self.start / "ranker") if self.start else packaged.resolve(model.path)
+        return replace(self.job, model=replace(model, path=path))
+
+    def identity(self) -> dict[str, Any]:
+        """What changes its result."""
+        path = digest(self.start) if self.start else self.job.model.path
+        made = {name: manifest(stage)["found"] for name, stage in self.tables.items()}
+        return {
+            "model": {**asdict(self.job.model), "path": path},
+            "objective": self.job.objective,
+            "training": self.job.training,
+            "tables": {name: found["fingerprint"] for name, found in made.items()},
+            "teachers": [digest(teacher) for teacher in self.teachers],
+        }
+
+
+def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
     """A stage that holds the best ranker of a run, its metrics and TensorBoard files.
 
     Args:
         folder: The stage.
-        job: The run; its model path may be `packaged.NAME`.
+        plan: The run.
         workers: What to take of the cluster.
-        tables: Stages of the tables it reads, by name, for the identity.
-        start: Stage of the ranker it starts from, where it is one.
-        teachers: Stages of the rankers whose stored logits it learns from.
     """
-    path = str(start / "ranker") if start else packaged.resolve(job.model.path)
-    identity = {
-        "model": {**asdict(job.model), "path": digest(start) if start else job.model.path},
-        "objective": job.objective,
-        "training": job.training,
-        "tables": {name: manifest(stage)["found"]["fingerprint"] for name, stage in tables.items()},
-        "teachers": [digest(teacher) for teacher in teachers],
-    }
-    job = Job(**{**vars(job), "model": type(job.model)(**{**asdict(job.model), "path": path})})
 
     def make(part: Path) -> Mapping[str, Any]:
         run = part / "run"
-        shutil.copytree(fit(job, run, workers), part / "ranker", dirs_exist_ok=True)
+        shutil.copytree(fit(plan.resolved(), run, workers), part / "ranker", dirs_exist_ok=True)
         for kept in ("metrics.jsonl", "tensorboard"):
             if (run / kept).exists():
                 shutil.move(run / kept, part / kept)
         shutil.rmtree(run)
         return {"workers": workers}
 
-    return stage(folder, identity, make)
+    return stage(folder, plan.identity(), make)
 
 
 def taught(folder: Path, table: Path, teacher: Path, workers: Workers) -> Path:

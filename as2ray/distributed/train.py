@@ -6,13 +6,21 @@ Knows Ray Train. Must hold no training logic: a worker calls `training.job.train
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray.train
 import torch
-from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import (
+    Checkpoint,
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    UserCallback,
+)
 from ray.train.torch import TorchTrainer
 
 from as2ray.distributed.cluster import Workers, check
@@ -26,7 +34,12 @@ WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 processes or another worker was seen to crawl at a tenth of its speed."""
 
 
-def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
+def fit(
+    job: Job,
+    folder: str | Path,
+    workers: Workers,
+    callbacks: Sequence[UserCallback] = (),
+) -> Path:
     """Trains a job; goes on where an earlier, interrupted try in the same folder stopped.
 
     Args:
@@ -34,6 +47,7 @@ def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
         folder: Of this run alone; trackers write here, and checkpoints where
             `workers.storage` says, or here.
         workers: What to take of the cluster; `count=0` trains in this process.
+        callbacks: Of Ray Train, told of every report; not where this process trains.
 
     Returns:
         Folder of the best ranker.
@@ -56,6 +70,7 @@ def fit(job: Job, folder: str | Path, workers: Workers) -> Path:
             storage_path=str(storage),
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
+            callbacks=list(callbacks),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=1,
                 checkpoint_score_attribute=SELECTION,

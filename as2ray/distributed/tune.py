@@ -1,15 +1,24 @@
-"""Searches under Ray Tune with Optuna: plain trials over stored scores.
+"""Searches under Ray Tune with Optuna: plain trials over stored scores, and training runs.
 
 Knows Ray Tune. Must not know what a trial computes.
 """
 
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
+
+from as2ray.distributed.cluster import Workers
+from as2ray.distributed.train import fit
+from as2ray.training.job import Job, train
+from as2ray.training.loop import SELECTION
 
 Metrics = Mapping[str, float]
 
@@ -67,6 +76,80 @@ def grid(
 
     results = _fit(run, {}, {"choice": tune.grid_search(list(choices))}, folder)
     return [one for result in results for one in result.metrics["found"]]
+
+
+def search_training(
+    job: Callable[[Mapping[str, Any]], Job],
+    space: Callable[[Any], None],
+    folder: str | Path,
+    workers: Workers,
+    trials: int = 20,
+    grace: int = 1,
+    seed: int = 0,
+) -> tuple[dict[str, Any], float]:
+    """An Optuna search over training runs, bad ones stopped early by ASHA; the best choice.
+
+    A search that was interrupted goes on: finished trials are not run again.
+
+    Args:
+        job: A trial's choice to a training run.
+        space: What Optuna's trials are asked, define-by-run.
+        folder: Where Tune writes; TensorBoard reads it.
+        workers: What each trial takes of the cluster; with `count=0` it trains in its own process.
+        trials: How many.
+        grace: Validations before a trial may be stopped.
+        seed: Of the sampler.
+
+    Returns:
+        The choice of the highest dev measure, and that measure.
+    """
+    folder = Path(folder).resolve()
+
+    def run(config: dict[str, Any]) -> None:
+        trial = folder / "runs" / tune.get_context().get_trial_id()
+        if workers.count == 0:
+            train(job(config), trial, _TuneRun())
+        else:
+            fit(job(config), trial, workers, [TuneReportCallback()])
+
+    if tune.Tuner.can_restore(str(folder)):
+        tuner = tune.Tuner.restore(str(folder), trainable=run, resume_errored=True)
+    else:
+        searcher = OptunaSearch(space=space, metric=SELECTION, mode="max", seed=seed)
+        tuner = tune.Tuner(
+            run,
+            tune_config=tune.TuneConfig(
+                metric=SELECTION,
+                mode="max",
+                num_samples=trials,
+                search_alg=searcher,
+                scheduler=ASHAScheduler(max_t=10_000, grace_period=grace),
+            ),
+            run_config=tune.RunConfig(name=folder.name, storage_path=str(folder.parent), verbose=0),
+        )
+    results = tuner.fit()
+    if results.num_errors == len(results):
+        raise results.errors[0]
+    best = results.get_best_result(SELECTION, "max", scope="all")
+    return dict(best.config), float(best.metrics_dataframe[SELECTION].max())
+
+
+class _TuneRun:
+    """Reports a run in the trial's own process to Ray Tune."""
+
+    def resume(self) -> Path | None:
+        """The trial's last checkpoint."""
+        held = tune.get_checkpoint()
+        if held is None:
+            return None
+        return Path(held.to_directory(tempfile.mkdtemp(prefix="as2ray-resume-")))
+
+    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
+        """Hands metrics and checkpoint over; Tune may end the trial here."""
+        handed = tune.Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
+        tune.report(dict(metrics), checkpoint=handed)
+        if checkpoint is not None:
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _fit(

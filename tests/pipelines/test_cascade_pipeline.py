@@ -14,8 +14,7 @@ from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search
-from pipelines.recipe import Data, read_recipe
-from pipelines.transfer_adapt import Step
+from pipelines.recipe import Data, Step, read_recipe
 
 HERE = Workers(count=0)
 

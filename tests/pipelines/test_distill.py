@@ -14,10 +14,9 @@ from as2ray.objectives import Distillation
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
-from pipelines import transfer_adapt
 from pipelines.distill import Recipe, run
-from pipelines.recipe import Data, read_recipe
-from pipelines.transfer_adapt import Step
+from pipelines.recipe import Data, Step, read_recipe
+from pipelines.recipe import Recipe as Steps
 
 HERE = Workers(count=0)
 
@@ -89,7 +88,7 @@ def test_recipe_file_parses_into_a_recipe(path):
 
 def test_teachers_recipe_parses_into_a_recipe():
     path = "pipelines/recipes/cerberus_teachers.yaml"
-    found, *_ = read_recipe(transfer_adapt.Recipe, ["--config", path, "--output", "out"])
+    found, *_ = read_recipe(Steps, ["--config", path, "--output", "out"])
     assert {step.model for step in found.steps.values() if step.model} == {
         "roberta-large",
         "google/electra-large-discriminator",

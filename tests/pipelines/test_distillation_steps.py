@@ -12,8 +12,8 @@ from as2ray.objectives import Distillation
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
-from pipelines.recipe import Data, read_recipe
-from pipelines.transfer_adapt import Recipe, Step, run
+from pipelines.recipe import Data, Recipe, Step, read_recipe
+from pipelines.transfer_adapt import run
 
 HERE = Workers(count=0)
 

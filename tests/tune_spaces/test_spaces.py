@@ -1,7 +1,9 @@
 import optuna
 import pytest
 
-from tune_spaces import drop_ratios, ensembles
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+from tune_spaces import distillation, drop_ratios, ensembles
 
 
 def asked(space, answers) -> dict:
@@ -34,3 +36,13 @@ def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
     assert ensembles.choice(found, 3) == pytest.approx((0.25, 0.0, 0.75))
     zero = {f"weight_{i}": 0.0 for i in range(4)}
     assert ensembles.choice(zero, 4) == (0.25,) * 4
+
+
+def test_distillation_s_answers_take_the_place_of_a_student_s_settings():
+    answers = {"alpha": 0.1, "temperature": 5.0, "batch": 24, "learning_rate": 3e-5}
+    found = asked(distillation.suggest, answers)
+    objective, training = distillation.choice(
+        found, Distillation(lesson="sum", alpha=0.9), Training(epochs=7)
+    )
+    assert objective == Distillation(lesson="sum", alpha=0.1, temperature=5.0)
+    assert training == Training(epochs=7, batch=24, learning_rate=3e-5)

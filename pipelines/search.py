@@ -1,0 +1,129 @@
+"""A search of distillation's settings for one student, under Ray Tune, and the best as a recipe.
+
+    python -m pipelines.search --config RECIPE --student STEP --output DIR
+
+The recipe is one of `pipelines.distill`. What the student builds on is trained and scored once;
+each trial trains the student, and bad ones are stopped early. `DIR/best.yaml` is the recipe with
+the best settings in place, for `pipelines.distill`. Interrupted, it goes on.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.tune import search_training
+from as2ray.errors import RecipeError
+from as2ray.objectives import Distillation
+from as2ray.stages import plain
+from as2ray.training.job import Job
+from pipelines import distill
+from pipelines.experiment import planned, prepare, rankers
+from pipelines.recipe import Step, read_recipe
+from tune_spaces import distillation
+
+log = logging.getLogger(__name__)
+
+OURS = ("student", "searched", "grace")
+
+
+@dataclass(frozen=True)
+class Recipe(distill.Recipe):
+    """A recipe of `pipelines.distill`, and what to search in it."""
+
+    student: str = ""
+    """The step whose settings are searched."""
+    searched: int = 20
+    """Trials."""
+    grace: int = 2
+    """Validations before a trial may be stopped."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step = self.steps.get(self.student)
+        if step is None or not isinstance(step.objective, Distillation):
+            students = [n for n, s in self.steps.items() if isinstance(s.objective, Distillation)]
+            raise RecipeError(
+                f"student {self.student!r}",
+                expected=f"a step that distils: one of {students}",
+                mend="name one with --student",
+            )
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> Path:
+    """Searches, and writes the recipe of the best choice; its path.
+
+    Args:
+        recipe: What to search.
+        output: Folder of the stages.
+        workers: What to take of the cluster, each trial.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    folder = Path(output).resolve()
+    seed = recipe.seeds_of(recipe.student)[0]
+    tables = prepare(recipe, folder / "tables", sources or {})
+    made = rankers(_before(recipe, seed), folder, workers, tables)
+    done = {name: stage for name, _, stage in made}
+    step = recipe.steps[recipe.student]
+    plan = planned(recipe, step, seed, folder, workers, tables, done)
+    config, quality = search_training(
+        partial(_chosen, job=plan.resolved()),
+        distillation.suggest,
+        folder / "search",
+        workers,
+        recipe.searched,
+        recipe.grace,
+    )
+    log.info("%s: dev MAP %.4f with %s", recipe.student, quality, config)
+    assert isinstance(step.objective, Distillation)
+    objective, training = distillation.choice(config, step.objective, step.training)
+    best = replace(step, objective=objective, training=training)
+    return _write(recipe, best, folder / "best.yaml")
+
+
+def _before(recipe: Recipe, seed: int) -> distill.Recipe:
+    """The recipe of what the student builds on, with one seed."""
+    needed = _needed(recipe, recipe.student)
+    steps = {name: replace(recipe.steps[name], seeds=None) for name in needed}
+    values = {name: value for name, value in vars(recipe).items() if name not in OURS}
+    values |= {"steps": steps, "seeds": [seed], "baseline": needed[0]}
+    return distill.Recipe(**{**values, "ensembles": {}, "resemblance": []})
+
+
+def _needed(recipe: Recipe, name: str) -> list[str]:
+    """Steps that a step builds on, in order."""
+    step = recipe.steps[name]
+    direct = [*([step.start] if step.start else []), *step.teachers]
+    found = {other for one in direct for other in [*_needed(recipe, one), one]}
+    return [other for other in recipe.steps if other in found]
+
+
+def _chosen(config: Mapping[str, Any], job: Job) -> Job:
+    assert isinstance(job.objective, Distillation)
+    objective, training = distillation.choice(config, job.objective, job.training)
+    return replace(job, objective=objective, training=training)
+
+
+def _write(recipe: Recipe, best: Step, path: Path) -> Path:
+    values = {k: v for k, v in asdict(recipe).items() if k not in OURS}
+    values["steps"][recipe.student] = asdict(best)
+    path.write_text(yaml.safe_dump(plain(values), sort_keys=False, width=120), encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A search of a student's settings, end to end on a made-up corpus."""
+
+from dataclasses import replace
+
+import pytest
+
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines import distill
+from pipelines.recipe import Data, Step, read_recipe
+from pipelines.search import Recipe, run
+from tune_spaces import distillation
+
+
+@pytest.fixture
+def recipe(checkpoint, data_root):
+    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    learn = {"train": ["target"], "training": training}
+    return Recipe(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        tables={
+            "target": Data("wikiqa", "train"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        dev="dev",
+        tests=["test"],
+        steps={
+            "teacher": Step(**learn),
+            "student": Step(
+                layers=1, teachers=["teacher"], objective=Distillation(teacher=0), **learn
+            ),
+        },
+        baseline="teacher",
+        seeds=[0, 1],
+        tracking=Tracking(tensorboard=False),
+        student="student",
+        searched=3,
+    )
+
+
+@pytest.mark.slow
+def test_search_writes_the_best_settings_as_a_recipe_and_goes_on(recipe, tmp_path, ray_local):
+    path = run(recipe, tmp_path, Workers(count=0))
+    found, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
+    student = found.steps["student"]
+    assert student.objective.alpha in distillation.ALPHA
+    assert student.objective.temperature in distillation.TEMPERATURE
+    assert student.objective.teacher == 0
+    assert student.training.batch in distillation.BATCH
+    assert student.training.epochs == 1
+    assert found.steps["teacher"] == recipe.steps["teacher"]
+    assert sorted(p.name for p in (tmp_path / "rankers").iterdir()) == ["teacher-seed0"]
+    trials = sorted(p.name for p in (tmp_path / "search" / "runs").iterdir())
+    assert len(trials) == 3
+    before = path.read_text()
+    assert run(recipe, tmp_path, Workers(count=0)).read_text() == before
+    assert sorted(p.name for p in (tmp_path / "search" / "runs").iterdir()) == trials
+
+
+def test_step_that_does_not_distil_is_refused(recipe):
+    with pytest.raises(RecipeError, match=r"student 'teacher'(.|\n)*\['student'\]"):
+        replace(recipe, student="teacher")

@@ -1,0 +1,43 @@
+"""What distillation is told: alpha, temperature, learning rate and batch (CERBERUS, appendix D).
+
+Knows Optuna's trials and what a run is told. Must not know how a trial trains.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from as2ray.objectives import Distillation
+from as2ray.training.config import Training
+
+ALPHA = (0.0, 0.1, 0.5, 0.9)
+TEMPERATURE = (1.0, 3.0, 5.0)
+BATCH = (8, 16, 24, 32, 64)
+LEARNING_RATE = (1e-6, 1e-4)
+"""From the paper's lowest rate to what small encoders want; drawn evenly over its logarithm."""
+
+
+def suggest(trial: Any) -> None:
+    """Asks a trial of Optuna for each setting."""
+    trial.suggest_categorical("alpha", ALPHA)
+    trial.suggest_categorical("temperature", TEMPERATURE)
+    trial.suggest_categorical("batch", BATCH)
+    trial.suggest_float("learning_rate", *LEARNING_RATE, log=True)
+
+
+def choice(
+    config: Mapping[str, Any], objective: Distillation, training: Training
+) -> tuple[Distillation, Training]:
+    """Both with a trial's answers in place of their own.
+
+    Args:
+        config: What `suggest` was answered.
+        objective: Of the student.
+        training: Of the student.
+    """
+    alpha, temperature = float(config["alpha"]), float(config["temperature"])
+    batch, rate = int(config["batch"]), float(config["learning_rate"])
+    return (
+        replace(objective, alpha=alpha, temperature=temperature),
+        replace(training, batch=batch, learning_rate=rate),
+    )
