@@ -108,7 +108,7 @@ def operations(
     if shape.heads and not sequential:
         each = shape.head_layers * shape.layer(tokens).sum() + shape.classifier() * len(tokens)
         total += shape.heads * each - head * len(tokens)
-    return total
+    return float(total)
 
 
 def operation_cost(
