@@ -24,8 +24,18 @@ CANDIDATES = pa.schema(
 )
 """The columns every candidates table has; rows of one question are adjacent."""
 
-OPTIONAL = pa.schema([("grade", pa.int8()), ("document_id", pa.string())])
-"""The columns a table has where its source gives them."""
+OPTIONAL = pa.schema(
+    [
+        ("grade", pa.int8()),
+        ("document_id", pa.string()),
+        ("passage_id", pa.string()),
+        ("title", pa.string()),
+        ("sentence_index", pa.int16()),
+        ("passage_label", pa.int8()),
+    ]
+)
+"""The columns a table has where its source gives them: a graded relevance, the document; the
+passage, its title, the sentence's number in it, and whether the passage is relevant."""
 
 MAX_CHARACTERS = 100_000
 """Longest question or candidate accepted; longer text is a page, not a sentence."""

@@ -122,6 +122,46 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 raise not_json(path, number, error) from error
 
 
+def json_records(path: Path, block: int = 1 << 20) -> Iterator[Any]:
+    """The values of a JSON list, or of a file with one JSON value a line, without holding it all.
+
+    Args:
+        path: The file, maybe with `.gz`.
+        block: Characters that are read at a time.
+
+    Raises:
+        CorpusError: No JSON, or the file is cut short.
+    """
+    decoder, text, done = json.JSONDecoder(), "", 0
+    with opened(path) as file:
+        start = file.read(1)
+        while start.isspace():
+            start = file.read(1)
+        text = "" if start == "[" else start
+        while True:
+            piece = file.read(block)
+            text = text.lstrip(" \t\r\n,") + piece
+            text = text.lstrip(" \t\r\n,")
+            while text and not text.startswith("]"):
+                try:
+                    value, end = decoder.raw_decode(text)
+                except json.JSONDecodeError as error:
+                    if piece:
+                        break  # the value goes on in the next block
+                    raise not_json(path, done + 1, error) from error
+                yield value
+                done += 1
+                text = text[end:].lstrip(" \t\r\n,")
+            if not piece:
+                break
+    if start == "[" and not text.startswith("]"):
+        raise CorpusError(
+            f"{path}: a list that does not end after {done:,} values",
+            expected="a whole JSON list",
+            mend="fetch the file again; it is cut short",
+        )
+
+
 def json_file(path: Path) -> Any:
     """The one JSON value of a file.
 

@@ -6,7 +6,7 @@ Knows the `CORPUS` of each file. Must not know how any is read.
 from collections.abc import Mapping
 from typing import Final
 
-from as2ray.corpora import asnq, python_reference, qnli, squad, trecqa, wikiqa
+from as2ray.corpora import asnq, hotpotqa, python_reference, qnli, squad, trecqa, wikiqa
 from as2ray.corpora.base import Corpus
 from as2ray.errors import CorpusError
 
@@ -18,6 +18,7 @@ CORPORA: Final[Mapping[str, Corpus]] = {
         asnq.CORPUS,
         squad.CORPUS,
         qnli.CORPUS,
+        hotpotqa.CORPUS,
         python_reference.CORPUS,
     )
 }

@@ -1,0 +1,175 @@
+"""HotpotQA: questions whose answers need sentences of two passages, with these sentences named.
+
+Knows the official JSON, the same as JSON lines, and the schema of the hub's copy. Must not know any
+other corpus, nor how a prediction is measured.
+
+A passage is a title and sentences; every sentence is a candidate, labelled where it is a supporting
+fact. Passages keep their titles and sentences their numbers, so that a prediction can be told in
+the dataset's own terms. What the table cannot show (facts that point past a passage or at none,
+questions without any sentence) is counted by `inventory`, and stays in `gold`: there it is missed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from as2ray.corpora import files
+from as2ray.corpora.base import HUB, Corpus, Item, Source
+from as2ray.records import CANDIDATES, OPTIONAL
+
+ON_HUB: Final = "hotpotqa/hotpot_qa"
+FILES: Final = {
+    "train": ("hotpot_train_v1.1.json", "distractor_train_100.json"),
+    "dev": ("hotpot_dev_distractor_v1.json", "distractor_dev_100_hf_schema.json"),
+    "fullwiki": ("hotpot_dev_fullwiki_v1.json", "fullwiki_500.jsonl"),
+}
+HUB_SPLITS: Final = {
+    "train": ("distractor", "train"),
+    "dev": ("distractor", "validation"),
+    "fullwiki": ("fullwiki", "validation"),
+}
+
+SAMPLES: Final = {
+    "distractor_train_100.json": {"questions": 100, "sentences": 4_139, "facts": 229},
+    "distractor_dev_100_hf_schema.json": {"questions": 100, "sentences": 4_118, "facts": 243},
+    "fullwiki_500.jsonl.gz": {"questions": 500, "facts": 715 + 485, "facts elsewhere": 485},
+}
+"""Counts of the samples that are handed round, by file."""
+
+QUESTIONS: Final = 1_024
+"""Of a table that the reader yields."""
+
+COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label")
+"""Beside those of every candidates table."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A title and its sentences; some may be blank."""
+
+    title: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question as it was published."""
+
+    id: str
+    text: str
+    answer: str
+    facts: tuple[tuple[str, int], ...]
+    """(title, number of the sentence), without repetitions, in order."""
+    passages: tuple[Passage, ...]
+
+    def beyond(self) -> tuple[int, int]:
+        """Facts on sentences that the passage does not have, and on titles that are not there."""
+        longest: dict[str, int] = {}
+        for passage in self.passages:
+            longest[passage.title] = max(longest.get(passage.title, 0), len(passage.sentences))
+        past = sum(title in longest and number >= longest[title] for title, number in self.facts)
+        return past, sum(title not in longest for title, _ in self.facts)
+
+
+def reader(split: str, source: Source) -> Iterator[pa.Table]:
+    """The sentences of a split; blank ones are left out, and what holds no other."""
+    rows: list[dict[str, Any]] = []
+    for number, question in enumerate(questions(split, source), 1):
+        rows += _rows(question)
+        if number % QUESTIONS == 0:
+            yield _table(rows)
+            rows = []
+    if rows:
+        yield _table(rows)
+
+
+def questions(split: str, source: Source) -> Iterator[Question]:
+    """The questions of a split as they were published, one after the other.
+
+    Raises:
+        CorpusError: A record without what it needs.
+    """
+    if source == HUB:
+        config, name = HUB_SPLITS[split]
+        records: Iterable[Any] = (
+            row for table in files.hub(ON_HUB, name, config) for row in table.to_pylist()
+        )
+        where = f"{ON_HUB}/{config}/{name}"
+    else:
+        path = files.locate(Path(source), FILES[split])
+        records, where = files.json_records(path), str(path)
+    for number, record in enumerate(records):
+        yield _question(record, number, f"{where}, record {number:,}")
+
+
+def gold(split: str, source: Source) -> dict[str, Question]:
+    """The questions of a split by their ids: what a prediction is measured against."""
+    return {question.id: question for question in questions(split, source)}
+
+
+def inventory(source: Path) -> Iterator[Item]:
+    """Questions, sentences and facts of the samples, and how many facts lie elsewhere."""
+    for split, names in FILES.items():
+        path = files.present(source, names)
+        if path is None or path.name not in SAMPLES:
+            continue
+        found = dict.fromkeys(("questions", "sentences", "facts", "facts elsewhere"), 0)
+        for question in questions(split, path):
+            found["questions"] += 1
+            found["sentences"] += sum(len(p.sentences) for p in question.passages)
+            found["facts"] += len(question.facts)
+            found["facts elsewhere"] += sum(question.beyond())
+        for what, published in SAMPLES[path.name].items():
+            yield Item(split, what, published, found[what])
+
+
+def _question(record: Any, number: int, where: str) -> Question:
+    text, answer, facts, context = files.need(
+        record, ("question", "answer", "supporting_facts", "context"), where
+    )
+    if isinstance(facts, Mapping):  # the hub's columns
+        facts = zip(facts["title"], facts["sent_id"])
+        context = zip(context["title"], context["sentences"])
+    passages = tuple(Passage(title, tuple(sentences)) for title, sentences in context)
+    named = dict.fromkeys((str(title), int(index)) for title, index in facts)
+    own = str(record.get("_id", record.get("id", f"q{number:06d}")))
+    return Question(own, text, answer, tuple(named), passages)
+
+
+def _rows(question: Question) -> Iterator[dict[str, Any]]:
+    facts, titles = set(question.facts), {title for title, _ in question.facts}
+    for place, passage in enumerate(question.passages):
+        for index, text in enumerate(passage.sentences):
+            if text.strip():
+                yield {
+                    "question_id": question.id,
+                    "question": question.text.strip(),
+                    "candidate_id": f"{question.id}-{place}-{index}",
+                    "candidate": text.strip(),
+                    "label": int((passage.title, index) in facts),
+                    "passage_id": f"{question.id}-{place}",
+                    "title": passage.title,
+                    "sentence_index": index,
+                    "passage_label": int(passage.title in titles),
+                }
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(
+        rows, schema=pa.schema([*CANDIDATES, *(OPTIONAL.field(name) for name in COLUMNS)])
+    )
+
+
+CORPUS: Final = Corpus(
+    name="hotpotqa",
+    about="questions over two Wikipedia passages, with the sentences that support the answer",
+    licence="CC BY-SA 4.0",
+    files=FILES,
+    reader=reader,
+    inventory=inventory,
+    hub=ON_HUB,
+)
+"""The corpus as the registry holds it."""

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+
+from as2ray import corpora
+from as2ray.corpora import files, hotpotqa, read
+from as2ray.errors import CorpusError
+
+RECORD = {
+    "_id": "a1",
+    "question": "Who met whom? ",
+    "answer": "Ann",
+    "supporting_facts": [["Ann", 1], ["Bob", 0], ["Bob", 0], ["Bob", 7], ["Cid", 0]],
+    "context": [["Zoo", ["It is a zoo."]], ["Ann", ["Born.", " Met Bob.", ""]], ["Bob", ["He."]]],
+}
+
+
+def as_on_the_hub(record):
+    facts, context = zip(*record["supporting_facts"]), zip(*record["context"])
+    return {
+        **{k: record[k] for k in ("question", "answer")},
+        "id": record["_id"],
+        "supporting_facts": dict(zip(("title", "sent_id"), map(list, facts))),
+        "context": dict(zip(("title", "sentences"), map(list, context))),
+    }
+
+
+@pytest.fixture(params=["list", "lines", "hub's schema"])
+def path(request, write):
+    """The record in each of the forms that go round."""
+    if request.param == "lines":
+        return write("fullwiki_500.jsonl", json.dumps(RECORD) + "\n")
+    made = RECORD if request.param == "list" else as_on_the_hub(RECORD)
+    return write("hotpot_dev_distractor_v1.json", [made])
+
+
+def split_of(path):
+    return "fullwiki" if path.suffix == ".jsonl" else "dev"
+
+
+def test_sentences_keep_their_passage_title_and_number(path):
+    table = read("hotpotqa", split_of(path), path)
+    assert table["candidate"].to_pylist() == ["It is a zoo.", "Born.", "Met Bob.", "He."]
+    assert table["label"].to_pylist() == [0, 0, 1, 1]
+    assert table["title"].to_pylist() == ["Zoo", "Ann", "Ann", "Bob"]
+    assert table["sentence_index"].to_pylist() == [0, 0, 1, 0]
+    assert table["passage_label"].to_pylist() == [0, 1, 1, 1]
+    assert table["passage_id"].to_pylist() == ["a1-0", "a1-1", "a1-1", "a1-2"]
+    assert set(table["question"].to_pylist()) == {"Who met whom?"}
+
+
+def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(path):
+    question = hotpotqa.gold(split_of(path), path)["a1"]
+    assert question.facts == (("Ann", 1), ("Bob", 0), ("Bob", 7), ("Cid", 0))
+    assert question.beyond() == (1, 1)
+    assert question.answer == "Ann"
+
+
+@pytest.mark.parametrize("context", [[], [["Zoo", []], ["Ann", [" "]]]])
+def test_question_without_any_sentence_has_no_rows_and_stays_in_the_gold(write, context):
+    bare = {**RECORD, "_id": "bare", "context": context}
+    path = write("hotpot_dev_distractor_v1.json", [bare, RECORD])
+    assert set(read("hotpotqa", "dev", path)["question_id"].to_pylist()) == {"a1"}
+    assert list(hotpotqa.gold("dev", path)) == ["bare", "a1"]
+
+
+def test_record_without_a_context_is_refused(write):
+    record = {k: v for k, v in RECORD.items() if k != "context"}
+    with pytest.raises(CorpusError, match=r"record 0(.|\n)*context"):
+        read("hotpotqa", "dev", write("hotpot_dev_distractor_v1.json", [record]))
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_json_records_come_one_by_one_however_the_file_is_cut(write, block):
+    values = [{"a": [1, "],["]}, {"b": "ä"}, {}, {"c": None}]
+    assert list(files.json_records(write("list.json", values), block)) == values
+    lines = "\n".join(map(json.dumps, values))
+    assert list(files.json_records(write("lines.jsonl.gz", lines), block)) == values
+    assert list(files.json_records(write("none.json", []), block)) == []
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"b"', '[{"a": 1}', '{"a": 1}\n{"b": ', "[1, x]"])
+def test_json_records_of_a_cut_file_are_refused(write, text):
+    with pytest.raises(CorpusError):
+        list(files.json_records(write("cut.json", text)))
+
+
+def test_samples_have_the_counts_that_they_came_with(real):
+    if not (real / "hotpotqa").is_dir():
+        pytest.skip("no HotpotQA sample")
+    checks = [c for c in corpora.verify_all(real) if c.corpus == "hotpotqa"]
+    assert len(checks) == 9
+    assert all(check.ok for check in checks), checks
