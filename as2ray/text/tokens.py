@@ -34,7 +34,7 @@ def _parse(definition: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _Flat:
+class Flat:
     """Token ids of many texts end to end: ids [tokens], starts and lengths [texts]."""
 
     ids: np.ndarray
@@ -59,7 +59,7 @@ class PairTokenizer:
     """Most tokens of a question; the candidate takes what is left."""
 
     def __post_init__(self) -> None:
-        special = len(self._layout) - 2
+        special = len(self.layout) - 2
         if not 0 < self.max_question < self.max_length - special:
             raise RecipeError(
                 f"max_question={self.max_question} with max_length={self.max_length}",
@@ -84,7 +84,7 @@ class PairTokenizer:
         return _parse(self.definition)
 
     @cached_property
-    def _layout(self) -> list[tuple[int, int]]:
+    def layout(self) -> list[tuple[int, int]]:
         """Token ids and types of a pair, each text shrunk to one place: QUESTION or CANDIDATE."""
         pair = self._tokenizer.encode("question", "candidate")
         layout: list[tuple[int, int]] = []
@@ -102,10 +102,16 @@ class PairTokenizer:
             candidates: Shape [pairs].
         """
         return self.assemble(
-            self._flat(questions, self.max_question), self._flat(candidates, self.max_length)
+            self.flat(questions, self.max_question), self.flat(candidates, self.max_length)
         )
 
-    def _flat(self, texts: Sequence[str], longest: int) -> _Flat:
+    def flat(self, texts: Sequence[str], longest: int) -> Flat:
+        """Token ids of texts without special tokens, each distinct text tokenised once.
+
+        Args:
+            texts: Shape [texts].
+            longest: Most tokens that a text counts.
+        """
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         distinct = list(number)
         pieces = [
@@ -114,7 +120,7 @@ class PairTokenizer:
         flat, sizes = (np.concatenate(parts) for parts in zip(*pieces))
         which = np.fromiter((number[t] for t in texts), np.int64, len(texts))
         starts = np.cumsum(sizes) - sizes
-        return _Flat(flat, starts[which], np.minimum(sizes, longest)[which])
+        return Flat(flat, starts[which], np.minimum(sizes, longest)[which])
 
     def _ids(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Token ids of texts end to end, shape [tokens], and their lengths, shape [texts]."""
@@ -123,9 +129,9 @@ class PairTokenizer:
         sizes = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter(chain.from_iterable(ids), np.int32, int(sizes.sum())), sizes
 
-    def assemble(self, question: _Flat, candidate: _Flat) -> Sequences:
+    def assemble(self, question: Flat, candidate: Flat) -> Sequences:
         """Lays special tokens, question and truncated candidate end to end."""
-        special = len(self._layout) - 2
+        special = len(self.layout) - 2
         room = self.max_length - special - question.lengths
         texts = {
             QUESTION: question,
@@ -135,7 +141,7 @@ class PairTokenizer:
         token_ids = np.empty(int(total.sum()), np.int32)
         token_types = np.zeros_like(token_ids)
         cursor = np.cumsum(total) - total
-        for place, kind in self._layout:
+        for place, kind in self.layout:
             if place in texts:
                 text = texts[place]
                 inside = ragged_arange(text.lengths)

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from as2ray.errors import RecipeError
+from as2ray.text.passages import encode_passages
+from as2ray.text.tokens import PairTokenizer
+
+QUESTION = "What is kovarin?"
+SENTENCES = ["Badesso lala.", "Kovarin ne.", "Muri.", "Lala badesso kovarin.", "Ne."]
+
+
+@pytest.fixture
+def tokenizer(published, family) -> PairTokenizer:
+    return PairTokenizer(published(family).backend_tokenizer.to_str(), 60, 24)
+
+
+def pieces(windows):
+    """Token ids of each window."""
+    sizes = windows.sequences.lengths
+    return np.split(windows.sequences.token_ids, np.cumsum(sizes)[:-1])
+
+
+def test_one_sentence_is_tokenised_as_a_pair(tokenizer):
+    for text in SENTENCES:
+        pair = tokenizer.encode([QUESTION], [text])
+        window = encode_passages(tokenizer, [QUESTION], [[text]])
+        np.testing.assert_array_equal(window.sequences.token_ids, pair.token_ids)
+        np.testing.assert_array_equal(window.sequences.token_types, pair.token_types)
+
+
+def test_markers_stand_right_before_their_sentences(tokenizer):
+    wide = PairTokenizer(tokenizer.definition, 200, 24)
+    found = encode_passages(wide, [QUESTION], [SENTENCES])
+    assert found.passage.tolist() == [0]
+    assert found.sentence.tolist() == [0, 1, 2, 3, 4]
+    flat, ids = wide.flat(SENTENCES, 200), found.sequences.token_ids
+    for number, position in enumerate(found.position):
+        start, size = flat.starts[number], flat.lengths[number]
+        after = ids[position + 1 : position + 1 + size]
+        np.testing.assert_array_equal(after, flat.ids[start : start + size])
+    assert len({int(ids[position]) for position in found.position}) == 1
+
+
+def test_long_passage_is_read_in_windows_that_share_a_sentence(tokenizer):
+    sizes = tokenizer.flat(SENTENCES, 60).lengths
+    head = tokenizer.encode([QUESTION], ["x"]).lengths[0] - 2
+    room = int(head + 1 + sizes[:3].sum() + 2)  # three sentences and two markers between
+    narrow = PairTokenizer(tokenizer.definition, room, 12)
+    found = encode_passages(narrow, [QUESTION], [SENTENCES])
+    assert found.sequences.lengths.max() <= room
+    first = found.sentence[found.window == 0].tolist()
+    second = found.sentence[found.window == 1].tolist()
+    assert first == [0, 1, 2]
+    assert second[0] in (2, 3)
+    assert set(found.sentence.tolist()) == set(range(5))
+
+
+def test_several_passages_keep_their_numbers(tokenizer):
+    asked = [QUESTION, "Lala?"]
+    found = encode_passages(tokenizer, asked, [SENTENCES[:2], SENTENCES[2:]])
+    assert found.passage[found.window].tolist()[0] == 0
+    by_passage = {p: set(found.sentence[found.passage[found.window] == p]) for p in (0, 1)}
+    assert by_passage == {0: {0, 1}, 1: {2, 3, 4}}
+
+
+def test_passage_without_sentences_is_refused(tokenizer):
+    with pytest.raises(RecipeError, match="1 passages without sentences, first number 1"):
+        encode_passages(tokenizer, [QUESTION] * 2, [["Lala."], []])
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    words=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    max_length=st.integers(20, 80),
+)
+def test_every_sentence_is_in_a_window_and_no_window_is_too_long(tokenizer, words, max_length):
+    narrow = PairTokenizer(tokenizer.definition, max_length, 10)
+    passage = [" ".join(["lala"] * n) for n in words]
+    found = encode_passages(narrow, ["what is kovarin?"], [passage])
+    assert set(found.sentence.tolist()) == set(range(len(words)))
+    assert found.sequences.lengths.max() <= max_length
+    for number in range(len(found.passage)):
+        own = found.sentence[found.window == number]
+        assert own.tolist() == list(range(own[0], own[-1] + 1))
+        assert found.position[found.window == number].max() < found.sequences.lengths[number] - 1
