@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
-"""Logits, and what belongs to each sequence, to the loss *summed* over the sequences: the loop
+Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""What the model says (logits, in most), and what belongs to each sequence, to the loss *summed* over the sequences: the loop
 divides by the global batch, however many workers share it."""
 
 

@@ -1,0 +1,98 @@
+"""Joint passage ranking and sentence selection (Two-in-One, equations 1 to 3).
+
+Knows scores and states of passages and their sentences. Must not know models.
+
+    L = L_pass + L_sent + L_con + L_sim, summed over the passages of a batch:
+    L_pass = (y' - y)^2, L_sent = sum over sentences (x' - x)^2, with labels +1 and -1
+    L_con = (y' - max x')^2
+    L_sim = mean over pairs of a relevant and another sentence of a relevant passage
+            max(d(v_p, v_r) - d(v_p, v_n) + margin, 0), d the Euclidean distance
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from as2ray.objectives.base import Moment, Task
+
+
+class Joint(NamedTuple):
+    """What a joint model says of passages (or windows of them) and of the sentences in them."""
+
+    passage: Tensor
+    """Score of each passage, shape [passages]."""
+    sentence: Tensor
+    """Score of each sentence, shape [sentences]."""
+    passage_state: Tensor
+    """State that stands for each passage, shape [passages, hidden]."""
+    sentence_state: Tensor
+    """State that stands for each sentence, shape [sentences, hidden]."""
+
+
+@dataclass(frozen=True)
+class TwoInOne:
+    """The joint loss; its parts can be switched (Table 2)."""
+
+    passages: bool = True
+    """L_pass; without it a model of sentences alone is trained (Table 1)."""
+    sentences: bool = True
+    """L_sent; without it a model of passages alone."""
+    consistency: bool = False
+    """L_con."""
+    similarity: bool = False
+    """L_sim."""
+    margin: float = 1.0
+    """Of L_sim."""
+    mean_over_sentences: bool = False
+    """L_sent as the mean over a passage's sentences, near to what the released code does."""
+
+    def at(self, moment: Moment) -> Task:
+        """The same loss at every step."""
+        return Task(self.loss, {})
+
+    def loss(self, joint: Joint, targets: Mapping[str, Tensor]) -> Tensor:
+        """Summed over the passages.
+
+        Args:
+            joint: What the model says.
+            targets: `passage_label` [passages] and `label` [sentences], 0 or 1, and `window`
+                [sentences], the number of each sentence's passage in the batch.
+        """
+        relevant, window = targets["passage_label"], targets["window"].long()
+        passage, sentence = joint.passage.float(), joint.sentence.float()
+        parts = []
+        if self.passages:
+            parts.append((passage - _signed(relevant)).square().sum())
+        if self.sentences:
+            errors = (sentence - _signed(targets["label"])).square()
+            if self.mean_over_sentences:
+                errors = errors / torch.bincount(window, minlength=len(passage))[window]
+            parts.append(errors.sum())
+        if self.consistency:
+            lowest = torch.full_like(passage, -torch.inf)
+            highest = lowest.scatter_reduce(0, window, sentence, "amax")
+            parts.append((passage - highest).square().sum())
+        if self.similarity:
+            parts.append(self._similarity(joint, targets, window))
+        return torch.stack(parts).sum()
+
+    def _similarity(self, joint: Joint, targets: Mapping[str, Tensor], window: Tensor) -> Tensor:
+        """L_sim of every relevant passage that has sentences of both kinds."""
+        # The root has no gradient at 0: a floor for states that are equal.
+        apart = (joint.passage_state.float()[window] - joint.sentence_state.float()).square()
+        distance = (apart.sum(-1) + 1e-12).sqrt()
+        answers = targets["label"] > 0
+        total = distance.sum() * 0.0
+        for number in torch.nonzero(targets["passage_label"] > 0).flatten().tolist():
+            own = window == number
+            near, far = distance[own & answers], distance[own & ~answers]
+            if len(near) and len(far):
+                total = total + (near[:, None] - far + self.margin).clamp_min(0.0).mean()
+        return total
+
+
+def _signed(label: Tensor) -> Tensor:
+    return label.float() * 2.0 - 1.0
