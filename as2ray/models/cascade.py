@@ -81,6 +81,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
     """
 
     base_model_prefix = "body"
+    _supports_sdpa = True  # its encoder does; ours is set on it
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)

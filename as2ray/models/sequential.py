@@ -31,6 +31,7 @@ class SequentialNetwork(PreTrainedModel):  # type: ignore[misc]
     """
 
     base_model_prefix = "rankers"
+    _supports_sdpa = True  # its encoder does; ours is set on it
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
-"""What the model says (logits, in most) and what belongs to each sequence, to the loss *summed* over
-the sequences: the loop divides by the global batch, however many workers share it."""
+"""What the model says (logits, in most) and what belongs to each sequence, to the loss *summed*
+over the sequences: the loop divides by the global batch, however many workers share it."""
 
 
 @dataclass(frozen=True)

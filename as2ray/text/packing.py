@@ -29,6 +29,10 @@ class PackedBatch:
     """Tokens of each sequence, shape [sequences]."""
     of_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What belongs to each sequence (row, label, teacher logits), first axis [sequences]."""
+    marks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Tokens that stand for parts of sequences, such as a sentence's marker, shape [marks]."""
+    of_mark: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What belongs to each of them, first axis [marks]."""
 
     @property
     def tokens(self) -> int:

@@ -9,14 +9,14 @@ BERT, RoBERTa, ELECTRA and ALBERT differ. A passage longer than the window is re
 windows, each beginning with the sentence that the one before it ended with.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
 from as2ray.errors import RecipeError
-from as2ray.text.packing import Sequences
+from as2ray.text.packing import PackedBatch, Sequences
 from as2ray.text.tokens import CANDIDATE, QUESTION, PairTokenizer
 
 
@@ -34,6 +34,37 @@ class Windows:
     """Token of each marker in its window, from 0, shape [markers]."""
     sentence: np.ndarray
     """Number of each marker's sentence, counted through all passages, shape [markers]."""
+
+    def pack(
+        self,
+        which: np.ndarray,
+        of_passage: Mapping[str, np.ndarray] | None = None,
+        of_sentence: Mapping[str, np.ndarray] | None = None,
+    ) -> PackedBatch:
+        """Windows as one batch, longest first, with their sentences' markers.
+
+        Args:
+            which: Numbers of the windows, shape [n].
+            of_passage: Arrays over all passages; each window takes its passage's row.
+            of_sentence: Arrays over all sentences; each marker takes its sentence's row, beside
+                `window`, the number of its window in the batch, and `sentence`.
+        """
+        own = {name: values[self.passage] for name, values in (of_passage or {}).items()}
+        numbers = np.arange(len(self.sequences))
+        batch = self.sequences.pack(which, {**own, "row": self.passage, "number": numbers})
+        order = batch.of_sequence["number"]
+        place = np.full(len(self.sequences), -1)
+        place[order] = np.arange(len(order))
+        here = np.flatnonzero(place[self.window] >= 0)
+        here = here[np.argsort(place[self.window[here]], kind="stable")]
+        window, sentence = place[self.window[here]], self.sentence[here]
+        starts = np.cumsum(batch.lengths) - batch.lengths
+        of_mark = {name: values[sentence] for name, values in (of_sentence or {}).items()}
+        return replace(
+            batch,
+            marks=starts[window] + self.position[here],
+            of_mark={**of_mark, "window": window, "sentence": sentence},
+        )
 
 
 def encode_passages(

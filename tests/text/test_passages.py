@@ -87,3 +87,25 @@ def test_every_sentence_is_in_a_window_and_no_window_is_too_long(tokenizer, word
         own = found.sentence[found.window == number]
         assert own.tolist() == list(range(own[0], own[-1] + 1))
         assert found.position[found.window == number].max() < found.sequences.lengths[number] - 1
+
+
+def test_packed_windows_keep_markers_passages_and_what_belongs_to_each(tokenizer):
+    asked = [QUESTION, "Lala?", QUESTION]
+    passages = [SENTENCES[:1], SENTENCES[1:], SENTENCES[:3]]
+    windows = encode_passages(PairTokenizer(tokenizer.definition, 200, 24), asked, passages)
+    label = np.arange(8) * 10
+    batch = windows.pack(np.array([0, 2, 1]), {"relevant": np.array([5, 6, 7])}, {"label": label})
+    order = batch.of_sequence["row"].tolist()
+    assert batch.lengths.tolist() == sorted(batch.lengths.tolist(), reverse=True)
+    assert batch.of_sequence["relevant"].tolist() == [5 + passage for passage in order]
+    first = [0, 1, 5]
+    expected = [first[p] + i for p in order for i in range(len(passages[p]))]
+    assert batch.of_mark["sentence"].tolist() == expected
+    assert batch.of_mark["label"].tolist() == [10 * number for number in expected]
+    ids = batch.token_ids[batch.marks]
+    assert len(set(ids.tolist())) == 1
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    assert (batch.marks >= starts[batch.of_mark["window"]]).all()
+    alone = windows.pack(np.array([1]), {}, {"label": label})
+    assert alone.of_mark["window"].tolist() == [0] * 4
+    np.testing.assert_array_equal(alone.marks, windows.position[windows.window == 1])
