@@ -28,12 +28,14 @@ from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import SETTINGS, Precision, Ranker
 from as2ray.models.sequential import SequentialNetwork, SequentialRanker
 from as2ray.models.staged import StagedRanker
+from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
 from as2ray.text.tokens import PairTokenizer
 
 RANKERS: dict[str, tuple[Any, type[Ranker]]] = {
     "pointwise": (AutoModelForSequenceClassification, PointwiseRanker),
     "cascade": (CascadeNetwork, CascadeRanker),
     "sequential": (SequentialNetwork, SequentialRanker),
+    "two_in_one": (TwoInOneNetwork, TwoInOneRanker),
 }
 """What reads the network, and the ranker around it, by the kind that `config.json` names."""
 
@@ -99,6 +101,7 @@ def start(
     pooling: str = "mean",
     heads: int = 0,
     average: Average = "probabilities",
+    joint: bool = False,
     seed: int = 0,
 ) -> Ranker:
     """A ranker to be trained, from a pretrained encoder or from a ranker.
@@ -117,11 +120,14 @@ def start(
         heads: CERBERUS's heads after the last exit: a copy each of the layers above it, and of
             a ranker's classifier; on a pretrained encoder each has a new one.
         average: How the heads become one score: of their `probabilities` or their `logits`.
+        joint: Make a joint model of passages and sentences (Two-in-One).
         seed: Of the new heads' weights.
     """
     torch.manual_seed(seed)
     ranker, new_head = _read(path, max_length=max_length, new_head=True)
     ranker.calibration = ()  # of weights that will change
+    if isinstance(ranker, TwoInOneRanker):
+        return ranker
     if isinstance(ranker, StagedRanker):
         if layers is None and (exits is None or tuple(exits) == ranker.exits):
             return ranker
@@ -132,6 +138,8 @@ def start(
         )
     dress = ranker.tokenizer, ranker.published_tokenizer
     network = ranker.network if layers is None else truncate(ranker.network, layers)
+    if joint:
+        return _dressed(TwoInOneRanker, TwoInOneNetwork.around(network), *dress)
     if exits is None:
         return _dressed(PointwiseRanker, network, *dress)
     made = CascadeNetwork.around(network, exits, pooling, heads, average, not new_head)

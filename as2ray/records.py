@@ -55,6 +55,18 @@ class Ranked:
     """Layer after which the score was taken; None of a ranker without exits."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankedPassage:
+    """One passage of a ranking, best first, with the sentences selected in it."""
+
+    index: int
+    """Position in the list of passages that was given."""
+    score: float
+    """Higher is more relevant; around -1 to 1."""
+    sentences: tuple[Ranked, ...]
+    """The selected ones, best first; their indices count inside the passage."""
+
+
 @dataclass(frozen=True)
 class Counts:
     """Size of a split: distinct questions, question-candidate pairs, positive pairs."""

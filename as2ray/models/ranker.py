@@ -222,12 +222,7 @@ class Ranker(nn.Module, ABC):
         questions = [q for q, candidates in pairs for _ in candidates]
         texts = [text for _, candidates in pairs for text in candidates]
         for text in [*(q for q, _ in pairs), *texts]:
-            if not _is_readable(text):
-                raise EvaluationError(
-                    f"an empty or non-text question or candidate: {text!r:.200}",
-                    expected="non-empty strings of whole Unicode characters",
-                    mend="leave it out",
-                )
+            check_readable(text)
         scored = self.score_pairs(questions, texts, np.repeat(np.arange(len(pairs)), sizes), drop)
         return [
             self._ranked(candidates, scored, end - len(candidates))
@@ -296,15 +291,19 @@ class Ranker(nn.Module, ABC):
         return [Ranked(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
 
 
-def _is_readable(text: object) -> bool:
-    """Whether a tokenizer can read it: half a surrogate pair, as JSON can bring, it cannot."""
-    if not isinstance(text, str) or not text.strip():
-        return False
+def check_readable(text: object) -> None:
+    """Refuses what no tokenizer can read: half a surrogate pair, as JSON can bring, is such."""
+    fine = isinstance(text, str) and bool(text.strip())
     try:
-        text.encode()
+        str(text).encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        fine = False
+    if not fine:
+        raise EvaluationError(
+            f"an empty or non-text question or candidate: {text!r:.200}",
+            expected="non-empty strings of whole Unicode characters",
+            mend="leave it out",
+        )
 
 
 def probability(logits: Tensor) -> Tensor:

@@ -7,16 +7,24 @@ two-layer head scores either. A passage read in several windows has the highest 
 a sentence that stands in two of them the mean.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
+from as2ray.errors import CheckpointError
 from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import SETTINGS
+from as2ray.models.ranker import SETTINGS, Ranker, check_readable
 from as2ray.objectives.two_in_one import Joint
-from as2ray.text.packing import PackedBatch
+from as2ray.pruning import Drop, Scored
+from as2ray.records import Ranked, RankedPassage
+from as2ray.text.packing import PackedBatch, cut
+from as2ray.text.passages import encode_passages
+from as2ray.text.tokens import PairTokenizer
 
 
 def head(hidden: int, dropout: float) -> nn.Sequential:
@@ -64,27 +72,122 @@ class TwoInOneNetwork(PreTrainedModel):  # type: ignore[misc]
         return network
 
 
-class TwoInOneModel(nn.Module):
-    """The joint model over packed windows.
+class TwoInOneRanker(Ranker):
+    """A joint model: ranks passages with the sentences that support the answer, or sentences.
 
     Args:
         network: The encoder with its heads.
+        tokenizer: How texts become tokens; its `max_length` is the window.
     """
 
-    def __init__(self, network: TwoInOneNetwork) -> None:
-        super().__init__()
+    def __init__(self, network: TwoInOneNetwork, tokenizer: PairTokenizer) -> None:
+        super().__init__(tokenizer)
         self.network = network
         self.encoders = [Encoder(network.body)]
 
-    def forward(self, batch: PackedBatch) -> Joint:
+    def forward(self, batch: PackedBatch) -> Joint:  # type: ignore[override]
         """Scores and states of windows and of the sentences marked in them."""
-        encoder = self.encoders[0]
-        hidden, layout = encoder.embed(batch)
-        hidden = encoder.run(hidden, layout)
+        hidden, layout = self.encoder.embed(batch)
+        hidden = self.encoder.run(hidden, layout)
         passage = hidden[layout.first_tokens]
         sentence = hidden[torch.from_numpy(batch.marks).to(hidden.device)]
         scores = (self.network.passage(passage), self.network.sentence(sentence))
         return Joint(scores[0][:, 0], scores[1][:, 0], passage, sentence)
+
+    def settings(self) -> dict[str, Any]:
+        """What its checkpoint says beside the network's configuration and lengths."""
+        return {"ranker": "two_in_one"}
+
+    @torch.inference_mode()
+    def score_passages(
+        self, questions: Sequence[str], passages: Sequence[Sequence[str]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scores around 0 of passages and of all their sentences, float32.
+
+        Args:
+            questions: Of each passage, shape [passages].
+            passages: Sentences of each, none empty, [passages][sentences].
+
+        Returns:
+            Shapes [passages] and [sentences], the sentences of all passages end to end.
+        """
+        if not passages:
+            return np.zeros(0, np.float32), np.zeros(0, np.float32)
+        windows = encode_passages(self.tokenizer, questions, passages)
+        of_window = torch.zeros(len(windows.sequences))
+        of_mark = torch.zeros(len(windows.sentence))
+        number = {pair: i for i, pair in enumerate(zip(windows.window, windows.sentence))}
+        with self.at_rest():
+            for which in cut(windows.sequences.lengths, self.budget):
+                batch = windows.pack(which)
+                joint, order = self(batch), batch.of_sequence["number"]
+                of_window[torch.from_numpy(order)] = joint.passage.float().cpu()
+                mine = zip(order[batch.of_mark["window"]], batch.of_mark["sentence"])
+                of_mark[[number[pair] for pair in mine]] = joint.sentence.float().cpu()
+        sentences = sum(map(len, passages))
+        passage = of_passages(of_window, torch.from_numpy(windows.passage), len(passages))
+        sentence = of_sentences(of_mark, torch.from_numpy(windows.sentence), sentences)
+        return passage.numpy(), sentence.numpy()
+
+    def rank_passages(
+        self,
+        question: str,
+        passages: Sequence[Sequence[str]],
+        top_k: int | None = None,
+        threshold: float = 0.0,
+        fallback: bool = False,
+    ) -> list[RankedPassage]:
+        """Passages, best first, each with the sentences selected in it.
+
+        Args:
+            question: The question.
+            passages: Sentences of each; a passage without any has the lowest score.
+            top_k: How many to return; all by default, 2 in the paper.
+            threshold: Sentences above it are selected (the paper: 0, between labels -1 and 1).
+            fallback: Where none is above, select the best; not in the paper, and raises recall.
+        """
+        held = [number for number, sentences in enumerate(passages) if sentences]
+        texts = [list(passages[number]) for number in held]
+        for text in [question, *(text for sentences in texts for text in sentences)]:
+            check_readable(text)
+        scores, of_each = self.score_passages([question] * len(held), texts)
+        ends = np.cumsum([len(sentences) for sentences in texts])
+        found = [RankedPassage(n, -np.inf, ()) for n, own in enumerate(passages) if not own]
+        for number, score, sentences, end in zip(held, scores, texts, ends):
+            own = of_each[end - len(sentences) : end]
+            chosen = np.flatnonzero(own > threshold)
+            chosen = np.array([own.argmax()]) if fallback and not len(chosen) else chosen
+            chosen = chosen[np.argsort(-own[chosen], kind="stable")]
+            selected = tuple(Ranked(int(i), float(own[i]), sentences[i]) for i in chosen)
+            found.append(RankedPassage(number, float(score), selected))
+        return sorted(found, key=lambda passage: (-passage.score, passage.index))[:top_k]
+
+    def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """Sentences alone, each a passage of its own, as numbers from 0 to 1; shape [pairs, 1].
+
+        The sentence's score lies around -1 to 1 and is no probability; a sigmoid keeps its order.
+        """
+        _, scores = self.score_passages(questions, [[text] for text in candidates])
+        return np.asarray(1.0 / (1.0 + np.exp(-2.0 * scores)), np.float32)[:, None]
+
+    def score_pairs(
+        self,
+        questions: Sequence[str],
+        candidates: Sequence[str],
+        question: np.ndarray,
+        drop: Drop | None = None,
+    ) -> Scored:
+        """Sentences alone; see `score_exits` and `Ranker.score_pairs`."""
+        self.refuse_drop(drop)
+        return Scored(self.score_exits(questions, candidates)[:, 0])
+
+    def probabilities(self, batch: PackedBatch) -> Tensor:
+        """Not of a batch without markers; see `score_passages`."""
+        raise CheckpointError(
+            "pairs without markers for a joint model",
+            expected="passages of sentences",
+            mend="call score_pairs, rank or rank_passages",
+        )
 
 
 def of_passages(scores: Tensor, passage: Tensor, passages: int) -> Tensor:

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-import tiny
 import torch
 
-from as2ray.models.two_in_one import TwoInOneModel, TwoInOneNetwork, of_passages, of_sentences
+from as2ray.checkpoint import load, save, start
+from as2ray.errors import CheckpointError, EvaluationError
+from as2ray.models.two_in_one import TwoInOneRanker, of_passages, of_sentences
 from as2ray.objectives.base import Moment
 from as2ray.objectives.two_in_one import TwoInOne
 from as2ray.text.passages import encode_passages
@@ -23,10 +24,10 @@ def tokenizer(published, family) -> PairTokenizer:
 
 
 @pytest.fixture
-def model(published, family) -> TwoInOneModel:
-    body = tiny.network_of(family, len(published(family)), None, initializer_range=0.3)
-    torch.manual_seed(0)
-    return TwoInOneModel(TwoInOneNetwork.around(body)).eval()
+def model(checkpoint, family) -> TwoInOneRanker:
+    made = start(checkpoint(family, None, initializer_range=0.3), max_length=60, joint=True)
+    made.precision = "fp32"
+    return made.eval()
 
 
 def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer):
@@ -73,3 +74,53 @@ def test_windows_become_passages_and_sentences():
     assert of_passages(scores, torch.tensor([1, 0, 1]), 2).tolist() == pytest.approx([0.9, 0.1])
     found = of_sentences(scores, torch.tensor([0, 1, 0]), 2)
     assert found.tolist() == pytest.approx([-0.15, 0.9])
+
+
+def test_passages_are_ranked_with_their_sentences_above_the_threshold(model):
+    passages, question = [*PASSAGES, []], "What is kovarin?"
+    scores, of_each = model.score_passages([question] * 3, PASSAGES)
+    threshold = float(np.median(of_each))
+    ranked = model.rank_passages(question, passages, threshold=threshold)
+    assert [p.index for p in ranked] == [*np.argsort(-scores, kind="stable").tolist(), 3]
+    assert ranked[-1].sentences == ()
+    starts = np.cumsum([0, *map(len, PASSAGES)])
+    for passage in ranked[:-1]:
+        own = of_each[starts[passage.index] : starts[passage.index + 1]]
+        assert {s.index for s in passage.sentences} == set(np.flatnonzero(own > threshold))
+        assert [s.score for s in passage.sentences] == sorted(own[own > threshold], reverse=True)
+        assert all(s.text == PASSAGES[passage.index][s.index] for s in passage.sentences)
+    assert model.rank_passages(question, passages, top_k=2, threshold=threshold) == ranked[:2]
+
+
+def test_fallback_selects_the_best_sentence_where_none_is_above(model):
+    ranked = model.rank_passages("What is it?", PASSAGES, threshold=99.0)
+    assert all(p.sentences == () for p in ranked)
+    ranked = model.rank_passages("What is it?", PASSAGES, threshold=99.0, fallback=True)
+    assert all(len(p.sentences) == 1 for p in ranked)
+
+
+def test_long_passage_is_scored_by_all_its_windows(model):
+    passage = [f"{word} lala badesso muri {word}." for word in ("kovarin", "ne", "quintol")] * 4
+    narrow = model.rank_passages("What is kovarin?", [passage], threshold=-99.0)[0]
+    assert {s.index for s in narrow.sentences} == set(range(12))
+    windows = encode_passages(model.tokenizer, ["What is kovarin?"], [passage])
+    assert len(windows.sequences) > 1
+
+
+def test_joint_model_ranks_single_sentences_too(model):
+    ranked = model.rank("What is kovarin?", ["Muri.", "Kovarin ne.", "Lala."])
+    assert sorted(r.index for r in ranked) == [0, 1, 2]
+    assert all(0 < r.score < 1 for r in ranked)
+    with pytest.raises(CheckpointError, match="without markers"):
+        model.score([model.tokenizer.encode(["a"], ["b"]).pack(np.array([0]), {})], 1)
+    with pytest.raises(EvaluationError, match="non-text"):
+        model.rank_passages("What?", [["Lala.", ""]])
+    assert model.rank_passages("What?", []) == []
+
+
+def test_saved_joint_model_loads_and_ranks_the_same(model, tmp_path):
+    loaded = load(save(model, tmp_path / "saved"), precision="fp32", device="cpu")
+    loaded.fused = False
+    found, expected = (r.rank_passages("What is kovarin?", PASSAGES) for r in (loaded, model))
+    assert [p.index for p in found] == [p.index for p in expected]
+    np.testing.assert_allclose([p.score for p in found], [p.score for p in expected], atol=1e-6)
