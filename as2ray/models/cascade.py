@@ -38,6 +38,9 @@ class PartialClassifier(nn.Module):
         dropout: Before each of its layers; as in the encoder's own dense layers, in the paper 0.1.
     """
 
+    outputs = 1
+    """Logits of each sequence are [outputs, 2]."""
+
     def __init__(self, hidden: int, pooling: str, dropout: float) -> None:
         super().__init__()
         self.pooling = pooling
@@ -194,26 +197,6 @@ class CascadeRanker(StagedRanker):
             Shape [sequences, outputs of the exits asked for, 2]: one of a partial classifier,
             one of each of CERBERUS's heads.
         """
-        return torch.cat(self._logits(batch, exits), 1)
-
-    def stage_scores(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
-        """Probabilities of exits, nothing dropped, shape [sequences, exits asked for]."""
-        asked = range(len(self.exits)) if exits is None else exits
-        found = zip(asked, self._logits(batch, asked))
-        return torch.stack([self.network.heads[n].score(logits) for n, logits in found], 1)
-
-    def score_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
-        """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
-        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
-        last, head = [len(self.exits) - 1], self.network.heads[-1]
-        heads = len(head.networks) if isinstance(head, Heads) else 1
-        with torch.inference_mode():
-            return self._by_row(
-                batches, (len(questions), heads), lambda batch: probability(self(batch, last))
-            )
-
-    def _logits(self, batch: PackedBatch, exits: Sequence[int] | None) -> list[Tensor]:
-        """Logits [sequences, outputs, 2] of each exit asked for."""
         asked = range(len(self.exits)) if exits is None else exits
         hidden, layout = self.encoder.embed(batch)
         logits, done = [], 0
@@ -221,7 +204,21 @@ class CascadeRanker(StagedRanker):
             hidden = self.encoder.run(hidden, layout, done, self.exits[number])
             done = self.exits[number]
             logits.append(self.network.heads[number](hidden, layout))
-        return logits
+        return torch.cat(logits, 1)
+
+    def stage_scores(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+        """Probabilities of exits, nothing dropped, shape [sequences, exits asked for]."""
+        asked = range(len(self.exits)) if exits is None else exits
+        heads = [self.network.heads[number] for number in asked]
+        logits: Sequence[Tensor] = self(batch, asked).split([head.outputs for head in heads], 1)
+        return torch.stack([head.score(own) for head, own in zip(heads, logits)], 1)
+
+    def score_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
+        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        last, shape = [len(self.exits) - 1], (len(questions), self.network.heads[-1].outputs)
+        with torch.inference_mode():
+            return self._by_row(batches, shape, lambda batch: probability(self(batch, last)))
 
     def stages(self, encoded: Sequences, rows: np.ndarray, question: np.ndarray) -> "_Pass":
         """One pass of whole questions through the layers."""

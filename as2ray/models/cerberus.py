@@ -46,7 +46,7 @@ class Heads(nn.Module):
             )
         own = deepcopy(config)
         own.num_hidden_layers, own.num_labels = layers, 2
-        self.average = average
+        self.average, self.outputs = average, heads
         self.networks = nn.ModuleList(
             _without_embeddings(AutoModelForSequenceClassification.from_config(own))
             for _ in range(heads)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
+from as2ray.joint import Joint
 from as2ray.models.encoder import Encoder
 from as2ray.models.ranker import SETTINGS, Ranker, check_readable
-from as2ray.objectives.two_in_one import Joint
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, RankedPassage
 from as2ray.text.packing import PackedBatch, cut

@@ -11,25 +11,12 @@ Knows scores and states of passages and their sentences. Must not know models.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from as2ray.joint import Joint
 from as2ray.objectives.base import Moment, Task
-
-
-class Joint(NamedTuple):
-    """What a joint model says of passages (or windows of them) and of the sentences in them."""
-
-    passage: Tensor
-    """Score of each passage, shape [passages]."""
-    sentence: Tensor
-    """Score of each sentence, shape [sentences]."""
-    passage_state: Tensor
-    """State that stands for each passage, shape [passages, hidden]."""
-    sentence_state: Tensor
-    """State that stands for each sentence, shape [sentences, hidden]."""
 
 
 @dataclass(frozen=True)

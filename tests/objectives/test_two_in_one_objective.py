@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from as2ray.joint import Joint
 from as2ray.objectives.base import Moment
-from as2ray.objectives.two_in_one import Joint, TwoInOne
+from as2ray.objectives.two_in_one import TwoInOne
 
 ONLY = {"passages": False, "sentences": False}
 

@@ -3,6 +3,7 @@ import torch
 from training_runs import loop_of
 
 from as2ray.errors import RecipeError, TrainingError
+from as2ray.objectives.base import Always
 from as2ray.training.config import Training
 from as2ray.training.tracking import JsonLines, MLflow, TensorBoard, read
 
@@ -44,7 +45,7 @@ def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus,
         return logits.sum() * float("nan")
 
     with pytest.raises(TrainingError, match="a loss of nan after 1 steps"):
-        loop_of(checkpoint("bert", None), corpus, tmp_path, objective=broken).fit()
+        loop_of(checkpoint("bert", None), corpus, tmp_path, objective=Always(broken)).fit()
 
 
 def test_training_in_fp16_is_refused_for_want_of_loss_scaling():
