@@ -177,10 +177,14 @@ def _tell_costs(folder: Path, test: str, points: Mapping[str, list[Point]]) -> N
 
 
 def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> None:
-    """Counted and measured savings side by side, with the first seed's rankers."""
+    """Counted and measured savings side by side, with the rankers of each one's first seed."""
     lines = ["| test | ranker | drop | layers | operations | times as fast |", "|" + "---|" * 6]
     for name in [*filter(recipe.is_cascade, recipe.steps), *recipe.sequential]:
-        stage = f"{name}-seed{recipe.seeds[0]}"
+        trained = [recipe.seeds_of(step) for step in recipe.sequential.get(name, [name])]
+        seed = next((s for s in trained[0] if all(s in seeds for seeds in trained)), None)
+        if seed is None:
+            continue  # a sequential ranker whose members share no seed was not made
+        stage = f"{name}-seed{seed}"
         drops: list[tuple[str, float | None]] = [("rankers", drop) for drop in recipe.drops]
         for where, drop in [*drops, *([("searched", None)] if name in recipe.steps else [])]:
             ranker = checkpoint.load(folder / where / stage / "ranker")

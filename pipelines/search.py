@@ -20,7 +20,7 @@ from as2ray.distributed.cluster import Workers, connected
 from as2ray.distributed.tune import search_training
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
-from as2ray.stages import plain
+from as2ray.stages import manifest, plain, stage
 from as2ray.training.job import Job
 from pipelines import distill
 from pipelines.experiment import planned, prepare, rankers
@@ -70,18 +70,25 @@ def run(
     seed = recipe.seeds_of(recipe.student)[0]
     tables = prepare(recipe, folder / "tables", sources or {})
     made = rankers(_before(recipe, seed), folder, workers, tables)
-    done = {name: stage for name, _, stage in made}
+    done = {name: ranker for name, _, ranker in made}
     step = recipe.steps[recipe.student]
     plan = planned(recipe, step, seed, folder, workers, tables, done)
-    config, quality = search_training(
-        partial(_chosen, job=plan.resolved()),
-        distillation.suggest,
-        folder / "search",
-        workers,
-        recipe.searched,
-        recipe.grace,
-    )
-    log.info("%s: dev MAP %.4f with %s", recipe.student, quality, config)
+
+    def make(part: Path) -> dict[str, Any]:
+        config, quality = search_training(
+            partial(_chosen, job=plan.resolved()),
+            distillation.suggest,
+            part.resolve() / "tune",
+            workers,
+            recipe.searched,
+            recipe.grace,
+        )
+        return {"choice": config, "dev MAP": quality}
+
+    identity = {**plan.identity(), "trials": recipe.searched, "grace": recipe.grace}
+    found = manifest(stage(folder / "search", identity, make))["found"]
+    config = found["choice"]
+    log.info("%s: dev MAP %.4f with %s", recipe.student, found["dev MAP"], config)
     assert isinstance(step.objective, Distillation)
     objective, training = distillation.choice(config, step.objective, step.training)
     best = replace(step, objective=objective, training=training)

@@ -88,6 +88,7 @@ def _reorders(device: torch.device, dtype: torch.dtype) -> bool:
         and dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 

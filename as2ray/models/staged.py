@@ -77,7 +77,9 @@ class StagedRanker(Ranker):
 
     def two_logits(self, batch: PackedBatch) -> Tensor:
         """Of the last stage; where that is several heads, of their common probability."""
-        answer = self.probabilities(batch)
+        # A probability that rounds to 0 or 1 has no finite logit.
+        edge = torch.finfo(torch.float32).eps
+        answer = self.probabilities(batch).clamp(edge, 1.0 - edge)
         return torch.stack([(-answer).log1p(), answer.log()], 1)
 
     @torch.inference_mode()

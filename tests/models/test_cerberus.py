@@ -7,6 +7,7 @@ from as2ray.checkpoint import load, save, start
 from as2ray.errors import RecipeError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.ranker import SETTINGS, probability
+from as2ray.text.stream import pack_pairs
 
 QUESTION = "What is kovarin?"
 
@@ -103,6 +104,16 @@ def test_parameters_of_electra_base_follow_from_its_layers(body, millions):
     with torch.device("meta"):
         network = CascadeNetwork(config)
     assert sum(w.numel() for w in network.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_logits_of_a_student_that_is_sure_are_finite(checkpoint, pairs):
+    ranker = cerberus(checkpoint("bert"))
+    with torch.no_grad():
+        for network in ranker.network.heads[-1].networks:
+            network.classifier.bias.copy_(torch.tensor([-60.0, 60.0]))
+    found = ranker.logits(pack_pairs(ranker.tokenizer, *pairs), 18)
+    assert np.isfinite(found).all()
+    assert (found[:, 1] > found[:, 0]).all()
 
 
 def test_heads_without_layers_or_exits_are_refused(checkpoint):

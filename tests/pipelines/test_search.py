@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from as2ray.distributed.cluster import Workers
-from as2ray.errors import RecipeError
+from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.objectives import Distillation
 from as2ray.training.config import Training
 from as2ray.training.job import Model
@@ -56,11 +56,14 @@ def test_search_writes_the_best_settings_as_a_recipe_and_goes_on(recipe, tmp_pat
     assert student.training.epochs == 1
     assert found.steps["teacher"] == recipe.steps["teacher"]
     assert sorted(p.name for p in (tmp_path / "rankers").iterdir()) == ["teacher-seed0"]
-    trials = sorted(p.name for p in (tmp_path / "search" / "runs").iterdir())
+    runs = tmp_path / "search" / "tune" / "runs"
+    trials = sorted(p.name for p in runs.iterdir())
     assert len(trials) == 3
     before = path.read_text()
     assert run(recipe, tmp_path, Workers(count=0)).read_text() == before
-    assert sorted(p.name for p in (tmp_path / "search" / "runs").iterdir()) == trials
+    assert sorted(p.name for p in runs.iterdir()) == trials
+    with pytest.raises(StageMismatchError, match="trials"):
+        run(replace(recipe, searched=4), tmp_path, Workers(count=0))
 
 
 def test_step_that_does_not_distil_is_refused(recipe):
