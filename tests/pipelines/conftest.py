@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 import tiny
 
+from as2ray.training.config import Training
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines.recipe import Data
+
 
 def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
     header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
@@ -55,3 +60,28 @@ def data_root(releases, monkeypatch) -> Path:
     monkeypatch.setattr("as2ray.corpora.base.Corpus.verify", lambda *_: False)
     monkeypatch.setenv("AS2RAY_DATA", str(releases))
     return releases
+
+
+@pytest.fixture
+def learn() -> dict[str, object]:
+    """Of a step that trains for one epoch on the target."""
+    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    return {"train": ["target"], "training": training}
+
+
+@pytest.fixture
+def common(checkpoint, data_root) -> dict[str, object]:
+    """What the recipes of all pipelines share here: model, tables, one test, nothing tracked."""
+    return {
+        "title": "Tiny",
+        "model": Model(str(checkpoint("bert", None)), max_length=32),
+        "tables": {
+            "general": Data("qnli", "dev"),
+            "target": Data("wikiqa", "train"),
+            "dev": Data("wikiqa", "dev"),
+            "test": Data("wikiqa", "test"),
+        },
+        "dev": "dev",
+        "tests": ["test"],
+        "tracking": Tracking(tensorboard=False),
+    }

@@ -9,35 +9,23 @@ import pytest
 from as2ray.checkpoint import load
 from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search
-from pipelines.recipe import Data, Step, read_recipe
+from pipelines.recipe import Step, read_recipe
 
 HERE = Workers(count=0)
 
 
 @pytest.fixture
-def recipe(checkpoint, data_root):
-    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
-    learn = {"train": ["target"], "training": training}
+def recipe(common, learn):
     return Recipe(
-        title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
-        tables={
-            "general": Data("qnli", "dev"),
-            "target": Data("wikiqa", "train"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
-        },
-        dev="dev",
-        tests=["test"],
+        **common,
         steps={
             "one": Step(layers=1, seeds=[0], **learn),
             "three": Step(**learn),
-            "transfer": Step(["general"], training, exits=(1, 2, 3), objective="uniform_exit"),
+            "transfer": Step(
+                ["general"], learn["training"], exits=(1, 2, 3), objective="uniform_exit"
+            ),
             "cascade": Step(start="transfer", objective="every_exit", **learn),
         },
         baseline="three",
@@ -45,7 +33,6 @@ def recipe(checkpoint, data_root):
         drops=[0.0, 0.5],
         search=Search(trials=4),
         seeds=[0],
-        tracking=Tracking(tensorboard=False),
     )
 
 

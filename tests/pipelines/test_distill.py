@@ -11,31 +11,18 @@ from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.objectives import Distillation
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
 from pipelines.distill import Recipe, run
-from pipelines.recipe import Data, Step, read_recipe
 from pipelines.recipe import Recipe as Steps
+from pipelines.recipe import Step, read_recipe
 
 HERE = Workers(count=0)
 
 
 @pytest.fixture
-def recipe(checkpoint, data_root):
-    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
-    learn = {"train": ["target"], "training": training}
+def recipe(checkpoint, common, learn):
     teachers = ["first", "second", "third"]
     return Recipe(
-        title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
-        tables={
-            "target": Data("wikiqa", "train"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
-        },
-        dev="dev",
-        tests=["test"],
+        **common,
         steps={
             "first": Step(**learn),
             "second": Step(layers=2, **learn),
@@ -49,7 +36,6 @@ def recipe(checkpoint, data_root):
         resemblance=["cerberus"],
         baseline="first",
         seeds=[0],
-        tracking=Tracking(tensorboard=False),
     )
 
 

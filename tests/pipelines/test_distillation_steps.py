@@ -9,30 +9,17 @@ from as2ray.checkpoint import load
 from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
-from pipelines.recipe import Data, Recipe, Step, read_recipe
+from pipelines.recipe import Recipe, Step, read_recipe
 from pipelines.transfer_adapt import run
 
 HERE = Workers(count=0)
 
 
 @pytest.fixture
-def recipe(checkpoint, data_root):
-    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
-    learn = {"train": ["target"], "training": training}
+def recipe(common, learn):
     teachers = ["first", "second"]
     return Recipe(
-        title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
-        tables={
-            "target": Data("wikiqa", "train"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
-        },
-        dev="dev",
-        tests=["test"],
+        **common,
         steps={
             "first": Step(**learn),
             "second": Step(layers=2, **learn),
@@ -47,7 +34,6 @@ def recipe(checkpoint, data_root):
         },
         baseline="first",
         seeds=[0],
-        tracking=Tracking(tensorboard=False),
     )
 
 

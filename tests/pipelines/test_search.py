@@ -7,29 +7,16 @@ import pytest
 from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.objectives import Distillation
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
 from pipelines import distill
-from pipelines.recipe import Data, Step, read_recipe
+from pipelines.recipe import Step, read_recipe
 from pipelines.search import Recipe, run
 from tune_spaces import distillation
 
 
 @pytest.fixture
-def recipe(checkpoint, data_root):
-    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
-    learn = {"train": ["target"], "training": training}
+def recipe(common, learn):
     return Recipe(
-        title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
-        tables={
-            "target": Data("wikiqa", "train"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
-        },
-        dev="dev",
-        tests=["test"],
+        **common,
         steps={
             "teacher": Step(**learn),
             "student": Step(
@@ -38,7 +25,6 @@ def recipe(checkpoint, data_root):
         },
         baseline="teacher",
         seeds=[0, 1],
-        tracking=Tracking(tensorboard=False),
         student="student",
         searched=3,
     )
