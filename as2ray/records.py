@@ -1,4 +1,6 @@
-"""The two shapes that pass between all rooms: the candidates table and the ranked answer.
+"""The shapes that pass between all rooms: the candidates table and the ranked answer.
+
+A joint model of passages reads a candidates table by passages: `by_passage`.
 
 Knows Arrow tables. Must not know any corpus, model or file.
 """
@@ -36,6 +38,20 @@ OPTIONAL = pa.schema(
 )
 """The columns a table has where its source gives them: a graded relevance, the document; the
 passage, its title, the sentence's number in it, and whether the passage is relevant."""
+
+PASSAGES = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("question", pa.string()),
+        ("passage_id", pa.string()),
+        ("title", pa.string()),
+        ("passage_label", pa.int8()),
+        ("candidate", pa.list_(pa.string())),
+        ("label", pa.list_(pa.int8())),
+        ("sentence_index", pa.list_(pa.int16())),
+    ]
+)
+"""The columns of a candidates table by passages, the last three a sentence's each."""
 
 MAX_CHARACTERS = 100_000
 """Longest question or candidate accepted; longer text is a page, not a sentence."""
@@ -92,6 +108,37 @@ def question_starts(question_id: pa.ChunkedArray | pa.Array) -> np.ndarray:
     ids = question_id.combine_chunks() if isinstance(question_id, pa.ChunkedArray) else question_id
     changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
+
+
+def by_passage(table: pa.Table) -> pa.Table:
+    """A candidates table with a row for each passage, in order; the columns of `PASSAGES`.
+
+    Args:
+        table: Candidates, rows of one passage adjacent; where it has no passages, every candidate
+            is one of its own, as relevant as it is.
+    """
+    rows = pa.array(np.arange(table.num_rows))
+    if "passage_id" not in table.column_names:
+        table = table.append_column("passage_id", table["candidate_id"])
+        table = table.append_column("passage_label", table["label"])
+    blank = {
+        "title": pa.nulls(table.num_rows, pa.string()).fill_null(""),
+        "sentence_index": pc.multiply(rows, 0),
+    }
+    for name in blank.keys() - set(table.column_names):
+        table = table.append_column(name, blank[name])
+    starts = question_starts(
+        pc.binary_join_element_wise(table["question_id"], table["passage_id"], "\n")
+    )
+    ends = pa.array(np.append(starts, table.num_rows), pa.int32())
+    first = table.take(pa.array(starts))
+    columns = [
+        pa.ListArray.from_arrays(ends, table[field.name].combine_chunks()).cast(field.type)
+        if pa.types.is_list(field.type)
+        else first[field.name].combine_chunks().cast(field.type)
+        for field in PASSAGES
+    ]
+    return pa.table(columns, schema=PASSAGES)
 
 
 def question_numbers(table: pa.Table) -> np.ndarray:

@@ -15,6 +15,7 @@ from as2ray.distributed.cluster import Workers
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save
+from as2ray.objectives import TwoInOne
 from as2ray.training.job import Job
 from as2ray.training.tracking import read
 from pipelines.recipe import Recipe, Step
@@ -27,13 +28,27 @@ Found = dict[str, dict[str, dict[int, Evaluation]]]
 
 
 def rankers(
-    recipe: Recipe, folder: Path, workers: Workers, tables: Mapping[str, Path]
+    recipe: Recipe,
+    folder: Path,
+    workers: Workers,
+    tables: Mapping[str, Path],
+    passages: Mapping[str, Path] | None = None,
 ) -> Iterator[tuple[str, int, Path]]:
-    """Trains what is not there yet: step, seed and stage of each ranker in turn."""
+    """Trains what is not there yet: step, seed and stage of each ranker in turn.
+
+    Args:
+        recipe: Its steps.
+        folder: Of the pipeline's stages.
+        workers: What to take of the cluster.
+        tables: Stages of the recipe's tables.
+        passages: The same by passages, for steps that train joint models.
+    """
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
         for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
-            plan = planned(recipe, recipe.steps[name], seed, folder, workers, tables, done)
+            step = recipe.steps[name]
+            read = (passages or {}) if isinstance(step.objective, TwoInOne) else tables
+            plan = planned(recipe, step, seed, folder, workers, read, done)
             stage = folder / "rankers" / f"{name}-seed{seed}"
             done[name] = trained(stage, plan, workers)
             yield name, seed, stage

@@ -12,6 +12,7 @@ from as2ray.records import (
     MAX_CHARACTERS,
     Counts,
     Fingerprint,
+    by_passage,
     by_question,
     count,
     fingerprint,
@@ -139,3 +140,26 @@ def test_error_survives_pickling_with_its_three_parts():
     assert type(error) is CountMismatchError
     assert (error.came, error.expected, error.mend) == ("came", "that", "so")
     assert str(error) == "came\n  expected: that\n  to mend:  so"
+
+
+def test_table_by_passages_keeps_every_sentence_in_its_passage():
+    rows = [("q1", "p1", "a", 0), ("q1", "p1", "b", 1), ("q1", "p2", "c", 0), ("q2", "p2", "d", 1)]
+    table = pa.table(
+        {
+            "question_id": [q for q, *_ in rows],
+            "question": ["What?"] * 4,
+            "candidate_id": [str(i) for i in range(4)],
+            "candidate": [text for *_, text, _ in rows],
+            "label": pa.array([label for *_, label in rows], pa.int8()),
+        }
+    )
+    passages = table.append_column("passage_id", pa.array([p for _, p, *_ in rows]))
+    passages = passages.append_column("passage_label", pa.array([1, 1, 0, 1]))
+    found = by_passage(passages)
+    assert found["candidate"].to_pylist() == [["a", "b"], ["c"], ["d"]]
+    assert found["label"].to_pylist() == [[0, 1], [0], [1]]
+    assert found["passage_label"].to_pylist() == [1, 0, 1]
+    alone = by_passage(table)
+    assert alone["candidate"].to_pylist() == [["a"], ["b"], ["c"], ["d"]]
+    assert alone["passage_label"].to_pylist() == [0, 1, 0, 1]
+    assert by_passage(table.slice(0, 0)).num_rows == 0

@@ -6,7 +6,7 @@ from as2ray.corpora.leaks import check_leaks, drop, shared_questions
 from as2ray.corpora.noise import flip_labels
 from as2ray.corpora.registry import CORPORA, get
 from as2ray.corpora.stats import Spread, Stats, stats
-from as2ray.corpora.store import load, prepare, read
+from as2ray.corpora.store import load, located, prepare, read
 from as2ray.filters import FILTERS, apply_filter, filtered
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "get",
     "list_corpora",
     "load",
+    "located",
     "prepare",
     "read",
     "shared_questions",

@@ -74,10 +74,16 @@ class Question:
         return past, sum(title not in longest for title, _ in self.facts)
 
 
-def reader(split: str, source: Source) -> Iterator[pa.Table]:
-    """The sentences of a split; blank ones are left out, and what holds no other."""
+def reader(split: str, source: Source, *, complete: bool = False) -> Iterator[pa.Table]:
+    """The sentences of a split; blank ones are left out, and what holds no other.
+
+    Args:
+        split: Its name.
+        source: The release.
+        complete: Keep only questions whose supporting facts are all there.
+    """
     rows: list[dict[str, Any]] = []
-    for number, question in enumerate(questions(split, source), 1):
+    for number, question in enumerate(questions(split, source, complete), 1):
         rows += _rows(question)
         if number % QUESTIONS == 0:
             yield _table(rows)
@@ -86,8 +92,13 @@ def reader(split: str, source: Source) -> Iterator[pa.Table]:
         yield _table(rows)
 
 
-def questions(split: str, source: Source) -> Iterator[Question]:
+def questions(split: str, source: Source, complete: bool = False) -> Iterator[Question]:
     """The questions of a split as they were published, one after the other.
+
+    Args:
+        split: Its name.
+        source: The release.
+        complete: Only those whose supporting facts are all there.
 
     Raises:
         CorpusError: A record without what it needs.
@@ -102,12 +113,14 @@ def questions(split: str, source: Source) -> Iterator[Question]:
         path = files.locate(Path(source), FILES[split])
         records, where = files.json_records(path), str(path)
     for number, record in enumerate(records):
-        yield _question(record, number, f"{where}, record {number:,}")
+        question = _question(record, number, f"{where}, record {number:,}")
+        if not (complete and any(question.beyond())):
+            yield question
 
 
-def gold(split: str, source: Source) -> dict[str, Question]:
+def gold(split: str, source: Source, complete: bool = False) -> dict[str, Question]:
     """The questions of a split by their ids: what a prediction is measured against."""
-    return {question.id: question for question in questions(split, source)}
+    return {question.id: question for question in questions(split, source, complete)}
 
 
 def inventory(source: Path) -> Iterator[Item]:

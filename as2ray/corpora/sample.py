@@ -1,6 +1,6 @@
-"""Samples of a table: fewer questions, or fewer negatives of each.
+"""Samples of a table: fewer questions, fewer negatives of each, or as many passages of both kinds.
 
-Knows the candidates table. Must not know any corpus or file.
+Knows the candidates table, whole and by passages. Must not know any corpus or file.
 """
 
 import numpy as np
@@ -51,3 +51,27 @@ def _few(
     place = np.empty(len(question), np.int64)
     place[order] = np.arange(len(question)) - first
     return np.asarray(~negative | (place < most))
+
+
+def balanced(passages: pa.Table, seed: int = 0) -> pa.Table:
+    """All relevant passages and as many others, drawn from the whole table, in order.
+
+    What the released code of Two-in-One trains on.
+
+    Args:
+        passages: A table by passages (`records.by_passage`).
+        seed: Of the draw.
+
+    Raises:
+        CorpusError: No relevant passage.
+    """
+    relevant = passages["passage_label"].to_numpy() > 0
+    if not relevant.any():
+        raise CorpusError(
+            f"{len(relevant):,} passages, none relevant",
+            expected="at least one passage with a supporting fact",
+            mend="train on a split that has labels",
+        )
+    others = np.flatnonzero(~relevant)
+    drawn = np.random.default_rng(seed).permutation(others)[: relevant.sum()]
+    return passages.take(pa.array(np.sort(np.append(np.flatnonzero(relevant), drawn))))

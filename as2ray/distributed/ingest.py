@@ -17,7 +17,7 @@ import ray.data
 from as2ray.text.packing import PackedBatch, ragged_arange
 from as2ray.text.stream import MicroBatch, Stream
 
-FIELDS = ("token_ids", "token_types", "lengths")
+FIELDS = ("token_ids", "token_types", "lengths", "marks")
 
 AHEAD = 128 * 1024**2
 """Bytes of packed batches that may wait in the object store for each CPU that makes them. Without
@@ -85,6 +85,8 @@ def to_table(micros: list[MicroBatch]) -> pa.Table:
     }
     for name in batches[0].of_sequence:
         columns[f"of_{name}"] = _lists([b.of_sequence[name].ravel() for b in batches])
+    for name in batches[0].of_mark:
+        columns[f"mark_{name}"] = _lists([b.of_mark[name] for b in batches])
     return pa.table(columns)
 
 
@@ -100,13 +102,15 @@ def from_row(rows: pa.Table, row: int) -> MicroBatch:
         return np.array(rows[name][row].values)
 
     lengths = values("lengths")
-    of_sequence = {
-        name.removeprefix("of_"): _shaped(values(name), len(lengths))
-        for name in rows.column_names
-        if name.startswith("of_")
-    }
+    names = rows.column_names
     batch = PackedBatch(
-        values("token_ids"), values("token_types"), ragged_arange(lengths), lengths, of_sequence
+        values("token_ids"),
+        values("token_types"),
+        ragged_arange(lengths),
+        lengths,
+        {n[3:]: _shaped(values(n), len(lengths)) for n in names if n.startswith("of_")},
+        values("marks"),
+        {n[5:]: values(n) for n in names if n.startswith("mark_")},
     )
     step, pairs, last = (rows[name][row].as_py() for name in ("step", "pairs", "last"))
     return MicroBatch(step, pairs, last, batch)

@@ -7,7 +7,7 @@ two-layer head scores either. A passage read in several windows has the highest 
 a sentence that stands in two of them the mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -22,8 +22,8 @@ from as2ray.models.encoder import Encoder
 from as2ray.models.ranker import SETTINGS, Ranker, check_readable
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, RankedPassage
-from as2ray.text.packing import PackedBatch, cut
-from as2ray.text.passages import encode_passages
+from as2ray.text.packing import PackedBatch
+from as2ray.text.passages import Windows, encode_passages
 from as2ray.text.tokens import PairTokenizer
 
 
@@ -114,20 +114,26 @@ class TwoInOneRanker(Ranker):
         if not passages:
             return np.zeros(0, np.float32), np.zeros(0, np.float32)
         windows = encode_passages(self.tokenizer, questions, passages)
-        of_window = torch.zeros(len(windows.sequences))
-        of_mark = torch.zeros(len(windows.sentence))
-        number = {pair: i for i, pair in enumerate(zip(windows.window, windows.sentence))}
+        return merged(windows, *self.score_windows(windows, windows.batches(self.budget)))
+
+    @torch.inference_mode()
+    def score_windows(
+        self, windows: Windows, batches: Iterable[PackedBatch]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of windows and of the markers in them, float32; NaN where no batch has them.
+
+        Args:
+            windows: Of passages.
+            batches: Some or all of them (`Windows.batches`).
+        """
+        of_window = np.full(len(windows.sequences), np.nan, np.float32)
+        of_mark = np.full(len(windows.sentence), np.nan, np.float32)
         with self.at_rest():
-            for which in cut(windows.sequences.lengths, self.budget):
-                batch = windows.pack(which)
-                joint, order = self(batch), batch.of_sequence["number"]
-                of_window[torch.from_numpy(order)] = joint.passage.float().cpu()
-                mine = zip(order[batch.of_mark["window"]], batch.of_mark["sentence"])
-                of_mark[[number[pair] for pair in mine]] = joint.sentence.float().cpu()
-        sentences = sum(map(len, passages))
-        passage = of_passages(of_window, torch.from_numpy(windows.passage), len(passages))
-        sentence = of_sentences(of_mark, torch.from_numpy(windows.sentence), sentences)
-        return passage.numpy(), sentence.numpy()
+            for batch in batches:
+                joint = self(batch)
+                of_window[batch.of_sequence["number"]] = joint.passage.float().cpu().numpy()
+                of_mark[batch.of_mark["mark"]] = joint.sentence.float().cpu().numpy()
+        return of_window, of_mark
 
     def rank_passages(
         self,
@@ -190,25 +196,20 @@ class TwoInOneRanker(Ranker):
         )
 
 
-def of_passages(scores: Tensor, passage: Tensor, passages: int) -> Tensor:
-    """Scores of passages from those of their windows: the highest, shape [passages].
+def merged(
+    windows: Windows, of_window: np.ndarray, of_mark: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of passages, the highest of their windows', and of sentences, the mean of theirs.
 
     Args:
-        scores: Of windows, shape [windows].
-        passage: Number of each one's passage, shape [windows].
-        passages: How many there are.
+        windows: Of passages.
+        of_window: Scores, shape [windows].
+        of_mark: Scores, shape [markers].
+
+    Returns:
+        Shapes [passages] and [sentences].
     """
-    lowest = torch.full((passages,), -torch.inf, device=scores.device)
-    return lowest.scatter_reduce(0, passage.long(), scores.float(), "amax")
-
-
-def of_sentences(scores: Tensor, sentence: Tensor, sentences: int) -> Tensor:
-    """Scores of sentences from those in each window: the mean, shape [sentences].
-
-    Args:
-        scores: Of markers, shape [markers].
-        sentence: Number of each one's sentence, shape [markers].
-        sentences: How many there are.
-    """
-    zeros = torch.zeros(sentences, device=scores.device)
-    return zeros.scatter_reduce(0, sentence.long(), scores.float(), "mean", include_self=False)
+    passage = np.full(windows.passage[-1] + 1, -np.inf, np.float32)
+    np.maximum.at(passage, windows.passage, of_window)
+    sentence = np.bincount(windows.sentence, of_mark) / np.bincount(windows.sentence)
+    return passage, sentence.astype(np.float32)

@@ -11,8 +11,9 @@ from as2ray.objectives.base import Always, Moment, Objective, Task
 from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
 from as2ray.objectives.distillation import Distillation
 from as2ray.objectives.pointwise import cross_entropy
+from as2ray.objectives.two_in_one import TwoInOne
 
-__all__ = ["OBJECTIVES", "Distillation", "Moment", "Objective", "Task", "objective"]
+__all__ = ["OBJECTIVES", "Distillation", "Moment", "Objective", "Task", "TwoInOne", "objective"]
 
 OBJECTIVES: Mapping[str, Objective] = {
     "cross_entropy": Always(cross_entropy),
@@ -24,13 +25,13 @@ OBJECTIVES: Mapping[str, Objective] = {
 """Objectives by the name that recipes give them."""
 
 
-def objective(name: str | Distillation) -> Objective:
-    """The objective of that name; distillation, which has settings, is its own.
+def objective(name: str | Distillation | TwoInOne) -> Objective:
+    """The objective of that name; one that has settings is its own.
 
     Raises:
         RecipeError: There is none.
     """
-    if isinstance(name, Distillation):
+    if not isinstance(name, str):
         return name
     if name not in OBJECTIVES:
         raise RecipeError(

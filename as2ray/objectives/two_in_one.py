@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from as2ray.errors import RecipeError
 from as2ray.joint import Joint
 from as2ray.objectives.base import Moment, Task
 
@@ -36,6 +37,14 @@ class TwoInOne:
     mean_over_sentences: bool = False
     """L_sent as the mean over a passage's sentences, near to what the released code does."""
 
+    def __post_init__(self) -> None:
+        if not (self.passages or self.sentences):
+            raise RecipeError(
+                "a joint objective of neither passages nor sentences",
+                expected="one of them, or both",
+                mend="switch one on",
+            )
+
     def at(self, moment: Moment) -> Task:
         """The same loss at every step."""
         return Task(self.loss, {})
@@ -50,7 +59,8 @@ class TwoInOne:
         """
         relevant, window = targets["passage_label"], targets["window"].long()
         passage, sentence = joint.passage.float(), joint.sentence.float()
-        parts = []
+        # Every head has a gradient, if of zeros: copies of the model on other workers wait for it.
+        parts = [(passage.sum() + sentence.sum()) * 0.0]
         if self.passages:
             parts.append((passage - _signed(relevant)).square().sum())
         if self.sentences:

@@ -9,14 +9,14 @@ BERT, RoBERTa, ELECTRA and ALBERT differ. A passage longer than the window is re
 windows, each beginning with the sentence that the one before it ended with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
 from as2ray.errors import RecipeError
-from as2ray.text.packing import PackedBatch, Sequences
+from as2ray.text.packing import PackedBatch, Sequences, cut
 from as2ray.text.tokens import CANDIDATE, QUESTION, PairTokenizer
 
 
@@ -35,23 +35,29 @@ class Windows:
     sentence: np.ndarray
     """Number of each marker's sentence, counted through all passages, shape [markers]."""
 
+    def batches(self, budget: int) -> Iterator[PackedBatch]:
+        """All windows as batches of at most `budget` tokens, longest first."""
+        for which in cut(self.sequences.lengths, budget):
+            yield self.pack(which)
+
     def pack(
         self,
         which: np.ndarray,
-        of_passage: Mapping[str, np.ndarray] | None = None,
+        of_window: Mapping[str, np.ndarray] | None = None,
         of_sentence: Mapping[str, np.ndarray] | None = None,
     ) -> PackedBatch:
         """Windows as one batch, longest first, with their sentences' markers.
 
         Args:
             which: Numbers of the windows, shape [n].
-            of_passage: Arrays over all passages; each window takes its passage's row.
+            of_window: Arrays over all windows; the batch takes their rows, beside `row`, the number
+                of each one's passage, and `number`, its own.
             of_sentence: Arrays over all sentences; each marker takes its sentence's row, beside
-                `window`, the number of its window in the batch, and `sentence`.
+                `window`, the number of its window in the batch, `sentence`, and `mark`, its own.
         """
-        own = {name: values[self.passage] for name, values in (of_passage or {}).items()}
         numbers = np.arange(len(self.sequences))
-        batch = self.sequences.pack(which, {**own, "row": self.passage, "number": numbers})
+        own = {**(of_window or {}), "row": self.passage, "number": numbers}
+        batch = self.sequences.pack(which, own)
         order = batch.of_sequence["number"]
         place = np.full(len(self.sequences), -1)
         place[order] = np.arange(len(order))
@@ -63,7 +69,7 @@ class Windows:
         return replace(
             batch,
             marks=starts[window] + self.position[here],
-            of_mark={**of_mark, "window": window, "sentence": sentence},
+            of_mark={**of_mark, "window": window, "sentence": sentence, "mark": here},
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +59,43 @@ class MicroBatch:
 
     def emptied(self) -> "MicroBatch":
         """An empty batch for the same step."""
-        return replace(self, batch=_placeholder(self.batch.of_sequence))
+        return replace(self, batch=placeholder(self.batch.of_sequence, self.batch.of_mark))
+
+
+class Encoded(Protocol):
+    """Some rows of a corpus as tokens."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, shape [rows]."""
+
+    def pack(self, which: np.ndarray) -> PackedBatch:
+        """The rows `which` as one batch."""
+
+    def placeholder(self) -> PackedBatch:
+        """One token that must weigh nothing, with all that belongs to a row."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that are pairs, one sequence each."""
+
+    sequences: Sequences
+    columns: Mapping[str, np.ndarray]
+    """What belongs to each pair, first axis [pairs]."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each pair, shape [pairs]."""
+        return self.sequences.lengths
+
+    def pack(self, which: np.ndarray) -> PackedBatch:
+        """The pairs `which` as one batch."""
+        return self.sequences.pack(which, self.columns)
+
+    def placeholder(self) -> PackedBatch:
+        """One token that must weigh nothing."""
+        return placeholder(self.columns)
 
 
 @dataclass(frozen=True)
@@ -203,13 +240,13 @@ class Stream:
         mine = (np.arange(len(rows)) % self.batch % self.ranks == self.rank) & (step >= start)
         shares = np.split(rows[mine], np.searchsorted(step[mine], np.unique(step))[1:])
         # Where this rank has no pair in the window, one row still tells the columns' shapes.
-        encoded, columns = self._encode(rows[mine] if mine.any() else rows[:1])
+        encoded = self.encode(rows[mine] if mine.any() else rows[:1])
         at = 0
         for number, share in zip(np.unique(step), shares):
             if number < start:
                 continue
             pairs = int(np.sum(step == number))
-            yield from self._share(int(number), pairs, encoded, columns, at, len(share))
+            yield from self._share(int(number), pairs, encoded, at, len(share))
             at += len(share)
 
     def _shuffled(self, epoch: int, window: int) -> np.ndarray:
@@ -226,34 +263,34 @@ class Stream:
         rows = rows[offset : offset + end - begin]
         return np.random.default_rng([self.seed, epoch, window]).permutation(rows)
 
-    def _encode(self, rows: np.ndarray) -> tuple[Sequences, Mapping[str, np.ndarray]]:
+    def encode(self, rows: np.ndarray) -> Encoded:
+        """The rows `rows` of the corpus as tokens, in that order."""
         ids = ["candidate_id"] if self.teachers else []
         table = self.files.read(rows, ["question", "candidate", *ids, *self.columns])
-        encoded = self.tokenizer.encode(
+        sequences = self.tokenizer.encode(
             table["question"].to_pylist(), table["candidate"].to_pylist()
         )
         columns = {name: _numbers(table[name]) for name in self.columns}
         if self.teachers:
             of_each = [_taught(teacher, rows, table) for teacher in self.teachers]
             columns[TEACHERS] = np.concatenate(of_each, 1)
-        return encoded, {"row": rows, **columns}
+        return Pairs(sequences, {"row": rows, **columns})
+
+    def mean_length(self, sample: int = 4_096) -> float:
+        """Mean tokens of a row, over rows spread evenly through the corpus."""
+        last = len(self.files) - 1
+        rows = np.linspace(0, last, min(sample, len(self.files))).astype(np.int64)
+        return float(self.encode(rows).lengths.mean())
 
     def _share(
-        self,
-        step: int,
-        pairs: int,
-        encoded: Sequences,
-        columns: Mapping[str, np.ndarray],
-        start: int,
-        size: int,
+        self, step: int, pairs: int, encoded: Encoded, start: int, size: int
     ) -> Iterator[MicroBatch]:
         if size == 0:
-            yield MicroBatch(step, pairs, True, _placeholder(columns))
+            yield MicroBatch(step, pairs, True, encoded.placeholder())
             return
         groups = list(cut(encoded.lengths[start : start + size], self.max_tokens))
         for i, group in enumerate(groups):
-            batch = encoded.pack(start + group, columns)
-            yield MicroBatch(step, pairs, i == len(groups) - 1, batch)
+            yield MicroBatch(step, pairs, i == len(groups) - 1, encoded.pack(start + group))
 
 
 def _taught(teacher: PairFiles, rows: np.ndarray, table: pa.Table) -> np.ndarray:
@@ -278,10 +315,20 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     return np.asarray(column.to_numpy(), np.float32)
 
 
-def _placeholder(columns: Mapping[str, np.ndarray]) -> PackedBatch:
+def placeholder(
+    of_sequence: Mapping[str, np.ndarray], of_mark: Mapping[str, np.ndarray] | None = None
+) -> PackedBatch:
+    """One token that must weigh nothing: its `row` is -1.
+
+    Args:
+        of_sequence: Arrays as belong to sequences; a row of zeros stands for each.
+        of_mark: Arrays as belong to marks; where there are any, the token is a mark.
+    """
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    empty = {name: np.zeros((1, *v.shape[1:]), v.dtype) for name, v in columns.items()}
-    return PackedBatch(zero, zero, zero, one, {**empty, "row": np.full(1, -1)})
+    kinds = (of_sequence, of_mark or {})
+    empty, mark = ({n: np.zeros((1, *v.shape[1:]), v.dtype) for n, v in k.items()} for k in kinds)
+    marks = np.zeros(len(mark) and 1, np.int64)
+    return PackedBatch(zero, zero, zero, one, {**empty, "row": np.full(1, -1)}, marks, mark)
 
 
 def pack_pairs(

@@ -4,7 +4,7 @@ Knows paths of prepared tables and checkpoints. Must not know Ray.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,13 +14,15 @@ from as2ray.models.cerberus import Average
 from as2ray.models.ranker import Ranker
 from as2ray.objectives import objective
 from as2ray.objectives.distillation import Distillation
+from as2ray.objectives.two_in_one import TwoInOne
+from as2ray.text.passage_stream import PassageStream
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.training import parallel
 from as2ray.training.config import Training
 from as2ray.training.loop import SELECTION, Epochs, Loop, Progress
 from as2ray.training.run import LocalRun, Run
 from as2ray.training.tracking import Tracking
-from as2ray.training.validation import Watched
+from as2ray.training.validation import Watched, WatchedPassages
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,17 @@ class Job:
     """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
     training: Training = field(default_factory=Training)
     """What changes the result."""
-    objective: str | Distillation = "cross_entropy"
-    """Name of the loss, or distillation from `teachers`."""
+    objective: str | Distillation | TwoInOne = "cross_entropy"
+    """Name of the loss; distillation from `teachers`; or a joint model's, on tables by passages."""
     teachers: tuple[tuple[str, ...], ...] = ()
     """For each teacher its stored logits: a folder beside each of `train`, in their order."""
     tracking: Tracking = field(default_factory=Tracking)
     """What follows the run."""
+
+    @property
+    def joint(self) -> bool:
+        """Whether it trains a joint model of passages and their sentences."""
+        return isinstance(self.objective, TwoInOne)
 
 
 def train(
@@ -78,9 +85,11 @@ def train(
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
     model = job.model
-    ranker = checkpoint.start(**asdict(model), seed=job.training.seed).to(device)
-    watched = {
-        name: Watched.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
+    made = checkpoint.start(**asdict(model), joint=job.joint, seed=job.training.seed)
+    ranker = made.to(device)
+    kind = WatchedPassages if job.joint else Watched
+    watched: dict[str, Watched | WatchedPassages] = {
+        name: kind.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
         for name, path in job.watched.items()
     }
     loop = Loop(
@@ -107,25 +116,17 @@ def train_here(job: Job, folder: str | Path) -> Path:
 
 def _stream(job: Job, ranker: Ranker) -> Stream:
     training = job.training
-    files = PairFiles.find(job.train)
-    batch = training.batch
-    if training.batch_tokens is not None:
-        batch = max(1, round(training.batch_tokens / mean_length(files, ranker)))
-    return Stream(
-        files,
+    kind = PassageStream if job.joint else Stream
+    stream = kind(
+        PairFiles.find(job.train),
         ranker.tokenizer,
-        batch,
+        training.batch,
         training.max_tokens,
         training.seed,
         parallel.rank(),
         parallel.ranks(),
         teachers=tuple(PairFiles.find(stored) for stored in job.teachers),
     )
-
-
-def mean_length(files: PairFiles, ranker: Ranker, sample: int = 4_096) -> float:
-    """Mean tokens of a pair, over rows spread evenly through the corpus."""
-    numbers = torch.linspace(0, len(files) - 1, min(sample, len(files))).long().numpy()
-    table = files.read(numbers, ["question", "candidate"])
-    texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-    return float(ranker.tokenizer.encode(*texts).lengths.mean())
+    if training.batch_tokens is None:
+        return stream
+    return replace(stream, batch=max(1, round(training.batch_tokens / stream.mean_length())))

@@ -28,7 +28,7 @@ from as2ray.training.config import Training
 from as2ray.training.run import Run
 from as2ray.training.schedule import optimiser, rate
 from as2ray.training.tracking import Tracker, Tracking, tell, trackers
-from as2ray.training.validation import Watched, validate
+from as2ray.training.validation import Watched, WatchedPassages, validate
 
 SELECTION = "dev/AP"
 """Metric that chooses the best checkpoint and stops a run early."""
@@ -84,7 +84,7 @@ class Loop:
         data: Epochs,
         training: Training,
         run: Run,
-        watched: Mapping[str, Watched],
+        watched: Mapping[str, Watched | WatchedPassages],
         folder: str | Path,
         tracking: Tracking | None = None,
     ) -> None:
@@ -182,10 +182,8 @@ class Loop:
             yield micro, number == len(micros) - 1
 
     def _targets(self, micro: MicroBatch) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(values).to(self.ranker.device)
-            for name, values in micro.batch.of_sequence.items()
-        }
+        told = {**micro.batch.of_sequence, **micro.batch.of_mark}
+        return {n: torch.from_numpy(values).to(self.ranker.device) for n, values in told.items()}
 
     def _total_steps(self) -> int:
         return self.data.steps * self.training.epochs

@@ -9,10 +9,13 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.models.ranker import Ranker
+from as2ray.models.two_in_one import TwoInOneRanker, merged
 from as2ray.text.packing import PackedBatch
+from as2ray.text.passages import Windows, encode_passages
 from as2ray.text.stream import pack_pairs
 from as2ray.training.parallel import gather, rank, ranks
 
@@ -32,22 +35,71 @@ class Watched:
 
     def scores(self, ranker: Ranker) -> np.ndarray:
         """Scores of all rows, shape [rows], on every worker; each scores a share."""
-        # Workers that hold shares of the weights must all run equally often, so the last round
-        # is filled up from the front; a row scored twice has the same score.
-        rounds = -(-len(self.batches) // ranks())
-        numbers = islice(range(rank(), rounds * ranks(), ranks()), rounds)
-        mine = [self.batches[i % len(self.batches)] for i in numbers]
-        shares = gather(ranker.score(mine, rows=self.table.num_rows))
+        shares = gather(ranker.score(_share(self.batches), rows=self.table.num_rows))
         scores: np.ndarray = np.nanmean(np.stack(shares), axis=0)
         return scores
 
+    def measures(self, ranker: Ranker) -> dict[str, float]:
+        """`AP` of the table, the same on every worker."""
+        return {"AP": _average_precision(self.table, self.scores(ranker))}
 
-def validate(ranker: Ranker, watched: Mapping[str, Watched]) -> dict[str, float]:
-    """`NAME/AP` of each table that is watched, the same on every worker."""
-    found = {}
-    for name, tables in watched.items():
-        table = tables.table
-        found[f"{name}/AP"] = mean_average_precision(
-            table["question_id"].to_numpy(), table["label"].to_numpy(), tables.scores(ranker)
-        )
-    return found
+
+@dataclass(frozen=True)
+class WatchedPassages:
+    """A table by passages whose MAP is followed, of the passages and of the sentences in them."""
+
+    passages: pa.Table
+    sentences: pa.Table
+    windows: Windows
+    batches: list[PackedBatch]
+
+    @classmethod
+    def pack(cls, passages: pa.Table, ranker: Ranker, max_tokens: int) -> "WatchedPassages":
+        """Tokenises and packs a table by passages."""
+        texts = passages["candidate"].to_pylist()
+        windows = encode_passages(ranker.tokenizer, passages["question"].to_pylist(), texts)
+        sizes = pc.list_value_length(passages["candidate"])
+        rows = pa.array(np.repeat(np.arange(passages.num_rows), sizes))
+        label = passages["label"].combine_chunks().flatten()
+        sentences = pa.table({"question_id": passages["question_id"].take(rows), "label": label})
+        relevant = passages.select(["question_id", "passage_label"])
+        relevant = relevant.rename_columns(["question_id", "label"])
+        return cls(relevant, sentences, windows, list(windows.batches(max_tokens)))
+
+    def measures(self, ranker: Ranker) -> dict[str, float]:
+        """`passage AP`, `sentence AP` and their mean `AP`, the same on every worker."""
+        assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
+        shares = zip(*gather(ranker.score_windows(self.windows, _share(self.batches))))
+        both = (np.nanmean(np.stack(share), axis=0) for share in shares)
+        passage, sentence = merged(self.windows, *both)
+        found = {
+            "passage AP": _average_precision(self.passages, passage),
+            "sentence AP": _average_precision(self.sentences, sentence),
+        }
+        return {**found, "AP": float(np.mean(list(found.values())))}
+
+
+def validate(ranker: Ranker, watched: Mapping[str, Watched | WatchedPassages]) -> dict[str, float]:
+    """`NAME/AP` of each table that is watched, and what else it measures."""
+    return {
+        f"{name}/{measure}": value
+        for name, table in watched.items()
+        for measure, value in table.measures(ranker).items()
+    }
+
+
+def _share(batches: list[PackedBatch]) -> list[PackedBatch]:
+    """The batches that this worker scores.
+
+    Workers that hold shares of the weights must all run equally often, so the last round is filled
+    up from the front; a row scored twice has the same score.
+    """
+    rounds = -(-len(batches) // ranks())
+    numbers = islice(range(rank(), rounds * ranks(), ranks()), rounds)
+    return [batches[i % len(batches)] for i in numbers]
+
+
+def _average_precision(table: pa.Table, scores: np.ndarray) -> float:
+    return mean_average_precision(
+        table["question_id"].to_numpy(), table["label"].to_numpy(), scores
+    )

@@ -4,10 +4,11 @@ import torch
 
 from as2ray.checkpoint import load, save, start
 from as2ray.errors import CheckpointError, EvaluationError
-from as2ray.models.two_in_one import TwoInOneRanker, of_passages, of_sentences
+from as2ray.models.two_in_one import TwoInOneRanker, merged
 from as2ray.objectives.base import Moment
 from as2ray.objectives.two_in_one import TwoInOne
-from as2ray.text.passages import encode_passages
+from as2ray.text.packing import Sequences
+from as2ray.text.passages import Windows, encode_passages
 from as2ray.text.tokens import PairTokenizer
 
 QUESTIONS = ["What is kovarin?", "What is quintol?", "What is kovarin?"]
@@ -70,10 +71,16 @@ def test_joint_loss_trains_every_weight(model, tokenizer):
 
 
 def test_windows_become_passages_and_sentences():
-    scores = torch.tensor([0.1, 0.9, -0.4])
-    assert of_passages(scores, torch.tensor([1, 0, 1]), 2).tolist() == pytest.approx([0.9, 0.1])
-    found = of_sentences(scores, torch.tensor([0, 1, 0]), 2)
-    assert found.tolist() == pytest.approx([-0.15, 0.9])
+    # The first passage has two windows, which share its second sentence.
+    ids = np.arange(3)
+    sequences = Sequences(ids, ids, np.ones(3, np.int32))
+    windows = Windows(
+        sequences, np.array([0, 0, 1]), np.array([0, 0, 1, 2]), ids, np.array([0, 1, 1, 2])
+    )
+    of_mark = np.array([0.5, 0.1, -0.4, 0.9], np.float32)
+    passage, sentence = merged(windows, np.array([0.1, -0.4, 0.9], np.float32), of_mark)
+    assert passage.tolist() == pytest.approx([0.1, 0.9])
+    assert sentence.tolist() == pytest.approx([0.5, -0.15, 0.9])
 
 
 def test_passages_are_ranked_with_their_sentences_above_the_threshold(model):

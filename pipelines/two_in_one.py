@@ -1,0 +1,200 @@
+"""Two-in-One: joint models of passages and their sentences beside what ranks one kind alone.
+
+    python -m pipelines.two_in_one --config pipelines/recipes/two_in_one_minilm.yaml --output DIR
+
+A step whose objective is the joint loss trains on tables by passages; any other trains a ranker of
+sentences as in the other pipelines (a pointwise ranker, a cascade). All select supporting facts on
+the tables of `selects`, which are measured as HotpotQA's evaluator does (Tables 1 and 2 of the
+paper), and rank the candidates of `tests` (zero-shot, where these are of another corpus).
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray import checkpoint, corpora
+from as2ray.corpora import hotpotqa
+from as2ray.corpora.sample import balanced
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.evaluation.measures import Evaluation
+from as2ray.evaluation.selection import Rule, Selecting, best, select
+from as2ray.evaluation.supporting_facts import gap, measure_facts
+from as2ray.models.ranker import Ranker
+from as2ray.models.two_in_one import TwoInOneRanker
+from as2ray.objectives import TwoInOne
+from as2ray.records import by_passage, count
+from as2ray.stages import digest, manifest, stage
+from pipelines.experiment import Found, prepare, rankers, tell
+from pipelines.recipe import Data, Step, read_recipe
+from pipelines.recipe import Recipe as Steps
+from pipelines.steps import TABLE, evaluated, table
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recipe(Steps):
+    """Joint models beside rankers of passages or sentences alone."""
+
+    selects: list[str] = field(default_factory=list)
+    """Tables of HotpotQA on which supporting facts are selected and measured."""
+    selecting: Selecting = field(default_factory=Selecting)
+    """How they are selected; what a system goes by follows from its step."""
+    balanced: bool = True
+    """Train on as many irrelevant passages as relevant ones, as the released code does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = [
+            name
+            for name in self.selects
+            if name not in self.tables or self.tables[name].corpus != hotpotqa.CORPUS.name
+        ]
+        if wrong or not self.selects:
+            raise RecipeError(
+                f"supporting facts to select on {self.selects}",
+                expected="at least one of the recipe's tables of hotpotqa",
+                mend="describe it under `tables`",
+            )
+
+    def rule(self, step: Step) -> Rule:
+        """What a step's ranker goes by when it selects."""
+        if not isinstance(step.objective, TwoInOne) or not step.objective.passages:
+            return "sentences"
+        return "joint" if step.objective.sentences else "passages"
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> None:
+    """Runs what is not there yet, and writes the reports.
+
+    Args:
+        recipe: What to do.
+        output: Folder of the stages.
+        workers: What to take of the cluster.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    folder, sources = Path(output).resolve(), sources or {}
+    tables = prepare(recipe, folder / "tables", sources)
+    passages = _by_passages(recipe, folder / "passages", tables)
+    found: Found = {test: {} for test in [*recipe.selects, *recipe.tests]}
+    gaps: dict[str, dict[str, list[float]]] = {test: {} for test in recipe.selects}
+    for name, seed, ranker in rankers(recipe, folder, workers, tables, passages):
+        tests = {test: tables[test] for test in recipe.tests}
+        runs = evaluated(
+            folder / "runs" / ranker.name, ranker, tests, recipe.measures, recipe.filter
+        )
+        for test in recipe.selects:
+            asked = replace(recipe.selecting, rule=recipe.rule(recipe.steps[name]))
+            place = folder / "selections" / f"{ranker.name}-{test}"
+            made = _selected(place, ranker, tables[test], asked)
+            runs[test] = _measured(made, recipe.tables[test], tables[test], sources)
+            if (apart := manifest(made)["found"]["gap"]) is not None:
+                gaps[test].setdefault(name, []).append(apart)
+        for test, evaluation in runs.items():
+            found[test].setdefault(name, {})[seed] = evaluation
+    tell(recipe, folder, found)
+    for test, of in gaps.items():
+        for name, seeds in of.items():
+            log.info("%s, %s: passage and best sentence lie %.3f apart", test, name, np.mean(seeds))
+
+
+def _by_passages(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> dict[str, Path]:
+    """Stages by passages of the tables that joint models train on, and are watched on."""
+    joint = [step for step in recipe.steps.values() if isinstance(step.objective, TwoInOne)]
+    train = {name for step in joint for name in step.train}
+    watched = {step.dev or recipe.dev for step in joint}
+    watched |= set(recipe.tests) if recipe.curves and joint else set()
+    made = {name: _passages(folder / name, tables[name], recipe.balanced) for name in sorted(train)}
+    return made | {name: _passages(folder / name, tables[name], False) for name in sorted(watched)}
+
+
+def _passages(folder: Path, source: Path, few: bool) -> Path:
+    """A stage that holds a table by passages."""
+    identity = {"table": manifest(source)["found"]["fingerprint"], "balanced": few}
+
+    def make(part: Path) -> Mapping[str, Any]:
+        rows = by_passage(table(source))
+        rows = balanced(rows) if few else rows
+        pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
+        plain = manifest(source)["found"]["fingerprint"]
+        return {"passages": rows.num_rows, "fingerprint": f"{plain}-{'balanced' if few else 'all'}"}
+
+    return stage(folder, identity, make)
+
+
+def _selected(folder: Path, ranker: Path, source: Path, how: Selecting) -> Path:
+    """A stage with the selection of every question, as the official evaluator reads it.
+
+    Args:
+        folder: The stage.
+        ranker: Stage of the trained ranker.
+        source: Stage of the table.
+        how: How to select.
+    """
+    fingerprint = manifest(source)["found"]["fingerprint"]
+    identity = {"ranker": digest(ranker), "table": fingerprint, "how": how}
+
+    def make(part: Path) -> Mapping[str, Any]:
+        rows = table(source)
+        passages = by_passage(rows)
+        passage, sentence = _scores(checkpoint.load(ranker / "ranker"), rows, passages, how.rule)
+        chosen = select(passages, passage, sentence, how)
+        (part / "prediction.json").write_text(json.dumps(chosen.as_json(), indent=2) + "\n")
+        (part / "titles.json").write_text(json.dumps(chosen.titles, indent=2) + "\n")
+        return {"gap": gap(passage, best(passages, sentence)) if how.rule == "joint" else None}
+
+    return stage(folder, identity, make)
+
+
+def _scores(
+    ranker: Ranker, rows: pa.Table, passages: pa.Table, rule: Rule
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores around 0 of passages and of sentences; a rule reads those that its ranker has."""
+    if isinstance(ranker, TwoInOneRanker):
+        texts = passages["candidate"].to_pylist()
+        scores, sentence = ranker.score_passages(passages["question"].to_pylist(), texts)
+        return (best(passages, sentence) if rule == "sentences" else scores), sentence
+    # Of a cascade, none but the survivors of all stages can lie above 0.
+    sentence = ranker.score_table(rows).rank_by - max(0, len(ranker.exits) - 1) - 0.5
+    return best(passages, sentence), sentence
+
+
+def _measured(selection: Path, data: Data, source: Path, sources: Mapping[str, str]) -> Evaluation:
+    """A selection against the questions as they were published: facts that no table can show are
+    missed."""
+    corpus = corpora.get(data.corpus)
+    place = corpora.located(corpus, sources.get(data.corpus))
+    gold = hotpotqa.gold(data.split, place, **corpus.resolve(data.options))
+    rows = table(source)
+    if data.questions is not None or data.filter != "raw":
+        gold = {name: gold[name] for name in rows["question_id"].unique().to_pylist()}
+    facts = json.loads((selection / "prediction.json").read_text())["sp"]
+    titles = json.loads((selection / "titles.json").read_text())
+    found = measure_facts(gold, {n: [(t, i) for t, i in of] for n, of in facts.items()}, titles)
+    means = {name: float(np.mean(found[name])) for name in found.column_names[1:]}
+    told = manifest(source)["found"]["fingerprint"]
+    return Evaluation(means, found, count(rows), data.filter, "pessimistic", "label", told)
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    if workers.count == 0:
+        run(recipe, output, workers, sources)
+        return
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Two-in-One, end to end on a made-up release of HotpotQA."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+import tiny
+
+from as2ray.checkpoint import load
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.objectives import TwoInOne
+from as2ray.training.config import Training
+from as2ray.training.tracking import read
+from pipelines.recipe import Data, Step, read_recipe
+from pipelines.two_in_one import Recipe, run
+
+HERE = Workers(count=0)
+FILES = {"hotpot_train_v1.1.json": 40, "hotpot_dev_distractor_v1.json": 10}
+
+
+def _question(random, name):
+    """Two of four passages have a sentence with the question's rare word; one fact lies past."""
+    topic = random.choice(tiny.TOPICS)
+    context, facts = [], []
+    for place in range(4):
+        sentences = [tiny.sentence(random, 3) for _ in range(3)]
+        if place < 2:
+            sentences[place] = tiny.sentence(random, 3, topic)
+            facts.append([f"{name} {place}", place])
+        context.append([f"{name} {place}", sentences])
+    random.shuffle(context)
+    return {
+        "_id": name,
+        "question": f"What is {topic} {name}?",
+        "answer": "yes",
+        "supporting_facts": [*facts, [f"{name} 1", 9]],
+        "context": context,
+    }
+
+
+@pytest.fixture
+def recipe(common, data_root):
+    (data_root / "hotpotqa").mkdir(exist_ok=True)
+    for seed, (name, size) in enumerate(FILES.items()):
+        made = [_question(Random(f"{seed}-{n}"), f"{name[7]}{n}") for n in range(size)]
+        (data_root / "hotpotqa" / name).write_text(json.dumps(made))
+    training = Training(epochs=1, batch=16, learning_rate=2e-3, precision="fp32")
+    learn = {"train": ["hotpot"], "training": training}
+    longer = {"train": ["hotpot"], "training": replace(training, epochs=8, batch=8)}
+    tables = common["tables"] | {
+        "hotpot": Data("hotpotqa", "train"),
+        "hotpot-dev": Data("hotpotqa", "dev"),
+    }
+    return Recipe(
+        **common | {"tables": tables, "dev": "hotpot-dev"},
+        steps={
+            "general": Step(["general"], training, dev="dev"),
+            "sentences": Step(**learn),
+            "cascade": Step(**learn, exits=(1, 3), objective="uniform_exit"),
+            "passages": Step(**learn, objective=TwoInOne(sentences=False)),
+            "joint": Step(**longer, objective=TwoInOne()),
+            "transferred": Step(
+                **learn, start="general", objective=TwoInOne(consistency=True, similarity=True)
+            ),
+        },
+        baseline="sentences",
+        seeds=[0],
+        selects=["hotpot-dev"],
+    )
+
+
+def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_path):
+    run(recipe, tmp_path, HERE)
+    made = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
+    run(recipe, tmp_path, HERE)
+    assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
+    report = json.loads((tmp_path / "hotpot-dev.json").read_text())
+    rows = {row["system"]: row["measures"] for row in report["rows"]}
+    assert set(rows) == set(recipe.steps)
+    # One fact of three lies past its passage: nobody finds it.
+    assert all(row["SP EM"]["mean"] == 0 for row in rows.values())
+    assert rows["joint"]["SP recall"]["mean"] > 0.3
+    assert rows["joint"]["passage EM"]["mean"] > 1 / 6  # of drawing two of four
+    assert 0 <= rows["passages"]["SP recall"]["mean"] <= 1 / 3  # first sentences alone
+    assert {row["system"] for row in json.loads((tmp_path / "test.json").read_text())["rows"]}
+    followed = read(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
+    parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
+    assert followed["dev/AP"] == pytest.approx(sum(parts) / 2)
+    prediction = json.loads(
+        (tmp_path / "selections/joint-seed0-hotpot-dev/prediction.json").read_text()
+    )
+    assert len(prediction["sp"]) == 10
+    ranker = load(tmp_path / "rankers" / "joint-seed0" / "ranker")
+    assert len(ranker.rank_passages("What is kovarin?", [["Kovarin ne."], ["Lala."]])) == 2
+
+
+def test_recipe_without_a_table_to_select_on_is_refused(recipe):
+    for selects in ([], ["test"], ["nothing"]):
+        with pytest.raises(RecipeError, match="supporting facts to select on"):
+            replace(recipe, selects=selects)
+
+
+def test_objective_is_read_from_a_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        """
+title: T
+model: {path: m}
+tables: {hotpot: {corpus: hotpotqa, split: train}}
+dev: hotpot
+tests: []
+selects: [hotpot]
+steps:
+  joint: {train: [hotpot], objective: {consistency: true, similarity: true}}
+  passages: {train: [hotpot], objective: {sentences: false}}
+baseline: joint
+"""
+    )
+    recipe, *_ = read_recipe(
+        Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path)]
+    )
+    assert recipe.steps["joint"].objective == TwoInOne(consistency=True, similarity=True)
+    assert recipe.rule(recipe.steps["passages"]) == "passages"

@@ -1,0 +1,84 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from as2ray.distributed.ingest import from_row, to_table
+from as2ray.records import by_passage
+from as2ray.text.passage_stream import Passages, PassageStream
+from as2ray.text.stream import PairFiles
+from as2ray.text.tokens import PairTokenizer
+
+
+def passages_of(questions):
+    table = tiny.candidates(questions, each=5)
+    # Two passages of each question, of two and of three sentences.
+    names = [f"p{row // 5}-{row % 5 // 2 if row % 5 < 4 else 1}" for row in range(table.num_rows)]
+    table = table.append_column("passage_id", pa.array(names))
+    label = table["label"].to_numpy()
+    relevant = [int(label[[n == name for n in names]].any()) for name in names]
+    return by_passage(table.append_column("passage_label", pa.array(relevant)))
+
+
+@pytest.fixture
+def tokenizer(published):
+    return PairTokenizer(published("bert").backend_tokenizer.to_str(), 60, 24)
+
+
+@pytest.fixture
+def stream(tokenizer, tmp_path):
+    pq.write_table(passages_of(20), tmp_path / "part.parquet", row_group_size=7)
+    return PassageStream(PairFiles.find(tmp_path), tokenizer, batch=6, max_tokens=400)
+
+
+def test_epoch_gives_every_passage_and_sentence_once_with_its_label(stream):
+    micros = list(stream.epoch(0))
+    assert stream.steps == len({m.step for m in micros}) == 7
+    assert sum(m.pairs for m in micros if m.last) == 40
+    labels = np.concatenate([m.batch.of_mark["label"] for m in micros])
+    relevant = np.concatenate([m.batch.of_sequence["passage_label"] for m in micros])
+    assert (len(labels), labels.sum()) == (100, 20)
+    assert (len(relevant), relevant.sum()) == (40, 20)
+    for micro in micros:
+        own = micro.batch.of_mark["window"]
+        held = np.zeros(len(micro.batch))
+        np.maximum.at(held, own, micro.batch.of_mark["label"])
+        np.testing.assert_array_equal(held, micro.batch.of_sequence["passage_label"])
+
+
+def test_share_without_a_passage_is_a_placeholder_with_a_mark(stream, tokenizer):
+    lonely = PassageStream(stream.files, tokenizer, 1, 400, rank=1, ranks=2)
+    micro = next(iter(lonely.epoch(0)))
+    assert micro.empty
+    assert micro.emptied().batch.marks.tolist() == micro.batch.marks.tolist() == [0]
+    assert {name: len(of) for name, of in micro.batch.of_mark.items()} == dict.fromkeys(
+        ("label", "window", "sentence", "mark"), 1
+    )
+
+
+def test_packed_passages_travel_through_arrow(stream):
+    micros = list(stream.epoch(0))
+    rows = to_table(micros)
+    for number, micro in enumerate(micros):
+        again = from_row(rows, number)
+        np.testing.assert_array_equal(again.batch.marks, micro.batch.marks)
+        for kind in ("of_sequence", "of_mark"):
+            found, expected = (getattr(batch, kind) for batch in (again.batch, micro.batch))
+            assert found.keys() == expected.keys()
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("labels", "relevant"), [([0, 0, 0, 1], [0, 1]), ([0, 0, 0, 0], [1, 1]), ([1, 1, 1, 1], [1, 1])]
+)
+def test_window_of_a_relevant_passage_is_relevant_where_it_holds_a_fact(
+    tokenizer, labels, relevant
+):
+    narrow = PairTokenizer(tokenizer.definition, 24, 8)
+    passage = {"question": "What?", "candidate": ["lala muri ne ba."] * 4, "label": labels}
+    table = pa.Table.from_pylist([{**passage, "passage_label": 1}])
+    found = Passages.read(narrow, table)
+    assert len(found.windows.sequences) > 1
+    assert found.of_window["passage_label"][[0, -1]].tolist() == relevant
