@@ -153,3 +153,24 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
     assert "ECE before" in capsys.readouterr().out
     assert load(out).calibration[0].kind == kind
     assert (out / "reliability.png").stat().st_size > 0
+
+
+def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path, capsys):
+    made = start(checkpoint("bert", None, initializer_range=0.3), max_length=60, joint=True)
+    model = str(save(made, tmp_path / "joint"))
+    (tmp_path / "p.jsonl").write_text('["Lala.", "Kovarin ne."]\n["Muri."]\n')
+    asked = ["rank", "--model", model, "--question", "What is kovarin?"]
+    main([*asked, "--passages", str(tmp_path / "p.jsonl"), "--json_lines", "true"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(line["index"] for line in lines) == [0, 1]
+    assert lines[0]["score"] >= lines[1]["score"]
+    main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 0" in capsys.readouterr().out
+    (tmp_path / "p.jsonl").write_text("not a list\n")
+    with pytest.raises(SystemExit):
+        main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 1: 'not a list'" in capsys.readouterr().err
+    plain = str(checkpoint("bert", 2))
+    with pytest.raises(SystemExit):
+        main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])
+    assert "expected: a joint model" in capsys.readouterr().err

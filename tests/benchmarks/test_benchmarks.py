@@ -109,3 +109,10 @@ def test_ranking_without_the_release_says_what_it_needs(tmp_path):
     done = run("ranking", tmp_path)
     assert done.returncode != 0
     assert "SQuAD" in done.stderr
+
+
+def test_two_in_one_small_run_writes_its_ratio(encoder, tmp_path):
+    found = report("two_in_one", tmp_path, "--cores", "1")
+    median = found["results"]["two rankers"]["ratio"]["median"]
+    assert median > 0
+    assert found["claims"][0]["holds"] == (median >= 1.8)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -122,3 +123,12 @@ baseline: joint
     )
     assert recipe.steps["joint"].objective == TwoInOne(consistency=True, similarity=True)
     assert recipe.rule(recipe.steps["passages"]) == "passages"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("pipelines/recipes").glob("two_in_one_*.yaml")), ids=lambda p: p.stem
+)
+def test_recipes_that_are_shipped_are_valid(path, tmp_path):
+    recipe, *_ = read_recipe(Recipe, ["--config", str(path), "--output", str(tmp_path)])
+    rules = {recipe.rule(step) for step in recipe.steps.values()}
+    assert rules == ({"joint"} if "table2" in path.name else {"sentences", "passages", "joint"})
