@@ -102,6 +102,7 @@ def start(
     heads: int = 0,
     average: Average = "probabilities",
     joint: bool = False,
+    answers: bool = False,
     seed: int = 0,
 ) -> Ranker:
     """A ranker to be trained, from a pretrained encoder or from a ranker.
@@ -121,6 +122,7 @@ def start(
             a ranker's classifier; on a pretrained encoder each has a new one.
         average: How the heads become one score: of their `probabilities` or their `logits`.
         joint: Make a joint model of passages and sentences (Two-in-One).
+        answers: Let it find short answers in the sentences, too.
         seed: Of the new heads' weights.
     """
     torch.manual_seed(seed)
@@ -139,7 +141,7 @@ def start(
     dress = ranker.tokenizer, ranker.published_tokenizer
     network = ranker.network if layers is None else truncate(ranker.network, layers)
     if joint:
-        return _dressed(TwoInOneRanker, TwoInOneNetwork.around(network), *dress)
+        return _dressed(TwoInOneRanker, TwoInOneNetwork.around(network, answers), *dress)
     if exits is None:
         return _dressed(PointwiseRanker, network, *dress)
     made = CascadeNetwork.around(network, exits, pooling, heads, average, not new_head)

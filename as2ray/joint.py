@@ -19,3 +19,8 @@ class Joint(NamedTuple):
     """State that stands for each passage, shape [passages, hidden]."""
     sentence_state: Tensor
     """State that stands for each sentence, shape [sentences, hidden]."""
+    answer: Tensor | None = None
+    """Logits of being an answer's first and last token, shape [tokens, 2]; None of a model that
+    gives no answers."""
+    window: Tensor | None = None
+    """Number of each token's passage, shape [tokens]; None where `answer` is."""

@@ -34,10 +34,12 @@ OPTIONAL = pa.schema(
         ("title", pa.string()),
         ("sentence_index", pa.int16()),
         ("passage_label", pa.int8()),
+        ("answer", pa.string()),
     ]
 )
 """The columns a table has where its source gives them: a graded relevance, the document; the
-passage, its title, the sentence's number in it, and whether the passage is relevant."""
+passage, its title, the sentence's number in it, and whether the passage is relevant; the answer of
+the question, as short as it was annotated."""
 
 PASSAGES = pa.schema(
     [
@@ -46,6 +48,7 @@ PASSAGES = pa.schema(
         ("passage_id", pa.string()),
         ("title", pa.string()),
         ("passage_label", pa.int8()),
+        ("answer", pa.string()),
         ("candidate", pa.list_(pa.string())),
         ("label", pa.list_(pa.int8())),
         ("sentence_index", pa.list_(pa.int16())),
@@ -81,6 +84,20 @@ class RankedPassage:
     """Higher is more relevant; around -1 to 1."""
     sentences: tuple[Ranked, ...]
     """The selected ones, best first; their indices count inside the passage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A short answer, cut out of a sentence."""
+
+    text: str
+    """Its characters."""
+    score: float
+    """Sum of the logits of its first and last token: the higher, the surer."""
+    passage: int
+    """Position of its passage in the list that was given."""
+    sentence: int
+    """Position of its sentence in that passage."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,7 @@ def by_passage(table: pa.Table) -> pa.Table:
         table = table.append_column("passage_label", table["label"])
     blank = {
         "title": pa.nulls(table.num_rows, pa.string()).fill_null(""),
+        "answer": pa.nulls(table.num_rows, pa.string()).fill_null(""),
         "sentence_index": pc.multiply(rows, 0),
     }
     for name in blank.keys() - set(table.column_names):

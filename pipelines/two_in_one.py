@@ -25,12 +25,12 @@ from as2ray.corpora.sample import balanced
 from as2ray.distributed.cluster import Workers, connected
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation
-from as2ray.evaluation.selection import Rule, Selecting, best, select
+from as2ray.evaluation.selection import Rule, Selecting, Selection, best, select
 from as2ray.evaluation.supporting_facts import gap, measure_facts
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker
 from as2ray.objectives import TwoInOne
-from as2ray.records import by_passage, count
+from as2ray.records import Answer, by_passage, count
 from as2ray.stages import digest, manifest, stage
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Data, Step, read_recipe
@@ -38,6 +38,9 @@ from pipelines.recipe import Recipe as Steps
 from pipelines.steps import TABLE, evaluated, table
 
 log = logging.getLogger(__name__)
+
+ANSWERS = "-answers"
+"""Ends the name of what is measured of answers, after the table's."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,14 @@ def run(
             asked = replace(recipe.selecting, rule=recipe.rule(recipe.steps[name]))
             place = folder / "selections" / f"{ranker.name}-{test}"
             made = _selected(place, ranker, tables[test], asked)
-            runs[test] = _measured(made, recipe.tables[test], tables[test], sources)
+            runs |= _measured(made, test, recipe.tables[test], tables[test], sources)
             if (apart := manifest(made)["found"]["gap"]) is not None:
                 gaps[test].setdefault(name, []).append(apart)
         for test, evaluation in runs.items():
-            found[test].setdefault(name, {})[seed] = evaluation
+            found.setdefault(test, {}).setdefault(name, {})[seed] = evaluation
+    for test in [test for test in found if test.endswith(ANSWERS)]:
+        answered = found.pop(test)
+        tell(replace(recipe, baseline=next(iter(answered))), folder, {test: answered})
     tell(recipe, folder, found)
     for test, of in gaps.items():
         for name, seeds in of.items():
@@ -147,11 +153,14 @@ def _selected(folder: Path, ranker: Path, source: Path, how: Selecting) -> Path:
     def make(part: Path) -> Mapping[str, Any]:
         rows = table(source)
         passages = by_passage(rows)
-        passage, sentence = _scores(checkpoint.load(ranker / "ranker"), rows, passages, how.rule)
+        loaded = checkpoint.load(ranker / "ranker")
+        passage, sentence = _scores(loaded, rows, passages, how.rule)
         chosen = select(passages, passage, sentence, how)
-        (part / "prediction.json").write_text(json.dumps(chosen.as_json(), indent=2) + "\n")
+        answers = _answers(loaded, passages, chosen)
+        (part / "prediction.json").write_text(json.dumps(chosen.as_json(answers), indent=2) + "\n")
         (part / "titles.json").write_text(json.dumps(chosen.titles, indent=2) + "\n")
-        return {"gap": gap(passage, best(passages, sentence)) if how.rule == "joint" else None}
+        apart = gap(passage, best(passages, sentence)) if how.rule == "joint" else None
+        return {"gap": apart, "answers": answers is not None}
 
     return stage(folder, identity, make)
 
@@ -169,21 +178,59 @@ def _scores(
     return best(passages, sentence), sentence
 
 
-def _measured(selection: Path, data: Data, source: Path, sources: Mapping[str, str]) -> Evaluation:
-    """A selection against the questions as they were published: facts that no table can show are
-    missed."""
+def _answers(ranker: Ranker, passages: pa.Table, chosen: Selection) -> dict[str, str] | None:
+    """Each question's short answer, if its selected sentences hold one; None of a ranker that does
+    not look for any."""
+    if not (isinstance(ranker, TwoInOneRanker) and ranker.network.answer is not None):
+        return None
+    found: dict[str, Answer] = {}
+    rows = passages.to_pylist()
+    rows = [row for row in rows if row["title"] in chosen.titles[row["question_id"]]]
+    for answer in ranker.find_answers(
+        [row["question"] for row in rows], [row["candidate"] for row in rows]
+    ):
+        row = rows[answer.passage]
+        name, fact = row["question_id"], (row["title"], row["sentence_index"][answer.sentence])
+        best_yet = found.get(name)
+        if fact in chosen.facts[name] and (best_yet is None or answer.score > best_yet.score):
+            found[name] = answer
+    return {name: answer.text for name, answer in found.items()}
+
+
+def _measured(
+    selection: Path, test: str, data: Data, source: Path, sources: Mapping[str, str]
+) -> dict[str, Evaluation]:
+    """A selection against the questions as they were published, facts by the test's name.
+
+    Facts that no table can show are missed. Where there are answers, they and the joint measures
+    stand under the name with `-answers`.
+    """
     corpus = corpora.get(data.corpus)
     place = corpora.located(corpus, sources.get(data.corpus))
     gold = hotpotqa.gold(data.split, place, **corpus.resolve(data.options))
     rows = table(source)
     if data.questions is not None or data.filter != "raw":
         gold = {name: gold[name] for name in rows["question_id"].unique().to_pylist()}
-    facts = json.loads((selection / "prediction.json").read_text())["sp"]
+    made = json.loads((selection / "prediction.json").read_text())
+    facts = {name: [(title, n) for title, n in of] for name, of in made["sp"].items()}
     titles = json.loads((selection / "titles.json").read_text())
-    found = measure_facts(gold, {n: [(t, i) for t, i in of] for n, of in facts.items()}, titles)
-    means = {name: float(np.mean(found[name])) for name in found.column_names[1:]}
-    told = manifest(source)["found"]["fingerprint"]
-    return Evaluation(means, found, count(rows), data.filter, "pessimistic", "label", told)
+    found = {test: measure_facts(gold, facts, titles)}
+    if manifest(selection)["found"]["answers"]:
+        both = measure_facts(gold, facts, titles, made["answer"])
+        own = [name for name in both.column_names if name not in found[test].column_names]
+        found[f"{test}{ANSWERS}"] = both.select(["question_id", *own])
+    return {
+        name: Evaluation(
+            measures={m: float(np.mean(of[m])) for m in of.column_names[1:]},
+            per_question=of,
+            counts=count(rows),
+            filter=data.filter,
+            ties="pessimistic",
+            relevance="label",
+            fingerprint=manifest(source)["found"]["fingerprint"],
+        )
+        for name, of in found.items()
+    }
 
 
 def main() -> None:

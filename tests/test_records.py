@@ -76,7 +76,7 @@ def test_validate_bad_row_is_refused_with_its_place(rows, came):
         validate(made(rows), "here")
 
 
-@pytest.mark.parametrize("names", [CANDIDATES.names[:-1], [*CANDIDATES.names, "answer"]])
+@pytest.mark.parametrize("names", [CANDIDATES.names[:-1], [*CANDIDATES.names, "verdict"]])
 def test_validate_other_columns_are_refused(names):
     table = pa.table({name: ["x"] for name in names})
     with pytest.raises(CorpusError, match=r"missing \[.*unknown \["):

@@ -42,8 +42,12 @@ SAMPLES: Final = {
 QUESTIONS: Final = 1_024
 """Of a table that the reader yields."""
 
-COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label")
+COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label", "answer")
 """Beside those of every candidates table."""
+
+
+NO_SPANS: Final = ("yes", "no")
+"""Answers that stand in no sentence."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ def _rows(question: Question) -> Iterator[dict[str, Any]]:
                     "title": passage.title,
                     "sentence_index": index,
                     "passage_label": int(passage.title in titles),
+                    "answer": "" if question.answer in NO_SPANS else question.answer,
                 }
 
 

@@ -7,7 +7,7 @@ Knows tables by passages and scores. Must not know models or files.
     passages    the best passages by their own score; of each its first sentence
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,9 +55,14 @@ class Selection:
     titles: dict[str, list[str]]
     """Titles of the passages by question, best first."""
 
-    def as_json(self) -> dict[str, dict[str, object]]:
-        """A prediction file of HotpotQA's official evaluator; it answers nothing."""
-        return {"answer": {}, "sp": {name: list(map(list, of)) for name, of in self.facts.items()}}
+    def as_json(self, answers: Mapping[str, str] | None = None) -> dict[str, dict[str, object]]:
+        """A prediction file of HotpotQA's official evaluator.
+
+        Args:
+            answers: Short answers by question, where there are any.
+        """
+        facts: dict[str, object] = {name: list(map(list, of)) for name, of in self.facts.items()}
+        return {"answer": dict(answers or {}), "sp": facts}
 
 
 def select(

@@ -9,6 +9,7 @@ a sentence that stands in two of them the mean.
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from as2ray.errors import CheckpointError
 from as2ray.joint import Joint
 from as2ray.models.encoder import Encoder
 from as2ray.models.ranker import SETTINGS, Ranker, check_readable
+from as2ray.models.spans import Span, best_spans
 from as2ray.pruning import Drop, Scored
-from as2ray.records import Ranked, RankedPassage
+from as2ray.records import Answer, Ranked, RankedPassage
 from as2ray.text.packing import PackedBatch
 from as2ray.text.passages import Windows, encode_passages
+from as2ray.text.spans import text_of
 from as2ray.text.tokens import PairTokenizer
 
 
@@ -54,18 +57,21 @@ class TwoInOneNetwork(PreTrainedModel):  # type: ignore[misc]
         self.body = AutoModel.from_config(config, **bare)
         self.passage = head(config.hidden_size, config.hidden_dropout_prob)
         self.sentence = head(config.hidden_size, config.hidden_dropout_prob)
+        answers = getattr(config, SETTINGS, {}).get("answers", False)
+        self.answer = nn.Linear(config.hidden_size, 2) if answers else None
         self.post_init()
 
     @classmethod
-    def around(cls, body: PreTrainedModel) -> "TwoInOneNetwork":
+    def around(cls, body: PreTrainedModel, answers: bool = False) -> "TwoInOneNetwork":
         """New heads on a trained body.
 
         Args:
             body: An encoder, or a model with a head around one.
+            answers: Whether one of them finds short answers.
         """
         encoder = body.base_model
         config = deepcopy(encoder.config)
-        setattr(config, SETTINGS, {"ranker": "two_in_one"})
+        setattr(config, SETTINGS, {"ranker": "two_in_one", "answers": answers})
         network = cls(config)
         weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
         network.body.load_state_dict(weights)
@@ -91,12 +97,16 @@ class TwoInOneRanker(Ranker):
         hidden = self.encoder.run(hidden, layout)
         passage = hidden[layout.first_tokens]
         sentence = hidden[torch.from_numpy(batch.marks).to(hidden.device)]
-        scores = (self.network.passage(passage), self.network.sentence(sentence))
-        return Joint(scores[0][:, 0], scores[1][:, 0], passage, sentence)
+        scores = (self.network.passage(passage)[:, 0], self.network.sentence(sentence)[:, 0])
+        if self.network.answer is None:
+            return Joint(*scores, passage, sentence)
+        lengths = torch.from_numpy(batch.lengths).to(hidden.device)
+        window = torch.repeat_interleave(lengths.long())
+        return Joint(*scores, passage, sentence, self.network.answer(hidden), window)
 
     def settings(self) -> dict[str, Any]:
         """What its checkpoint says beside the network's configuration and lengths."""
-        return {"ranker": "two_in_one"}
+        return {"ranker": "two_in_one", "answers": self.network.answer is not None}
 
     @torch.inference_mode()
     def score_passages(
@@ -167,6 +177,62 @@ class TwoInOneRanker(Ranker):
             selected = tuple(Ranked(int(i), float(own[i]), sentences[i]) for i in chosen)
             found.append(RankedPassage(number, float(score), selected))
         return sorted(found, key=lambda passage: (-passage.score, passage.index))[:top_k]
+
+    def answer(self, question: str, passages: Sequence[Sequence[str]], **how: Any) -> Answer | None:
+        """The short answer, looked for in the selected sentences alone; None without one.
+
+        Args:
+            question: The question.
+            passages: Sentences of each.
+            how: `top_k`, `threshold` and `fallback` of `rank_passages`.
+        """
+        ranked = self.rank_passages(question, passages, **how)
+        chosen = [p.index for p in ranked if p.sentences]
+        selected = {(p.index, s.index) for p in ranked for s in p.sentences}
+        found = self.find_answers([question] * len(chosen), [passages[n] for n in chosen])
+        answers = (replace(a, passage=chosen[a.passage]) for a in found)
+        return max(
+            (a for a in answers if (a.passage, a.sentence) in selected),
+            key=lambda answer: answer.score,
+            default=None,
+        )
+
+    @torch.inference_mode()
+    def find_answers(
+        self, questions: Sequence[str], passages: Sequence[Sequence[str]]
+    ) -> list[Answer]:
+        """The best span of every sentence, in order.
+
+        Args:
+            questions: Of each passage, shape [passages].
+            passages: Sentences of each, none empty, [passages][sentences].
+
+        Raises:
+            CheckpointError: A model that was not trained to find answers.
+        """
+        if self.network.answer is None:
+            raise CheckpointError(
+                "answers asked of a joint model without them",
+                expected="one trained with the objective's `answers`",
+                mend="train one, or ask for passages and sentences",
+            )
+        if not passages:
+            return []
+        windows = encode_passages(self.tokenizer, questions, passages)
+        best: dict[int, Span] = {}
+        with self.at_rest():
+            for batch in windows.batches(self.budget):
+                joint = self(batch)
+                assert joint.answer is not None
+                logits = joint.answer.float().cpu().numpy()
+                for sentence, span in best_spans(logits, batch):
+                    best[sentence] = max(span, best.get(sentence, span))
+        texts = [(p, s, text) for p, own in enumerate(passages) for s, text in enumerate(own)]
+        return [
+            Answer(text_of(self.tokenizer, text, *best[n][1:]), best[n][0], p, s)
+            for n, (p, s, text) in enumerate(texts)
+            if n in best  # not a sentence of which the tokenizer knows nothing
+        ]
 
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """Sentences alone, each a passage of its own, as numbers from 0 to 1; shape [pairs, 1].

@@ -7,6 +7,9 @@ Knows scores and states of passages and their sentences. Must not know models.
     L_con = (y' - max x')^2
     L_sim = mean over pairs of a relevant and another sentence of a relevant passage
             max(d(v_p, v_r) - d(v_p, v_n) + margin, 0), d the Euclidean distance
+
+With answers (the paper's future work, "Three-in-One") also L_ans, the cross entropy of their first
+and last tokens among the tokens of the passage.
 """
 
 from collections.abc import Mapping
@@ -36,6 +39,8 @@ class TwoInOne:
     """Of L_sim."""
     mean_over_sentences: bool = False
     """L_sent as the mean over a passage's sentences, near to what the released code does."""
+    answers: bool = False
+    """L_ans, where the answer stands in a supporting sentence."""
 
     def __post_init__(self) -> None:
         if not (self.passages or self.sentences):
@@ -55,7 +60,8 @@ class TwoInOne:
         Args:
             joint: What the model says.
             targets: `passage_label` [passages] and `label` [sentences], 0 or 1, and `window`
-                [sentences], the number of each sentence's passage in the batch.
+                [sentences], the number of each sentence's passage in the batch; for L_ans
+                `answer_first` and `answer_last` [sentences], tokens of the batch, or -1.
         """
         relevant, window = targets["passage_label"], targets["window"].long()
         passage, sentence = joint.passage.float(), joint.sentence.float()
@@ -74,6 +80,8 @@ class TwoInOne:
             parts.append((passage - highest).square().sum())
         if self.similarity:
             parts.append(self._similarity(joint, targets, window))
+        if self.answers:
+            parts.append(_answers(joint, targets))
         return torch.stack(parts).sum()
 
     def _similarity(self, joint: Joint, targets: Mapping[str, Tensor], window: Tensor) -> Tensor:
@@ -89,6 +97,22 @@ class TwoInOne:
             if len(near) and len(far):
                 total = total + (near[:, None] - far + self.margin).clamp_min(0.0).mean()
         return total
+
+
+def _answers(joint: Joint, targets: Mapping[str, Tensor]) -> Tensor:
+    """L_ans; a passage with several places of the answer counts each."""
+    assert joint.answer is not None
+    assert joint.window is not None  # the objective makes the model that has them
+    logits = joint.answer.float()
+    highest = logits.detach().max()
+    shape = (len(joint.passage), 2)
+    sums = torch.zeros(shape, device=logits.device).index_add(
+        0, joint.window, (logits - highest).exp()
+    )
+    logs = logits - highest - sums.log()[joint.window]
+    places = [targets[f"answer_{end}"].long() for end in ("first", "last")]
+    found = torch.stack([logs[place[place >= 0], n].sum() for n, place in enumerate(places)])
+    return -found.sum() / 2.0
 
 
 def _signed(label: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Knows tables by passages and windows with markers. Must not know models, losses 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -12,10 +12,14 @@ import pyarrow as pa
 
 from as2ray.text.packing import PackedBatch
 from as2ray.text.passages import Windows, encode_passages
+from as2ray.text.spans import NOWHERE, locate
 from as2ray.text.stream import Stream, placeholder
 from as2ray.text.tokens import PairTokenizer
 
-COLUMNS = ("question", "candidate", "label", "passage_label")
+COLUMNS = ("question", "candidate", "label", "passage_label", "answer")
+
+SPAN = ("answer_first", "answer_last")
+"""What belongs to each sentence of where the answer stands in it; -1 where it does not."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Passages:
         held = _holds(windows.window, label[windows.sentence], len(windows.sequences))
         held_anywhere = _holds(windows.passage, held, len(texts))[windows.passage]
         relevant = relevant * np.where(held_anywhere > 0, held, 1.0).astype(np.float32)
-        return cls(windows, {"passage_label": relevant}, {"label": label})
+        return cls(
+            windows, {"passage_label": relevant}, {"label": label, **_spans(tokenizer, passages)}
+        )
 
     @property
     def lengths(self) -> np.ndarray:
@@ -52,7 +58,14 @@ class Passages:
     def pack(self, which: np.ndarray) -> PackedBatch:
         """All windows of the passages `which` as one batch."""
         windows = np.flatnonzero(np.isin(self.windows.passage, which))
-        return self.windows.pack(windows, self.of_window, self.of_sentence)
+        batch = self.windows.pack(windows, self.of_window, self.of_sentence)
+        # A span counts from its sentence's first token, which follows the marker; one that the
+        # window cuts off is none.
+        spans = {name: batch.marks + 1 + batch.of_mark[name] for name in SPAN}
+        closing = np.cumsum(batch.lengths)[batch.of_mark["window"]] - 1
+        inside = (batch.of_mark[SPAN[0]] >= 0) & (spans[SPAN[1]] < closing)
+        places = {name: np.where(inside, place, -1) for name, place in spans.items()}
+        return replace(batch, of_mark={**batch.of_mark, **places})
 
     def placeholder(self) -> PackedBatch:
         """One token that must weigh nothing, a sentence's marker too."""
@@ -67,6 +80,17 @@ class PassageStream(Stream):
     def encode(self, rows: np.ndarray) -> Passages:
         """The passages `rows` of the corpus as windows, in that order."""
         return Passages.read(self.tokenizer, self.files.read(rows, COLUMNS))
+
+
+def _spans(tokenizer: PairTokenizer, passages: pa.Table) -> dict[str, np.ndarray]:
+    """The answer's first and last token in each supporting sentence, shape [sentences] each."""
+    rows = zip(*(passages[name].to_pylist() for name in ("answer", "candidate", "label")))
+    found = [
+        locate(tokenizer, text, answer) if answer and label else NOWHERE
+        for answer, texts, labels in rows
+        for text, label in zip(texts, labels)
+    ]
+    return dict(zip(SPAN, np.array(found, np.int64).T))
 
 
 def _holds(group: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:

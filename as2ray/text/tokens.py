@@ -122,6 +122,13 @@ class PairTokenizer:
         starts = np.cumsum(sizes) - sizes
         return Flat(flat, starts[which], np.minimum(sizes, longest)[which])
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """First and one past the last character of each token of a text, as `flat` counts them."""
+        found: list[tuple[int, int]] = self._tokenizer.encode(
+            text, add_special_tokens=False
+        ).offsets
+        return found
+
     def _ids(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Token ids of texts end to end, shape [tokens], and their lengths, shape [texts]."""
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

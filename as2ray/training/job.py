@@ -69,6 +69,11 @@ class Job:
         """Whether it trains a joint model of passages and their sentences."""
         return isinstance(self.objective, TwoInOne)
 
+    @property
+    def answers(self) -> bool:
+        """Whether that model finds short answers, too."""
+        return isinstance(self.objective, TwoInOne) and self.objective.answers
+
 
 def train(
     job: Job, folder: str | Path, run: Run, data: Callable[[Stream], Epochs] = lambda stream: stream
@@ -85,11 +90,13 @@ def train(
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
     model = job.model
-    made = checkpoint.start(**asdict(model), joint=job.joint, seed=job.training.seed)
-    ranker = made.to(device)
-    kind = WatchedPassages if job.joint else Watched
+    started = checkpoint.start(
+        **asdict(model), joint=job.joint, answers=job.answers, seed=job.training.seed
+    )
+    ranker = started.to(device)
+    watch = WatchedPassages if job.joint else Watched
     watched: dict[str, Watched | WatchedPassages] = {
-        name: kind.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
+        name: watch.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
         for name, path in job.watched.items()
     }
     loop = Loop(

@@ -4,6 +4,7 @@ import torch
 
 from as2ray.checkpoint import load, save, start
 from as2ray.errors import CheckpointError, EvaluationError
+from as2ray.joint import Joint
 from as2ray.models.two_in_one import TwoInOneRanker, merged
 from as2ray.objectives.base import Moment
 from as2ray.objectives.two_in_one import TwoInOne
@@ -131,3 +132,49 @@ def test_saved_joint_model_loads_and_ranks_the_same(model, tmp_path):
     found, expected = (r.rank_passages("What is kovarin?", PASSAGES) for r in (loaded, model))
     assert [p.index for p in found] == [p.index for p in expected]
     np.testing.assert_allclose([p.score for p in found], [p.score for p in expected], atol=1e-6)
+
+
+@pytest.fixture
+def answering(checkpoint, family) -> TwoInOneRanker:
+    made = start(
+        checkpoint(family, None, initializer_range=0.3), max_length=60, joint=True, answers=True
+    )
+    made.precision = "fp32"
+    return made.eval()
+
+
+def test_answer_is_cut_out_of_a_selected_sentence(answering, tmp_path):
+    asked = "What is kovarin?"
+    answer = answering.answer(asked, PASSAGES, top_k=2, threshold=-99.0)
+    top = {p.index for p in answering.rank_passages(asked, PASSAGES, top_k=2)}
+    assert answer.passage in top
+    assert answer.text in PASSAGES[answer.passage][answer.sentence]
+    assert answering.answer(asked, PASSAGES, threshold=99.0) is None
+    loaded = load(save(answering, tmp_path / "saved"), precision="fp32", device="cpu")
+    loaded.fused = False
+    assert loaded.answer(asked, PASSAGES, top_k=2, threshold=-99.0).text == answer.text
+
+
+def test_model_without_answers_says_so(model):
+    with pytest.raises(CheckpointError, match="answers asked of a joint model without them"):
+        model.find_answers(QUESTIONS, PASSAGES)
+
+
+def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passage():
+    logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    window = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    state = torch.zeros(2, 4)
+    joint = Joint(torch.zeros(2), torch.zeros(3), state, state[[0, 0, 1]], logits, window)
+    targets = {
+        "passage_label": torch.tensor([0.0, 1.0]),
+        "label": torch.tensor([0.0, 0.0, 1.0]),
+        "window": torch.tensor([0, 0, 1]),
+        "answer_first": torch.tensor([-1, -1, 4]),
+        "answer_last": torch.tensor([-1, -1, 5]),
+    }
+    plain, answers = (TwoInOne(answers=a).loss(joint, targets) for a in (False, True))
+    expected = [
+        torch.nn.functional.cross_entropy(logits[3:, end], torch.tensor(place))
+        for end, place in ((0, 1), (1, 2))
+    ]
+    assert float(answers - plain) == pytest.approx(float(sum(expected)) / 2, abs=1e-5)

@@ -35,7 +35,7 @@ def _question(random, name):
     return {
         "_id": name,
         "question": f"What is {topic} {name}?",
-        "answer": "yes",
+        "answer": topic,
         "supporting_facts": [*facts, [f"{name} 1", 9]],
         "context": context,
     }
@@ -63,7 +63,9 @@ def recipe(common, data_root):
             "passages": Step(**learn, objective=TwoInOne(sentences=False)),
             "joint": Step(**longer, objective=TwoInOne()),
             "transferred": Step(
-                **learn, start="general", objective=TwoInOne(consistency=True, similarity=True)
+                **learn,
+                start="general",
+                objective=TwoInOne(consistency=True, similarity=True, answers=True),
             ),
         },
         baseline="sentences",
@@ -93,6 +95,10 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
         (tmp_path / "selections/joint-seed0-hotpot-dev/prediction.json").read_text()
     )
     assert len(prediction["sp"]) == 10
+    answers = json.loads((tmp_path / "hotpot-dev-answers.json").read_text())
+    [row] = answers["rows"]
+    assert row["system"] == "transferred"
+    assert {"EM", "F1", "joint EM", "joint F1"} <= set(row["measures"])
     ranker = load(tmp_path / "rankers" / "joint-seed0" / "ranker")
     assert len(ranker.rank_passages("What is kovarin?", [["Kovarin ne."], ["Lala."]])) == 2
 

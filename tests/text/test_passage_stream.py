@@ -53,7 +53,7 @@ def test_share_without_a_passage_is_a_placeholder_with_a_mark(stream, tokenizer)
     assert micro.empty
     assert micro.emptied().batch.marks.tolist() == micro.batch.marks.tolist() == [0]
     assert {name: len(of) for name, of in micro.batch.of_mark.items()} == dict.fromkeys(
-        ("label", "window", "sentence", "mark"), 1
+        ("label", "window", "sentence", "mark", "answer_first", "answer_last"), 1
     )
 
 
@@ -77,8 +77,39 @@ def test_window_of_a_relevant_passage_is_relevant_where_it_holds_a_fact(
     tokenizer, labels, relevant
 ):
     narrow = PairTokenizer(tokenizer.definition, 24, 8)
-    passage = {"question": "What?", "candidate": ["lala muri ne ba."] * 4, "label": labels}
+    passage = {
+        "question": "What?",
+        "answer": "",
+        "candidate": ["lala muri ne ba."] * 4,
+        "label": labels,
+    }
     table = pa.Table.from_pylist([{**passage, "passage_label": 1}])
     found = Passages.read(narrow, table)
     assert len(found.windows.sequences) > 1
     assert found.of_window["passage_label"][[0, -1]].tolist() == relevant
+
+
+def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
+    texts = ["lala muri ne.", "ne badesso quintol lala.", "badesso quintol."]
+    rows = {"question": "What?", "candidate": texts, "answer": "Badesso quintol"}
+    table = pa.Table.from_pylist(
+        [
+            {**rows, "label": [0, 1, 0], "passage_label": 1},
+            {**rows, "label": [1, 0, 0], "passage_label": 1},
+        ]
+    )
+    batch = Passages.read(tokenizer, table).pack(np.array([1, 0]))
+    first, last = (batch.of_mark[f"answer_{end}"] for end in ("first", "last"))
+    # In one passage the supporting sentence holds it; in the other it does not.
+    held = np.flatnonzero(first >= 0)
+    assert len(held) == 1
+    assert (last >= 0).sum() == 1
+    expected, _ = tokenizer.flat(["badesso quintol"], 60).ids, None
+    ids = batch.token_ids[first[held[0]] : last[held[0]] + 1]
+    assert ids.tolist() == expected.tolist()
+    narrow = PairTokenizer(tokenizer.definition, 14, 4)
+    cut_off = {**rows, "candidate": ["muri " * 12 + "badesso quintol."], "label": [1]}
+    batch = Passages.read(narrow, pa.Table.from_pylist([{**cut_off, "passage_label": 1}])).pack(
+        np.array([0])
+    )
+    assert batch.of_mark["answer_first"].tolist() == [-1]
