@@ -77,13 +77,8 @@ def test_window_of_a_relevant_passage_is_relevant_where_it_holds_a_fact(
     tokenizer, labels, relevant
 ):
     narrow = PairTokenizer(tokenizer.definition, 24, 8)
-    passage = {
-        "question": "What?",
-        "answer": "",
-        "candidate": ["lala muri ne ba."] * 4,
-        "label": labels,
-    }
-    table = pa.Table.from_pylist([{**passage, "passage_label": 1}])
+    passage = {"question": "What?", "candidate": ["lala muri ne ba."] * 4, "label": labels}
+    table = pa.Table.from_pylist([{**passage, "passage_label": 1, "answer": ""}])
     found = Passages.read(narrow, table)
     assert len(found.windows.sequences) > 1
     assert found.of_window["passage_label"][[0, -1]].tolist() == relevant
