@@ -116,3 +116,11 @@ def test_two_in_one_small_run_writes_its_ratio(encoder, tmp_path):
     median = found["results"]["two rankers"]["ratio"]["median"]
     assert median > 0
     assert found["claims"][0]["holds"] == (median >= 1.8)
+
+
+@pytest.mark.slow
+def test_distillation_small_run_writes_every_ratio(encoder, tmp_path):
+    results = report("distillation", tmp_path, "--cores", "1")["results"]
+    assert {"stored / plain", "stored / in the loop", "one actor / in process"} < set(results)
+    assert results["B11_3H1"]["parameters"] < results["B6_3H6"]["parameters"]
+    assert all(found["ratio"]["median"] > 0 for found in results.values())
