@@ -10,9 +10,10 @@ from as2ray.errors import RecipeError
 from as2ray.objectives.base import Always, Moment, Objective, Task
 from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
 from as2ray.objectives.distillation import Distillation
+from as2ray.objectives.pairwise import Margin
 from as2ray.objectives.pointwise import cross_entropy
 
-__all__ = ["OBJECTIVES", "Distillation", "Moment", "Objective", "Task", "objective"]
+__all__ = ["OBJECTIVES", "Distillation", "Margin", "Moment", "Objective", "Task", "objective"]
 
 OBJECTIVES: Mapping[str, Objective] = {
     "cross_entropy": Always(cross_entropy),
@@ -20,17 +21,18 @@ OBJECTIVES: Mapping[str, Objective] = {
     "exits_in_turn": Exits(in_turn),
     "early_exit": Exits(early),
     "every_exit": Exits(every),
+    "margin": Margin(),
 }
 """Objectives by the name that recipes give them."""
 
 
-def objective(name: str | Distillation) -> Objective:
-    """The objective of that name; distillation, which has settings, is its own.
+def objective(name: str | Distillation | Margin) -> Objective:
+    """The objective of that name; one that has settings is its own.
 
     Raises:
         RecipeError: There is none.
     """
-    if isinstance(name, Distillation):
+    if isinstance(name, Distillation | Margin):
         return name
     if name not in OBJECTIVES:
         raise RecipeError(

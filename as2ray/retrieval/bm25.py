@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, RecipeError
 from as2ray.retrieval.terms import Statistics, Terms, weighed
 
 
@@ -41,6 +41,14 @@ class BM25:
     """How much a long text is marked down, 0 to 1."""
     stop_words: bool = False
     """Whether English stop words are left out."""
+
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and 0 <= self.b <= 1):
+            raise RecipeError(
+                f"k1 {self.k1}, b {self.b}",
+                expected="k1 of 0 or more, b from 0 to 1",
+                mend="correct them",
+            )
 
     def index(self, texts: Sequence[str]) -> "Index":
         """An index of the texts.

@@ -7,6 +7,9 @@ The rows of a corpus are numbered through all its files. An epoch shuffles spans
 them end to end, cuts the result in *windows*, and shuffles inside each window. A step is the next
 `batch` pairs. All of it follows from the seed and the epoch, so every rank can find its share
 without asking, any number of ranks trains on the same steps, and a run resumes at any step.
+
+A paired stream takes questions in place of rows: each gives an answer and another candidate, drawn
+for the epoch, which lie in one packed batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from as2ray.errors import CorpusError, RecipeError
+from as2ray.text.contrasts import Contrasts
 from as2ray.text.packing import PackedBatch, Sequences, cut, pack, ragged_arange
 from as2ray.text.tokens import PairTokenizer
 
@@ -37,6 +41,9 @@ LOGITS = ("not_answer", "answer")
 TEACHERS = "teacher_logits"
 """What belongs to each sequence: its teachers' logits, one pair after the other."""
 
+PAIR = "pair"
+"""What belongs to each sequence of a paired stream: its question's number."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -45,7 +52,8 @@ class MicroBatch:
     step: int
     """Number of the step in its epoch, from 0."""
     pairs: int
-    """Pairs of the whole step over all ranks: the loss is divided by it."""
+    """Pairs of the whole step over all ranks, or questions of a paired stream: what the loss is
+    divided by."""
     last: bool
     """Whether this rank's share of the step ends here."""
     batch: PackedBatch
@@ -148,7 +156,7 @@ class Stream:
     files: PairFiles
     tokenizer: PairTokenizer
     batch: int
-    """Pairs of a step over all ranks (the global batch)."""
+    """Pairs of a step over all ranks (the global batch); of a paired stream, questions."""
     max_tokens: int = 8_192
     """Most tokens of a packed batch; a share that needs more is accumulated."""
     seed: int = 0
@@ -159,12 +167,15 @@ class Stream:
     window: int = WINDOW
     teachers: tuple[PairFiles, ...] = ()
     """Stored logits of each teacher, row for row beside `files`."""
+    paired: bool = False
+    """Whether a question gives an answer and another candidate, drawn for each epoch."""
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.max_tokens < self.tokenizer.max_length:
+        least = self.tokenizer.max_length * self.width
+        if self.batch < 1 or self.max_tokens < least:
             raise RecipeError(
                 f"batch={self.batch}, max_tokens={self.max_tokens:,}",
-                expected=f"batch >= 1 and max_tokens >= max_length={self.tokenizer.max_length}",
+                expected=f"batch >= 1 and max_tokens >= {least} ({self.width} x max_length)",
                 mend="correct the recipe",
             )
         sizes = [len(teacher) for teacher in self.teachers]
@@ -176,9 +187,24 @@ class Stream:
             )
 
     @property
+    def width(self) -> int:
+        """Rows that stay together."""
+        return 2 if self.paired else 1
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        """The questions of a paired stream."""
+        return Contrasts.find(self.files.paths)
+
+    @property
+    def units(self) -> int:
+        """What an epoch goes through: rows, or questions."""
+        return len(self.contrasts) if self.paired else len(self.files)
+
+    @property
     def steps(self) -> int:
         """Steps of an epoch; the last may be smaller, and no pair is left out."""
-        return -(-len(self.files) // self.batch)
+        return -(-self.units // self.batch)
 
     @cached_property
     def steps_a_window(self) -> int:
@@ -197,24 +223,34 @@ class Stream:
 
     def read_window(self, epoch: int, window: int, start: int = 0) -> Iterator[MicroBatch]:
         """The packed batches of this rank in one window, from step `start` of the epoch on."""
-        rows = self._shuffled(epoch, window)
+        units = self._shuffled(epoch, window)
         first = window * self.steps_a_window
-        step = first + np.arange(len(rows)) // self.batch
-        mine = (np.arange(len(rows)) % self.batch % self.ranks == self.rank) & (step >= start)
-        shares = np.split(rows[mine], np.searchsorted(step[mine], np.unique(step))[1:])
+        step = first + np.arange(len(units)) // self.batch
+        mine = (np.arange(len(units)) % self.batch % self.ranks == self.rank) & (step >= start)
+        rows = self._rows(units, epoch, window)
         # Where this rank has no pair in the window, one row still tells the columns' shapes.
-        encoded, columns = self._encode(rows[mine] if mine.any() else rows[:1])
+        used = mine if mine.any() else np.arange(len(units)) == 0
+        encoded, columns = self._encode(rows[used].ravel())
+        if self.paired:
+            columns = {**columns, PAIR: np.repeat(units[used], self.width)}
         at = 0
-        for number, share in zip(np.unique(step), shares):
+        for number, pairs in zip(*np.unique(step, return_counts=True)):
             if number < start:
                 continue
-            pairs = int(np.sum(step == number))
-            yield from self._share(int(number), pairs, encoded, columns, at, len(share))
-            at += len(share)
+            size = int(np.sum(mine & (step == number))) * self.width
+            yield from self._share(int(number), int(pairs), encoded, columns, at, size)
+            at += size
+
+    def _rows(self, units: np.ndarray, epoch: int, window: int) -> np.ndarray:
+        """Row numbers of a window, shape [units, width]; the same on every rank."""
+        if not self.paired:
+            return units[:, None]
+        random = np.random.default_rng([self.seed, epoch, window, 1])
+        return self.contrasts.draw(units, random)
 
     def _shuffled(self, epoch: int, window: int) -> np.ndarray:
-        """Row numbers of a window in the epoch's order, shape [rows of the window]."""
-        total, size = len(self.files), self.steps_a_window * self.batch
+        """Numbers of a window's rows or questions in the epoch's order, shape [units]."""
+        total, size = self.units, self.steps_a_window * self.batch
         spans = np.random.default_rng([self.seed, epoch]).permutation(-(-total // SPAN))
         lengths = np.minimum(SPAN, total - spans * SPAN)
         ends = np.cumsum(lengths)
@@ -250,9 +286,11 @@ class Stream:
         if size == 0:
             yield MicroBatch(step, pairs, True, _placeholder(columns))
             return
-        groups = list(cut(encoded.lengths[start : start + size], self.max_tokens))
+        lengths = encoded.lengths[start : start + size].reshape(-1, self.width).sum(1)
+        groups = list(cut(lengths, self.max_tokens))
         for i, group in enumerate(groups):
-            batch = encoded.pack(start + group, columns)
+            own = group[:, None] * self.width + np.arange(self.width)
+            batch = encoded.pack(start + own.ravel(), columns)
             yield MicroBatch(step, pairs, i == len(groups) - 1, batch)
 
 

@@ -12,8 +12,7 @@ import torch
 from as2ray import checkpoint
 from as2ray.models.cerberus import Average
 from as2ray.models.ranker import Ranker
-from as2ray.objectives import objective
-from as2ray.objectives.distillation import Distillation
+from as2ray.objectives import Distillation, Margin, objective
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.training import parallel
 from as2ray.training.config import Training
@@ -55,8 +54,8 @@ class Job:
     """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
     training: Training = field(default_factory=Training)
     """What changes the result."""
-    objective: str | Distillation = "cross_entropy"
-    """Name of the loss, or distillation from `teachers`."""
+    objective: str | Distillation | Margin = "cross_entropy"
+    """Name of the loss, or a loss with settings; distillation is from `teachers`."""
     teachers: tuple[tuple[str, ...], ...] = ()
     """For each teacher its stored logits: a folder beside each of `train`, in their order."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -108,9 +107,11 @@ def train_here(job: Job, folder: str | Path) -> Path:
 def _stream(job: Job, ranker: Ranker) -> Stream:
     training = job.training
     files = PairFiles.find(job.train)
+    paired = isinstance(objective(job.objective), Margin)
     batch = training.batch
     if training.batch_tokens is not None:
-        batch = max(1, round(training.batch_tokens / mean_length(files, ranker)))
+        rows = training.batch_tokens / mean_length(files, ranker)
+        batch = max(1, round(rows / 2 if paired else rows))
     return Stream(
         files,
         ranker.tokenizer,
@@ -120,6 +121,7 @@ def _stream(job: Job, ranker: Ranker) -> Stream:
         parallel.rank(),
         parallel.ranks(),
         teachers=tuple(PairFiles.find(stored) for stored in job.teachers),
+        paired=paired,
     )
 
 
