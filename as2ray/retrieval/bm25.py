@@ -56,10 +56,13 @@ class BM25:
         Raises:
             CorpusError: No texts, or none that has a word.
         """
-        terms = self.terms(texts)
+        return self.index_of(self.terms(texts))
+
+    def index_of(self, terms: Terms) -> "Index":
+        """As `index`, of texts that are counted already."""
         if not len(terms.text):
             raise CorpusError(
-                f"{len(texts):,} texts without a word",
+                f"{len(terms.lengths):,} texts without a word",
                 expected="at least one word of two letters",
                 mend="check the source",
             )
@@ -81,16 +84,23 @@ class BM25:
             list(texts), stopwords=stop_words, return_ids=return_ids, show_progress=False
         )
 
-    def scores_within(self, table: pa.Table) -> npt.NDArray[np.float32]:
+    def scores_within(
+        self, table: pa.Table, terms: Terms | None = None
+    ) -> npt.NDArray[np.float32]:
         """BM25 of each row's candidate for its question, shape [rows].
 
         Every candidate of the table counts as a text, so that a word's rarity is judged on the
         whole table and not on one question's few candidates.
 
+        Args:
+            table: With the columns `question` and `candidate`.
+            terms: Of its candidates, where they are counted already.
+
         Raises:
             CorpusError: A table without a word.
         """
-        index = self.index(table["candidate"].to_pylist())
+        counted = self.terms(table["candidate"].to_pylist()) if terms is None else terms
+        index = self.index_of(counted)
         questions = table["question"].combine_chunks().dictionary_encode()
         asked = index.counts(questions.dictionary.to_pylist())[questions.indices.to_numpy()]
         scores: npt.NDArray[np.float32] = index.matrix().multiply(asked).sum(axis=1)
