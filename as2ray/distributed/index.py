@@ -45,8 +45,12 @@ def build_sharded(
         )
 
     def spread(work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        task = ray.remote(num_cpus=cpus)(work)
-        found: list[Any] = ray.get([task.remote(argument) for argument in arguments])
+        task, held = ray.remote(num_cpus=cpus)(_call), ray.put(work)
+        found: list[Any] = ray.get([task.remote(held, argument) for argument in arguments])
         return found
 
     return build(source, folder, settings, shards=shards, replace=replace, spread=spread)
+
+
+def _call(work: Callable[[Any], Any], argument: Any) -> Any:
+    return work(argument)
