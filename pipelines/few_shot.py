@@ -4,7 +4,7 @@ Knows plain values, scores and checkpoints. Must not know stages or any one pipe
 
 Mokrii et al. train 32 epochs on 32 questions and fewer on more, and print neither the sizes nor the
 formula; FlexNeuART draws its samples independently. Their few-shot training made some rankers worse
-than they were ("a little bit is worse than none"). Two remedies, each with one number chosen on dev:
+than they were ("a little bit is worse than none"). Two remedies, each with a number chosen on dev:
 
     bm25     s = (1 - a) z(ranker) + a z(BM25), z within each question
     weights  w = (1 - a) tuned + a start (Wortsman et al. 2022), encoder and head alike
@@ -74,9 +74,7 @@ class Protocol:
         return max(self.least, min(self.epochs, fallen))
 
 
-def mixed(
-    rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, part: float
-) -> np.ndarray:
+def mixed(rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, part: float) -> np.ndarray:
     """Scores of both, each brought to mean 0 and deviation 1 within its question, shape [rows].
 
     Args:

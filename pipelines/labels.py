@@ -160,4 +160,3 @@ def questions_of(stage: Path) -> list[Query]:
     firsts = rows.take(pa.array(question_starts(rows["question_id"])))
     pairs = zip(firsts["question_id"].to_pylist(), firsts["question"].to_pylist())
     return [Query(id, text) for id, text in pairs]
-

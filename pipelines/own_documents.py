@@ -107,7 +107,9 @@ def run(own: OwnDocuments) -> Path:
     ranker = trained(folder / "pseudo", Plan(job, tables), own.workers)
     dev = tables["dev"]
     if own.annotated:
-        given = {n: _given(folder / "tables" / f"annotated-{n}", own.annotated[n]) for n in own.annotated}
+        given = {
+            n: _given(folder / "tables" / f"annotated-{n}", own.annotated[n]) for n in own.annotated
+        }
         dev = given.get("dev", dev)
         if "train" in given:
             named = {"train": given["train"], "dev": dev}
@@ -126,7 +128,9 @@ def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not texts:
         raise RecipeError(
-            f"{own.questions}: no question", expected="one a line", mend="write some, or none at all"
+            f"{own.questions}: no question",
+            expected="one a line",
+            mend="write some, or none at all",
         )
     return [Query(f"own-{number}", text) for number, text in enumerate(texts[: own.most])]
 

@@ -1,9 +1,9 @@
 """Pseudo-labels, transfer and few-shot training compared on one target (Mokrii et al. 2021).
 
-    python -m pipelines.pseudo_label --config pipelines/recipes/pseudo_label_squad.yaml --output DIR
+    python -m pipelines.pseudo_label --config pipelines/recipes/pseudo_label_squad.yaml --output D
 
-Starts are the model itself (`scratch`), rankers trained on source corpora, and one trained on BM25's
-labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and after
+Starts are the model itself (`scratch`), rankers trained on source corpora, and one trained on
+BM25's labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and after
 training on samples of the target's annotated questions: Figure 1 is the curve, Table 1 its ends.
 """
 
@@ -167,9 +167,7 @@ def run(
         (bench.folder / f"{test}-table1.md").write_text(ends, encoding="utf-8")
 
 
-def _bench(
-    study: Study, folder: Path, workers: Workers, sources: Mapping[str, str]
-) -> Bench:
+def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, str]) -> Bench:
     def make(name: str, data: Data, without: Mapping[str, Path]) -> Path:
         return prepared(folder / "tables" / name, data, sources.get(data.corpus), without)
 
@@ -266,9 +264,7 @@ def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
 
     def make(part: Path) -> dict[str, Any]:
         moved, begun = (checkpoint.load(s / "ranker") for s in (ranker, start))
-        found = best_step(
-            moved, begun, table(bench.tables["dev"]), study.measures[0], study.filter
-        )
+        found = best_step(moved, begun, table(bench.tables["dev"]), study.measures[0], study.filter)
         checkpoint.save(moved, part / "ranker")
         log.info("%s: %.2f of its start", ranker.name, found)
         return {"part": found}

@@ -29,9 +29,7 @@ def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:
     return sorted(_questions(a).keys() & _questions(b).keys())
 
 
-def near_duplicates(
-    a: pa.Table, b: pa.Table, least: float = 0.75
-) -> list[tuple[str, str, float]]:
+def near_duplicates(a: pa.Table, b: pa.Table, least: float = 0.75) -> list[tuple[str, str, float]]:
     """Questions of two tables that have most of their words in common, the most alike first.
 
     FlexNeuART's check of splits compares questions in this way (`check_split_leak.py`).

@@ -190,8 +190,8 @@ def _run(path: Path) -> Iterator[tuple[int, int]]:
     with files.opened(path) as text:
         columns = len(text.readline().split())
     places = (0, 2) if columns == 6 else (0, 1)
-    for query, passage in _lines(path, places, columns if columns == 6 else 2):
-        yield query, passage
+    for line in _lines(path, places, columns if columns == 6 else 2):
+        yield line[0], line[1]
 
 
 def _lines(path: Path, places: Sequence[int], least: int) -> Iterator[tuple[int, ...]]:
@@ -232,8 +232,8 @@ def _listed(path: Path) -> Iterator[_Asked]:
         question, ours, others = files.need(record, ["query", "pos", "neg"], f"{path}, {number}")
         texts = [*((text, 1) for text in ours), *((text, 0) for text in others)]
         # A text that is given twice is one candidate; what is relevant once is relevant.
-        grades = {text: grade for text, grade in reversed(texts)}
-        rows = [(str(k), text, grades[text]) for k, text in enumerate(dict.fromkeys(grades))]
+        grades = dict(reversed(texts))
+        rows = [(str(k), text, grade) for k, (text, grade) in enumerate(grades.items())]
         yield _Asked(f"listed-{number}", question, rows)
 
 

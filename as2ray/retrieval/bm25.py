@@ -84,9 +84,7 @@ class BM25:
             list(texts), stopwords=stop_words, return_ids=return_ids, show_progress=False
         )
 
-    def scores_within(
-        self, table: pa.Table, terms: Terms | None = None
-    ) -> npt.NDArray[np.float32]:
+    def scores_within(self, table: pa.Table, terms: Terms | None = None) -> npt.NDArray[np.float32]:
         """BM25 of each row's candidate for its question, shape [rows].
 
         Every candidate of the table counts as a text, so that a word's rarity is judged on the

@@ -3,8 +3,8 @@
 Knows documents, sentence splitters, BM25 and files. Must not know models or Ray: whoever has a
 cluster hands in a `spread` that runs the shards there.
 
-    INDEX/manifest.json     format, settings, counts, what was skipped, sizes of all files, fingerprint
-    INDEX/shard-00000/      sentences, paragraphs, documents (Arrow, mapped into memory), bm25s's files
+    INDEX/manifest.json    format, settings, counts, what was skipped, sizes of files, fingerprint
+    INDEX/shard-00000/     sentences, paragraphs, documents (Arrow, mapped into memory), bm25s's
 
 Each shard is read, split and counted alone; then each is weighed with the statistics of all.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final, TypeVar
@@ -130,7 +131,7 @@ def _groups(parts: Sequence[Piece], shards: int) -> list[list[Piece]]:
     if shards < 1:
         raise CorpusError(f"{shards} shards", expected="at least 1", mend="correct the number")
     cuts = np.linspace(0, len(parts), min(shards, len(parts)) + 1).round().astype(int).tolist()
-    return [list(parts[a:b]) for a, b in zip(cuts, cuts[1:])]
+    return [list(parts[a:b]) for a, b in pairwise(cuts)]
 
 
 def _put(new: Path, out: Path) -> None:

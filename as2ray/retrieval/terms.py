@@ -1,4 +1,4 @@
-"""How often each word stands in each text, what a whole corpus knows of its words, and BM25 of both.
+"""How often each word stands in each text, what a corpus knows of its words, and BM25 of both.
 
 Knows words and arrays, and bm25s's layout of an index. Must not know files, sentences or models.
 

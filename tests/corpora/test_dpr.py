@@ -25,7 +25,7 @@ def release(write, tmp_path):
         },
     ]
     write("dpr/biencoder-nq-dev.json", records)
-    write("dpr/psgs_w100.tsv", "id\ttext\ttitle\n4\ttext 4\tT4\n5\t\"odd\ttext\n9\ttext 9\tT9\n")
+    write("dpr/psgs_w100.tsv", 'id\ttext\ttitle\n4\ttext 4\tT4\n5\t"odd\ttext\n9\ttext 9\tT9\n')
     write("dpr/bm25.trec", "nq-dev-0 Q0 9 1 3.0 x\nnq-dev-0 Q0 4 2 2.0 x\nnq-dev-0 Q0 5 3 1 x\n")
     return tmp_path / "dpr"
 

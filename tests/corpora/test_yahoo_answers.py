@@ -4,8 +4,8 @@ from as2ray.corpora import near_duplicates, read
 from as2ray.corpora.yahoo_answers import SPLITS, split_of
 from as2ray.errors import CorpusError
 
-QUESTIONS = [f"how do i {verb} a {thing}?" for verb in ("mend", "wash", "sell") for thing in
-             ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")]  # fmt: skip
+THINGS = ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")
+QUESTIONS = [f"how do i {verb} a {thing}?" for verb in ("mend", "wash", "sell") for thing in THINGS]
 
 
 @pytest.fixture

@@ -146,5 +146,5 @@ def test_broken_index_is_refused(documents, tmp_path, damage):
         (tmp_path / "i" / MANIFEST).write_text("{")
     else:
         (tmp_path / "i" / MANIFEST).unlink()
-    with pytest.raises(IndexFolderError, match="broken index|no index"):
+    with pytest.raises(IndexFolderError, match=r"broken index|no index"):
         SentenceIndex.open(tmp_path / "i")
