@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from as2ray.corpora.sample import sample
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.tune import grid
 from as2ray.evaluation.measures import evaluate
-from as2ray.records import count, fingerprint, question_starts
+from as2ray.records import CANDIDATES, count, fingerprint, question_starts
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.build import Settings, build
 from as2ray.retrieval.documents import pieces
@@ -143,13 +144,8 @@ def labelled(folder: Path, index: Path, queries: Sequence[Query], how: PseudoLab
 
     def make(part: Path) -> Mapping[str, Any]:
         found = pseudo_labels(SentenceIndex.open(index / INDEX), queries, how)
-        pq.write_table(found.table, part / TABLE, row_group_size=4_096, compression="zstd")
         log.info("%s: %s, left out %s", folder.name, count(found.table), dict(found.left_out))
-        return {
-            "counts": asdict(count(found.table)),
-            "fingerprint": fingerprint(found.table),
-            "left_out": dict(found.left_out),
-        }
+        return {**_written(part, found.table), "left_out": dict(found.left_out)}
 
     return stage(folder, identity, make)
 
@@ -160,3 +156,58 @@ def questions_of(stage: Path) -> list[Query]:
     firsts = rows.take(pa.array(question_starts(rows["question_id"])))
     pairs = zip(firsts["question_id"].to_pylist(), firsts["question"].to_pylist())
     return [Query(id, text) for id, text in pairs]
+
+
+def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: bool) -> Path:
+    """A stage with BM25's first candidates out of all in place of each question's own.
+
+    Args:
+        folder: The stage.
+        source: Stage of a table; its positives are known again by their text.
+        index: Stage of the index.
+        depth: Of BM25's list.
+        complete: Whether a positive that BM25 missed stays, last: in training.
+    """
+    identity = {
+        "table": manifest(source)["found"]["fingerprint"],
+        "index": digest(index),
+        "depth": depth,
+        "complete": complete,
+    }
+
+    def make(part: Path) -> Mapping[str, Any]:
+        rows, held = table(source), SentenceIndex.open(index / INDEX)
+        right: dict[str, dict[str, None]] = {}
+        for id, text, label in zip(*(rows[n].to_pylist() for n in _JUDGED)):
+            if label:
+                right.setdefault(id, {}).setdefault(" ".join(text.split()))
+        found: list[tuple[str, str, str, str, int]] = []
+        for id, question, *_ in questions_of(source):
+            texts = dict.fromkeys(held.texts([h.index for h in held.top(question, depth)]))
+            own = right.get(id, {})
+            texts |= own if complete else {}
+            found += [(id, question, f"{id}-{k}", t, int(t in own)) for k, t in enumerate(texts)]
+        columns = zip(zip(*found), CANDIDATES)
+        return _written(part, pa.table([pa.array(c, f.type) for c, f in columns], CANDIDATES))
+
+    return stage(folder, identity, make)
+
+
+def sampled(folder: Path, source: Path, questions: int, seed: int, nested: bool) -> Path:
+    """A stage with some of a table's questions; see `corpora.sample`."""
+    drawn = {"questions": questions, "seed": seed, "nested": nested}
+    identity = {"table": manifest(source)["found"]["fingerprint"], **drawn}
+
+    def make(part: Path) -> Mapping[str, Any]:
+        return _written(part, sample(table(source), questions, None, seed, nested))
+
+    return stage(folder, identity, make)
+
+
+_JUDGED = ("question_id", "candidate", "label")
+
+
+def _written(part: Path, rows: pa.Table) -> dict[str, Any]:
+    """Writes a stage's table; what its manifest says of it."""
+    pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
+    return {"counts": asdict(count(rows)), "fingerprint": fingerprint(rows)}

@@ -31,6 +31,7 @@ from as2ray.retrieval.questions import Kind, made
 from as2ray.stages import digest, stage
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
+from pipelines.generator import QuestionGenerator
 from pipelines.labels import INDEX, indexed, labelled
 from pipelines.steps import TABLE, Plan, table, trained
 
@@ -52,6 +53,10 @@ class OwnDocuments:
     """A file of questions, one a line; without it they are made of the documents."""
     kinds: list[Kind] = field(default_factory=lambda: ["headings", "words"])
     """What questions are made of."""
+    generator: str | None = None
+    """A local sequence-to-sequence model for the kind `generator`: a folder or a hub id."""
+    prompt: str = ""
+    """What it is given before a sentence."""
     most: int | None = 20_000
     """Draw so many questions, if there are more."""
     annotated: dict[str, str] = field(default_factory=dict)
@@ -123,7 +128,8 @@ def run(own: OwnDocuments) -> Path:
 
 def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
     if own.questions is None:
-        return made(index, own.kinds, own.most)
+        asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
+        return made(index, own.kinds, own.most, generator=asks)
     lines = Path(own.questions).read_text(encoding="utf-8").splitlines()
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not texts:

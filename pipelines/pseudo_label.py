@@ -3,8 +3,9 @@
     python -m pipelines.pseudo_label --config pipelines/recipes/pseudo_label_squad.yaml --output D
 
 Starts are the model itself (`scratch`), rankers trained on source corpora, and one trained on
-BM25's labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and after
-training on samples of the target's annotated questions: Figure 1 is the curve, Table 1 its ends.
+BM25's labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and
+after training on samples of the target's annotated questions: Figure 1 is the curve, Table 1 its
+ends.
 """
 
 import logging
@@ -29,7 +30,7 @@ from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking
 from pipelines.curves import curve, table_1
 from pipelines.few_shot import Protocol, best_part, best_step, mixed
-from pipelines.labels import candidates_indexed, labelled, questions_of, tuned
+from pipelines.labels import candidates_indexed, labelled, questions_of, retrieved, sampled, tuned
 from pipelines.recipe import Data, read_recipe
 from pipelines.steps import Plan, evaluated, prepared, table, trained
 
@@ -66,7 +67,10 @@ class Study:
     sources: dict[str, Data] = field(default_factory=dict)
     """Other corpora to transfer from, by the names of their starts."""
     documents: list[Data] = field(default_factory=list)
-    """Tables whose candidates BM25 labels with, beside those of `train`."""
+    """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
+    retrieve: int | None = None
+    """Rank so many that BM25 finds among all candidates in place of each question's own: 100 in the
+    paper."""
     labels: PseudoLabels = field(default_factory=PseudoLabels)
     """How BM25 labels."""
     protocol: Protocol = field(default_factory=Protocol)
@@ -102,8 +106,8 @@ class Bench:
     tables: Mapping[str, Path]
     """Stages of `train`, `dev`, the tests and the sources."""
     bm25: BM25
-    sources: Mapping[str, str]
-    """For each corpus its folder, where that is not its place in AS2RAY_DATA."""
+    index: Path
+    """Stage of the index of all candidates."""
 
     @property
     def watched(self) -> dict[str, Path]:
@@ -172,13 +176,19 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
         return prepared(folder / "tables" / name, data, sources.get(data.corpus), without)
 
     held_out = {name: make(name, data, {}) for name, data in study.tests.items()}
-    held_out["dev"] = make("dev", study.dev, {})
+    held_out["dev"] = make("dev", study.dev, held_out)
     learnt = {"train": study.train, **study.sources}
     tables = held_out | {name: make(name, data, held_out) for name, data in learnt.items()}
-    for number, data in enumerate(study.documents):
-        tables[f"documents-{number}"] = make(f"documents-{number}", data, {})
+    more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.documents)]
     chosen = tuned(folder / "bm25", tables["dev"], workers.count == 0)
-    return Bench(study, folder, workers, tables, chosen, sources)
+    every = [tables[name] for name in ("train", "dev", *study.tests)] + more
+    index = candidates_indexed(folder / "index", every, chosen)
+    if study.retrieve is not None:
+        for name in ("train", "dev", *study.tests):
+            stage = folder / "retrieved" / name
+            how = study.retrieve, name == "train"
+            tables[name] = retrieved(stage, tables[name], index, *how)
+    return Bench(study, folder, workers, tables, chosen, index)
 
 
 def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
@@ -187,11 +197,8 @@ def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
     yield SCRATCH, None
     for name in study.sources:
         yield name, bench.ranker(name, bench.tables[name], study.training)
-    held = [bench.tables["train"]]
-    held += [bench.tables[f"documents-{number}"] for number in range(len(study.documents))]
-    index = candidates_indexed(bench.folder / "index", held, bench.bm25)
     queries = questions_of(bench.tables["train"])
-    made = labelled(bench.folder / "tables" / "pseudo", index, queries, study.labels)
+    made = labelled(bench.folder / "tables" / "pseudo", bench.index, queries, study.labels)
     yield PSEUDO, bench.ranker(PSEUDO, made, study.training)
 
 
@@ -212,7 +219,10 @@ def _few_shot(
         log.info("%s: %s questions, %d epochs", start, f"{questions:,}", epochs)
         for sample in range(how.samples if size is not None else 1):
             system = f"{start}+{'all' if size is None else size}"
-            rows = bench.tables["train"] if size is None else _sample(bench, size, sample)
+            rows = bench.tables["train"]
+            if size is not None:
+                part = bench.folder / "tables" / f"train-{size}-{sample}"
+                rows = sampled(part, rows, size, sample, how.nested)
             training = replace(study.training, epochs=epochs, seed=study.training.seed + sample)
             stage = bench.ranker(f"{system}-{sample}", rows, training, ranker)
             yield system, sample, bench.evaluations(stage)
@@ -221,16 +231,6 @@ def _few_shot(
             if "weights" in how.remedies and ranker is not None:
                 moved = _towards(bench, stage, ranker)
                 yield f"{system}, towards its start", sample, bench.evaluations(moved)
-
-
-def _sample(bench: Bench, size: int, sample: int) -> Path:
-    """A stage with some of the annotated questions."""
-    held_out = {name: bench.tables[name] for name in ("dev", *bench.study.tests)}
-    data = replace(
-        bench.study.train, questions=size, seed=sample, nested=bench.study.protocol.nested or None
-    )
-    source = bench.sources.get(data.corpus)
-    return prepared(bench.folder / "tables" / f"train-{size}-{sample}", data, source, held_out)
 
 
 def _keywords(bench: Bench) -> dict[str, Evaluation]:

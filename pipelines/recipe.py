@@ -45,8 +45,6 @@ class Data:
     """Draw at most so many negatives of each question."""
     seed: int = 0
     """Of these draws."""
-    nested: bool | None = None
-    """Whether a larger draw of questions holds those of a smaller one of the same seed."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _changed(part: Path, data: Data) -> Mapping[str, Any]:
     """Draws and turns labels over; what that changes in the manifest."""
     if not (data.noise or data.questions or data.negatives is not None):
         return {}
-    changed = sample(table(part), data.questions, data.negatives, data.seed, bool(data.nested))
+    changed = sample(table(part), data.questions, data.negatives, data.seed)
     changed = corpora.flip_labels(changed, data.noise, data.seed) if data.noise else changed
     for path in part.glob("*.parquet"):
         path.unlink()

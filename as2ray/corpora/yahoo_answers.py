@@ -1,9 +1,9 @@
 """Yahoo! Answers, non-factoid (nfL6; Surdeanu et al. 2011): how-to questions and their answers.
 
 The answers that users gave to a question are its relevant documents; the other candidates are what
-BM25 finds among the answers to all questions. The release has no splits: a hash of its questions
-gives them, and near-duplicate questions go to one split (`leaks.near_duplicates` counts what is
-left). Knows nfL6's JSON. Must not know any other corpus.
+BM25 finds among the answers to all questions. The release has no splits: a hash of a question's
+words gives them, so that the same words in another order are not divided (`leaks.near_duplicates`
+names what is almost the same). Knows nfL6's JSON. Must not know any other corpus.
 """
 
 from collections.abc import Iterator, Sequence
