@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from jsonargparse import ArgumentParser
 
 from as2ray import checkpoint, packaged
+from as2ray.calibration import Kind
 from as2ray.distributed.cluster import Workers, connected
 from as2ray.errors import RecipeError
 from as2ray.objectives import Margin
@@ -27,7 +28,8 @@ from as2ray.retrieval.answers import Answerer
 from as2ray.retrieval.build import Settings
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.pseudo_labels import PseudoLabels, Query
-from as2ray.retrieval.questions import Kind, made
+from as2ray.retrieval.questions import Kind as Questions
+from as2ray.retrieval.questions import made
 from as2ray.stages import digest, stage
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
@@ -51,7 +53,7 @@ class OwnDocuments:
     """Folder of the stages."""
     questions: str | None = None
     """A file of questions, one a line; without it they are made of the documents."""
-    kinds: list[Kind] = field(default_factory=lambda: ["headings", "words"])
+    kinds: list[Questions] = field(default_factory=lambda: ["headings", "words"])
     """What questions are made of."""
     generator: str | None = None
     """A local sequence-to-sequence model for the kind `generator`: a folder or a hub id."""
@@ -75,6 +77,9 @@ class OwnDocuments:
         default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
     )
     """On the annotated questions."""
+    calibration: Kind = "isotonic"
+    """The margin loss trains differences of scores: where they lie is any place, which a
+    temperature could not mend."""
     precision: float = 0.5
     """Share of right ones among the answers that are given, at least."""
     ask: list[str] = field(default_factory=list)
@@ -121,7 +126,7 @@ def run(own: OwnDocuments) -> Path:
             job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
             job = replace(job, training=own.adapt)
             ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
-    answering = _calibrated(folder / "answering", ranker, dev, own.precision) / "ranker"
+    answering = _calibrated(folder / "answering", ranker, dev, own) / "ranker"
     sys.stdout.write(f"{_told(own, held, answering)}\n")
     return answering
 
@@ -170,16 +175,17 @@ def _given(folder: Path, source: str) -> Path:
     return stage(folder, {"fingerprint": found}, make)
 
 
-def _calibrated(folder: Path, ranker: Path, dev: Path, precision: float) -> Path:
+def _calibrated(folder: Path, ranker: Path, dev: Path, own: OwnDocuments) -> Path:
     """A stage with the ranker whose scores are probabilities and that knows when to abstain."""
 
     def make(part: Path) -> dict[str, Any]:
         loaded = checkpoint.load(ranker / "ranker")
-        loaded.calibrate(table(dev), precision=precision)
+        loaded.calibrate(table(dev), own.calibration, own.precision)
         checkpoint.save(loaded, part / "ranker")
         return {"threshold": loaded.threshold}
 
-    identity = {"ranker": digest(ranker), "dev": digest(dev), "precision": precision}
+    how = {"calibration": own.calibration, "precision": own.precision}
+    identity = {"ranker": digest(ranker), "dev": digest(dev), **how}
     return stage(folder, identity, make)
 
 

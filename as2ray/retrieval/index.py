@@ -64,7 +64,9 @@ class Shard:
     @cached_property
     def paragraph(self) -> np.ndarray:
         """Number of each sentence's paragraph, shape [sentences]; lies in the file."""
-        numbers: np.ndarray = self.sentences["paragraph"].combine_chunks().to_numpy()
+        column = self.sentences["paragraph"]
+        # Chunks put together would be copied; a shard is written as one.
+        numbers: np.ndarray = (column.chunk(0) if column.num_chunks == 1 else column).to_numpy()
         return numbers
 
 

@@ -76,12 +76,13 @@ def weighed(terms: Terms, corpus: Statistics, k1: float, b: float) -> bm25s.BM25
     holders = np.array([corpus.holders[word] for word in terms.words], np.float64)
     rarity = np.log1p((corpus.texts - holders + 0.5) / (holders + 0.5))
     room = k1 * (1.0 - b + b * terms.lengths / max(1.0, corpus.length / corpus.texts))
-    # One pass over what can be the largest arrays here, in single precision.
-    weights = terms.times / (room.astype(np.float32)[terms.text] + terms.times)
+    # These can be the largest arrays of all: single precision, and no more of them than needed.
+    weights = terms.times.astype(np.float32)
+    weights /= room.astype(np.float32)[terms.text] + weights
     weights *= np.repeat(rarity.astype(np.float32), np.diff(terms.ends))
     made = bm25s.BM25(k1=k1, b=b, method="lucene")
     made.scores = {
-        "data": weights.astype(np.float32),
+        "data": weights,
         "indices": terms.text,
         "indptr": terms.ends,
         "num_docs": len(terms.lengths),

@@ -28,18 +28,19 @@ def _same(a, b):
         np.testing.assert_array_equal(values, b.batch.of_sequence[name])
 
 
-def test_rows_of_packed_batches_come_back_as_they_were(stream):
-    micros = list(stream().epoch(0))
+@pytest.mark.parametrize("paired", [False, True])
+def test_rows_of_packed_batches_come_back_as_they_were(stream, paired):
+    micros = list(stream(paired=paired).epoch(0))
     rows = to_table(micros)
     for number, micro in enumerate(micros):
         _same(micro, from_row(rows, number))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [0, 7])
-def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start):
-    made = list(RayEpochs(stream()).epoch(1, start))
-    expected = list(stream().epoch(1, start))
+@pytest.mark.parametrize(("start", "more"), [(0, {}), (7, {}), (2, {"paired": True, "window": 48})])
+def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start, more):
+    made = list(RayEpochs(stream(**more)).epoch(1, start))
+    expected = list(stream(**more).epoch(1, start))
     assert len(made) == len(expected) > 1
     for a, b in zip(made, expected):
         _same(a, b)
