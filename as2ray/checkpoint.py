@@ -309,8 +309,12 @@ def save(
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
     if isinstance(ranker, EnsembleRanker):
         calibration = [asdict(calibration) for calibration in ranker.calibration]
-        told = {"ranker": "ensemble", "weights": ranker.weights, "calibration": calibration}
-        told |= {"threshold": ranker.threshold}
+        told = {
+            "ranker": "ensemble",
+            "weights": ranker.weights,
+            "calibration": calibration,
+            "threshold": ranker.threshold,
+        }
         (folder / "config.json").write_text(json.dumps({SETTINGS: told}, indent=2))
         for number, member in enumerate(ranker.members):
             (folder / f"{MEMBER}{number}").mkdir()

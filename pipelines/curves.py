@@ -74,5 +74,7 @@ def _mark(systems: Systems, name: str, measure: str) -> str:
 
 
 def _differ(systems: Systems, one: str, other: str, measure: str) -> bool:
-    tables = [mean_over_seeds([e.per_question for e in systems[n].values()]) for n in (one, other)]
-    return compare(*tables, measure).p_t < SIGNIFICANT
+    before, after = (
+        mean_over_seeds([e.per_question for e in systems[name].values()]) for name in (one, other)
+    )
+    return compare(before, after, measure).p_t < SIGNIFICANT

@@ -70,7 +70,7 @@ class Protocol:
 
     def epochs_of(self, questions: int) -> int:
         """Epochs over a sample of so many questions."""
-        fallen = round(self.epochs * (self.at / questions) ** self.power)
+        fallen = round(float(self.epochs * (self.at / questions) ** self.power))
         return max(self.least, min(self.epochs, fallen))
 
 

@@ -143,7 +143,11 @@ def _put(new: Path, out: Path) -> None:
 
 
 def _fill(
-    folder: Path, groups: Sequence[list[Piece]], root: Path, settings: Settings, spread: Spread
+    folder: Path,
+    groups: Sequence[list[Piece]],
+    root: Path,
+    settings: Settings,
+    spread: Spread[Any, Any],
 ) -> dict[str, Any]:
     shards = [folder / f"shard-{number:05d}" for number in range(len(groups))]
     read_one = partial(_read_shard, root=root, settings=settings)

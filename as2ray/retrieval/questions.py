@@ -81,8 +81,8 @@ def _of_kind(
                 yield Query(f"words-{number}", question)
     elif generator is not None:
         for start in range(0, len(index), AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, len(index)))
-            for number, question in zip(numbers, generator(index.texts(numbers))):
+            some = range(start, min(start + AT_ONCE, len(index)))
+            for number, question in zip(some, generator(index.texts(some))):
                 if question.strip():
                     yield Query(f"generated-{number}", question.strip())
 
