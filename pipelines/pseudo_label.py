@@ -64,7 +64,7 @@ class Study:
     """Chooses k1 and b, checkpoints and what the remedies mix."""
     tests: dict[str, Data]
     """What is reported."""
-    sources: dict[str, Data] = field(default_factory=dict)
+    transfers: dict[str, Data] = field(default_factory=dict)
     """Other corpora to transfer from, by the names of their starts."""
     documents: list[Data] = field(default_factory=list)
     """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
@@ -87,10 +87,10 @@ class Study:
     """What follows the runs."""
 
     def __post_init__(self) -> None:
-        taken = {SCRATCH, PSEUDO, KEYWORDS} & self.sources.keys()
+        taken = {SCRATCH, PSEUDO, KEYWORDS} & self.transfers.keys()
         if taken or not self.tests:
             raise RecipeError(
-                f"sources {sorted(taken)}, {len(self.tests)} tests",
+                f"transfers {sorted(taken)}, {len(self.tests)} tests",
                 expected=f"other names than {[SCRATCH, PSEUDO, KEYWORDS]}, and at least one test",
                 mend="correct the recipe",
             )
@@ -104,7 +104,7 @@ class Bench:
     folder: Path
     workers: Workers
     tables: Mapping[str, Path]
-    """Stages of `train`, `dev`, the tests and the sources."""
+    """Stages of `train`, `dev`, the tests and the transfers."""
     bm25: BM25
     index: Path
     """Stage of the index of all candidates."""
@@ -167,7 +167,7 @@ def run(
         log.info("\n%s", markdown(told))
         sizes = {n: _size(bench, n) for n in study.protocol.sizes}
         curve(study.title, systems, sizes, study.measures[0], bench.folder / f"{test}-curve.png")
-        ends = table_1(systems, list(study.sources), study.measures[0])
+        ends = table_1(systems, list(study.transfers), study.measures[0])
         (bench.folder / f"{test}-table1.md").write_text(ends, encoding="utf-8")
 
 
@@ -177,7 +177,7 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
 
     held_out = {name: make(name, data, {}) for name, data in study.tests.items()}
     held_out["dev"] = make("dev", study.dev, held_out)
-    learnt = {"train": study.train, **study.sources}
+    learnt = {"train": study.train, **study.transfers}
     tables = held_out | {name: make(name, data, held_out) for name, data in learnt.items()}
     more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.documents)]
     chosen = tuned(folder / "bm25", tables["dev"], workers.count == 0)
@@ -195,7 +195,7 @@ def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
     """Each start by its name; `scratch` has no ranker yet."""
     study = bench.study
     yield SCRATCH, None
-    for name in study.sources:
+    for name in study.transfers:
         yield name, bench.ranker(name, bench.tables[name], study.training)
     queries = questions_of(bench.tables["train"])
     made = labelled(bench.folder / "tables" / "pseudo", bench.index, queries, study.labels)

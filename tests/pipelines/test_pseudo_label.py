@@ -25,7 +25,7 @@ def study(checkpoint, data_root):
         train=Data("wikiqa", "train"),
         dev=Data("wikiqa", "dev"),
         tests={"test": Data("wikiqa", "test")},
-        sources={"general": Data("qnli", "dev", questions=10)},
+        transfers={"general": Data("qnli", "dev", questions=10)},
         labels=PseudoLabels(negatives=3),
         protocol=Protocol(sizes=(8, None), samples=1, epochs=2, at=8),
         training=replace(PAPER, epochs=1, learning_rate=1e-3, precision="fp32"),
@@ -64,7 +64,7 @@ def test_study_reports_every_start_size_and_remedy_and_makes_each_stage_once(stu
 
 def test_source_named_like_a_start_is_refused(study):
     with pytest.raises(RecipeError, match="'pseudo'"):
-        replace(study, sources={"pseudo": Data("qnli", "dev")})
+        replace(study, transfers={"pseudo": Data("qnli", "dev")})
 
 
 @pytest.mark.parametrize(
