@@ -29,6 +29,7 @@ def study(checkpoint, data_root):
         labels=PseudoLabels(negatives=3),
         protocol=Protocol(sizes=(8, None), samples=1, epochs=2, at=8),
         training=replace(PAPER, epochs=1, learning_rate=1e-3, precision="fp32"),
+        measures=["RR"],
         tracking=Tracking(tensorboard=False),
     )
 
