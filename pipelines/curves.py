@@ -6,9 +6,11 @@ Knows evaluations by the names that `pipelines.pseudo_label` gives systems. Must
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scipy import stats
+
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
-from as2ray.evaluation.significance import compare, mean_over_seeds
+from as2ray.evaluation.seeds import mean_over_seeds, paired
 
 SIGNIFICANT = 0.01
 """Of the paper's paired t-tests."""
@@ -74,7 +76,6 @@ def _mark(systems: Systems, name: str, measure: str) -> str:
 
 
 def _differ(systems: Systems, one: str, other: str, measure: str) -> bool:
-    before, after = (
-        mean_over_seeds([e.per_question for e in systems[name].values()]) for name in (one, other)
-    )
-    return compare(before, after, measure).p_t < SIGNIFICANT
+    tables = [mean_over_seeds([e.per_question for e in systems[n].values()]) for n in (one, other)]
+    # Of two that are equal on every question the p-value is no number, and they do not differ.
+    return bool(stats.ttest_rel(*paired(tables, measure)).pvalue < SIGNIFICANT)
