@@ -14,8 +14,8 @@ from pipelines.labels import candidates_indexed, questions_of, retrieved, sample
 from pipelines.steps import TABLE, table
 
 ROWS = [
-    ("a", "who hunts mice", "a-0", "Owls hunt mice.", 1),
-    ("a", "who hunts mice", "a-1", "Cats  sleep.", 0),
+    ("a", "which birds hunt mice", "a-0", "Owls hunt mice.", 1),
+    ("a", "which birds hunt mice", "a-1", "Cats  sleep.", 0),
     ("b", "when do cats sleep", "b-0", "All day long.", 1),
     ("b", "when do cats sleep", "b-1", "Cats sleep.", 0),
     ("b", "when do cats sleep", "b-2", "Mice run.", 0),
@@ -57,7 +57,7 @@ def test_retrieved_candidates_come_from_all_and_keep_their_labels(source, tmp_pa
 def test_sample_is_a_stage_with_some_questions(source, tmp_path):
     drawn = sampled(tmp_path / "sample", source, 1, 0, True)
     assert len(questions_of(drawn)) == 1
-    assert [q.text for q in questions_of(source)] == ["who hunts mice", "when do cats sleep"]
+    assert [q.text for q in questions_of(source)] == ["which birds hunt mice", "when do cats sleep"]
 
 
 def test_tuned_takes_the_best_of_the_grid(source, tmp_path):
