@@ -90,6 +90,33 @@ def fit(scores: np.ndarray, labels: np.ndarray, kind: Kind = "temperature") -> C
     return Calibration("isotonic", 1.0, tuple(values[keep].tolist()), tuple(fitted[keep].tolist()))
 
 
+def abstention(best: np.ndarray, right: np.ndarray, precision: float = 0.5) -> float:
+    """The lowest score at which, and above which, answers are right often enough to be given.
+
+    A question's best candidate is the highest of many scores, so its score promises more than it
+    keeps; what it keeps is counted here, on questions with and without an answer.
+
+    Args:
+        best: Score of each question's best candidate, from 0 to 1, shape [questions].
+        right: Whether it answers, 0 or 1, shape [questions].
+        precision: Share of right answers among those given, at least.
+
+    Returns:
+        A score of `best`, or 1 where no threshold reaches the precision.
+    """
+    _check(best, right)
+    if not 0 < precision <= 1:
+        raise EvaluationError(
+            f"precision {precision}", expected="above 0, at most 1", mend="correct it"
+        )
+    order = np.argsort(-best, kind="stable")
+    share = np.cumsum(right[order]) / np.arange(1, len(best) + 1)
+    # Equal scores are given together or not at all.
+    ends = np.flatnonzero(np.append(best[order][1:] != best[order][:-1], True))
+    enough = ends[share[ends] >= precision]
+    return float(best[order][enough[-1]]) if len(enough) else 1.0
+
+
 @dataclass(frozen=True)
 class Reliability:
     """How far scores are from the shares of answers among them."""

@@ -76,6 +76,7 @@ def load(
         how: dict[str, Any] = {"precision": precision, "device": device, "max_length": max_length}
         ensemble = EnsembleRanker([load(folder, **how) for folder in folders], found["weights"])
         ensemble.calibration = tuple(map(Calibration.of, found["calibration"]))
+        ensemble.threshold = found.get("threshold")
         return ensemble.eval()
     ranker, _ = _read(path, max_length=max_length, new_head=False)
     ranker.precision, ranker.fused = precision, True
@@ -127,7 +128,7 @@ def start(
     """
     torch.manual_seed(seed)
     ranker, new_head = _read(path, max_length=max_length, new_head=True)
-    ranker.calibration = ()  # of weights that will change
+    ranker.calibration, ranker.threshold = (), None  # of weights that will change
     if isinstance(ranker, TwoInOneRanker):
         return ranker
     if isinstance(ranker, StagedRanker):
@@ -204,6 +205,7 @@ def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[
     pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
     ranker = _dressed(ranks, network, pairs, tokenizer)
     ranker.calibration = tuple(map(Calibration.of, settings.get("calibration", [])))
+    ranker.threshold = settings.get("threshold")
     return ranker, new_head
 
 
@@ -309,7 +311,12 @@ def save(
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
     if isinstance(ranker, EnsembleRanker):
         calibration = [asdict(calibration) for calibration in ranker.calibration]
-        told = {"ranker": "ensemble", "weights": ranker.weights, "calibration": calibration}
+        told = {
+            "ranker": "ensemble",
+            "weights": ranker.weights,
+            "calibration": calibration,
+            "threshold": ranker.threshold,
+        }
         (folder / "config.json").write_text(json.dumps({SETTINGS: told}, indent=2))
         for number, member in enumerate(ranker.members):
             (folder / f"{MEMBER}{number}").mkdir()
@@ -317,6 +324,7 @@ def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None
         return
     settings = {**ranker.settings(), **_lengths(ranker.tokenizer)}
     settings["calibration"] = [asdict(calibration) for calibration in ranker.calibration]
+    settings["threshold"] = ranker.threshold
     setattr(ranker.network.config, SETTINGS, settings)
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""The command line: `as2ray corpora | rank | evaluate | cost | calibrate`.
+"""The command line: `as2ray corpora | index | ask | rank | evaluate | cost | calibrate`.
 
 Knows jsonargparse. Must hold no logic of its own.
 """
@@ -8,26 +8,36 @@ from collections.abc import Sequence
 
 from jsonargparse import CLI
 
+from as2ray.commands.ask import ask
 from as2ray.commands.calibrate import calibrate
 from as2ray.commands.corpora import Corpora
 from as2ray.commands.cost import cost
 from as2ray.commands.evaluate import evaluate
+from as2ray.commands.index import index
 from as2ray.commands.rank import rank
 from as2ray.errors import As2rayError
 
 COMMANDS = {
     "corpora": Corpora,
+    "index": index,
+    "ask": ask,
     "rank": rank,
     "evaluate": evaluate,
     "cost": cost,
     "calibrate": calibrate,
 }
 
+LEADING = {"index": "--source", "ask": "--question"}
+"""Of commands that are given one thing first, as in `as2ray ask "..."`, the flag that it fills."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of `as2ray`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] and given[0] in LEADING and given[1:] and not given[1].startswith("-"):
+        given.insert(1, LEADING[given[0]])
     try:
-        CLI(COMMANDS, args=arguments, as_positional=False)
+        CLI(COMMANDS, args=given, as_positional=False)
     except As2rayError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

@@ -58,5 +58,9 @@ class ResourceError(As2rayError):
     """The cluster cannot give what the resource plan asks."""
 
 
+class IndexFolderError(As2rayError):
+    """An index of documents is missing, broken, of another version, or cannot be written."""
+
+
 class EvaluationError(As2rayError):
     """Scores and judgements do not fit together."""

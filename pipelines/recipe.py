@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.filters import Filter
-from as2ray.objectives import Distillation, TwoInOne
+from as2ray.objectives import WithSettings
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
@@ -67,9 +67,9 @@ class Step:
     """Make a cascade with exits after these layers; a step that starts from one goes on with it."""
     heads: int = 0
     """CERBERUS's heads after the last exit: a copy each of the layers above it."""
-    objective: str | Distillation | TwoInOne = "cross_entropy"
-    """Name of the loss; a cascade's is `uniform_exit` in the paper. Or settings: of distillation,
-    or of a joint model's loss."""
+    objective: str | WithSettings = "cross_entropy"
+    """Name of the loss; a cascade's is `uniform_exit` in the paper. Or the settings of a loss that
+    has any: distillation, margin, a joint model's."""
     teachers: list[str] = field(default_factory=list)
     """Steps before it whose rankers' stored logits it learns from."""
     seeds: list[int] | None = None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from as2ray.calibration import Calibration, fit, reliability
+from as2ray.calibration import Calibration, abstention, fit, reliability
 from as2ray.errors import EvaluationError
 
 
@@ -76,3 +76,18 @@ def test_scores_or_labels_that_make_no_sense_are_refused():
         fit(np.array([0.5, 0.6]), np.array([0, 1]), "platt")
     with pytest.raises(EvaluationError, match="0 scores"):
         reliability(np.array([]), np.array([]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
+    st.sampled_from([0.3, 0.5, 0.75, 1.0]),
+)
+def test_abstention_is_the_lowest_score_that_keeps_the_precision(pairs, precision):
+    best, right = (np.array(x, float) for x in zip(*pairs))
+    kept = [s for s in best if right[best >= s].mean() >= precision]
+    assert abstention(best, right, precision) == min(kept, default=1.0)
+
+
+def test_abstention_of_impossible_precision_is_refused():
+    with pytest.raises(EvaluationError, match="precision 0"):
+        abstention(np.array([0.5]), np.array([1]), 0.0)

@@ -21,6 +21,7 @@ def calibrate(
     source: str | None = None,
     options: dict[str, Any] = {},  # noqa: B006
     filter: Filter = "raw",
+    precision: float = 0.5,
 ) -> None:
     """Makes a ranker's scores probabilities, fitted on a development split.
 
@@ -34,13 +35,15 @@ def calibrate(
         source: Folder of the raw release, or `hub`.
         options: The corpus' own options.
         filter: Questions that count; raw, for a user meets questions without an answer too.
+        precision: Share of right ones among the answers that `as2ray ask` gives, at least; it
+            abstains below the score that this takes.
     """
     from as2ray.checkpoint import load, save
 
     rows = rows_of(table, corpus, split, source, options)
     rows = rows.filter(pa.array(filter_mask(rows, filter)))
     ranker = load(model)
-    ranker.calibrate(rows, kind)
+    ranker.calibrate(rows, kind, precision)
     save(ranker, output)
     texts, label = (rows["question"].to_pylist(), rows["candidate"].to_pylist()), rows["label"]
     shown = table_of("stage", "ECE before", "after", "Brier before", "after")
@@ -55,3 +58,4 @@ def calibrate(
         drawn |= {f"{name} before".strip(): before, f"{name} after".strip(): after}
     plots.reliability_diagram(drawn, model, Path(output) / "reliability.png")
     console().print(shown)
+    console().print(f"abstains below {ranker.threshold:.4f}")

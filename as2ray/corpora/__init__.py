@@ -2,7 +2,7 @@
 
 from as2ray.corpora.base import HUB, Corpus, Item, Published
 from as2ray.corpora.discover import Check, Listing, data_root, found, list_corpora, verify_all
-from as2ray.corpora.leaks import check_leaks, drop, shared_questions
+from as2ray.corpora.leaks import check_leaks, drop, near_duplicates, shared_questions
 from as2ray.corpora.noise import flip_labels
 from as2ray.corpora.registry import CORPORA, get
 from as2ray.corpora.stats import Spread, Stats, stats
@@ -31,6 +31,7 @@ __all__ = [
     "list_corpora",
     "load",
     "located",
+    "near_duplicates",
     "prepare",
     "read",
     "shared_questions",

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import LeakError
+from as2ray.text import likeness
 
 _END = re.compile(r"[\s?.!,;:'\"’”…]+$")
 
@@ -26,6 +27,21 @@ def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:
     Only the column `question` is read, so a large prepared corpus can be given as that alone.
     """
     return sorted(_questions(a).keys() & _questions(b).keys())
+
+
+def near_duplicates(a: pa.Table, b: pa.Table, least: float = 0.75) -> list[tuple[str, str, float]]:
+    """Questions of two tables that have most of their words in common, the most alike first.
+
+    FlexNeuART's check of splits compares questions in this way (`check_split_leak.py`).
+
+    Args:
+        a: A table.
+        b: Another.
+        least: Words of both questions over the words of either.
+    """
+    ours, theirs = (pc.unique(t["question"]).to_pylist() for t in (a, b))
+    found = likeness.near_duplicates(ours, theirs, least)
+    return sorted(((ours[i], theirs[j], like) for i, j, like in found), key=lambda x: -x[2])
 
 
 def check_leaks(tables: Mapping[str, pa.Table]) -> None:

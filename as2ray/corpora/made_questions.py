@@ -39,7 +39,7 @@ def made_questions(
     rows = []
     for document, sentences in documents.items():
         for place, sentence in enumerate(sentences):
-            question = _question(sentence, random)
+            question = question_of(sentence, random)
             others = [s for s in sentences if s != sentence]
             if question is None or not others:
                 continue
@@ -52,7 +52,7 @@ def made_questions(
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
 
 
-def _question(sentence: str, random: Random) -> str | None:
+def question_of(sentence: str, random: Random) -> str | None:
     """Half of a sentence's words in their order; None where it has too few."""
     words = [w.lower() for w in WORD.findall(sentence) if w.lower() not in COMMON]
     if len(words) <= FEWEST:

@@ -6,7 +6,18 @@ Knows the `CORPUS` of each file. Must not know how any is read.
 from collections.abc import Mapping
 from typing import Final
 
-from as2ray.corpora import asnq, hotpotqa, python_reference, qnli, squad, trecqa, wikiqa
+from as2ray.corpora import (
+    asnq,
+    dpr,
+    hotpotqa,
+    msmarco,
+    python_reference,
+    qnli,
+    squad,
+    trecqa,
+    wikiqa,
+    yahoo_answers,
+)
 from as2ray.corpora.base import Corpus
 from as2ray.errors import CorpusError
 
@@ -19,6 +30,9 @@ CORPORA: Final[Mapping[str, Corpus]] = {
         squad.CORPUS,
         qnli.CORPUS,
         hotpotqa.CORPUS,
+        msmarco.CORPUS,
+        dpr.CORPUS,
+        yahoo_answers.CORPUS,
         python_reference.CORPUS,
     )
 }

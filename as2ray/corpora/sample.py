@@ -11,7 +11,11 @@ from as2ray.records import question_starts
 
 
 def sample(
-    table: pa.Table, questions: int | None = None, negatives: int | None = None, seed: int = 0
+    table: pa.Table,
+    questions: int | None = None,
+    negatives: int | None = None,
+    seed: int = 0,
+    nested: bool = False,
 ) -> pa.Table:
     """Some of the questions, each with all positives and some of its negatives, in order.
 
@@ -20,6 +24,7 @@ def sample(
         questions: How many to draw; all by default.
         negatives: Most negatives of a question; all by default.
         seed: Of both draws.
+        nested: Whether a larger sample of the same seed holds the questions of a smaller one.
 
     Raises:
         CorpusError: More questions than there are, or a negative number.
@@ -35,7 +40,8 @@ def sample(
     kept = np.ones(table.num_rows, bool)
     question = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, table.num_rows)))
     if questions is not None:
-        drawn = rng.choice(len(starts), questions, replace=False)
+        drawn = rng.choice(len(starts), len(starts) if nested else questions, replace=False)
+        drawn = drawn[:questions]
         kept &= np.isin(question, drawn)
     if negatives is not None:
         kept &= _few(table["label"].to_numpy() == 0, question, negatives, rng)

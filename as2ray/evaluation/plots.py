@@ -31,10 +31,12 @@ def learning_curve(
     path: Path | str,
     *,
     markers: bool = True,
+    logarithmic: bool = False,
 ) -> Figure:
     """One line a system, its mean over seeds, in a band of one standard deviation.
 
-    TANDA's Figure 4 is this with MAP over epochs.
+    TANDA's Figure 4 is this with MAP over epochs, Mokrii et al.'s Figure 1 with MRR over numbers of
+    training queries.
 
     Args:
         series: Points by system.
@@ -43,6 +45,7 @@ def learning_curve(
         y_label: What y is.
         path: Where to, `.png` or `.svg`.
         markers: Whether each point is marked.
+        logarithmic: Whether x is, above 10; below it there is room for 0.
     """
     figure, axes = _canvas(title, x_label, y_label)
     for number, (name, points) in enumerate(series.items()):
@@ -50,7 +53,10 @@ def learning_curve(
         colour = _COLOURS[number % len(_COLOURS)]
         axes.plot(x, mean, label=name, color=colour, marker="o" if markers else "", markersize=4)
         axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if logarithmic:
+        axes.set_xscale("symlog", linthresh=10)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finished(figure, path, legend=len(series) > 1)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from as2ray.calibration import Calibration, Kind, fit
+from as2ray.calibration import Calibration, Kind, abstention, fit
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
 from as2ray.pruning import Drop, Scored
@@ -75,6 +75,8 @@ class Ranker(nn.Module, ABC):
         rounding; `load` sets it."""
         self.calibration: tuple[Calibration, ...] = ()
         """Of each stage, made on a development split; without it scores stay as they are."""
+        self.threshold: float | None = None
+        """Score below which a question's best answer is better not given, made with it."""
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -248,16 +250,24 @@ class Ranker(nn.Module, ABC):
             raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
         return self.rank_many([(question, candidates)], drop)[0][:top_k]
 
-    def calibrate(self, table: pa.Table, kind: Kind = "temperature") -> None:
-        """Fits what turns scores into probabilities, for each stage.
+    def calibrate(
+        self, table: pa.Table, kind: Kind = "temperature", precision: float = 0.5
+    ) -> None:
+        """Fits what turns scores into probabilities, for each stage, and when to abstain.
 
         Args:
-            table: A development split; every question counts.
+            table: A development split; every question counts, also those without an answer.
             kind: Which map.
+            precision: Share of right ones among the answers given, at least.
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         label = table["label"].to_numpy()
         self.calibration = tuple(fit(of, label, kind) for of in self.score_exits(*texts).T)
+        scored, question = self.score_table(table), question_numbers(table)
+        order = np.lexsort((-scored.rank_by, question))
+        first = order[np.flatnonzero(np.diff(question[order], prepend=-1))]
+        best = self._calibrated(scored.score, scored.stage)[first]
+        self.threshold = abstention(best, label[first], precision)
 
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair, nothing dropped; float32, shape [pairs, stages]."""

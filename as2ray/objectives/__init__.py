@@ -10,10 +10,24 @@ from as2ray.errors import RecipeError
 from as2ray.objectives.base import Always, Moment, Objective, Task
 from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
 from as2ray.objectives.distillation import Distillation
+from as2ray.objectives.pairwise import Margin
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.objectives.two_in_one import TwoInOne
 
-__all__ = ["OBJECTIVES", "Distillation", "Moment", "Objective", "Task", "TwoInOne", "objective"]
+__all__ = [
+    "OBJECTIVES",
+    "Distillation",
+    "Margin",
+    "Moment",
+    "Objective",
+    "Task",
+    "TwoInOne",
+    "WithSettings",
+    "objective",
+]
+
+WithSettings = Distillation | Margin | TwoInOne
+"""Objectives that recipes describe by their settings."""
 
 OBJECTIVES: Mapping[str, Objective] = {
     "cross_entropy": Always(cross_entropy),
@@ -21,11 +35,12 @@ OBJECTIVES: Mapping[str, Objective] = {
     "exits_in_turn": Exits(in_turn),
     "early_exit": Exits(early),
     "every_exit": Exits(every),
+    "margin": Margin(),
 }
 """Objectives by the name that recipes give them."""
 
 
-def objective(name: str | Distillation | TwoInOne) -> Objective:
+def objective(name: str | WithSettings) -> Objective:
     """The objective of that name; one that has settings is its own.
 
     Raises:

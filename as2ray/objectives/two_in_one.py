@@ -43,10 +43,11 @@ class TwoInOne:
     """L_ans, where the answer stands in a supporting sentence."""
 
     def __post_init__(self) -> None:
-        if not (self.passages or self.sentences):
+        parts = (self.passages, self.sentences, self.consistency, self.similarity, self.answers)
+        if not any(parts):
             raise RecipeError(
-                "a joint objective of neither passages nor sentences",
-                expected="one of them, or both",
+                "a joint objective without any part",
+                expected="passages or sentences, or both",
                 mend="switch one on",
             )
 

@@ -5,6 +5,7 @@ Knows texts and candidates tables, and stands on bm25s. Must not know models, me
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import sparse
 
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, RecipeError
+from as2ray.retrieval.terms import Statistics, Terms, weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +42,63 @@ class BM25:
     stop_words: bool = False
     """Whether English stop words are left out."""
 
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and 0 <= self.b <= 1):
+            raise RecipeError(
+                f"k1 {self.k1}, b {self.b}",
+                expected="k1 of 0 or more, b from 0 to 1",
+                mend="correct them",
+            )
+
     def index(self, texts: Sequence[str]) -> "Index":
         """An index of the texts.
 
         Raises:
             CorpusError: No texts, or none that has a word.
         """
-        words = self.words(texts)
-        if not any(words):
+        return self.index_of(self.terms(texts))
+
+    def index_of(self, terms: Terms) -> "Index":
+        """As `index`, of texts that are counted already."""
+        if not len(terms.text):
             raise CorpusError(
-                f"{len(words):,} texts without a word",
+                f"{len(terms.lengths):,} texts without a word",
                 expected="at least one word of two letters",
                 mend="check the source",
             )
-        retriever = bm25s.BM25(k1=self.k1, b=self.b)
-        retriever.index(words, show_progress=False)
-        return Index(self, retriever)
+        return Index(self, weighed(terms, Statistics.of([terms]), self.k1, self.b))
+
+    def terms(self, texts: Sequence[str]) -> Terms:
+        """How often each text has each of its words: lower-cased, of two letters and more."""
+        found = self._tokenised(texts, return_ids=True)
+        return Terms.count(found.ids, found.vocab)
 
     def words(self, texts: Sequence[str]) -> list[list[str]]:
-        """Lower-cased words of two letters and more of each text."""
-        words: list[list[str]] = bm25s.tokenize(
-            list(texts),
-            stopwords="english" if self.stop_words else None,
-            return_ids=False,
-            show_progress=False,
-        )
+        """The words of each text that count."""
+        words: list[list[str]] = self._tokenised(texts, return_ids=False)
         return words
 
-    def scores_within(self, table: pa.Table) -> npt.NDArray[np.float32]:
+    def _tokenised(self, texts: Sequence[str], return_ids: bool) -> Any:
+        stop_words = "english" if self.stop_words else None
+        return bm25s.tokenize(
+            list(texts), stopwords=stop_words, return_ids=return_ids, show_progress=False
+        )
+
+    def scores_within(self, table: pa.Table, terms: Terms | None = None) -> npt.NDArray[np.float32]:
         """BM25 of each row's candidate for its question, shape [rows].
 
         Every candidate of the table counts as a text, so that a word's rarity is judged on the
         whole table and not on one question's few candidates.
 
+        Args:
+            table: With the columns `question` and `candidate`.
+            terms: Of its candidates, where they are counted already.
+
         Raises:
             CorpusError: A table without a word.
         """
-        index = self.index(table["candidate"].to_pylist())
+        counted = self.terms(table["candidate"].to_pylist()) if terms is None else terms
+        index = self.index_of(counted)
         questions = table["question"].combine_chunks().dictionary_encode()
         asked = index.counts(questions.dictionary.to_pylist())[questions.indices.to_numpy()]
         scores: npt.NDArray[np.float32] = index.matrix().multiply(asked).sum(axis=1)
@@ -94,9 +116,16 @@ class Index:
 
     def top(self, query: str, k: int = 10) -> list[Hit]:
         """The k best texts that share a word with the query, best first, earlier texts first."""
-        scores = (self.matrix() @ self.counts([query]).T).toarray()[:, 0]
-        best = np.argsort(-scores, kind="stable")[:k]
-        return [Hit(int(i), float(scores[i])) for i in best if scores[i] > 0]
+        return best(self.scores(query), k)
+
+    def scores(self, query: str) -> npt.NDArray[np.float32]:
+        """BM25 of every text for a query, shape [texts]."""
+        (words,) = self.settings.words([query])
+        known = self.retriever.get_tokens_ids(words)
+        if not known:
+            return np.zeros(self.retriever.scores["num_docs"], np.float32)
+        scores: npt.NDArray[np.float32] = self.retriever.get_scores_from_ids(known)
+        return scores
 
     def matrix(self) -> sparse.csc_array:
         """What each word adds to each text's score, shape [texts, words]."""
@@ -111,3 +140,11 @@ class Index:
         words = np.array([i for ids in known for i in ids], np.int32)
         width = len(self.retriever.scores["indptr"]) - 1
         return sparse.csr_array((np.ones(len(words), np.float32), words, ends), (len(known), width))
+
+
+def best(scores: npt.NDArray[np.float32], k: int) -> list[Hit]:
+    """The k highest of the scores above 0, best first, of equals the earlier."""
+    floor = np.partition(scores, -k)[-k] if 0 < k < len(scores) else 0.0
+    found = np.flatnonzero((scores >= floor) & (scores > 0))
+    order = found[np.argsort(-scores[found], kind="stable")[:k]]
+    return [Hit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]

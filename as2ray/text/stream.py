@@ -7,6 +7,9 @@ The rows of a corpus are numbered through all its files. An epoch shuffles spans
 them end to end, cuts the result in *windows*, and shuffles inside each window. A step is the next
 `batch` pairs. All of it follows from the seed and the epoch, so every rank can find its share
 without asking, any number of ranks trains on the same steps, and a run resumes at any step.
+
+What a row is, and whether an epoch goes through rows at all, other streams may say otherwise: of
+passages (`passage_stream`), of questions (`paired_stream`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +49,8 @@ class MicroBatch:
     step: int
     """Number of the step in its epoch, from 0."""
     pairs: int
-    """Pairs of the whole step over all ranks: the loss is divided by it."""
+    """Pairs of the whole step over all ranks, or questions of a paired stream: what the loss is
+    divided by."""
     last: bool
     """Whether this rank's share of the step ends here."""
     batch: PackedBatch
@@ -185,7 +189,7 @@ class Stream:
     files: PairFiles
     tokenizer: PairTokenizer
     batch: int
-    """Pairs of a step over all ranks (the global batch)."""
+    """Pairs of a step over all ranks (the global batch); of a paired stream, questions."""
     max_tokens: int = 8_192
     """Most tokens of a packed batch; a share that needs more is accumulated."""
     seed: int = 0
@@ -198,10 +202,11 @@ class Stream:
     """Stored logits of each teacher, row for row beside `files`."""
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.max_tokens < self.tokenizer.max_length:
+        least = self.tokenizer.max_length * self.width
+        if self.batch < 1 or self.max_tokens < least:
             raise RecipeError(
                 f"batch={self.batch}, max_tokens={self.max_tokens:,}",
-                expected=f"batch >= 1 and max_tokens >= max_length={self.tokenizer.max_length}",
+                expected=f"batch >= 1 and max_tokens >= {least} ({self.width} x max_length)",
                 mend="correct the recipe",
             )
         sizes = [len(teacher) for teacher in self.teachers]
@@ -213,9 +218,19 @@ class Stream:
             )
 
     @property
+    def width(self) -> int:
+        """Sequences of a unit."""
+        return 1
+
+    @property
+    def units(self) -> int:
+        """What an epoch goes through: rows, here."""
+        return len(self.files)
+
+    @property
     def steps(self) -> int:
         """Steps of an epoch; the last may be smaller, and no pair is left out."""
-        return -(-len(self.files) // self.batch)
+        return -(-self.units // self.batch)
 
     @cached_property
     def steps_a_window(self) -> int:
@@ -234,24 +249,28 @@ class Stream:
 
     def read_window(self, epoch: int, window: int, start: int = 0) -> Iterator[MicroBatch]:
         """The packed batches of this rank in one window, from step `start` of the epoch on."""
-        rows = self._shuffled(epoch, window)
+        units = self._shuffled(epoch, window)
         first = window * self.steps_a_window
-        step = first + np.arange(len(rows)) // self.batch
-        mine = (np.arange(len(rows)) % self.batch % self.ranks == self.rank) & (step >= start)
-        shares = np.split(rows[mine], np.searchsorted(step[mine], np.unique(step))[1:])
+        step = first + np.arange(len(units)) // self.batch
+        mine = (np.arange(len(units)) % self.batch % self.ranks == self.rank) & (step >= start)
+        rows = self.drawn(units, epoch, window)
         # Where this rank has no pair in the window, one row still tells the columns' shapes.
         encoded = self.encode(rows[mine] if mine.any() else rows[:1])
         at = 0
-        for number, share in zip(np.unique(step), shares):
+        for number, pairs in zip(*np.unique(step, return_counts=True)):
             if number < start:
                 continue
-            pairs = int(np.sum(step == number))
-            yield from self._share(int(number), pairs, encoded, at, len(share))
-            at += len(share)
+            size = int(np.sum(mine & (step == number)))
+            yield from self._share(int(number), int(pairs), encoded, at, size)
+            at += size
+
+    def drawn(self, units: np.ndarray, epoch: int, window: int) -> np.ndarray:
+        """The rows that the units of a window stand for; the same on every rank."""
+        return units
 
     def _shuffled(self, epoch: int, window: int) -> np.ndarray:
-        """Row numbers of a window in the epoch's order, shape [rows of the window]."""
-        total, size = len(self.files), self.steps_a_window * self.batch
+        """Numbers of a window's rows or questions in the epoch's order, shape [units]."""
+        total, size = self.units, self.steps_a_window * self.batch
         spans = np.random.default_rng([self.seed, epoch]).permutation(-(-total // SPAN))
         lengths = np.minimum(SPAN, total - spans * SPAN)
         ends = np.cumsum(lengths)
@@ -277,10 +296,9 @@ class Stream:
         return Pairs(sequences, {"row": rows, **columns})
 
     def mean_length(self, sample: int = 4_096) -> float:
-        """Mean tokens of a row, over rows spread evenly through the corpus."""
-        last = len(self.files) - 1
-        rows = np.linspace(0, last, min(sample, len(self.files))).astype(np.int64)
-        return float(self.encode(rows).lengths.mean())
+        """Mean tokens of a unit, over some spread evenly through the corpus."""
+        units = np.linspace(0, self.units - 1, min(sample, self.units)).astype(np.int64)
+        return float(self.encode(self.drawn(units, 0, 0)).lengths.mean())
 
     def _share(
         self, step: int, pairs: int, encoded: Encoded, start: int, size: int

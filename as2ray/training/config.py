@@ -11,6 +11,9 @@ from as2ray.errors import RecipeError
 Schedule = Literal["linear", "triangular", "constant"]
 """What follows the warm-up."""
 
+Restart = Literal["epoch"]
+"""When schedule and moments begin anew."""
+
 Precision = Literal["auto", "fp32", "bf16"]
 """Number format of training; fp16 would need its loss scaled, and serves for ranking alone."""
 
@@ -29,12 +32,16 @@ class Training:
     """Most tokens of a packed batch; a larger share of a step is accumulated."""
     learning_rate: float = 2e-5
     """Peak learning rate of AdamW."""
+    head_learning_rate: float | None = None
+    """Peak of what stands after the encoder, where it is another."""
     weight_decay: float = 0.01
     """On matrices; biases and layer norms have none."""
     schedule: Schedule = "linear"
     """What follows the warm-up: down to 0 at the end; down and up again in triangles; level."""
     warmup: float = 0.1
     """Part of the run in which the rate grows from 0 to its peak."""
+    restart: Restart | None = None
+    """`epoch`: begin schedule and AdamW's moments anew with every epoch, as FlexNeuART does."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 switches clipping off."""
     precision: Precision = "auto"
@@ -57,6 +64,8 @@ class Training:
             "batch_tokens": self.batch_tokens is None or self.batch_tokens >= 1,
             "max_tokens": self.max_tokens >= 1,
             "learning_rate": self.learning_rate > 0,
+            "head_learning_rate": self.head_learning_rate is None or self.head_learning_rate > 0,
+            "restart": self.restart is None or self.restart in get_args(Restart),
             "weight_decay": self.weight_decay >= 0,
             "schedule": self.schedule in get_args(Schedule),
             "precision": self.precision in get_args(Precision),
@@ -71,7 +80,7 @@ class Training:
         if wrong:
             raise RecipeError(
                 f"training settings out of range: {wrong}",
-                expected="counts >= 1, learning_rate > 0, 0 <= warmup < 1 (triangular: > 0), "
+                expected="counts >= 1, learning rates > 0, 0 <= warmup < 1 (triangular: > 0), "
                 f"clip, weight_decay and seed >= 0, a schedule of {get_args(Schedule)}, "
                 f"a precision of {get_args(Precision)}",
                 mend="correct the recipe",

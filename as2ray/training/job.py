@@ -12,9 +12,8 @@ import torch
 from as2ray import checkpoint
 from as2ray.models.cerberus import Average
 from as2ray.models.ranker import Ranker
-from as2ray.objectives import objective
-from as2ray.objectives.distillation import Distillation
-from as2ray.objectives.two_in_one import TwoInOne
+from as2ray.objectives import Margin, TwoInOne, WithSettings, objective
+from as2ray.text.paired_stream import PairedStream
 from as2ray.text.passage_stream import PassageStream
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.training import parallel
@@ -57,8 +56,9 @@ class Job:
     """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
     training: Training = field(default_factory=Training)
     """What changes the result."""
-    objective: str | Distillation | TwoInOne = "cross_entropy"
-    """Name of the loss; distillation from `teachers`; or a joint model's, on tables by passages."""
+    objective: str | WithSettings = "cross_entropy"
+    """Name of the loss, or one with settings: distillation is from `teachers`, a joint model's is
+    on tables by passages."""
     teachers: tuple[tuple[str, ...], ...] = ()
     """For each teacher its stored logits: a folder beside each of `train`, in their order."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -123,8 +123,7 @@ def train_here(job: Job, folder: str | Path) -> Path:
 
 def _stream(job: Job, ranker: Ranker) -> Stream:
     training = job.training
-    kind = PassageStream if job.joint else Stream
-    stream = kind(
+    stream = _kind(job)(
         PairFiles.find(job.train),
         ranker.tokenizer,
         training.batch,
@@ -137,3 +136,10 @@ def _stream(job: Job, ranker: Ranker) -> Stream:
     if training.batch_tokens is None:
         return stream
     return replace(stream, batch=max(1, round(training.batch_tokens / stream.mean_length())))
+
+
+def _kind(job: Job) -> type[Stream]:
+    """What a row of the run's data is."""
+    if job.joint:
+        return PassageStream
+    return PairedStream if isinstance(objective(job.objective), Margin) else Stream

@@ -106,7 +106,9 @@ class Loop:
         ranker.precision = training.precision
         ranker.gradient_checkpointing(training.gradient_checkpointing)
         self.model: nn.Module = parallel.spread(ranker, training.sharded)
-        self.optimiser = optimiser(self.model, training)
+        self.optimiser = optimiser(self.model, training, ranker.network.base_model_prefix)
+        peaks = [group["lr"] for group in self.optimiser.param_groups]
+        self.shares = [peak / training.learning_rate for peak in peaks]
         self.progress = self._resume()
         self.since = _Since.now(ranker.device)
         self.tracking = tracking or Tracking()
@@ -161,12 +163,22 @@ class Loop:
             loss += part.detach()
         if self.training.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate(self.training, (progress.steps + 1) / (self._total_steps() + 1))
+        height = self._rate()
+        for group, share in zip(self.optimiser.param_groups, self.shares):
+            group["lr"] = height * share
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.progress = replace(progress, step=progress.step + 1, steps=progress.steps + 1)
         return loss
+
+    def _rate(self) -> float:
+        """The encoder's learning rate in the step in work; an epoch begins anew if asked."""
+        done, steps = self.progress.steps, self._total_steps()
+        if self.training.restart == "epoch":
+            done, steps = self.progress.step, self.data.steps
+            if done == 0:
+                self.optimiser.state.clear()
+        return rate(self.training, (done + 1) / (steps + 1))
 
     def _moment(self) -> Moment:
         exits = len(self.ranker.exits)

@@ -24,11 +24,25 @@ def rate(training: Training, progress: float) -> float:
     return peak if training.schedule == "constant" else peak * (1.0 - progress) / (1.0 - warmup)
 
 
-def optimiser(model: nn.Module, training: Training) -> AdamW:
-    """AdamW with weight decay on matrices alone."""
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return AdamW(groups, lr=training.learning_rate, eps=1e-8, fused=True)
+def optimiser(model: nn.Module, training: Training, body: str = "") -> AdamW:
+    """AdamW with weight decay on matrices alone, and with a rate of its own for the head if asked.
+
+    Args:
+        model: What is trained.
+        training: Rates and decay; each group's rate is its peak.
+        body: Name of the encoder inside the network; what bears another name is the head.
+    """
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, weights in model.named_parameters():
+        if weights.requires_grad:
+            head = training.head_learning_rate is not None and f".{body}." not in f".{name}"
+            groups.setdefault((head, weights.ndim >= 2), []).append(weights)
+    rates = {False: training.learning_rate, True: training.head_learning_rate}
+    return AdamW(
+        [
+            {"params": held, "lr": rates[head], "weight_decay": training.weight_decay * matrix}
+            for (head, matrix), held in sorted(groups.items(), key=lambda g: (g[0][0], -g[0][1]))
+        ],
+        eps=1e-8,
+        fused=True,
+    )

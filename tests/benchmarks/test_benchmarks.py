@@ -124,3 +124,22 @@ def test_distillation_small_run_writes_every_ratio(encoder, tmp_path):
     assert {"stored / plain", "stored / in the loop", "one actor / in process"} < set(results)
     assert results["B11_3H1"]["parameters"] < results["B6_3H6"]["parameters"]
     assert all(found["ratio"]["median"] > 0 for found in results.values())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
+def test_retrieval_small_run_compares_with_two_peers_and_times_ask(tmp_path):
+    pytest.importorskip("rank_bm25")
+    results = report("retrieval", tmp_path, "--cores", "1")["results"]
+    for what in ("index", "search"):
+        for peer in ("bm25s alone", "rank_bm25"):
+            assert results[f"{what}, to {peer}"]["ratio"]["median"] > 0
+    assert 0 < results["ask"]["p50"] <= results["ask"]["p95"]
+    assert 0 < results["ask"]["retrieval share"] < 1
+
+
+def test_retrieval_without_the_releases_says_what_it_needs(tmp_path):
+    pytest.importorskip("rank_bm25")
+    done = run("retrieval", tmp_path)
+    assert done.returncode != 0
+    assert "ASNQ" in done.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from as2ray.distributed.ingest import RayEpochs, from_row, to_table
+from as2ray.text.paired_stream import PairedStream
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.text.tokens import PairTokenizer
 
@@ -12,9 +13,9 @@ from as2ray.text.tokens import PairTokenizer
 def stream(corpus, checkpoint):
     tokenizer = PairTokenizer.from_folder(checkpoint(), max_length=32, max_question=12)
 
-    def make(**changes):
+    def make(kind=Stream, **changes):
         settings = {"batch": 24, "max_tokens": 200, "window": 96} | changes
-        return Stream(PairFiles.find(corpus), tokenizer, **settings)
+        return kind(PairFiles.find(corpus), tokenizer, **settings)
 
     return make
 
@@ -28,18 +29,21 @@ def _same(a, b):
         np.testing.assert_array_equal(values, b.batch.of_sequence[name])
 
 
-def test_rows_of_packed_batches_come_back_as_they_were(stream):
-    micros = list(stream().epoch(0))
+@pytest.mark.parametrize("kind", [Stream, PairedStream])
+def test_rows_of_packed_batches_come_back_as_they_were(stream, kind):
+    micros = list(stream(kind).epoch(0))
     rows = to_table(micros)
     for number, micro in enumerate(micros):
         _same(micro, from_row(rows, number))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [0, 7])
-def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start):
-    made = list(RayEpochs(stream()).epoch(1, start))
-    expected = list(stream().epoch(1, start))
+@pytest.mark.parametrize(
+    ("start", "more"), [(0, {}), (7, {}), (2, {"kind": PairedStream, "window": 48})]
+)
+def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start, more):
+    made = list(RayEpochs(stream(**more)).epoch(1, start))
+    expected = list(stream(**more).epoch(1, start))
     assert len(made) == len(expected) > 1
     for a, b in zip(made, expected):
         _same(a, b)

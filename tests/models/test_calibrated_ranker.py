@@ -36,6 +36,23 @@ def test_calibrated_ranker_keeps_its_order_and_comes_closer_to_the_labels(
 def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tmp_path):
     ranker = load(checkpoint("bert"), max_length=60, device="cpu")
     ranker.calibrate(tiny.candidates(10, seed=4))
+    assert ranker.threshold is not None
     folder = save(ranker, tmp_path / "saved")
     assert len(load(folder).calibration) == 1
-    assert start(folder, max_length=60).calibration == ()
+    assert load(folder).threshold == ranker.threshold
+    begun = start(folder, max_length=60)
+    assert (begun.calibration, begun.threshold) == ((), None)
+
+
+def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):
+    ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
+    dev = tiny.candidates(40, seed=4)
+    ranker.calibrate(dev, precision=0.3)
+    questions = {row["question_id"]: row["question"] for row in dev.to_pylist()}
+    given, right = 0, 0
+    for id, question in questions.items():
+        rows = [row for row in dev.to_pylist() if row["question_id"] == id]
+        best = ranker.rank(question, [row["candidate"] for row in rows], 1)[0]
+        if best.score >= ranker.threshold:
+            given, right = given + 1, right + rows[best.index]["label"]
+    assert given == 0 or right / given >= 0.3

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from as2ray.errors import RecipeError
 from as2ray.joint import Joint
 from as2ray.objectives.base import Moment
 from as2ray.objectives.two_in_one import TwoInOne
@@ -103,3 +104,8 @@ def test_loss_is_the_sum_over_passages(joint, targets):
         for i, part in enumerate((first, second))
     ]
     torch.testing.assert_close(loss(joint, targets, **how), parts[0] + parts[1])
+
+
+def test_objective_without_any_part_is_refused():
+    with pytest.raises(RecipeError, match="without any part"):
+        TwoInOne(passages=False, sentences=False)

@@ -286,3 +286,23 @@ def test_objective_that_does_not_fit_the_ranker_is_refused(checkpoint, small, tm
                 exits=exits,
                 objective=objective(name),
             )
+
+
+def test_head_rate_and_restart_by_epoch_follow_the_schedule(checkpoint, small, tmp_path):
+    how = {"epochs": 2, "batch": 32, "schedule": "linear", "warmup": 0.2, "restart": "epoch"}
+    loop = loop_of(
+        checkpoint("bert", None),
+        small(160),
+        tmp_path,
+        learning_rate=1e-3,
+        head_learning_rate=1e-2,
+        **how,
+    )
+    loop.fit()
+    rates = [x["learning_rate"] for x in told(tmp_path, "learning_rate")]
+    expected = [5 / 6, 5 / 6, 5 / 8, 5 / 12, 5 / 24]
+    assert rates == pytest.approx([1e-3 * part for part in expected] * 2)
+    body, head = (loop.optimiser.param_groups[number]["lr"] for number in (0, -1))
+    assert head == pytest.approx(10 * body)
+    steps = {int(held["step"]) for held in loop.optimiser.state.values()}
+    assert steps == {5}  # of the second epoch alone

@@ -34,6 +34,8 @@ def test_rate_at_known_points_of_a_run_is_as_drawn(schedule, warmup, expected):
         ("learning_rate", 0.0),
         ("learning_rate", -1e-5),
         ("learning_rate", float("nan")),
+        ("head_learning_rate", 0.0),
+        ("restart", "step"),
         ("weight_decay", -0.1),
         ("schedule", "cosine"),
         ("precision", "int8"),
@@ -68,3 +70,23 @@ def test_optimiser_decays_matrices_alone():
     changed = {n for n, p in model.named_parameters() if not torch.all(p == 1.0)}
     assert changed == {"2.weight"}
     torch.testing.assert_close(model[2].weight, torch.full((5, 3), 0.95))
+
+
+def test_optimiser_gives_the_head_a_rate_of_its_own():
+    network = nn.ModuleDict({"body": nn.Linear(2, 2), "classifier": nn.Linear(2, 2)})
+    model = nn.ModuleDict({"network": network})
+    training = Training(learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.3)
+    groups = optimiser(model, training, "body").param_groups
+    told = {
+        id(weights): (group["lr"], group["weight_decay"])
+        for group in groups
+        for weights in group["params"]
+    }
+    body, head = network["body"], network["classifier"]
+    assert told == {
+        id(body.weight): (0.1, 0.3),
+        id(body.bias): (0.1, 0.0),
+        id(head.weight): (0.5, 0.3),
+        id(head.bias): (0.5, 0.0),
+    }
+    assert len(optimiser(model, Training(), "body").param_groups) == 2

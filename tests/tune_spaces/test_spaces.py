@@ -3,7 +3,7 @@ import pytest
 
 from as2ray.objectives import Distillation
 from as2ray.training.config import Training
-from tune_spaces import distillation, drop_ratios, ensembles
+from tune_spaces import bm25, distillation, drop_ratios, ensembles
 
 
 def asked(space, answers) -> dict:
@@ -46,3 +46,9 @@ def test_distillation_s_answers_take_the_place_of_a_student_s_settings():
     )
     assert objective == Distillation(lesson="sum", alpha=0.1, temperature=5.0)
     assert training == Training(epochs=7, batch=24, learning_rate=3e-5)
+
+
+def test_grid_of_bm25_is_the_paper_s_56_points():
+    points = bm25.grid()
+    assert len(points) == len(set(points)) == 56
+    assert (min(points), max(points)) == ((0.4, 0.3), (1.6, 1.0))

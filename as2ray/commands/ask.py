@@ -1,0 +1,63 @@
+"""`as2ray ask`: a question to an index of documents."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from as2ray.models.ranker import Precision
+from as2ray.retrieval.answers import Answer, Answerer, Reply
+from as2ray.retrieval.index import SentenceIndex
+
+
+def ask(
+    question: str,
+    index: str,
+    model: str,
+    top_k: int = 3,
+    candidates: int = 100,
+    around: int = 1,
+    threshold: float | None = None,
+    precision: Precision = "auto",
+    json_lines: bool = False,
+) -> None:
+    """Answers a question from documents, with the source; abstains where nothing is good enough.
+
+    Args:
+        question: The question.
+        index: What `as2ray index` wrote.
+        model: Checkpoint folder or hub id.
+        top_k: Most answers.
+        candidates: Most sentences that are ranked.
+        around: Neighbours on either side that come with a sentence as candidates.
+        threshold: Score that an answer must have; by default the model's own, which `as2ray
+            calibrate` finds, and none in a model that was not calibrated.
+        precision: Number format of the matrix products.
+        json_lines: Print one JSON object an answer.
+    """
+    from as2ray.checkpoint import load
+
+    ranker = load(model, precision=precision)
+    answerer = Answerer(SentenceIndex.open(index), ranker, candidates, around, threshold)
+    reply = answerer.ask(question, top_k)
+    for answer in reply.answers:
+        sys.stdout.write(
+            json.dumps(asdict(answer), ensure_ascii=False) + "\n" if json_lines else _told(answer)
+        )
+    if not reply.answers:
+        sys.stderr.write(_why(reply, answerer.least))
+
+
+def _told(answer: Answer) -> str:
+    place = answer.document if answer.heading in ("", answer.title) else answer.heading
+    source = answer.document if place == answer.document else f"{answer.document}, {place}"
+    shown = f"{answer.score:.4f}  {answer.text}\n        {source}\n"
+    return shown if answer.context == answer.text else shown + f"        … {answer.context} …\n"
+
+
+def _why(reply: Reply, least: float) -> str:
+    if reply.best is None:
+        return "No sentence shares a word with the question.\n"
+    return (
+        f"No answer: the best of {reply.candidates} sentences has {reply.best:.4f}, "
+        f"an answer {least:.4f}.\n"
+    )

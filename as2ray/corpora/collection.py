@@ -1,0 +1,101 @@
+"""Passages by their numbers: a collection too large for memory, spread on disk while it is read.
+
+Knows Arrow tables with a numeric id. Must not know any corpus.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from as2ray.errors import CorpusError
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
+"""Of the tables that come in."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Passages that lie in a file."""
+
+    batches: list[pa.RecordBatch]
+    ids: np.ndarray
+    """Ascending, shape [passages]."""
+    place: np.ndarray
+    """Row of each id, through all batches, shape [passages]."""
+    ends: np.ndarray
+    """Rows up to the end of each batch."""
+    named: str
+    """What it was read from, for errors."""
+
+    def texts(self, ids: np.ndarray) -> list[str]:
+        """The texts of passages.
+
+        Raises:
+            CorpusError: An id that the collection does not have.
+        """
+        at = np.searchsorted(self.ids, ids)
+        found = self.ids[np.minimum(at, len(self.ids) - 1)] == ids if len(self.ids) else ids < 0
+        if not found.all():
+            missing = ids[~found]
+            raise CorpusError(
+                f"{self.named}: {len(missing):,} passages are missing, such as {missing[0]}",
+                expected="every passage that a run or a judgement names",
+                mend="give the collection that they were made from, whole",
+            )
+        rows = self.place[at]
+        batch = np.searchsorted(self.ends, rows, side="right")
+        first = np.concatenate([[0], self.ends])[batch]
+        return [
+            self.batches[b]["text"][int(row)].as_py()
+            for b, row in zip(batch.tolist(), (rows - first).tolist())
+        ]
+
+
+@contextmanager
+def collected(tables: Iterable[pa.Table], named: str) -> Iterator[Collection]:
+    """The passages of a stream of tables, on disk as long as the context lasts.
+
+    Raises:
+        CorpusError: An id that comes twice.
+    """
+    with TemporaryDirectory(prefix="as2ray-collection-") as folder:
+        path = Path(folder) / "passages.arrow"
+        with pa.ipc.new_file(str(path), SCHEMA) as file:
+            for table in tables:
+                file.write_table(table.cast(SCHEMA))
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            ids = np.concatenate([np.zeros(0, np.int64), *(b["id"].to_numpy() for b in batches)])
+            place = np.argsort(ids, kind="stable")
+            if len(again := np.flatnonzero(np.diff(ids[place]) == 0)):
+                raise CorpusError(
+                    f"{named}: passage {ids[place][again[0]]} comes twice",
+                    expected="one text for each id",
+                    mend="give the publisher's own file",
+                )
+            ends = np.cumsum([b.num_rows for b in batches])
+            yield Collection(batches, ids[place], place, ends, named)
+
+
+def numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Ids such as `D1234567` or `1234567` as numbers.
+
+    Raises:
+        CorpusError: One that is neither.
+    """
+    digits = pc.replace_substring_regex(column, "^D", "")
+    try:
+        return digits.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise CorpusError(
+            f"{where}: {error}",
+            expected="ids of digits, or D and digits",
+            mend="give the publisher's own file",
+        ) from error

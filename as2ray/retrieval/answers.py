@@ -1,0 +1,121 @@
+"""From a question to answers: sentences found by their words, ranked, or none that is good enough.
+
+Knows an index, and of a ranker that it ranks. Must not know any one ranker, files or Ray.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from as2ray.errors import RecipeError
+from as2ray.records import Ranked
+from as2ray.retrieval.index import SentenceIndex
+
+
+class Ranks(Protocol):
+    """What is needed of a ranker."""
+
+    threshold: float | None
+    """Score below which its best answer is better not given; see `Ranker.calibrate`."""
+
+    def rank(
+        self, question: str, candidates: Sequence[str], top_k: int | None = None
+    ) -> list[Ranked]:
+        """The candidates, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A sentence that answers, and where it stands."""
+
+    text: str
+    score: float
+    """Probability that it answers, as far as the ranker is calibrated."""
+    document: str
+    """Id of its document: a path, or a row's own."""
+    title: str
+    heading: str
+    context: str
+    """The sentence between its neighbours of the same paragraph."""
+    exit_layer: int | None = None
+    """Layer after which the score was taken; None of a ranker without exits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a question."""
+
+    answers: tuple[Answer, ...]
+    """Best first; none where nothing was found, or nothing good enough."""
+    candidates: int
+    """Sentences that were ranked."""
+    best: float | None
+    """Score of the best candidate, also of one too low to be an answer; None without any."""
+    retrieval_seconds: float
+    ranking_seconds: float
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Answers questions from an index."""
+
+    index: SentenceIndex
+    ranker: Ranks
+    candidates: int = 100
+    """Most sentences that are ranked."""
+    around: int = 1
+    """Neighbours on either side that come with a sentence as candidates."""
+    threshold: float | None = None
+    """Score that an answer must have; by default the ranker's own, if it was calibrated."""
+
+    def __post_init__(self) -> None:
+        inside = self.threshold is None or 0 <= self.threshold <= 1
+        if self.candidates < 1 or self.around < 0 or not inside:
+            raise RecipeError(
+                f"candidates={self.candidates}, around={self.around}, threshold={self.threshold}",
+                expected="at least 1 candidate, around >= 0, a threshold from 0 to 1",
+                mend="correct them",
+            )
+
+    @property
+    def least(self) -> float:
+        """The lowest score of an answer; 0 where nothing says otherwise."""
+        own = self.ranker.threshold if self.threshold is None else self.threshold
+        return own or 0.0
+
+    def ask(self, question: str, top_k: int = 3) -> Reply:
+        """The best answers to a question.
+
+        Args:
+            question: Any text.
+            top_k: Most answers.
+        """
+        if not question.strip() or top_k < 1:
+            raise RecipeError(
+                f"question {question!r}, top_k={top_k}",
+                expected="a question with words, and at least one answer",
+                mend="correct them",
+            )
+        began = perf_counter()
+        numbers = self.index.candidates(question, self.candidates, self.around)
+        texts = self.index.texts(numbers)
+        found = perf_counter()
+        ranked = self.ranker.rank(question, texts) if texts else []
+        ended = perf_counter()
+        # The order is the ranker's; a dropped candidate's score may stand above a survivor's.
+        good = [r for r in ranked[:top_k] if r.score >= self.least]
+        return Reply(
+            tuple(self._answer(numbers[r.index], r) for r in good),
+            len(texts),
+            ranked[0].score if ranked else None,
+            found - began,
+            ended - found,
+        )
+
+    def _answer(self, number: int, ranked: Ranked) -> Answer:
+        at, context = self.index.sentence(number), self.index.context(number)
+        return Answer(
+            *(ranked.text, ranked.score, at.document, at.title, at.heading, context),
+            exit_layer=ranked.exit_layer,
+        )

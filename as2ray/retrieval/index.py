@@ -1,0 +1,208 @@
+"""A saved index of sentences: found by their words, shown with their document and their neighbours.
+
+Knows the folder that `retrieval.build` writes. Must not know models or Ray. Nothing of it is read
+before it is asked for: texts and scores are mapped into memory.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import bm25s
+import numpy as np
+import pyarrow as pa
+
+from as2ray.errors import IndexFolderError
+from as2ray.retrieval.bm25 import BM25, Hit, Index
+from as2ray.retrieval.build import FORMAT, MANIFEST, TABLES, mapped
+
+
+class Sentence(NamedTuple):
+    """A sentence and where it stands."""
+
+    text: str
+    heading: str
+    """Above its paragraph."""
+    document: str
+    """Id of its document: a path, or a row's own."""
+    title: str
+    """Of the document."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of an index; its numbers count from 0."""
+
+    words: Index
+    sentences: pa.Table
+    paragraphs: pa.Table
+    documents: pa.Table
+
+    def sentence(self, number: int) -> Sentence:
+        """A sentence by its number."""
+        paragraph = self.sentences["paragraph"][number].as_py()
+        document = self.paragraphs["document"][paragraph].as_py()
+        return Sentence(
+            self.sentences["text"][number].as_py(),
+            self.paragraphs["heading"][paragraph].as_py(),
+            self.documents["id"][document].as_py(),
+            self.documents["title"][document].as_py(),
+        )
+
+    def around(self, number: int, reach: int) -> range:
+        """Numbers of the sentences of the same paragraph that are at most `reach` away."""
+        first, last = max(0, number - reach), min(len(self.sentences), number + reach + 1)
+        own = self.paragraph[number]
+        near = np.flatnonzero(self.paragraph[first:last] == own) + first
+        return range(int(near[0]), int(near[-1]) + 1)
+
+    @cached_property
+    def paragraph(self) -> np.ndarray:
+        """Number of each sentence's paragraph, shape [sentences]; lies in the file."""
+        column = self.sentences["paragraph"]
+        # Chunks put together would be copied; a shard is written as one.
+        numbers: np.ndarray = (column.chunk(0) if column.num_chunks == 1 else column).to_numpy()
+        return numbers
+
+
+@dataclass(frozen=True)
+class SentenceIndex:
+    """Sentences of documents; their numbers run through all shards."""
+
+    shards: tuple[Shard, ...]
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "SentenceIndex":
+        """Maps an index into memory.
+
+        Raises:
+            IndexFolderError: No index, one of another format, or a broken one.
+        """
+        folder = Path(folder)
+        manifest = _manifest(folder)
+        bm25 = BM25(**manifest["settings"]["bm25"])
+        try:
+            shards = tuple(_shard(folder / name, bm25) for name in manifest["shards"])
+        except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
+            raise _broken(folder, f"{type(error).__name__}: {error}") from error
+        return cls(shards, manifest)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Number after the last sentence of each shard, shape [shards]."""
+        return np.cumsum([len(shard.sentences) for shard in self.shards])
+
+    def top(self, question: str, k: int = 100) -> list[Hit]:
+        """The k sentences with the highest BM25, best first, earlier sentences first."""
+        firsts = [0, *self.ends[:-1].tolist()]
+        of_each = (
+            [Hit(first + hit.index, hit.score) for hit in shard.words.top(question, k)]
+            for first, shard in zip(firsts, self.shards)
+        )
+        # Merging keeps the shards' order where scores are equal, and so the sentences'.
+        return list(islice(merge(*of_each, key=lambda hit: -hit.score), k))
+
+    def candidates(self, question: str, k: int = 100, around: int = 0) -> list[int]:
+        """Numbers of sentences that may answer: those found by their words, with their neighbours.
+
+        Args:
+            question: Any text.
+            k: Most candidates.
+            around: Neighbours on either side, of the same paragraph, that come with each sentence:
+                an answer need not repeat the question's words.
+        """
+        chosen: dict[int, None] = {}
+        for hit in self.top(question, k):
+            chosen.setdefault(hit.index)
+            if around:
+                chosen |= dict.fromkeys(self.around(hit.index, around))
+            if len(chosen) >= k:
+                break
+        return list(chosen)[:k]
+
+    def sentence(self, number: int) -> Sentence:
+        """A sentence by its number."""
+        shard, place = self._place(number)
+        return self.shards[shard].sentence(place)
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """The texts of sentences."""
+        return [
+            self.shards[shard].sentences["text"][place].as_py()
+            for shard, place in map(self._place, numbers)
+        ]
+
+    def around(self, number: int, reach: int) -> range:
+        """Numbers of the sentences of the same paragraph that are at most `reach` away."""
+        shard, place = self._place(number)
+        near = self.shards[shard].around(place, reach)
+        return range(near.start + number - place, near.stop + number - place)
+
+    def context(self, number: int, reach: int = 1) -> str:
+        """The sentence between its neighbours."""
+        return " ".join(self.texts(self.around(number, reach)))
+
+    def paragraphs(self) -> Iterator[tuple[Sentence, list[int]]]:
+        """Each paragraph's first sentence, and the numbers of all of its sentences."""
+        first = 0
+        for shard in self.shards:
+            starts = np.flatnonzero(np.diff(shard.paragraph, prepend=-1))
+            for start, end in zip(starts, [*starts[1:], len(shard.paragraph)]):
+                numbers = range(first + int(start), first + int(end))
+                yield shard.sentence(int(start)), list(numbers)
+            first += len(shard.sentences)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Shard and number inside it."""
+        shard = int(np.searchsorted(self.ends, number, side="right"))
+        return shard, number - (int(self.ends[shard - 1]) if shard else 0)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        written = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IndexFolderError(
+            f"{folder}: no index ({error})",
+            expected="a folder that `as2ray index` has written",
+            mend="index the documents first: as2ray index FOLDER --output INDEX",
+        ) from error
+    if written != FORMAT:
+        raise IndexFolderError(
+            f"{folder}: an index of format {written!r}",
+            expected=f"format {FORMAT}",
+            mend="index the documents again, with this version of as2ray",
+        )
+    sizes = {n: _size(folder / n) for n in manifest["files"]}
+    if differ := [n for n, size in manifest["files"].items() if sizes[n] != size]:
+        told = f"{differ[0]} has {sizes[differ[0]]} bytes of {manifest['files'][differ[0]]}"
+        raise _broken(folder, f"{len(differ)} files differ, {told}")
+    return manifest
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _shard(folder: Path, bm25: BM25) -> Shard:
+    retriever = bm25s.BM25.load(folder / "bm25", mmap=True)
+    tables = {name: mapped(folder / f"{name}.arrow") for name in TABLES}
+    return Shard(Index(bm25, retriever), **tables)
+
+
+def _broken(folder: Path, why: str) -> IndexFolderError:
+    return IndexFolderError(
+        f"{folder}: a broken index: {why}",
+        expected="the files as they were written",
+        mend="index the documents again",
+    )

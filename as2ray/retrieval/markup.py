@@ -1,0 +1,119 @@
+"""Prose out of plain text, Markdown and HTML: paragraphs, each under the heading above it.
+
+Knows strings. Must not know files or sentences. Code, tables' rulers, scripts and navigation are
+left out: they answer no question in words.
+"""
+
+import re
+from html.parser import HTMLParser
+from typing import Final, NamedTuple
+
+from markdown_it import MarkdownIt
+
+
+class Block(NamedTuple):
+    """A paragraph."""
+
+    heading: str
+    """The heading that it stands under; empty before the first."""
+    text: str
+    """On one line."""
+
+
+def plain(text: str) -> tuple[str, list[Block]]:
+    """Paragraphs between blank lines; plain text has neither title nor headings."""
+    paragraphs = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text))
+    return "", [Block("", p) for p in paragraphs if p]
+
+
+def markdown(text: str) -> tuple[str, list[Block]]:
+    """Title (the first heading) and paragraphs of Markdown; front matter and code are left out."""
+    title, heading, blocks, inside = "", "", list[Block](), ""
+    front = re.match(r"---\s*\n.*?\n---\s*\n", text, re.DOTALL)
+    for token in _MARKDOWN.parse(text[front.end() :] if front else text):
+        if token.type == "heading_open":
+            inside = "heading"
+        elif token.type == "inline":
+            said = " ".join(_said(token).split())
+            if inside == "heading":
+                title, heading, inside = title or said, said, ""
+            elif said:
+                blocks.append(Block(heading, said))
+    return title, blocks
+
+
+def html(text: str) -> tuple[str, list[Block]]:
+    """Title and paragraphs of a page."""
+    page = _Page()
+    page.feed(text)
+    page.close()
+    page.end_block()
+    return page.title, page.blocks
+
+
+_MARKDOWN: Final = MarkdownIt("commonmark").enable("table")
+
+
+def _said(token: object) -> str:
+    parts = []
+    for child in getattr(token, "children", None) or []:
+        if child.type in ("text", "code_inline"):
+            parts.append(child.content)
+        elif child.type in ("softbreak", "hardbreak"):
+            parts.append(" ")
+    return "".join(parts)
+
+
+_HEADINGS: Final = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+_SILENT: Final = frozenset({"script", "style", "noscript", "template", "nav", "pre", "svg"})
+_BREAKS: Final = _HEADINGS | {
+    *("p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "tr", "td", "th"),
+    *("table", "blockquote", "br", "hr", "figure", "figcaption", "header", "footer", "main"),
+    *("aside", "body", "title", "head", "form"),
+}
+
+
+class _Page(HTMLParser):
+    """Gathers a page's text, block by block."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.title, self.heading = "", ""
+        self.blocks: list[Block] = []
+        self._held: list[str] = []
+        self._inside = ""
+        self._silent: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in _SILENT:
+            self._silent.append(tag)
+        if tag in _BREAKS | _SILENT:
+            self.end_block()
+        if tag in _HEADINGS or tag == "title":
+            self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._silent:
+            # What was left open inside ends with it.
+            del self._silent[self._silent.index(tag) :]
+        if tag in _BREAKS | _SILENT:
+            self.end_block()
+        if tag == self._inside:
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self._held.append(data)
+
+    def end_block(self) -> None:
+        """Closes the paragraph or heading in work."""
+        said = " ".join("".join(self._held).split())
+        self._held = []
+        if not said:
+            return
+        if self._inside == "title":
+            self.title = said
+        elif self._inside:
+            self.title, self.heading = self.title or said, said
+        else:
+            self.blocks.append(Block(self.heading, said))

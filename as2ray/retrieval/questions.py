@@ -1,0 +1,96 @@
+"""Questions for documents that nobody asked about: headings, leading sentences, words, a generator.
+
+Knows an index. Must not know models: a generator comes as a function.
+
+Headings name what the text below them tells. A leading sentence tells what its paragraph is about;
+as a question it finds another sentence on the same matter, never itself. Words are half of a
+sentence's own (`corpora.made_questions`): it is found by them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Final, Literal, get_args
+
+from as2ray.corpora.made_questions import question_of
+from as2ray.errors import RecipeError
+from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.pseudo_labels import Query
+
+Kind = Literal["headings", "leading", "words", "generator"]
+"""What questions are made of."""
+
+Generator = Callable[[Sequence[str]], Sequence[str]]
+"""A question for each sentence, or an empty text."""
+
+LEAST: Final = 2
+"""Words of a heading that is a question."""
+
+AT_ONCE: Final = 64
+"""Sentences that a generator is given at a time."""
+
+
+def made(
+    index: SentenceIndex,
+    kinds: Sequence[Kind] = ("headings", "words"),
+    most: int | None = None,
+    seed: int = 0,
+    generator: Generator | None = None,
+) -> list[Query]:
+    """Questions made of the documents, in their order, without repetitions.
+
+    Args:
+        index: Of the documents' sentences.
+        kinds: What they are made of.
+        most: Draw so many, if there are more.
+        seed: Of the draws.
+        generator: Of the kind `generator`.
+
+    Raises:
+        RecipeError: An unknown kind, or no generator for the kind of that name.
+    """
+    if not set(kinds) <= set(get_args(Kind)) or ("generator" in kinds and generator is None):
+        raise RecipeError(
+            f"questions of the kinds {list(kinds)}, generator {generator}",
+            expected=f"some of {get_args(Kind)}, the last with a generator",
+            mend="correct the kinds",
+        )
+    random = Random(seed)
+    found: dict[str, Query] = {}
+    for kind in kinds:
+        for query in _of_kind(index, kind, random, generator):
+            found.setdefault(query.text.casefold(), query)
+    queries = list(found.values())
+    if most is not None and most < len(queries):
+        queries = [queries[i] for i in sorted(random.sample(range(len(queries)), most))]
+    return queries
+
+
+def _of_kind(
+    index: SentenceIndex, kind: Kind, random: Random, generator: Generator | None
+) -> Iterator[Query]:
+    if kind == "headings":
+        yield from _headings(index)
+    elif kind == "leading":
+        for first, numbers in index.paragraphs():
+            if len(numbers) > 1:
+                yield Query(f"leading-{numbers[0]}", first.text, numbers[0])
+    elif kind == "words":
+        for number in range(len(index)):
+            question = question_of(index.sentence(number).text, random)
+            if question is not None:
+                yield Query(f"words-{number}", question)
+    elif generator is not None:
+        for start in range(0, len(index), AT_ONCE):
+            some = range(start, min(start + AT_ONCE, len(index)))
+            for number, question in zip(some, generator(index.texts(some))):
+                if question.strip():
+                    yield Query(f"generated-{number}", question.strip())
+
+
+def _headings(index: SentenceIndex) -> Iterator[Query]:
+    """A document's title, and each heading after it: alone it may say little."""
+    for first, numbers in index.paragraphs():
+        parts = dict.fromkeys(p for p in (first.title, first.heading) if p)
+        text = " ".join(parts)
+        if len(text.split()) >= LEAST:
+            yield Query(f"heading-{numbers[0]}", text)

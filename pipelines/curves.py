@@ -1,0 +1,81 @@
+"""What a study of starts and sizes shows: its curve (Figure 1) and its ends (Table 1).
+
+Knows evaluations by the names that `pipelines.pseudo_label` gives systems. Must not know stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scipy import stats
+
+from as2ray.evaluation import plots
+from as2ray.evaluation.measures import Evaluation
+from as2ray.evaluation.seeds import mean_over_seeds, paired
+
+SIGNIFICANT = 0.01
+"""Of the paper's paired t-tests."""
+
+Systems = Mapping[str, Mapping[int, Evaluation]]
+"""Evaluations by system (`START`, `START+SIZE`, `BM25`) and sample."""
+
+
+def curve(
+    title: str, systems: Systems, sizes: Mapping[int | None, int], measure: str, path: Path
+) -> None:
+    """A measure over the number of annotated questions, a line a start; 0 is zero-shot.
+
+    Args:
+        title: Heading.
+        systems: What was measured.
+        sizes: Questions of each size; none is all.
+        measure: Which one.
+        path: Where to.
+    """
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name, by_sample in systems.items():
+        start, _, size = name.partition("+")
+        if "," in name:
+            continue  # a remedy: in the report
+        places = [0] if not size else [sizes[None if size == "all" else int(size)]]
+        if start == "BM25":
+            places = [0, *sizes.values()]
+        points = [(float(x), e.measures[measure]) for e in by_sample.values() for x in places]
+        series.setdefault(start, []).extend(points)
+    plots.learning_curve(series, title, "annotated questions", measure, path, logarithmic=True)
+
+
+def table_1(systems: Systems, sources: Sequence[str], measure: str) -> str:
+    """Zero-shot and full-shot of each start as Markdown, with the paper's marks.
+
+    Args:
+        systems: What was measured.
+        sources: Starts that were trained on other corpora.
+        measure: Which one.
+    """
+    lines = [f"| start | zero-shot {measure} | full-shot {measure} |", "|---|---|---|"]
+    for start in [*sources, "BM25", "pseudo", "scratch"]:
+        cells = []
+        for name in (start, f"{start}+all"):
+            if name not in systems:
+                cells.append("")
+                continue
+            value = mean_over_seeds([e.per_question for e in systems[name].values()])
+            mean = sum(value[measure].to_pylist()) / value.num_rows
+            cells.append(f"{mean:.4f}{_mark(systems, name, measure)}")
+        lines.append(f"| {start} | {' | '.join(cells)} |")
+    told = "*: differs from pseudo; #: pseudo differs from BM25; paired t-test, p < 0.01."
+    return "\n".join([*lines, "", told]) + "\n"
+
+
+def _mark(systems: Systems, name: str, measure: str) -> str:
+    if name == "pseudo":
+        return "#" if _differ(systems, "BM25", name, measure) else ""
+    if name in ("BM25", "scratch") or "+" in name or "pseudo" not in systems:
+        return ""
+    return "*" if _differ(systems, "pseudo", name, measure) else ""
+
+
+def _differ(systems: Systems, one: str, other: str, measure: str) -> bool:
+    tables = [mean_over_seeds([e.per_question for e in systems[n].values()]) for n in (one, other)]
+    # Of two that are equal on every question the p-value is no number, and they do not differ.
+    return bool(stats.ttest_rel(*paired(tables, measure)).pvalue < SIGNIFICANT)

@@ -1,0 +1,213 @@
+"""Stages of BM25: its k1 and b chosen on a dev table, its index, and the labels that it makes.
+
+Knows stages, retrieval and the grid. Must not know any one pipeline.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray.corpora.sample import sample
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.tune import grid
+from as2ray.evaluation.measures import evaluate
+from as2ray.records import CANDIDATES, count, fingerprint, question_starts
+from as2ray.retrieval.bm25 import BM25
+from as2ray.retrieval.build import Settings, build
+from as2ray.retrieval.documents import pieces
+from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
+from as2ray.stages import digest, manifest, stage
+from pipelines.steps import TABLE, table
+from tune_spaces import bm25
+
+log = logging.getLogger(__name__)
+
+INDEX = "index"
+MEASURE = "RR"
+"""That k1 and b are chosen by: the paper's."""
+
+
+def tuned(folder: Path, dev: Path, here: bool) -> BM25:
+    """A stage with the best of the grid's 56 points on a dev table.
+
+    Args:
+        folder: The stage.
+        dev: Stage of the table.
+        here: Whether this process tries all points; else Ray Tune spreads them.
+    """
+
+    def make(part: Path) -> dict[str, Any]:
+        rows = table(dev)
+        data = rows, BM25().terms(rows["candidate"].to_pylist())
+        choices = [list(points) for _, points in groupby(bm25.grid(), key=lambda point: point[0])]
+        if here:
+            found = [one for points in choices for one in tried(points, data)]
+        else:
+            with connected():
+                found = grid(tried, choices, data, part.resolve() / "tune")
+        best = max(found, key=lambda one: one[2])
+        log.info("BM25: dev %s %.4f with k1 %g, b %g", MEASURE, best[2], best[0], best[1])
+        return {"k1": best[0], "b": best[1], MEASURE: best[2], "grid": found}
+
+    identity = {"dev": manifest(dev)["found"]["fingerprint"], "grid": bm25.grid()}
+    found = manifest(stage(folder, identity, make))["found"]
+    return BM25(found["k1"], found["b"])
+
+
+def tried(points: Sequence[tuple[float, float]], data: Any) -> list[list[float]]:
+    """k1, b and the dev measure of each point."""
+    rows, terms = data
+    found = []
+    for k1, b in points:
+        scores = BM25(k1, b).scores_within(rows, terms)
+        measures = evaluate(rows, scores, [MEASURE], filter="no_all_negative").measures
+        found.append([k1, b, measures[MEASURE]])
+    return found
+
+
+def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> Path:
+    """A stage with an index of documents; other documents under the same name are told.
+
+    Args:
+        folder: The stage.
+        source: A folder of documents, or a table.
+        settings: Of the index.
+        shards: That it is built in.
+    """
+    whole = hashlib.sha256()
+    for path in sorted({piece.path for piece in pieces(source)}):
+        whole.update(path.removeprefix(str(source)).encode() + b"\0")
+        with open(path, "rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    identity = {"documents": whole.hexdigest()[:16], "settings": settings.identity()}
+
+    def make(part: Path) -> dict[str, Any]:
+        shutil.rmtree(part / INDEX, ignore_errors=True)
+        made = build(source, part / INDEX, settings, shards=shards)
+        told = {name: made[name] for name in ("documents", "sentences", "skipped", "fingerprint")}
+        log.info("index: %s", told)
+        return told
+
+    return stage(folder, identity, make)
+
+
+def candidates_indexed(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
+    """A stage with an index of the candidates of tables, each text a sentence.
+
+    Args:
+        folder: The stage.
+        tables: Stages of the tables.
+        how: Its scores.
+    """
+    identity = {
+        "tables": [manifest(path)["found"]["fingerprint"] for path in tables],
+        "bm25": how,
+    }
+
+    def make(part: Path) -> dict[str, Any]:
+        shutil.rmtree(part / INDEX, ignore_errors=True)
+        texts = (text for path in tables for text in table(path)["candidate"].to_pylist())
+        distinct = list(dict.fromkeys(" ".join(text.split()) for text in texts))
+        pq.write_table(pa.table({"text": distinct}), part / "texts.parquet")
+        settings = Settings(how, splitter="lines")
+        made = build(part / "texts.parquet", part / INDEX, settings)
+        (part / "texts.parquet").unlink()
+        return {"sentences": made["sentences"], "fingerprint": made["fingerprint"]}
+
+    return stage(folder, identity, make)
+
+
+def labelled(folder: Path, index: Path, queries: Sequence[Query], how: PseudoLabels) -> Path:
+    """A stage with a candidates table of questions that BM25 has labelled.
+
+    Args:
+        folder: The stage.
+        index: Stage of the index.
+        queries: The questions.
+        how: How labels are made.
+    """
+    asked = hashlib.sha256("\n".join(f"{q.id} {q.text}" for q in queries).encode())
+    identity = {
+        "index": digest(index),
+        "questions": asked.hexdigest()[:16],
+        "how": asdict(how),
+    }
+
+    def make(part: Path) -> Mapping[str, Any]:
+        found = pseudo_labels(SentenceIndex.open(index / INDEX), queries, how)
+        log.info("%s: %s, left out %s", folder.name, count(found.table), dict(found.left_out))
+        return {**_written(part, found.table), "left_out": dict(found.left_out)}
+
+    return stage(folder, identity, make)
+
+
+def questions_of(stage: Path) -> list[Query]:
+    """The questions of a table, without its labels."""
+    rows = table(stage)
+    firsts = rows.take(pa.array(question_starts(rows["question_id"])))
+    pairs = zip(firsts["question_id"].to_pylist(), firsts["question"].to_pylist())
+    return [Query(id, text) for id, text in pairs]
+
+
+def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: bool) -> Path:
+    """A stage with BM25's first candidates out of all in place of each question's own.
+
+    Args:
+        folder: The stage.
+        source: Stage of a table; its positives are known again by their text.
+        index: Stage of the index.
+        depth: Of BM25's list.
+        complete: Whether a positive that BM25 missed stays, last: in training.
+    """
+    identity = {
+        "table": manifest(source)["found"]["fingerprint"],
+        "index": digest(index),
+        "depth": depth,
+        "complete": complete,
+    }
+
+    def make(part: Path) -> Mapping[str, Any]:
+        rows, held = table(source), SentenceIndex.open(index / INDEX)
+        right: dict[str, dict[str, None]] = {}
+        for id, text, label in zip(*(rows[n].to_pylist() for n in _JUDGED)):
+            if label:
+                right.setdefault(id, {}).setdefault(" ".join(text.split()))
+        found: list[tuple[str, str, str, str, int]] = []
+        for id, question, *_ in questions_of(source):
+            texts = dict.fromkeys(held.texts([h.index for h in held.top(question, depth)]))
+            own = right.get(id, {})
+            texts |= own if complete else {}
+            found += [(id, question, f"{id}-{k}", t, int(t in own)) for k, t in enumerate(texts)]
+        columns = zip(zip(*found), CANDIDATES)
+        return _written(part, pa.table([pa.array(c, f.type) for c, f in columns], CANDIDATES))
+
+    return stage(folder, identity, make)
+
+
+def sampled(folder: Path, source: Path, questions: int, seed: int, nested: bool) -> Path:
+    """A stage with some of a table's questions; see `corpora.sample`."""
+    drawn = {"questions": questions, "seed": seed, "nested": nested}
+    identity = {"table": manifest(source)["found"]["fingerprint"], **drawn}
+
+    def make(part: Path) -> Mapping[str, Any]:
+        return _written(part, sample(table(source), questions, None, seed, nested))
+
+    return stage(folder, identity, make)
+
+
+_JUDGED = ("question_id", "candidate", "label")
+
+
+def _written(part: Path, rows: pa.Table) -> dict[str, Any]:
+    """Writes a stage's table; what its manifest says of it."""
+    pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
+    return {"counts": asdict(count(rows)), "fingerprint": fingerprint(rows)}

@@ -1,0 +1,223 @@
+"""From a folder of documents to answers: index, questions, BM25's labels, ranker, calibration.
+
+    python -m pipelines.own_documents --documents FOLDER --output DIR
+    as2ray ask "..." --index DIR/index/index --model DIR/answering/ranker
+
+Nobody has to label anything. Questions are a user's (`--questions`, one a line), or made of the
+documents. Annotated ones (`--annotated`, a prepared table) come last: a few hundred help.
+"""
+
+import hashlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from jsonargparse import ArgumentParser
+
+from as2ray import checkpoint, packaged
+from as2ray.calibration import Kind
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.objectives import Margin
+from as2ray.records import fingerprint, validate
+from as2ray.retrieval.answers import Answerer
+from as2ray.retrieval.build import Settings
+from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.pseudo_labels import PseudoLabels, Query
+from as2ray.retrieval.questions import Kind as Questions
+from as2ray.retrieval.questions import made
+from as2ray.stages import digest, stage
+from as2ray.training.config import Training
+from as2ray.training.job import Job, Model
+from pipelines.generator import QuestionGenerator
+from pipelines.labels import INDEX, indexed, labelled
+from pipelines.steps import TABLE, Plan, table, trained
+
+log = logging.getLogger(__name__)
+
+SHARE = 10
+"""One question in so many chooses the checkpoint and calibrates the scores."""
+
+
+@dataclass(frozen=True)
+class OwnDocuments:
+    """Adapts a ranker to documents that nobody labelled, and answers questions from them."""
+
+    documents: str
+    """A folder of text, Markdown, HTML, JSON lines or Parquet files, or one such table."""
+    output: str
+    """Folder of the stages."""
+    questions: str | None = None
+    """A file of questions, one a line; without it they are made of the documents."""
+    kinds: list[Questions] = field(default_factory=lambda: ["headings", "words"])
+    """What questions are made of."""
+    generator: str | None = None
+    """A local sequence-to-sequence model for the kind `generator`: a folder or a hub id."""
+    prompt: str = ""
+    """What it is given before a sentence."""
+    most: int | None = 20_000
+    """Draw so many questions, if there are more."""
+    annotated: dict[str, str] = field(default_factory=dict)
+    """Folders of candidates tables that people labelled: `train`, `dev`, or both."""
+    model: Model = field(default_factory=lambda: Model(packaged.NAME))
+    """What to start from; with `exits` it becomes a cascade."""
+    index: Settings = field(default_factory=Settings)
+    """How documents are read and scored."""
+    labels: PseudoLabels = field(default_factory=lambda: PseudoLabels(near_duplicates=0.8))
+    """How BM25 labels."""
+    training: Training = field(
+        default_factory=lambda: Training(epochs=2, batch=16, learning_rate=1e-4)
+    )
+    """On BM25's labels."""
+    adapt: Training = field(
+        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
+    )
+    """On the annotated questions."""
+    calibration: Kind = "isotonic"
+    """The margin loss trains differences of scores: where they lie is any place, which a
+    temperature could not mend."""
+    precision: float = 0.5
+    """Share of right ones among the answers that are given, at least."""
+    ask: list[str] = field(default_factory=list)
+    """Questions to answer at the end."""
+    workers: Workers = field(default_factory=Workers)
+    """What to take of the machine."""
+    shards: int = 1
+    """Parts of the index."""
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.annotated.keys() - {"train", "dev"}):
+            raise RecipeError(
+                f"annotated tables {unknown}", expected="train, dev or both", mend="rename them"
+            )
+
+
+def run(own: OwnDocuments) -> Path:
+    """Makes what is not there yet; the folder of the ranker that answers.
+
+    Args:
+        own: What to do.
+    """
+    folder = Path(own.output).resolve()
+    documents = Path(own.documents).resolve()
+    index = indexed(folder / "index", documents, own.index, own.shards)
+    held = SentenceIndex.open(index / INDEX)
+    parts = _divided(_questions(own, held))
+    tables = {
+        name: labelled(folder / "tables" / name, index, queries, own.labels)
+        for name, queries in parts.items()
+    }
+    objective: str | Margin = "uniform_exit" if own.model.exits else "margin"
+    job = Job(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, own.training)
+    job = replace(job, objective=objective)
+    ranker = trained(folder / "pseudo", Plan(job, tables), own.workers)
+    dev = tables["dev"]
+    if own.annotated:
+        given = {
+            n: _given(folder / "tables" / f"annotated-{n}", own.annotated[n]) for n in own.annotated
+        }
+        dev = given.get("dev", dev)
+        if "train" in given:
+            named = {"train": given["train"], "dev": dev}
+            job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
+            job = replace(job, training=own.adapt)
+            ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
+    answering = _calibrated(folder / "answering", ranker, dev, own) / "ranker"
+    sys.stdout.write(f"{_told(own, held, answering)}\n")
+    return answering
+
+
+def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
+    if own.questions is None:
+        asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
+        return made(index, own.kinds, own.most, generator=asks)
+    lines = Path(own.questions).read_text(encoding="utf-8").splitlines()
+    texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not texts:
+        raise RecipeError(
+            f"{own.questions}: no question",
+            expected="one a line",
+            mend="write some, or none at all",
+        )
+    return [Query(f"own-{number}", text) for number, text in enumerate(texts[: own.most])]
+
+
+def _divided(queries: Sequence[Query]) -> dict[str, list[Query]]:
+    """Some for dev, by a hash of their texts: the same however many there are."""
+    parts: dict[str, list[Query]] = {"train": [], "dev": []}
+    for query in queries:
+        number = int.from_bytes(hashlib.sha256(query.text.encode()).digest()[:4])
+        parts["dev" if number % SHARE == 0 else "train"].append(query)
+    if not parts["dev"] and len(parts["train"]) > 1:
+        parts["dev"].append(parts["train"].pop())
+    if not parts["dev"]:
+        raise RecipeError(
+            f"{len(queries)} questions",
+            expected="at least two: one to train, one to choose the checkpoint",
+            mend="give a file of questions, or more documents",
+        )
+    return parts
+
+
+def _given(folder: Path, source: str) -> Path:
+    """A stage with an annotated table as it was given."""
+    rows = validate(table(Path(source)), source)
+    found = fingerprint(rows)
+
+    def make(part: Path) -> Mapping[str, Any]:
+        pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
+        return {"fingerprint": found}
+
+    return stage(folder, {"fingerprint": found}, make)
+
+
+def _calibrated(folder: Path, ranker: Path, dev: Path, own: OwnDocuments) -> Path:
+    """A stage with the ranker whose scores are probabilities and that knows when to abstain."""
+
+    def make(part: Path) -> dict[str, Any]:
+        loaded = checkpoint.load(ranker / "ranker")
+        loaded.calibrate(table(dev), own.calibration, own.precision)
+        checkpoint.save(loaded, part / "ranker")
+        return {"threshold": loaded.threshold}
+
+    how = {"calibration": own.calibration, "precision": own.precision}
+    identity = {"ranker": digest(ranker), "dev": digest(dev), **how}
+    return stage(folder, identity, make)
+
+
+def _told(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
+    """The answers that were asked for, and how to ask more."""
+    lines = []
+    if own.ask:
+        answerer = Answerer(index, checkpoint.load(ranker))
+        for question in own.ask:
+            lines.append(f"\n{question}")
+            answers = answerer.ask(question).answers
+            lines += [f"  {a.score:.3f}  {a.text}  ({a.document})" for a in answers]
+            lines += [] if answers else ["  no answer"]
+    where = Path(own.output) / "index" / INDEX
+    return "\n".join([*lines, f'\nas2ray ask "..." --index {where} --model {ranker}'])
+
+
+def main() -> None:
+    """The command line."""
+    parser = ArgumentParser(description=OwnDocuments.__doc__)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(OwnDocuments, as_group=False)
+    given = vars(parser.instantiate(parser.parse_args()))
+    given.pop("config")
+    own = OwnDocuments(**given)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    if own.workers.count == 0:
+        run(own)
+        return
+    with connected():
+        run(own)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Pseudo-labels, transfer and few-shot training compared on one target (Mokrii et al. 2021).
+
+    python -m pipelines.pseudo_label --config pipelines/recipes/pseudo_label_squad.yaml --output D
+
+Starts are the model itself (`scratch`), rankers trained on source corpora, and one trained on
+BM25's labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and
+after training on samples of the target's annotated questions: Figure 1 is the curve, Table 1 its
+ends.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from as2ray import checkpoint
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.evaluation.measures import Evaluation, evaluate
+from as2ray.evaluation.report import markdown, report, save
+from as2ray.evaluation.trec import read_run, scores_of_run
+from as2ray.filters import Filter
+from as2ray.objectives import Distillation, Margin
+from as2ray.retrieval.bm25 import BM25
+from as2ray.retrieval.pseudo_labels import PseudoLabels
+from as2ray.stages import digest, manifest, stage
+from as2ray.training.config import Training
+from as2ray.training.job import Job, Model
+from as2ray.training.tracking import Tracking
+from pipelines.curves import curve, table_1
+from pipelines.few_shot import Protocol, best_part, best_step, mixed
+from pipelines.labels import candidates_indexed, labelled, questions_of, retrieved, sampled, tuned
+from pipelines.recipe import Data, read_recipe
+from pipelines.steps import Plan, evaluated, prepared, table, trained
+
+log = logging.getLogger(__name__)
+
+SCRATCH, PSEUDO, KEYWORDS = "scratch", "pseudo", "BM25"
+
+PAPER = Training(
+    batch=16,
+    learning_rate=2e-5,
+    head_learning_rate=2e-4,
+    weight_decay=1e-7,
+    schedule="constant",
+    warmup=0.2,
+)
+"""Section 4: rates of body and head, batch, decay, and the rate that grows for a fifth of the run
+and stays."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One target, several starts, several sizes of annotation."""
+
+    title: str
+    """Heading of the report."""
+    model: Model
+    """What `scratch` is: a pretrained encoder."""
+    train: Data
+    """The target's annotated questions; BM25 labels the same ones for `pseudo`."""
+    dev: Data
+    """Chooses k1 and b, checkpoints and what the remedies mix."""
+    tests: dict[str, Data]
+    """What is reported."""
+    transfers: dict[str, Data] = field(default_factory=dict)
+    """Other corpora to transfer from, by the names of their starts."""
+    documents: list[Data] = field(default_factory=list)
+    """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
+    retrieve: int | None = None
+    """Rank so many that BM25 finds among all candidates in place of each question's own: 100 in the
+    paper."""
+    labels: PseudoLabels = field(default_factory=PseudoLabels)
+    """How BM25 labels."""
+    protocol: Protocol = field(default_factory=Protocol)
+    """Sizes, samples, epochs, remedies."""
+    training: Training = field(default_factory=lambda: PAPER)
+    """Of every run; few-shot runs take their epochs from the protocol."""
+    objective: str | Distillation | Margin = "margin"
+    """Of every run."""
+    measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
+    """Names of ir-measures; the first one chooses and is drawn."""
+    filter: Filter = "no_all_negative"
+    """Questions that count."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """What follows the runs."""
+
+    def __post_init__(self) -> None:
+        taken = {SCRATCH, PSEUDO, KEYWORDS} & self.transfers.keys()
+        if taken or not self.tests:
+            raise RecipeError(
+                f"transfers {sorted(taken)}, {len(self.tests)} tests",
+                expected=f"other names than {[SCRATCH, PSEUDO, KEYWORDS]}, and at least one test",
+                mend="correct the recipe",
+            )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every run of a study shares."""
+
+    study: Study
+    folder: Path
+    workers: Workers
+    tables: Mapping[str, Path]
+    """Stages of `train`, `dev`, the tests and the transfers."""
+    bm25: BM25
+    index: Path
+    """Stage of the index of all candidates."""
+
+    @property
+    def watched(self) -> dict[str, Path]:
+        """The tables that are scored: the tests and dev."""
+        return {name: self.tables[name] for name in ("dev", *self.study.tests)}
+
+    def ranker(self, name: str, rows: Path, training: Training, start: Path | None = None) -> Path:
+        """Stage of a trained ranker."""
+        job = Job(
+            model=self.study.model,
+            train=(str(rows),),
+            watched={"dev": str(self.tables["dev"])},
+            training=training,
+            objective=self.study.objective,
+            tracking=self.study.tracking,
+        )
+        inputs = {"train": rows, "dev": self.tables["dev"]}
+        return trained(self.folder / "rankers" / name, Plan(job, inputs, start), self.workers)
+
+    def evaluations(self, ranker: Path) -> dict[str, Evaluation]:
+        """Of a ranker on dev and the tests."""
+        runs = self.folder / "runs" / ranker.name
+        return evaluated(runs, ranker, self.watched, self.study.measures, self.study.filter)
+
+
+Found = dict[str, dict[int, dict[str, Evaluation]]]
+"""Evaluations by system, sample and table."""
+
+
+def run(
+    study: Study, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> None:
+    """Runs what is not there yet, and writes reports, curves and Table 1.
+
+    Args:
+        study: What to do.
+        output: Folder of the stages.
+        workers: What to take of the cluster.
+        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+    """
+    bench = _bench(study, Path(output).resolve(), workers, sources or {})
+    found: Found = {KEYWORDS: {0: _keywords(bench)}}
+    for start, ranker in _starts(bench):
+        if ranker is not None:
+            found[start] = {0: bench.evaluations(ranker)}
+        for name, sample, made in _few_shot(bench, start, ranker):
+            found.setdefault(name, {})[sample] = made
+    for test in study.tests:
+        systems = {name: {s: e[test] for s, e in of.items()} for name, of in found.items()}
+        told = report(
+            f"{study.title}: {test}",
+            systems,
+            baseline=KEYWORDS,
+            published={n: {study.measures[0]: v} for n, v in study.protocol.published.items()},
+        )
+        save(told, bench.folder / f"{test}.md")
+        log.info("\n%s", markdown(told))
+        sizes = {n: _size(bench, n) for n in study.protocol.sizes}
+        curve(study.title, systems, sizes, study.measures[0], bench.folder / f"{test}-curve.png")
+        ends = table_1(systems, list(study.transfers), study.measures[0])
+        (bench.folder / f"{test}-table1.md").write_text(ends, encoding="utf-8")
+
+
+def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, str]) -> Bench:
+    def make(name: str, data: Data, without: Mapping[str, Path]) -> Path:
+        return prepared(folder / "tables" / name, data, sources.get(data.corpus), without)
+
+    held_out = {name: make(name, data, {}) for name, data in study.tests.items()}
+    held_out["dev"] = make("dev", study.dev, held_out)
+    learnt = {"train": study.train, **study.transfers}
+    tables = held_out | {name: make(name, data, held_out) for name, data in learnt.items()}
+    more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.documents)]
+    chosen = tuned(folder / "bm25", tables["dev"], workers.count == 0)
+    every = [tables[name] for name in ("train", "dev", *study.tests)] + more
+    index = candidates_indexed(folder / "index", every, chosen)
+    if study.retrieve is not None:
+        for name in ("train", "dev", *study.tests):
+            stage = folder / "retrieved" / name
+            how = study.retrieve, name == "train"
+            tables[name] = retrieved(stage, tables[name], index, *how)
+    return Bench(study, folder, workers, tables, chosen, index)
+
+
+def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
+    """Each start by its name; `scratch` has no ranker yet."""
+    study = bench.study
+    yield SCRATCH, None
+    for name in study.transfers:
+        yield name, bench.ranker(name, bench.tables[name], study.training)
+    queries = questions_of(bench.tables["train"])
+    made = labelled(bench.folder / "tables" / "pseudo", bench.index, queries, study.labels)
+    yield PSEUDO, bench.ranker(PSEUDO, made, study.training)
+
+
+def _size(bench: Bench, size: int | None) -> int:
+    """Questions of a sample."""
+    every: int = manifest(bench.tables["train"])["found"]["counts"]["questions"]
+    return every if size is None else size
+
+
+def _few_shot(
+    bench: Bench, start: str, ranker: Path | None
+) -> Iterator[tuple[str, int, dict[str, Evaluation]]]:
+    """Systems trained on samples, by name and sample; after each, what the remedies make of it."""
+    study, how = bench.study, bench.study.protocol
+    for size in how.sizes:
+        questions = _size(bench, size)
+        epochs = how.epochs_of(questions)
+        log.info("%s: %s questions, %d epochs", start, f"{questions:,}", epochs)
+        for sample in range(how.samples if size is not None else 1):
+            system = f"{start}+{'all' if size is None else size}"
+            rows = bench.tables["train"]
+            if size is not None:
+                part = bench.folder / "tables" / f"train-{size}-{sample}"
+                rows = sampled(part, rows, size, sample, how.nested)
+            training = replace(study.training, epochs=epochs, seed=study.training.seed + sample)
+            stage = bench.ranker(f"{system}-{sample}", rows, training, ranker)
+            yield system, sample, bench.evaluations(stage)
+            if "bm25" in how.remedies:
+                yield f"{system}, with BM25", sample, _with_keywords(bench, stage)
+            if "weights" in how.remedies and ranker is not None:
+                moved = _towards(bench, stage, ranker)
+                yield f"{system}, towards its start", sample, bench.evaluations(moved)
+
+
+def _keywords(bench: Bench) -> dict[str, Evaluation]:
+    found = {}
+    for name, path in bench.watched.items():
+        rows = table(path)
+        scores = bench.bm25.scores_within(rows)
+        found[name] = evaluate(rows, scores, bench.study.measures, filter=bench.study.filter)
+    return found
+
+
+def _with_keywords(bench: Bench, ranker: Path) -> dict[str, Evaluation]:
+    """The ranker's stored scores with BM25's, in the part that dev likes best."""
+    study, runs = bench.study, bench.folder / "runs" / ranker.name
+    scores: dict[str, tuple[Any, Any, Any]] = {}
+    for name, path in bench.watched.items():
+        rows = table(path)
+        own = scores_of_run(read_run(runs / f"{name}.run"), rows)
+        scores[name] = rows, own, bench.bm25.scores_within(rows)
+    part = best_part(*scores["dev"], study.measures[0], study.filter)
+    log.info("%s: %.1f of BM25", ranker.name, part)
+    return {
+        name: evaluate(of[0], mixed(*of, part), study.measures, filter=study.filter)
+        for name, of in scores.items()
+    }
+
+
+def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
+    """A stage with the ranker moved towards what it started from, as far as dev likes."""
+    study = bench.study
+
+    def make(part: Path) -> dict[str, Any]:
+        moved, begun = (checkpoint.load(s / "ranker") for s in (ranker, start))
+        found = best_step(moved, begun, table(bench.tables["dev"]), study.measures[0], study.filter)
+        checkpoint.save(moved, part / "ranker")
+        log.info("%s: %.2f of its start", ranker.name, found)
+        return {"part": found}
+
+    identity = {"ranker": digest(ranker), "start": digest(start), "measure": study.measures[0]}
+    return stage(bench.folder / "rankers" / f"{ranker.name}-towards", identity, make)
+
+
+def main() -> None:
+    """The command line."""
+    study, output, workers, sources = read_recipe(Study)
+    if workers.count == 0:
+        run(study, output, workers, sources)
+        return
+    with connected():
+        run(study, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

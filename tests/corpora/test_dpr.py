@@ -1,0 +1,74 @@
+import pytest
+
+from as2ray.corpora import read
+from as2ray.errors import CorpusError
+
+
+def context(id, key="passage_id"):
+    return {"title": f"T{id}", "text": f"text {id}", "score": 1.0, key: str(id)}
+
+
+@pytest.fixture
+def release(write, tmp_path):
+    records = [
+        {
+            "question": "who sings",
+            "positive_ctxs": [context(4), context(4), context(2)],
+            "hard_negative_ctxs": [context(7), context(2)],
+            "negative_ctxs": [context(9)],
+        },
+        {
+            "question": "who runs",
+            "positive_ctxs": [],
+            "hard_negative_ctxs": [context(3, "psg_id")],
+            "negative_ctxs": [],
+        },
+    ]
+    write("dpr/biencoder-nq-dev.json", records)
+    write("dpr/psgs_w100.tsv", 'id\ttext\ttitle\n4\ttext 4\tT4\n5\t"odd\ttext\n9\ttext 9\tT9\n')
+    write("dpr/bm25.trec", "nq-dev-0 Q0 9 1 3.0 x\nnq-dev-0 Q0 4 2 2.0 x\nnq-dev-0 Q0 5 3 1 x\n")
+    return tmp_path / "dpr"
+
+
+def rows(table):
+    return [(r["question_id"], r["candidate_id"], r["label"]) for r in table.to_pylist()]
+
+
+def test_contexts_of_the_release_are_candidates_once(release):
+    assert rows(read("dpr", "nq-dev", release)) == [
+        ("nq-dev-0", "nq-dev-0-4", 1),
+        ("nq-dev-0", "nq-dev-0-2", 1),
+        ("nq-dev-0", "nq-dev-0-7", 0),
+        ("nq-dev-1", "nq-dev-1-3", 0),
+    ]
+    every = ["positive_ctxs", "hard_negative_ctxs", "negative_ctxs"]
+    assert ("nq-dev-0", "nq-dev-0-9", 0) in rows(read("dpr", "nq-dev", release, contexts=every))
+
+
+def test_run_s_passages_are_candidates_in_their_place(release):
+    table = read("dpr", "nq-dev", release, run="bm25.trec", depth=2)
+    assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-0", "nq-dev-0-4", 1)]
+    assert table["candidate"].to_pylist() == ["text 9", "text 4"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"contexts": ["negative_ctxs"]}, {"contexts": ["positive_ctxs", "x"]}, {"depth": 0}]
+)
+def test_impossible_option_is_refused(release, options):
+    with pytest.raises(CorpusError, match="positive_ctxs"):
+        read("dpr", "nq-dev", release, **options)
+
+
+def test_other_json_or_run_is_refused(release):
+    (release / "bm25.trec").write_text("nq-dev-0 9\n")
+    with pytest.raises(CorpusError, match="line 1"):
+        read("dpr", "nq-dev", release, run="bm25.trec")
+    (release / "biencoder-nq-dev.json").write_text('[{"question": "x"}]')
+    with pytest.raises(CorpusError, match="positive_ctxs"):
+        read("dpr", "nq-dev", release)
+
+
+def test_real_sample_has_five_questions(real):
+    table = read("dpr", "sample", real / "dpr")
+    assert len(table["question_id"].unique()) == 5
+    assert 0 < sum(table["label"].to_pylist()) < table.num_rows

@@ -1,0 +1,117 @@
+import json
+
+import pytest
+
+from as2ray.corpora import apply_filter, near_duplicates, read
+from as2ray.errors import CorpusError
+
+
+@pytest.fixture
+def release(write, tmp_path):
+    """Two queries over five passages, one of them without a relevant one."""
+    passages = [f"{i}\tpassage {i} of cats" for i in (9, 3, 5, 7, 1)]
+    write("msmarco/collection.tsv", "\n".join(passages) + "\n")
+    write("msmarco/queries.train.tsv", "20\twhere are cats\n10\twho are cats\n")
+    write("msmarco/qrels.train.tsv", "20\t0\t9\t1\n20\t0\t7\t1\n")
+    write("msmarco/run.train.tsv", "20\t3\t1\n20\t7\t2\n20\t5\t3\n10\t1\t1\n10\t3\t2\n")
+    write("msmarco/queries.dev.small.tsv", "30\twhat are cats\n")
+    write("msmarco/qrels.dev.small.tsv", "30 0 9 1\n")
+    write("msmarco/run.dev.small.tsv", "30 Q0 5 1 3.5 bm25\n30 Q0 1 2 2.5 bm25\n")
+    return tmp_path / "msmarco"
+
+
+def rows(table):
+    return [(r["question_id"], r["candidate"], r["label"]) for r in table.to_pylist()]
+
+
+def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
+    assert rows(read("msmarco", "train", release)) == [
+        ("20", "passage 3 of cats", 0),
+        ("20", "passage 7 of cats", 1),
+        ("20", "passage 5 of cats", 0),
+        ("20", "passage 9 of cats", 1),
+        ("10", "passage 1 of cats", 0),
+        ("10", "passage 3 of cats", 0),
+    ]
+    # A trec run; what it missed stays missed where it is judged.
+    assert [r[1:] for r in rows(read("msmarco", "dev", release))] == [
+        ("passage 5 of cats", 0),
+        ("passage 1 of cats", 0),
+    ]
+
+
+def test_depth_cuts_the_run_and_queries_without_relevant_go_by_the_filter(release):
+    cut = rows(read("msmarco", "train", release, depth=1))
+    assert [r[1].split()[1] for r in cut] == ["3", "9", "7", "1"]
+    kept = apply_filter(read("msmarco", "train", release), "no_all_negative")
+    assert set(kept["question_id"].to_pylist()) == {"20"}
+
+
+def test_documents_have_title_and_body(write, tmp_path):
+    write("m/msmarco-docs.tsv", "D4\thttp://x\tCats\tThey purr.\nD6\thttp://y\tDogs\tThey bark.\n")
+    write("m/msmarco-docdev-queries.tsv", "2\twhat barks\n")
+    write("m/msmarco-docdev-qrels.tsv", "2 0 D6 1\n")
+    write("m/msmarco-docdev-top100", "2 Q0 D4 1 -4.1 IndriQ\n2 Q0 D6 2 -4.2 IndriQ\n")
+    assert rows(read("msmarco", "doc-dev", tmp_path / "m")) == [
+        ("2", "Cats They purr.", 0),
+        ("2", "Dogs They bark.", 1),
+    ]
+
+
+def test_track_of_2019_counts_grades_of_two_as_relevant(write, tmp_path):
+    hits = [
+        {"qid": 4, "docid": str(d), "content": f"text {d}", "rank": rank}
+        for rank, d in ((2, 8), (1, 6), (3, 9))
+    ]
+    write("m/bm25_top100_dl19.json", [{"query": "what", "hits": hits}])
+    write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n4 Q0 8 3\n")
+    table = read("msmarco", "dl19", tmp_path / "m")
+    assert [(r["candidate_id"], r["label"], r["grade"]) for r in table.to_pylist()] == [
+        ("4-6", 0, 1),
+        ("4-8", 1, 3),
+        ("4-9", 0, 0),
+    ]
+
+
+def test_listed_texts_are_candidates_once(write, tmp_path):
+    line = json.dumps({"query": "what", "pos": ["a", "b"], "neg": ["c", "a"]})
+    write("m/train_sample.jsonl", line + "\n")
+    found = {(r[1], r[2]) for r in rows(read("msmarco", "listed", tmp_path / "m"))}
+    assert found == {("a", 1), ("b", 1), ("c", 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "came"),
+    [
+        ("run.train.tsv", "20\t4\t1\n", "1 passages are missing, such as 4"),
+        ("run.train.tsv", "20\tx\t1\n", "line 1"),
+        ("run.train.tsv", "50\t3\t1\n", "query 50 of a run has no text"),
+        ("qrels.train.tsv", "20 0\n", "2 columns"),
+        ("collection.tsv", "9\ta\n9\tb\n3\tc\n5\td\n", "passage 9 comes twice"),
+        ("collection.tsv", "P9\ta\n", "P9"),
+    ],
+)
+def test_damaged_release_is_refused(release, name, text, came):
+    (release / name).write_text(text)
+    with pytest.raises(CorpusError, match=came):
+        read("msmarco", "train", release)
+
+
+def test_near_duplicate_questions_of_two_tables_are_found(release):
+    train, dev = (read("msmarco", split, release) for split in ("train", "dev"))
+    assert near_duplicates(train, dev, 0.5) == [
+        ("where are cats", "what are cats", 0.5),
+        ("who are cats", "what are cats", 0.5),
+    ]
+    assert near_duplicates(train, dev) == []
+
+
+def test_real_track_of_2019_has_its_relevant_hits(real):
+    table = read("msmarco", "dl19", real / "msmarco")
+    assert len(table["question_id"].unique()) == 43
+    assert sum(table["label"].to_pylist()) == 846
+
+
+def test_real_listed_sample_has_ten_queries(real):
+    table = read("msmarco", "listed", real / "msmarco", filter="clean")
+    assert len(table["question_id"].unique()) == 10

@@ -1,0 +1,74 @@
+"""Pseudo-labels, transfer and few shots, end to end on made-up corpora."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import RecipeError
+from as2ray.retrieval.pseudo_labels import PseudoLabels
+from as2ray.training.job import Model
+from as2ray.training.tracking import Tracking
+from pipelines.few_shot import Protocol
+from pipelines.pseudo_label import PAPER, Study, run
+from pipelines.recipe import Data, read_recipe
+from pipelines.steps import table
+
+
+@pytest.fixture
+def study(checkpoint, data_root):
+    return Study(
+        title="Tiny",
+        model=Model(str(checkpoint("bert", None)), max_length=32),
+        train=Data("wikiqa", "train"),
+        dev=Data("wikiqa", "dev"),
+        tests={"test": Data("wikiqa", "test")},
+        transfers={"general": Data("qnli", "dev", questions=10)},
+        labels=PseudoLabels(negatives=3),
+        protocol=Protocol(sizes=(8, None), samples=1, epochs=2, at=8),
+        training=replace(PAPER, epochs=1, learning_rate=1e-3, precision="fp32"),
+        measures=["RR"],
+        tracking=Tracking(tensorboard=False),
+    )
+
+
+def test_study_reports_every_start_size_and_remedy(study, tmp_path):
+    run(study, tmp_path, Workers(count=0))
+    told = json.loads((tmp_path / "test.json").read_text())
+    starts, sizes = ("general", "pseudo"), ("8", "all")
+    expected = {"BM25", *starts}
+    for start in (*starts, "scratch"):
+        for size in sizes:
+            expected |= {f"{start}+{size}", f"{start}+{size}, with BM25"}
+            expected |= {f"{start}+{size}, towards its start"} if start != "scratch" else set()
+    assert {row["system"] for row in told["rows"]} == expected
+    ends = (tmp_path / "test-table1.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in ends[2:6]] == [
+        *("general", "BM25", "pseudo", "scratch")
+    ]
+    assert (tmp_path / "test-curve.png").stat().st_size > 0
+    labelled = table(tmp_path / "tables" / "pseudo")
+    assert set(labelled["question_id"].to_pylist()) <= set(
+        table(tmp_path / "tables" / "train")["question_id"].to_pylist()
+    )
+    few = table(tmp_path / "tables" / "train-8-0")
+    assert len(few["question_id"].unique()) == 8
+    grid = json.loads((tmp_path / "bm25" / "manifest.json").read_text())["found"]
+    assert len(grid["grid"]) == 56
+    assert grid["RR"] == max(point[2] for point in grid["grid"])
+
+
+def test_source_named_like_a_start_is_refused(study):
+    with pytest.raises(RecipeError, match="'pseudo'"):
+        replace(study, transfers={"pseudo": Data("qnli", "dev")})
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path("pipelines/recipes").glob("pseudo_label_*.yaml")), ids=lambda p: p.stem
+)
+def test_recipe_file_parses_into_a_study(path):
+    study, *_ = read_recipe(Study, ["--config", str(path), "--output", "out"])
+    assert study.tests
+    assert study.training.head_learning_rate is not None

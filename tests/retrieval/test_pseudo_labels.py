@@ -1,0 +1,108 @@
+import pytest
+
+from as2ray.errors import CorpusError, RecipeError
+from as2ray.records import validate
+from as2ray.retrieval.build import build
+from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
+from as2ray.retrieval.questions import made
+
+TEXT = """# Birds of the north
+
+Owls hunt at night. Owls hunt mice at night. Owls, hunt at night!
+Eagles hunt by day. Crows hunt by day too.
+
+## Food
+
+Mice eat corn. Crows eat mice.
+"""
+
+
+@pytest.fixture
+def index(tmp_path):
+    (tmp_path / "birds.md").write_text(TEXT)
+    build(tmp_path / "birds.md", tmp_path / "i")
+    return SentenceIndex.open(tmp_path / "i")
+
+
+def rows(found):
+    return [(r["candidate"], r["label"]) for r in found.table.to_pylist()]
+
+
+def test_first_of_the_list_is_the_answer_and_others_of_it_are_not(index):
+    found = pseudo_labels(index, [Query("q", "when do owls hunt")], PseudoLabels(negatives=2))
+    validate(found.table, "made")
+    hits = index.texts([h.index for h in index.top("when do owls hunt")])
+    assert rows(found)[0] == (hits[0], 1)
+    assert len(rows(found)) == 3
+    assert {text for text, label in rows(found) if not label} <= set(hits[1:])
+    assert found.table["document_id"].to_pylist() == ["birds.md"] * 3
+
+
+def test_near_duplicates_of_the_answer_are_no_negatives_if_asked(index):
+    query = [Query("q", "owls hunt at night")]
+    every = rows(pseudo_labels(index, query, PseudoLabels(negatives=9)))
+    assert every[0] == ("Owls hunt at night.", 1)
+    assert ("Owls, hunt at night!", 0) in every
+    fewer = rows(pseudo_labels(index, query, PseudoLabels(negatives=9, near_duplicates=0.8)))
+    assert set(every) - set(fewer) == {("Owls, hunt at night!", 0), ("Owls hunt mice at night.", 0)}
+
+
+def test_negatives_are_drawn_by_question_and_seed(index):
+    queries = [Query("a", "hunt mice"), Query("b", "hunt by day")]
+    how = PseudoLabels(negatives=2)
+    both = rows(pseudo_labels(index, queries, how))
+    assert both[3:] == rows(pseudo_labels(index, queries[1:], how))
+    seeds = [PseudoLabels(negatives=2, seed=seed) for seed in range(5)]
+    drawn = {tuple(rows(pseudo_labels(index, queries, how))) for how in seeds}
+    assert len(drawn) > 1
+
+
+def test_questions_that_find_too_little_are_left_out_and_counted(index):
+    queries = [Query("a", "zebra"), Query("b", "corn"), Query("c", "hunt mice")]
+    found = pseudo_labels(index, queries)
+    assert found.left_out == {"finds nothing": 1, "finds no negative": 1}
+    assert set(found.table["question_id"].to_pylist()) == {"c"}
+    with pytest.raises(CorpusError, match=r"'finds nothing': 1"):
+        pseudo_labels(index, queries[:1])
+
+
+@pytest.mark.parametrize("wrong", [{"depth": 1}, {"negatives": 0}, {"near_duplicates": 0.0}])
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(RecipeError):
+        PseudoLabels(**wrong)
+
+
+def test_headings_are_questions_with_their_document_s_title(index):
+    texts = [query.text for query in made(index, ["headings"])]
+    assert texts == ["Birds of the north", "Birds of the north Food"]
+
+
+def test_leading_sentence_is_never_its_own_answer(index):
+    queries = made(index, ["leading"])
+    assert [query.text for query in queries] == ["Owls hunt at night.", "Mice eat corn."]
+    found = pseudo_labels(index, queries)
+    for row in found.table.to_pylist():
+        assert row["candidate"] != row["question"]
+
+
+def test_words_of_a_sentence_are_some_of_its_own_in_order(index):
+    queries = made(index, ["words"])
+    assert [query.id for query in queries] == ["words-1", "words-4"]  # the others have too few
+    text = index.sentence(1).text.lower()
+    places = [text.index(word) for word in queries[0].text.split()]
+    assert places == sorted(places)
+    assert len(places) == 3
+
+
+def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
+    def asks(sentences):
+        return [f"Who is {s.split()[0]}?" if "Crows" in s else "" for s in sentences]
+
+    (one,) = made(index, ["generator"], generator=asks)
+    assert one.text == "Who is Crows?"
+    assert len(made(index, ["headings", "leading"], most=3)) == 3
+    with pytest.raises(RecipeError, match="generator None"):
+        made(index, ["generator"])
+    with pytest.raises(RecipeError, match="'titles'"):
+        made(index, ["titles"])

@@ -1,0 +1,96 @@
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tiny
+
+from as2ray.errors import CorpusError, RecipeError
+from as2ray.text.contrasts import Contrasts
+from as2ray.text.paired_stream import PAIR, PairedStream
+from as2ray.text.stream import PairFiles, Stream
+from as2ray.text.tokens import PairTokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(published) -> PairTokenizer:
+    return PairTokenizer(published("bert").backend_tokenizer.to_str(), 40, 20)
+
+
+def labelled(*questions: list[int]) -> pa.Table:
+    ids = [f"q{i}" for i, labels in enumerate(questions) for _ in labels]
+    return pa.table({"question_id": ids, "label": [x for labels in questions for x in labels]})
+
+
+def test_question_of_one_kind_alone_gives_no_pair():
+    found = Contrasts.of([labelled([0, 1, 0], [1, 1], [0]), labelled([0, 0, 1])])
+    assert len(found) == 2
+    random = np.random.default_rng(0)
+    drawn = {tuple(found.draw(np.array([0, 1]), random).ravel().tolist()) for _ in range(50)}
+    assert drawn == {(1, a, 8, b) for a in (0, 2) for b in (6, 7)}
+
+
+def test_draw_takes_every_positive_and_negative_alike():
+    found = Contrasts.of([labelled([1, 0, 1, 0, 0, 1])])
+    random = np.random.default_rng(1)
+    rows = found.draw(np.zeros(6_000, np.int64), random)
+    for side, among in ((0, {0, 2, 5}), (1, {1, 3, 4})):
+        counts = Counter(rows[:, side].tolist())
+        assert counts.keys() == among
+        assert all(abs(n - 2_000) < 200 for n in counts.values())
+
+
+def test_corpus_without_contrasts_is_refused(tmp_path):
+    table = tiny.candidates(3, each=1)
+    with pytest.raises(CorpusError, match="1 files with 3 candidates"):
+        Contrasts.find(PairFiles.find(tiny.write_corpus(tmp_path, table)).paths)
+
+
+@pytest.mark.parametrize(("ranks", "batch", "max_tokens"), [(1, 16, 8192), (3, 7, 80), (4, 3, 100)])
+def test_paired_stream_gives_each_question_once_both_sides_in_one_batch(
+    corpus, tokenizer, ranks, batch, max_tokens
+):
+    files = PairFiles.find(corpus)
+    table = files.table()
+    streams = [
+        PairedStream(files, tokenizer, batch, max_tokens, 5, rank, ranks, window=20)
+        for rank in range(ranks)
+    ]
+    asked: Counter[str] = Counter()
+    for stream in streams:
+        for micro in stream.epoch(2):
+            of = micro.batch.of_sequence
+            if micro.empty:
+                continue
+            assert micro.batch.tokens <= max_tokens
+            assert micro.pairs == min(batch, stream.units - micro.step * batch)
+            for pair in np.unique(of[PAIR]):
+                rows = of["row"][of[PAIR] == pair]
+                assert table["label"].to_numpy()[rows].sum() == 1
+                (question,) = set(table["question_id"].take(pa.array(rows)).to_pylist())
+                asked[question] += 1
+    assert len(asked) == 80
+    assert set(asked.values()) == {1}
+
+
+def drawn(stream: Stream, epoch: int, start: int = 0) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for micro in stream.epoch(epoch, start):
+        found.setdefault(micro.step, []).extend(micro.batch.of_sequence["row"].tolist())
+    return {step: sorted(rows) for step, rows in found.items()}
+
+
+def test_paired_stream_draws_anew_each_epoch_and_resumes(corpus, tokenizer):
+    stream = PairedStream(PairFiles.find(corpus), tokenizer, 9, window=30)
+    whole = drawn(stream, 0)
+    assert sum(map(len, whole.values())) == 160
+    assert drawn(stream, 0, 4) == {step: rows for step, rows in whole.items() if step >= 4}
+    assert whole != drawn(stream, 1)
+    assert {r for rows in whole.values() for r in rows} != {
+        r for rows in drawn(stream, 1).values() for r in rows
+    }
+
+
+def test_pair_that_does_not_fit_a_batch_is_refused(corpus, tokenizer):
+    with pytest.raises(RecipeError, match=r"max_tokens >= 80 \(2 x max_length\)"):
+        PairedStream(PairFiles.find(corpus), tokenizer, 9, 79)

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+from training_runs import loop_of, told
+
+from as2ray.errors import TrainingError
+from as2ray.objectives import Margin
+from as2ray.training.config import Training
+from as2ray.training.job import Job, Model, train_here
+from as2ray.training.tracking import Tracking
+
+
+def test_training_with_margin_learns_to_rank(checkpoint, corpus, tmp_path):
+    model = checkpoint("bert", None, num_hidden_layers=2, initializer_range=0.1)
+    job = Job(
+        Model(str(model), max_length=40),
+        (str(corpus),),
+        {"dev": str(corpus)},
+        Training(
+            **{"epochs": 8, "batch": 16, "learning_rate": 3e-3, "head_learning_rate": 6e-3},
+            **{"schedule": "constant", "warmup": 0.2, "weight_decay": 1e-7, "precision": "fp32"},
+            **{"max_tokens": 200, "validate_every": 20},
+        ),
+        "margin",
+        tracking=Tracking(every=1, tensorboard=False),
+    )
+    train_here(job, tmp_path)
+    losses = [x["loss"] for x in told(tmp_path, "loss")]
+    assert len(losses) == 8 * 5
+    # Two independent scores lose about the margin; ranked pairs lose little.
+    assert losses[0] == pytest.approx(1.0, abs=0.3)
+    assert np.mean(losses[-5:]) < 0.3
+    assert told(tmp_path, "dev/AP")[-1]["dev/AP"] > 0.85
+
+
+def test_margin_over_plain_rows_is_refused(checkpoint, corpus, tmp_path):
+    loop = loop_of(checkpoint("bert", None), corpus, tmp_path, objective=Margin(), epochs=1)
+    with pytest.raises(TrainingError, match="PairedStream"):
+        loop.fit()
