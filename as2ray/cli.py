@@ -1,4 +1,4 @@
-"""The command line: `as2ray corpora | rank | evaluate | cost | calibrate`.
+"""The command line: `as2ray corpora | rank | evaluate | cost | calibrate | serve`.
 
 Knows jsonargparse. Must hold no logic of its own.
 """
@@ -13,6 +13,7 @@ from as2ray.commands.corpora import Corpora
 from as2ray.commands.cost import cost
 from as2ray.commands.evaluate import evaluate
 from as2ray.commands.rank import rank
+from as2ray.commands.serve import serve
 from as2ray.errors import As2rayError
 
 COMMANDS = {
@@ -21,6 +22,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "cost": cost,
     "calibrate": calibrate,
+    "serve": serve,
 }
 
 
