@@ -1,4 +1,4 @@
-"""Metrics of the service, by Ray to Prometheus; `grafana.json` draws them.
+"""Metrics of the service, by Ray to Prometheus; `serve_configs/grafana.json` draws them.
 
 Knows Ray Serve's metrics. Must not know HTTP or rankers.
 """

@@ -21,7 +21,6 @@ A candidate that fell early can have a higher score than a survivor. Foreign cli
 score, so there a score never stands above the one before it; `/rank` tells scores as they are.
 """
 
-from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, get_args
 from uuid import uuid4
 
@@ -29,7 +28,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
-from as2ray.records import Ranked
+from as2ray.records import Ranked, falling_scores
 from as2ray.serving.asked import Answer, Asked, Kind, Refused
 
 Dialect = Literal["cohere", "v1", "tei", "as2ray"]
@@ -340,12 +339,9 @@ def statuses(dialect: Dialect, overloaded: int = 429) -> list[int]:
     return sorted({status(refused, dialect, overloaded) for refused in kinds})
 
 
-def _falling(ranking: Iterable[Ranked]) -> Iterator[tuple[int, float]]:
+def _falling(ranking: list[Ranked]) -> list[tuple[int, float]]:
     """Index and score, best first, no score above the one before it."""
-    least = 1.0
-    for one in ranking:
-        least = min(least, one.score)
-        yield one.index, least
+    return [(one.index, score) for one, score in zip(ranking, falling_scores(ranking))]
 
 
 def _object(document: str | dict[str, str]) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """The service in process: the real web, line, desks and tiny rankers, without Ray."""
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 from as2ray.checkpoint import load, save, start
@@ -91,3 +93,22 @@ def together():
             return list(pool.map(lambda _: function(), range(times)))
 
     return call
+
+
+@pytest.fixture(scope="session")
+def address(cascade):
+    """Where a service of this process listens, for clients that need a socket."""
+    settings = Served.model_validate({"models": {"cascade": cascade}})
+    config = uvicorn.Config(
+        app_of(InProcess(settings), settings), host="127.0.0.1", port=0, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it listened"
+        thread.join(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
