@@ -8,6 +8,7 @@ checkpoint changes by `user_config` is another model, loaded beside the old one 
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,7 +88,7 @@ def _replica(models_loaded: int) -> type:
         """Rankers behind one line."""
 
         def __init__(self, settings: Settings) -> None:
-            torch.set_num_threads(max(1, int(settings.replicas.cpus)))
+            torch.set_num_threads(math.ceil(settings.replicas.cpus))
             self.settings, batches = settings, settings.batches
             self.line = Line(self._rank, batches.tokens, batches.waiting_tokens)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -114,7 +115,9 @@ class Guard:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.settings.limits.body_bytes:
-                raise self._too_large()
+                # FastAPI makes a malformed body of any other error while it reads.
+                scope["state"]["refused"] = self._too_large()
+                raise HTTPException(413)
             return message
 
         return counted

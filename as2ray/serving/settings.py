@@ -62,7 +62,7 @@ class Replicas(BaseModel):
     busy: float = Field(8.0, gt=0.0)
     """Requests at a replica at which another is started (Serve's target_ongoing_requests)."""
     cpus: float = Field(1.0, gt=0.0)
-    """Of each replica; also the threads of its matrix products, at least one."""
+    """Of each replica; also the threads of its matrix products, rounded up."""
     gpus: float = Field(0.0, ge=0.0)
     gateways: int = Field(1, ge=1)
     """Replicas that speak HTTP."""

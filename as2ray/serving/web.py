@@ -176,7 +176,7 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        refused = Refused(
+        refused = getattr(request.state, "refused", None) or Refused(
             "not_found" if error.status_code in (404, 405) else "malformed",
             f"{request.method} of this path: {error.detail}",
             expected="a path and method of /openapi.json",

@@ -155,7 +155,7 @@ def test_who_finds_no_room_gets_the_status_and_when_to_come_again(
         limits={"tokens": 512},
         batches={"tokens": 512, "waiting_tokens": 512},
     )
-    asked = {"query": QUESTION, "texts": CANDIDATES * 10}
+    asked = {"query": QUESTION, "texts": CANDIDATES * 3}
     answers = together(lambda: client.post("/rerank", json=asked), 12)
     refused = [answer for answer in answers if answer.status_code != 200]
     assert {answer.status_code for answer in answers} == {200, status}
