@@ -27,7 +27,7 @@ from as2ray import checkpoint
 from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
 from benchmarks.load import closed_loop, open_loop
-from benchmarks.ranking import _by_question, _of_one_label, _questions, _table
+from benchmarks.ranking import by_question, of_one_label, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 STEP = 1.25
@@ -58,19 +58,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(__doc__, argv, _more)
     size = SMALL if args.small else FULL
     hold_to_cores(args.cores)
-    table = _table(args.data, args.small)
+    table = squad_table(args.data, args.small)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
-        peer = _of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
+        peer = of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
         sides = {
             "as2ray": stack.enter_context(_served(_ours(args), args.start)),
             "peer": stack.enter_context(_served(_theirs(peer, args), args.start)),
         }
         ranker = checkpoint.load(args.cascade, device="cpu")
         for candidates, bound in size.bounds.items():
-            rows = _questions(table, candidates, size.questions)
-            questions = _by_question(rows)
+            rows = questions_of(table, candidates, size.questions)
+            questions = by_question(rows)
             bodies = [{"query": question, "texts": texts} for question, texts in questions]
             where = f"{candidates} candidates"
             found = _sustained(sides, bodies, bound, size)

@@ -153,3 +153,28 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
     assert "ECE before" in capsys.readouterr().out
     assert load(out).calibration[0].kind == kind
     assert (out / "reliability.png").stat().st_size > 0
+
+
+def test_serve_s_settings_are_flags(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--help"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    for flag in ("--host", "--settings.limits.candidates", "--settings.batches.relief_drop"):
+        assert flag in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--name", "two words"], "models"),
+        (["--settings.token_file", "nowhere/tokens"], "one token a line"),
+        (["--settings.refusal", "500"], "refusal"),
+        (["--settings.limits.candidates", "0"], "candidates"),
+    ],
+)
+def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys, flags, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--model", cascade, *flags])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err

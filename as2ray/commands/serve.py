@@ -1,6 +1,6 @@
 """`as2ray serve`: a ranker over HTTP, for the rerank clients people have."""
 
-from as2ray.serving.settings import Settings
+from as2ray.serving.settings import Served, Settings
 
 DEFAULTS = Settings()
 
@@ -22,6 +22,5 @@ def serve(
         settings: Limits, batches, replicas, tokens.
     """
     from as2ray.serving.run import run
-    from as2ray.serving.settings import Served
 
-    run(Served(models={name: model}, **settings.model_dump()), host, port)
+    run(Served.of({name: model}, settings), host, port)

@@ -25,6 +25,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from as2ray.checkpoint import load
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT
 from as2ray.serving.asked import Answer, Asked, Refused, too_late
 from as2ray.serving.desk import Desk, Read, rank_together
 from as2ray.serving.line import Line
@@ -52,6 +53,7 @@ def build(args: Served) -> serve.Application:
         ray_actor_options={
             "num_cpus": args.replicas.cpus,
             "num_gpus": args.replicas.gpus,
+            "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
         },
         max_ongoing_requests=args.batches.requests,
         max_queued_requests=args.batches.queued,

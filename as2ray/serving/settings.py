@@ -5,7 +5,7 @@ Knows pydantic. Must not import Ray: the command line reads these before Ray is 
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from as2ray.errors import RecipeError
 from as2ray.records import MAX_CHARACTERS
@@ -111,6 +111,19 @@ class Served(Settings):
 
     models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = Field(min_length=1)
     """Checkpoint folder or hub id of each name; the first answers where none is named."""
+
+    @classmethod
+    def of(cls, models: dict[str, str], settings: Settings) -> "Served":
+        """Models with settings; an error of ours where they do not fit."""
+        try:
+            return cls.model_validate({"models": models, **settings.model_dump()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RecipeError(
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+                expected="names of letters, digits and signs, without blanks",
+                mend="correct it",
+            ) from None
 
     @property
     def settings(self) -> Settings:

@@ -2,7 +2,7 @@
 
 Knows FastAPI and the wire contract. Must not know Ray or rankers.
 
-A new room of the service is a router: `app_of` includes it, `Guard` guards it.
+What the service learns to do next is one more `_add_…` in `app_of`; `Guard` stands before all.
 """
 
 from collections.abc import Sequence
