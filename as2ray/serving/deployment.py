@@ -137,6 +137,8 @@ class Gateway:
     def __init__(self, ranker: DeploymentHandle, settings: Settings) -> None:
         self.ranker, self.settings = ranker, settings
         self.models: dict[str, str] = {}
+        self.known: dict[str, Facts] = {}
+        """Of checkpoints; asked once, so that health does not wait in line."""
         self.observed = Observed()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -176,12 +178,14 @@ class Gateway:
 
     async def facts(self, model: str) -> Facts:
         """What a model is."""
-        try:
-            async with asyncio.timeout(self.settings.limits.seconds):
-                found: Facts = await self._of(self.models[model]).facts.remote()
-                return found
-        except TimeoutError:
-            raise too_late(self.settings.limits.seconds) from None
+        checkpoint, within = self.models[model], self.settings.limits.seconds
+        if checkpoint not in self.known:
+            try:
+                async with asyncio.timeout(within):
+                    self.known[checkpoint] = await self._of(checkpoint).facts.remote()
+            except TimeoutError:
+                raise too_late(within) from None
+        return self.known[checkpoint]
 
     async def metrics(self) -> str:
         """Of all gateways."""

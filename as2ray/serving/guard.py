@@ -53,7 +53,7 @@ class Guard:
             return
         began, path = time.perf_counter(), path_of(scope)
         state = scope.setdefault("state", {})
-        code = 500
+        code = 499  # what is told of a client that went away before it was answered
 
         async def tell(message: Message) -> None:
             nonlocal code

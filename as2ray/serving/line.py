@@ -15,6 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from as2ray.serving.asked import Answer, Refused, failed, too_late
@@ -41,7 +42,7 @@ class Line:
     """Questions in order, and one batch at a time on its way.
 
     Args:
-        rank: What ranks a batch; runs in a thread.
+        rank: What ranks a batch; runs in one thread, always the same.
         batch_tokens: Most tokens of a batch; a larger question goes alone.
         waiting_tokens: Most tokens that wait; a question that finds no room is sent away.
     """
@@ -54,6 +55,8 @@ class Line:
         self.rate: float | None = None
         """Tokens a second, lately."""
         self._worker: asyncio.Task[None] | None = None
+        # A thread of its own: each thread that ranks would have its own pool of OpenMP's.
+        self._thread = ThreadPoolExecutor(1, "ranking")
 
     async def answer(self, read: Read, within: float) -> Answer:
         """The answer to a question, when its turn came.
@@ -95,7 +98,9 @@ class Line:
             if not batch:
                 continue
             began = time.monotonic()
-            answers = await asyncio.to_thread(self._rank, [p.read for p in batch], fullness)
+            answers = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._rank, [place.read for place in batch], fullness
+            )
             self._learn(sum(p.read.tokens for p in batch) / (time.monotonic() - began))
             for place, answer in zip(batch, answers):
                 if not place.answer.done():
