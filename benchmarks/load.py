@@ -108,8 +108,9 @@ def _client() -> httpx.AsyncClient:
 
 
 async def _open(url: str, bodies: Sequence[Any], rate: float, requests: int) -> Load:
-    seen, began = _Seen(url), time.perf_counter()
+    seen = _Seen(url)
     async with _client() as client, asyncio.TaskGroup() as group:
+        began = time.perf_counter()  # a client takes time to make
         for number, body in zip(range(requests), itertools.cycle(bodies)):
             planned = began + number / rate
             await asyncio.sleep(max(0.0, planned - time.perf_counter()))
@@ -118,13 +119,14 @@ async def _open(url: str, bodies: Sequence[Any], rate: float, requests: int) -> 
 
 
 async def _closed(url: str, bodies: Sequence[Any], clients: int, seconds: float) -> Load:
-    seen, began, turn = _Seen(url), time.perf_counter(), itertools.cycle(bodies)
+    seen, turn = _Seen(url), itertools.cycle(bodies)
 
-    async def asking(client: httpx.AsyncClient) -> None:
-        while time.perf_counter() - began < seconds:
+    async def asking(client: httpx.AsyncClient, until: float) -> None:
+        while time.perf_counter() < until:
             await seen.ask(client, next(turn), time.perf_counter())
 
     async with _client() as client, asyncio.TaskGroup() as group:
+        began = time.perf_counter()
         for _ in range(clients):
-            group.create_task(asking(client))
+            group.create_task(asking(client, began + seconds))
     return seen.told(began)

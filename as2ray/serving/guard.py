@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from as2ray.serving.asked import Answer, Refused, failed
-from as2ray.serving.protocol import Dialect, no, status
+from as2ray.serving.refusals import Dialect, no, status
 from as2ray.serving.service import Seen, Service
 from as2ray.serving.settings import Settings
 

@@ -1,4 +1,4 @@
-"""The wire contract: what clients send, what they get, how each is told no.
+"""The wire contract: what clients send, and what they get; `refusals` has how each is told no.
 
 Knows pydantic and the service's own question and answer. Must not know HTTP servers or rankers.
 
@@ -10,9 +10,8 @@ refused.
 - `/v1/rerank` is two at once, Cohere's v1 and Jina's, which cannot be told apart by their requests.
   So its request is the union of the two (documents are strings or objects; `rank_fields` says which
   fields of an object are read, by default `text`), and its response too: `id` and `meta` for one,
-  `model` and `usage` for the other; `{"message", "detail"}` is an error in both. Only
-  `return_documents` has two defaults. Cohere's (no) holds: clients of either find documents by
-  `index`.
+  `model` and `usage` for the other. Only `return_documents` has two defaults. Cohere's (no) holds:
+  clients of either find documents by `index`.
 - Text Embeddings Inference's `/rerank`. The same path with `documents` in place of `texts` is
   Infinity's and vLLM's, and answered as `/v1/rerank`.
 - Ours, `/rank`: with exit layers, drop ratios, survivors, times.
@@ -21,7 +20,7 @@ A candidate that fell early can have a higher score than a survivor. Foreign cli
 score, so there a score never stands above the one before it; `/rank` tells scores as they are.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -29,9 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
 from as2ray.records import Ranked, falling_scores
-from as2ray.serving.asked import Answer, Asked, Kind, Refused
-
-Dialect = Literal["cohere", "v1", "tei", "as2ray"]
+from as2ray.serving.asked import Answer, Asked
 
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 Fields = Annotated[
@@ -249,94 +246,6 @@ class Info(Wire):
     exits: list[int]
     drop: list[float]
     max_drop: float
-
-
-class CohereError(Wire):
-    """How Cohere says no."""
-
-    message: str
-
-
-class V1Error(Wire):
-    """How Cohere (message) and Jina (detail) say no."""
-
-    message: str
-    detail: str
-
-
-class TeiError(Wire):
-    """How Text Embeddings Inference says no."""
-
-    error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
-
-
-class RankError(Wire):
-    """How we say no."""
-
-    error: Kind
-    came: str
-    expected: str
-    mend: str
-
-
-ERRORS: dict[Dialect, type[Wire]] = {
-    "cohere": CohereError,
-    "v1": V1Error,
-    "tei": TeiError,
-    "as2ray": RankError,
-}
-
-STATUS: dict[Kind, int] = {
-    "malformed": 400,
-    "empty": 400,
-    "unauthorised": 401,
-    "unknown_model": 404,
-    "not_found": 404,
-    "too_large": 413,
-    "invalid": 422,
-    "overloaded": 429,
-    "too_late": 503,
-    "failed": 500,
-}
-
-TEI_TYPES: dict[Kind, str] = {
-    "empty": "Empty",
-    "malformed": "Tokenizer",
-    "invalid": "Tokenizer",
-    "overloaded": "Overloaded",
-    "too_late": "Overloaded",
-    "failed": "Backend",
-}
-"""The rest are its `Validation`."""
-
-
-def no(refused: Refused, dialect: Dialect) -> Wire:
-    """A refusal in a dialect's form."""
-    told = refused.told
-    if dialect == "cohere":
-        return CohereError(message=told)
-    if dialect == "v1":
-        return V1Error(message=told, detail=told)
-    if dialect == "tei":
-        kind: Any = TEI_TYPES.get(refused.kind, "Validation")
-        return TeiError(error=told, error_type=kind)
-    return RankError(
-        error=refused.kind, came=refused.came, expected=refused.expected, mend=refused.mend
-    )
-
-
-def status(refused: Refused, dialect: Dialect, overloaded: int = 429) -> int:
-    """Its HTTP status; Text Embeddings Inference has one of its own for a failing backend."""
-    if refused.kind == "overloaded":
-        return overloaded
-    return 424 if (refused.kind, dialect) == ("failed", "tei") else STATUS[refused.kind]
-
-
-def statuses(dialect: Dialect, overloaded: int = 429) -> list[int]:
-    """All that a ranking of this dialect may answer in place of 200."""
-    kinds = (Refused(kind, "", expected="", mend="") for kind in get_args(Kind))
-    return sorted({status(refused, dialect, overloaded) for refused in kinds})
 
 
 def _falling(ranking: list[Ranked]) -> list[tuple[int, float]]:

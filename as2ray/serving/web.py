@@ -19,10 +19,8 @@ from starlette.exceptions import HTTPException
 from as2ray.serving.asked import Answer, Asked, Refused
 from as2ray.serving.guard import Guard, refusal
 from as2ray.serving.protocol import (
-    ERRORS,
     CohereRequest,
     CohereResponse,
-    Dialect,
     Info,
     RankRequest,
     RankResponse,
@@ -30,8 +28,8 @@ from as2ray.serving.protocol import (
     TeiScored,
     V1Request,
     V1Response,
-    statuses,
 )
+from as2ray.serving.refusals import ERRORS, Dialect, statuses
 from as2ray.serving.service import Service, check, name_of
 from as2ray.serving.settings import Settings
 
