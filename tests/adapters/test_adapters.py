@@ -108,7 +108,7 @@ def test_haystack_ranker_ranks_in_a_pipeline_that_went_through_its_file(haystack
     ranker, documents = haystack
     pipeline = Pipeline()
     pipeline.add_component("ranker", ranker(model))
-    again = Pipeline.loads(pipeline.dumps())
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["as2ray.adapters.*"])
     again.warm_up()
     asked = {"query": QUESTION, "documents": [*documents, documents[1]]}
     found = again.run({"ranker": asked})["ranker"]["documents"]
@@ -128,6 +128,7 @@ def test_haystack_ranker_s_run_overrides_the_component(haystack, model):
     assert nothing == {"documents": []}
 
 
+@pytest.mark.slow
 def test_adapters_load_without_ray():
     import subprocess
     import sys

@@ -83,9 +83,7 @@ def test_llama_index_s_tei_reranker_ranks(address, order):
     module = pytest.importorskip(
         "llama_index.postprocessor.tei_rerank", reason=MISSING, exc_type=ImportError
     )
-    rerank = module.TextEmbeddingInference(
-        model_name="m", base_url=address, top_n=len(CANDIDATES), keep_retrieval_score=False
-    )
+    rerank = module.TextEmbeddingInference(model_name="m", base_url=address, top_n=len(CANDIDATES))
     found = rerank.postprocess_nodes(nodes(), query_str=QUESTION)
     assert [one.node.text for one in found] == [CANDIDATES[i] for i in order]
 
@@ -100,7 +98,7 @@ def test_haystack_s_rankers_rank(address, order, kind):
     if kind == "cohere":
         ranker = module.CohereRanker(model="m", api_key=token, api_base_url=address)
     else:
-        ranker = module.JinaRanker(model="m", api_key=token, base_url=f"{address}/v1")
+        ranker = module.JinaRanker(model="m", api_key=token, base_url=f"{address}/v1/rerank")
     found = ranker.run(query=QUESTION, documents=documents, top_k=len(CANDIDATES))["documents"]
     assert [one.content for one in found] == [CANDIDATES[i] for i in order]
     assert all(one.score is not None for one in found)

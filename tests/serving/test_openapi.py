@@ -1,7 +1,7 @@
 """What /openapi.json promises, tried with requests made from it."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
@@ -13,18 +13,33 @@ UNTOLD = [checks.positive_data_acceptance]
 """A schema cannot tell all: that drop ratios fit a ranker, that documents have `rank_fields`."""
 
 
+GOOD, BAD = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+
+ASKED = [
+    *((path, "POST", mode) for path in RANKINGS for mode in (GOOD, BAD)),
+    *((path, "GET", GOOD) for path in ("/info", "/health", "/metrics")),
+]
+
+
 @pytest.fixture(scope="session")
 def described(address):
     return schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 
-schema = schemathesis.pytest.from_fixture("described")
+@pytest.mark.parametrize(("path", "method", "mode"), ASKED)
+def test_answers_are_as_described_whatever_is_asked(described, path, method, mode):
+    @given(case=described[path][method].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=8,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def holds(case):
+        case.call_and_validate(excluded_checks=UNTOLD)
 
-
-@schema.parametrize()
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_answers_are_as_described_whatever_is_asked(case):
-    case.call_and_validate(excluded_checks=UNTOLD)
+    holds()
 
 
 def test_every_ranking_describes_its_refusals(client):
