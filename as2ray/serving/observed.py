@@ -67,9 +67,9 @@ class Observed:
         for step, seconds in answer.seconds.items():
             self.steps.observe(seconds, {**model, "step": step})
         self.tokens.inc(answer.tokens, model)
-        counts = dict(zip(answer.exits, answer.survivors)) or {"all": len(answer.ranking)}
-        for layer, count in counts.items():
-            self.survivors.inc(count, {**model, "exit": str(layer)})
+        counts = {str(layer): n for layer, n in zip(answer.exits, answer.survivors)}
+        for layer, count in (counts or {"all": len(answer.ranking)}).items():
+            self.survivors.inc(count, {**model, "exit": layer})
         if answer.relieved:
             self.relieved.inc(1, model)
 

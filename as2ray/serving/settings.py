@@ -17,15 +17,15 @@ class Limits(BaseModel):
     """What one request may ask."""
 
     model_config = Model
-    candidates: int = Field(1_000, ge=1)
-    characters: int = Field(MAX_CHARACTERS // 10, ge=1, le=MAX_CHARACTERS)
+    candidates: int = Field(default=1_000, ge=1)
+    characters: int = Field(default=MAX_CHARACTERS // 10, ge=1, le=MAX_CHARACTERS)
     """Of a question or a candidate."""
-    tokens: int = Field(131_072, ge=512)
+    tokens: int = Field(default=131_072, ge=512)
     """Of all pairs together, after each was cut to the ranker's length."""
-    body_bytes: int = Field(8_000_000, ge=1_024)
-    drop: float = Field(0.9, ge=0.0, lt=1.0)
+    body_bytes: int = Field(default=8_000_000, ge=1_024)
+    drop: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Highest drop ratio that a request may ask."""
-    seconds: float = Field(30.0, gt=0.0)
+    seconds: float = Field(default=30.0, gt=0.0)
     """Until an answer; then 503."""
 
 
@@ -33,17 +33,17 @@ class Batches(BaseModel):
     """How requests are ranked together, and what happens where there are too many."""
 
     model_config = Model
-    tokens: int = Field(16_384, ge=512)
+    tokens: int = Field(default=16_384, ge=512)
     """Of a batch; a larger question goes alone."""
-    waiting_tokens: int = Field(262_144, ge=512)
+    waiting_tokens: int = Field(default=262_144, ge=512)
     """That may wait at a replica; what comes then is refused."""
-    requests: int = Field(256, ge=1)
+    requests: int = Field(default=256, ge=1)
     """That a replica reads and ranks at a time (Serve's max_ongoing_requests)."""
-    queued: int = Field(256, ge=0)
+    queued: int = Field(default=256, ge=0)
     """That wait for a replica at each gateway (Serve's max_queued_requests)."""
-    relief_from: float = Field(0.5, ge=0.0, le=1.0)
+    relief_from: float = Field(default=0.5, ge=0.0, le=1.0)
     """Part of the waiting room that is full when drop ratios begin to rise."""
-    relief_drop: float | None = Field(None, ge=0.0, lt=1.0)
+    relief_drop: float | None = Field(default=None, ge=0.0, lt=1.0)
     """What they rise to when it is full; by default they stay."""
 
     def relief(self, fullness: float) -> float:
@@ -57,16 +57,16 @@ class Replicas(BaseModel):
     """What of the cluster the ranker takes."""
 
     model_config = Model
-    least: int = Field(1, ge=0)
-    most: int = Field(1, ge=1)
-    busy: float = Field(8.0, gt=0.0)
+    least: int = Field(default=1, ge=0)
+    most: int = Field(default=1, ge=1)
+    busy: float = Field(default=8.0, gt=0.0)
     """Requests at a replica at which another is started (Serve's target_ongoing_requests)."""
-    cpus: float = Field(1.0, gt=0.0)
+    cpus: float = Field(default=1.0, gt=0.0)
     """Of each replica; also the threads of its matrix products, rounded up."""
-    gpus: float = Field(0.0, ge=0.0)
-    gateways: int = Field(1, ge=1)
+    gpus: float = Field(default=0.0, ge=0.0)
+    gateways: int = Field(default=1, ge=1)
     """Replicas that speak HTTP."""
-    gateway_cpus: float = Field(0.2, ge=0.0)
+    gateway_cpus: float = Field(default=0.2, ge=0.0)
 
     @model_validator(mode="after")
     def _ordered(self) -> "Replicas":
@@ -79,7 +79,7 @@ class Settings(BaseModel):
     """All but the models, which change while the service runs."""
 
     model_config = Model
-    models_loaded: int = Field(2, ge=1)
+    models_loaded: int = Field(default=2, ge=1)
     """That a replica holds at a time; the one least lately used goes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     limits: Limits = Limits()
