@@ -1,4 +1,4 @@
-"""The command line: `as2ray corpora | index | ask | rank | evaluate | cost | calibrate`.
+"""The command line: `as2ray corpora | index | ask | rank | evaluate | cost | calibrate | serve`.
 
 Knows jsonargparse. Must hold no logic of its own.
 """
@@ -15,6 +15,7 @@ from as2ray.commands.cost import cost
 from as2ray.commands.evaluate import evaluate
 from as2ray.commands.index import index
 from as2ray.commands.rank import rank
+from as2ray.commands.serve import serve
 from as2ray.errors import As2rayError
 
 COMMANDS = {
@@ -25,6 +26,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "cost": cost,
     "calibrate": calibrate,
+    "serve": serve,
 }
 
 LEADING = {"index": "--source", "ask": "--question"}

@@ -8,6 +8,7 @@ Knows Arrow tables. Must not know any corpus, model or file.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +73,15 @@ class Ranked:
     """The candidate."""
     exit_layer: int | None = None
     """Layer after which the score was taken; None of a ranker without exits."""
+
+
+def falling_scores(ranking: Iterable[Ranked]) -> list[float]:
+    """Scores of a ranking, best first, none above the one before it.
+
+    A candidate that fell early can have a higher score than a survivor; whoever sorts by these
+    gets the ranking all the same.
+    """
+    return list(accumulate((one.score for one in ranking), min))
 
 
 @dataclass(frozen=True, slots=True)

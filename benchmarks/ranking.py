@@ -69,16 +69,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(__doc__, argv, _more)
     size = SMALL if args.small else FULL
     hold_to_cores(args.cores)
-    table = _table(args.data, args.small)
+    table = squad_table(args.data, args.small)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
-        model = _of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
+        model = of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
         ours = {"packed": checkpoint.load(model, device="cpu")}
         if args.cascade:
             ours["cascade"] = checkpoint.load(args.cascade, device="cpu")
         for candidates, questions in size.questions.items():
-            rows = _questions(table, candidates, questions)
+            rows = questions_of(table, candidates, questions)
             for kind in ("text", "tokens"):
                 compared = _compare(ours, model, rows, kind, args, size.repeats)
                 results[f"{candidates} candidates, from {kind}"] = {
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 told = f"{part['model']:,.0f} of {part['gemm']:,.0f} GFLOP/s: {part['part']:.0%}"
                 claims.append(Claim("packed reaches >= 60 % of GEMM", told, part["part"] >= 0.6))
         if args.cascade:
-            judged = _questions(table, max(size.questions), size.judged)
+            judged = questions_of(table, max(size.questions), size.judged)
             claims.append(_quality(ours["cascade"], judged, results))
     finish("ranking", args, claims, results)
 
@@ -103,7 +103,8 @@ def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
 
 
-def _table(data: Path, small: bool) -> pa.Table:
+def squad_table(data: Path, small: bool) -> pa.Table:
+    """SQuAD's dev part with whole articles; in a small run made-up words."""
     if small:
         with TemporaryDirectory() as folder:
             return PairFiles.find(asnq_shaped.write(Path(folder) / "made-up", 4_000, None)).table()
@@ -113,7 +114,7 @@ def _table(data: Path, small: bool) -> pa.Table:
         sys.exit(f"skipped: needs the release of SQuAD under --data\n{error}")
 
 
-def _questions(table: pa.Table, candidates: int, questions: int) -> pa.Table:
+def questions_of(table: pa.Table, candidates: int, questions: int) -> pa.Table:
     """So many questions with so many candidates, an answer among them wherever there is one."""
     starts = question_starts(table["question_id"])
     sizes = np.diff(np.append(starts, table.num_rows))
@@ -129,7 +130,7 @@ def _questions(table: pa.Table, candidates: int, questions: int) -> pa.Table:
     return table.take(pa.array(np.concatenate(rows)))
 
 
-def _of_one_label(ranker: Ranker, folder: Path) -> Path:
+def of_one_label(ranker: Ranker, folder: Path) -> Path:
     """The ranker with one logit, the difference of its two: all that CrossEncoder.rank takes."""
     network = ranker.network
     if network.config.num_labels == 2:
@@ -199,7 +200,7 @@ class _Peer:
                     "backend": backend,
                     "model_kwargs": keywords,
                     "cores": list(range(args.cores)),
-                    "questions": _by_question(rows),
+                    "questions": by_question(rows),
                 }
             )
         )
@@ -234,7 +235,8 @@ class _Peer:
         sys.exit(f"a peer ended with {self.process.wait()}; its error stands above")
 
 
-def _by_question(rows: pa.Table) -> list[tuple[str, list[str]]]:
+def by_question(rows: pa.Table) -> list[tuple[str, list[str]]]:
+    """Each question with its candidates, in order."""
     starts = question_starts(rows["question_id"])
     ends = [*starts[1:], rows.num_rows]
     questions, texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()

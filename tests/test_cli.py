@@ -174,3 +174,28 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     with pytest.raises(SystemExit):
         main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])
     assert "expected: a joint model" in capsys.readouterr().err
+
+
+def test_serve_s_settings_are_flags(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--help"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    for flag in ("--host", "--settings.limits.candidates", "--settings.batches.relief_drop"):
+        assert flag in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--name", "two words"], "models"),
+        (["--settings.token_file", "nowhere/tokens"], "one token a line"),
+        (["--settings.refusal", "500"], "refusal"),
+        (["--settings.limits.candidates", "0"], "candidates"),
+    ],
+)
+def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys, flags, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--model", cascade, *flags])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err

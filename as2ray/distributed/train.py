@@ -23,15 +23,11 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
-from as2ray.distributed.cluster import Workers, check
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT, Workers, check
 from as2ray.distributed.ingest import RayEpochs
 from as2ray.training.job import Job, train, train_here
 from as2ray.training.loop import SELECTION
 from as2ray.training.run import Metrics
-
-WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait sleep: where they spin, a worker that shares its cores with Ray's own
-processes or another worker was seen to crawl at a tenth of its speed."""
 
 
 def fit(

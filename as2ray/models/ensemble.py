@@ -28,6 +28,8 @@ class EnsembleRanker(Ranker):
         weights: Of each, none below 0, 1 together; equal by default.
     """
 
+    text_only = True
+
     def __init__(self, members: Sequence[Ranker], weights: Sequence[float] | None = None) -> None:
         weights = [1.0 / max(1, len(members))] * len(members) if weights is None else weights
         fine = len(weights) == len(members) > 0 and min(weights) >= 0

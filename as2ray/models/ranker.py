@@ -63,6 +63,8 @@ class Ranker(nn.Module, ABC):
     """One; or one for each independent ranker, or the body and each head's."""
     exits: tuple[int, ...] = ()
     """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
+    text_only = False
+    """Whether it scores text alone, by `score_pairs`, and no sequences of one tokenizer."""
 
     def __init__(self, tokenizer: PairTokenizer, max_tokens: int = 8_192) -> None:
         super().__init__()
@@ -226,10 +228,17 @@ class Ranker(nn.Module, ABC):
         for text in [*(q for q, _ in pairs), *texts]:
             check_readable(text)
         scored = self.score_pairs(questions, texts, np.repeat(np.arange(len(pairs)), sizes), drop)
-        return [
-            self._ranked(candidates, scored, end - len(candidates))
-            for (_, candidates), end in zip(pairs, np.cumsum(sizes))
-        ]
+        return self.rankings([candidates for _, candidates in pairs], scored)
+
+    def rankings(self, candidates: Sequence[Sequence[str]], scored: Scored) -> list[list[Ranked]]:
+        """The candidates of each question, best first.
+
+        Args:
+            candidates: Of each question.
+            scored: What this ranker said of all of them, question after question.
+        """
+        ends = np.cumsum([len(own) for own in candidates])
+        return [self._ranked(own, scored, end - len(own)) for own, end in zip(candidates, ends)]
 
     def rank(
         self,

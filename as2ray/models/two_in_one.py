@@ -86,6 +86,8 @@ class TwoInOneRanker(Ranker):
         tokenizer: How texts become tokens; its `max_length` is the window.
     """
 
+    text_only = True
+
     def __init__(self, network: TwoInOneNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         self.network = network

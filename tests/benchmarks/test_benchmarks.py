@@ -143,3 +143,29 @@ def test_retrieval_without_the_releases_says_what_it_needs(tmp_path):
     done = run("retrieval", tmp_path)
     assert done.returncode != 0
     assert "ASNQ" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
+def test_serving_small_run_loads_both_services(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    cascade = start(minilm(), exits=[1, 2])
+    cascade.drop = 0.5
+    path = save(cascade, tmp_path / "cascade")
+    found = report("serving", tmp_path, "--cores", "2", "--cascade", str(path))["results"]
+    [of] = found.values()
+    assert of["sustained"]["ratio"]["median"] > 0
+    assert {side: set(loads) for side, loads in of["clients"].items()} == {
+        "as2ray": {"2"},
+        "peer": {"2"},
+    }
+    assert all(load["failed"] == 0 for loads in of["clients"].values() for load in loads.values())
+    assert of["overload"]["failed"] == 0
+    assert of["in process"] > 0
+
+
+def test_serving_without_the_release_says_what_it_needs(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    done = run("serving", tmp_path, "--cascade", str(tmp_path / "any"))
+    assert done.returncode != 0
+    assert "SQuAD" in done.stderr

@@ -1,0 +1,45 @@
+"""Serve in the foreground: on a Ray of its own, or on the cluster of RAY_ADDRESS.
+
+Knows Ray. Must not know what is served.
+"""
+
+import ipaddress
+import sys
+
+from ray import serve
+
+from as2ray.distributed.cluster import connected
+from as2ray.serving.deployment import build
+from as2ray.serving.settings import Served
+
+
+def run(args: Served, host: str, port: int) -> None:
+    """Serves until it is interrupted.
+
+    Args:
+        args: What is served.
+        host: Address to listen on.
+        port: Port to listen on.
+    """
+    if args.token_file is None and not _is_loopback(host):
+        sys.stderr.write(f"as2ray: {host} may be reached by others, and no token is asked\n")
+    application = build(args)
+    with connected():
+        try:
+            serve.start(
+                http_options={
+                    "host": host,
+                    "port": port,
+                    "request_timeout_s": 2 * args.limits.seconds,
+                }
+            )
+            serve.run(application, name="as2ray", blocking=True)
+        finally:
+            serve.shutdown()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,148 @@
+"""What an operator decides: models, limits, batches, replicas; YAML's `args` of the application.
+
+Knows pydantic. Must not import Ray: the command line reads these before Ray is up.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from as2ray.errors import RecipeError
+from as2ray.records import MAX_CHARACTERS
+
+Model = ConfigDict(extra="forbid", frozen=True)
+
+
+class Limits(BaseModel):
+    """What one request may ask."""
+
+    model_config = Model
+    candidates: int = Field(default=1_000, ge=1)
+    characters: int = Field(default=MAX_CHARACTERS // 10, ge=1, le=MAX_CHARACTERS)
+    """Of a question or a candidate."""
+    tokens: int = Field(default=131_072, ge=512)
+    """Of all pairs together, after each was cut to the ranker's length."""
+    body_bytes: int = Field(default=8_000_000, ge=1_024)
+    drop: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Highest drop ratio that a request may ask."""
+    seconds: float = Field(default=30.0, gt=0.0)
+    """Until an answer; then 503."""
+
+
+class Batches(BaseModel):
+    """How requests are ranked together, and what happens where there are too many."""
+
+    model_config = Model
+    tokens: int = Field(default=16_384, ge=512)
+    """Of a batch; a larger question goes alone."""
+    waiting_tokens: int = Field(default=262_144, ge=512)
+    """That may wait at a replica; what comes then is refused."""
+    requests: int = Field(default=256, ge=1)
+    """That a replica reads and ranks at a time (Serve's max_ongoing_requests)."""
+    queued: int = Field(default=256, ge=0)
+    """That wait for a replica at each gateway (Serve's max_queued_requests)."""
+    relief_from: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Part of the waiting room that is full when drop ratios begin to rise."""
+    relief_drop: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """What they rise to when it is full; by default they stay."""
+
+    def relief(self, fullness: float) -> float:
+        """The drop ratio that those below it are raised to, in a waiting room so full (0 to 1)."""
+        if self.relief_drop is None or fullness <= self.relief_from:
+            return 0.0
+        return self.relief_drop * (fullness - self.relief_from) / (1.0 - self.relief_from)
+
+
+class Replicas(BaseModel):
+    """What of the cluster the ranker takes."""
+
+    model_config = Model
+    least: int = Field(default=1, ge=0)
+    most: int = Field(default=1, ge=1)
+    busy: float = Field(default=8.0, gt=0.0)
+    """Requests at a replica at which another is started (Serve's target_ongoing_requests)."""
+    cpus: float = Field(default=1.0, gt=0.0)
+    """Of each replica; also the threads of its matrix products, rounded up."""
+    gpus: float = Field(default=0.0, ge=0.0)
+    gateways: int = Field(default=1, ge=1)
+    """Replicas that speak HTTP."""
+    gateway_cpus: float = Field(default=0.2, ge=0.0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Replicas":
+        if self.least > self.most:
+            raise ValueError(f"least={self.least} above most={self.most}")
+        return self
+
+
+class Settings(BaseModel):
+    """All but the models, which change while the service runs."""
+
+    model_config = Model
+    models_loaded: int = Field(default=2, ge=1)
+    """That a replica holds at a time; the one least lately used goes."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    limits: Limits = Limits()
+    batches: Batches = Batches()
+    replicas: Replicas = Replicas()
+    refusal: Literal[429, 503] = 429
+    """Status where too many wait."""
+    token_file: str | None = None
+    """A file with one bearer token a line; without it everybody who reaches the port may ask."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may ask."""
+    page: bool = True
+    """Whether `/` shows a page to try the ranker on."""
+    log_texts: bool = False
+    """Whether the log holds questions and candidates; they are the users'."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Settings":
+        if self.limits.tokens > self.batches.waiting_tokens:
+            raise ValueError(
+                f"limits.tokens={self.limits.tokens} above "
+                f"batches.waiting_tokens={self.batches.waiting_tokens}: it could never be ranked"
+            )
+        return self
+
+
+class Served(Settings):
+    """All of it: the arguments of the application."""
+
+    models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = Field(min_length=1)
+    """Checkpoint folder or hub id of each name; the first answers where none is named."""
+
+    @classmethod
+    def of(cls, models: dict[str, str], settings: Settings) -> "Served":
+        """Models with settings; an error of ours where they do not fit."""
+        try:
+            return cls.model_validate({"models": models, **settings.model_dump()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise RecipeError(
+                f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+                expected="names of letters, digits and signs, without blanks",
+                mend="correct it",
+            ) from None
+
+    @property
+    def settings(self) -> Settings:
+        """Without the models."""
+        return Settings.model_validate(self.model_dump(exclude={"models"}))
+
+
+def tokens_of(path: str | None) -> tuple[str, ...]:
+    """The bearer tokens of a file, one a line; none without a file."""
+    if path is None:
+        return ()
+    try:
+        with open(path, encoding="utf-8") as lines:
+            tokens = tuple(line.strip() for line in lines if line.strip())
+    except OSError as error:
+        tokens = ()
+        came = f"token_file {path}: {error.strerror}"
+    else:
+        came = f"token_file {path} holds no token"
+    if not tokens:
+        raise RecipeError(came, expected="a file with one token a line", mend="write it")
+    return tokens

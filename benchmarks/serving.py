@@ -1,0 +1,185 @@
+"""Serving: questions a second at a bound on p99, of our service and of FastAPI + CrossEncoder.
+
+Knows both services as commands, and their clients. Must not know how they answer.
+
+Both rank the same real sentences, questions of SQuAD's dev part with 100 and with 400 sentences of
+the article, over HTTP, in turns, on the same cores, which the clients share with them. Ours serves
+a cascade (`--cascade`), the peer a pointwise ranker of the same encoder. A rate is sustained if at
+constant arrivals (open loop) p99 is within the bound and nothing was refused or failed.
+"""
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from as2ray import checkpoint
+from as2ray.evaluation.ratio import Ratio, alternate
+from as2ray.packaged import minilm
+from benchmarks.load import closed_loop, open_loop
+from benchmarks.ranking import by_question, of_one_label, questions_of, squad_table
+from benchmarks.report import Claim, arguments, finish, hold_to_cores
+
+STEP = 1.25
+"""From one arrival rate tried to the next."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a run does."""
+
+    bounds: dict[int, float]
+    """Seconds that p99 may take, by candidates of a request."""
+    questions: int
+    """Different ones, in turn."""
+    seconds: float
+    """Of each load."""
+    repeats: int
+    clients: tuple[int, ...]
+    """At a time, in a closed loop."""
+
+
+FULL = Size({100: 2.0, 400: 8.0}, 12, 20.0, 3, (1, 4, 16, 64))
+SMALL = Size({8: 20.0}, 2, 0.5, 1, (2,))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    args = arguments(__doc__, argv, _more)
+    size = SMALL if args.small else FULL
+    hold_to_cores(args.cores)
+    table = squad_table(args.data, args.small)
+    claims: list[Claim] = []
+    results: dict[str, Any] = {}
+    with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
+        peer = of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
+        sides = {
+            "as2ray": stack.enter_context(_served(_ours(args), args.start)),
+            "peer": stack.enter_context(_served(_theirs(peer, args), args.start)),
+        }
+        ranker = checkpoint.load(args.cascade, device="cpu")
+        for candidates, bound in size.bounds.items():
+            rows = questions_of(table, candidates, size.questions)
+            questions = by_question(rows)
+            bodies = [{"query": question, "texts": texts} for question, texts in questions]
+            where = f"{candidates} candidates"
+            found = _sustained(sides, bodies, bound, size)
+            latencies = {
+                name: {str(n): closed_loop(url, bodies, n, size.seconds) for n in size.clients}
+                for name, url in sides.items()
+            }
+            busy = open_loop(sides["as2ray"], bodies, 3 * max(found.ours), size.seconds)
+            inside = _inside(ranker, questions, size)
+            kept = max(load.rate for load in latencies["as2ray"].values()) / inside
+            results[where] = {
+                "sustained": found.as_json(),
+                "clients": {
+                    name: {n: load.as_json() for n, load in loads.items()}
+                    for name, loads in latencies.items()
+                },
+                "overload": busy.as_json(),
+                "in process": inside,
+            }
+            told = f"{where}, p99 <= {bound:g} s ({max(found.ours):.1f} questions/s)"
+            refused = f"p99 {busy.quantile(0.99):.2f} s, {busy.refused} refused"
+            bounded = busy.failed == 0 and busy.quantile(0.99) <= 2 * bound
+            claims += [
+                Claim(f"{told}: >= 5 x peer", str(found), found.median >= 5),
+                Claim(f"{where}: >= 85 % of in-process", f"{kept:.0%}", kept >= 0.85),
+                Claim(f"{where}, three times that load: p99 <= 2 x bound", refused, bounded),
+            ]
+    finish("serving", args, claims, results)
+
+
+def _more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
+    parser.add_argument("--ranker", type=Path, help="what the peer serves; by default MiniLM")
+    parser.add_argument("--start", type=float, default=120.0, help="seconds for a service to start")
+
+
+def _sustained(sides: dict[str, str], bodies: Sequence[Any], bound: float, size: Size) -> Ratio:
+    """The highest arrival rate of each side at which p99 is within the bound, in turns."""
+
+    def highest(url: str) -> float:
+        rate = sustained = 1.0 / closed_loop(url, bodies, 1, size.seconds / 4).quantile(0.5)
+        while True:
+            seen = open_loop(url, bodies, rate, size.seconds)
+            if seen.refused or seen.failed or seen.quantile(0.99) > bound:
+                return sustained
+            sustained, rate = rate, rate * STEP
+
+    ours, theirs = (lambda url=url: highest(url) for url in sides.values())
+    (ratio,) = alternate(ours, [theirs], size.repeats)
+    return ratio
+
+
+def _inside(ranker: Any, questions: Sequence[tuple[str, list[str]]], size: Size) -> float:
+    """Questions a second of `rank_many` in this process, the services idle."""
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < size.seconds:
+        ranker.rank_many(questions)
+        done += len(questions)
+    return done / (time.perf_counter() - began)
+
+
+def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
+    port = _free()
+    code = "from as2ray.cli import main; main()"
+    replicas = {"cpus": max(1, args.cores - 0.5), "gateway_cpus": 0.1}
+    flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
+    return port, [
+        *(sys.executable, "-c", code, "serve", f"--model={args.cascade}", f"--port={port}"),
+        # Room for about as many tokens as are ranked within the bound.
+        *(*flags, "--settings.batches.waiting_tokens=131072"),
+    ]
+
+
+def _theirs(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
+    port, script = _free(), Path(__file__).with_name("serving_peer.py")
+    flags = [f"--model={model}", f"--port={port}", f"--cores={args.cores}"]
+    return port, [sys.executable, str(script), *flags]
+
+
+def _free() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
+    """The address of a service while it runs."""
+    port, command = what
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + patience
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while not _answers(address):
+            if process.poll() is not None or time.monotonic() > until:
+                sys.exit(f"a service did not start within {patience:g} s: {' '.join(command)}")
+            time.sleep(0.2)
+        yield f"{address}/rerank"
+    finally:
+        process.send_signal(signal.SIGINT)  # as one ends either by hand
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

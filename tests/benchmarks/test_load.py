@@ -1,0 +1,60 @@
+"""The clients of the serving benchmark, against a server that answers as told."""
+
+import asyncio
+import threading
+
+import pytest
+import uvicorn
+
+from benchmarks.load import closed_loop, open_loop
+
+
+async def answers(scope, receive, send):
+    """Answers with the status that the path names, after the seconds in its query string."""
+    assert scope["type"] == "http"
+    while (await receive()).get("more_body"):
+        pass
+    await asyncio.sleep(float(scope["query_string"] or 0))
+    await send({"type": "http.response.start", "status": int(scope["path"][1:]), "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture(scope="module")
+def server():
+    config = uvicorn.Config(answers, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_open_loop_sends_at_its_rate_and_waits_for_every_answer(server):
+    seen = open_loop(f"{server}/200?0.2", [{}], rate=50, seconds=0.4)
+    assert len(seen.seconds) == 20
+    assert seen.wall > 0.38 + 0.2
+    assert min(seen.seconds) >= 0.2
+    assert seen.quantile(0.5) <= seen.quantile(0.99)
+
+
+def test_closed_loop_keeps_so_many_waiting(server):
+    seen = closed_loop(f"{server}/200?0.1", [{}], clients=4, seconds=0.3)
+    assert len(seen.seconds) >= 4
+    assert seen.rate <= 4 / 0.1
+
+
+@pytest.mark.parametrize(
+    ("status", "refused", "failed"), [(429, 5, 0), (503, 5, 0), (500, 0, 5), (422, 0, 5)]
+)
+def test_refusals_and_failures_are_no_answers(server, status, refused, failed):
+    seen = open_loop(f"{server}/{status}", [{}], rate=100, seconds=0.05)
+    assert (len(seen.seconds), seen.refused, seen.failed) == (0, refused, failed)
+    assert seen.quantile(0.5) == float("inf")
+
+
+def test_nobody_there_is_a_failure():
+    seen = open_loop("http://127.0.0.1:9", [{}], rate=100, seconds=0.03)
+    assert seen.failed == 3

@@ -1,0 +1,230 @@
+"""What is refused, in whose form, and what never gets out."""
+
+import json
+
+import pytest
+from served import CANDIDATES, QUESTION
+
+from as2ray.errors import RecipeError
+from as2ray.serving.settings import Served, tokens_of
+
+RANK = {"question": QUESTION, "candidates": CANDIDATES}
+
+
+@pytest.mark.parametrize(
+    ("limits", "body"),
+    [
+        ({"candidates": 5}, RANK),
+        ({"characters": 15}, RANK),
+        ({"characters": 18}, RANK),
+        ({"tokens": 512}, {**RANK, "candidates": CANDIDATES * 50}),
+    ],
+)
+def test_too_much_of_anything_is_refused_with_the_limit_named(serve, limits, body):
+    answer = serve(limits=limits).post("/rank", json=body)
+    assert answer.status_code == 413
+    assert str(next(iter(limits.values()))) in answer.json()["expected"]
+
+
+def test_a_hundred_thousand_candidates_are_refused_before_they_are_read(client):
+    many = {"question": QUESTION, "candidates": ["a"] * 100_000}
+    answer = client.post("/rank", json=many)
+    assert (answer.status_code, answer.json()["error"]) == (413, "too_large")
+
+
+def chunks(total):
+    for _ in range(total // 1_000):
+        yield b" " * 1_000
+
+
+@pytest.mark.parametrize("path", ["/rank", "/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_body_over_the_limit_is_refused_whether_or_not_it_tells_its_size(serve, path):
+    client = serve(limits={"body_bytes": 4_000})
+    for body in (b" " * 5_000, chunks(5_000)):
+        answer = client.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\u2003\n", "\ud800"])
+@pytest.mark.parametrize("where", ["question", "candidates"])
+def test_empty_text_and_half_characters_are_refused(client, text, where):
+    asked = {**RANK, where: text if where == "question" else ["fine", text]}
+    answer = client.post(
+        "/rank", content=json.dumps(asked), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 422
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x00",
+        "🦜🏽‍💻",
+        "ﷺ" * 50,
+        "e\u0301",
+        "\u202eright to left",
+        "漢字",
+        "\ufeffmark",
+        "a\u200bb",
+    ],
+)
+def test_unicode_of_every_kind_is_ranked_and_comes_back_unchanged(client, text):
+    answer = client.post("/rank", json={"question": text, "candidates": [text, "other"]})
+    assert answer.status_code == 200
+    assert {one["text"] for one in answer.json()["ranking"]} == {text, "other"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**RANK, "unknown": 1},
+        {**RANK, "candidates": "one text"},
+        {**RANK, "candidates": [1, 2]},
+        {**RANK, "question": None},
+        {**RANK, "top_k": 0},
+        {**RANK, "top_k": "3"},
+    ],
+)
+def test_wrong_types_and_unknown_keys_are_refused(client, body):
+    answer = client.post("/rank", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "invalid"
+
+
+def test_deeply_nested_json_is_refused(client):
+    body = b"[" * 100_000 + b"]" * 100_000
+    answer = client.post("/rank", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+
+
+@pytest.mark.parametrize(
+    "header", [None, "Bearer wrong", "Bearer", "Basic good", "good", "Bearer \xff"]
+)
+@pytest.mark.parametrize("path", ["/rank", "/info", "/metrics", "/openapi.json", "/nowhere"])
+def test_without_the_token_nothing_opens(serve, header, path):
+    client = serve(tokens=("good", "better"))
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    answer = client.request("POST" if path == "/rank" else "GET", path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_any_of_the_tokens_opens_and_health_and_page_need_none(serve):
+    client = serve(tokens=("good", "better"))
+    for token in ("good", "better"):
+        headers = {"authorization": f"Bearer {token}"}
+        assert client.post("/rank", json=RANK, headers=headers).status_code == 200
+    assert client.get("/health").status_code == 200
+    assert client.get("/").status_code == 200
+
+
+def test_tokens_are_read_from_a_file_that_must_hold_some(tmp_path):
+    (tmp_path / "tokens").write_text("one\n\n two \n")
+    assert tokens_of(str(tmp_path / "tokens")) == ("one", "two")
+    assert tokens_of(None) == ()
+    (tmp_path / "empty").write_text("\n")
+    for name in ("empty", "missing"):
+        with pytest.raises(RecipeError, match="one token a line"):
+            tokens_of(str(tmp_path / name))
+
+
+def test_a_fault_of_ours_tells_neither_path_nor_trace(serve, monkeypatch):
+    client = serve()
+
+    async def fails(asked, model):
+        raise OSError("/a/path/of/ours")
+
+    monkeypatch.setattr(client.service, "rank", fails)
+    for path, body, code in (
+        ("/rank", RANK, 500),
+        ("/rerank", {"query": QUESTION, "texts": CANDIDATES}, 424),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == code
+        assert "path" not in answer.text.replace("path of", "")
+        assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_finds_no_room_gets_the_status_and_when_to_come_again(
+    serve, together, monkeypatch, status
+):
+    client = serve(
+        refusal=status,
+        limits={"tokens": 512},
+        batches={"tokens": 512, "waiting_tokens": 512},
+    )
+    asked = {"query": QUESTION, "texts": CANDIDATES * 3}
+    answers = together(lambda: client.post("/rerank", json=asked), 12)
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in answers} == {200, status}
+    for answer in refused:
+        assert answer.json()["error_type"] == "Overloaded"
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_before_requests_are_refused_the_drop_ratio_rises_and_the_response_says_so(serve, together):
+    client = serve(
+        limits={"tokens": 2_048},
+        batches={"tokens": 512, "waiting_tokens": 4_096, "relief_from": 0.0, "relief_drop": 0.9},
+    )
+    asked = {"model": "m", "query": QUESTION, "documents": CANDIDATES * 8}
+    answers = together(lambda: client.post("/v2/rerank", json=asked), 10)
+    relieved = [answer for answer in answers if answer.headers.get("x-relieved") == "true"]
+    assert relieved
+    for answer in relieved:
+        assert "drop ratios raised" in answer.json()["meta"]["warnings"][0]
+        assert 0.5 < float(answer.headers["x-drop"].split(",")[0]) <= 0.9
+
+
+def test_other_origins_are_let_in_by_option_alone(serve):
+    origin = {"origin": "https://example.org"}
+    asked = {**origin, "access-control-request-method": "POST"}
+    assert (
+        "access-control-allow-origin"
+        not in serve().post("/rank", json=RANK, headers=origin).headers
+    )
+    client = serve(cors=["https://example.org"], tokens=("good",))
+    answer = client.options("/rank", headers=asked)
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    other = client.options("/rank", headers={**asked, "origin": "https://example.com"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_log_holds_numbers_and_texts_by_option_alone(serve, caplog):
+    for option, held in ((False, False), (True, True)):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="ray.serve.as2ray"):
+            serve(log_texts=option).post("/rank", json=RANK)
+        told = json.loads(caplog.messages[-1])
+        assert (told["path"], told["status"], told["candidates"]) == ("/rank", 200, 6)
+        assert told["survivors"] == [6, 3, 1]
+        assert ("kovarin" in caplog.text) is held
+
+
+def test_what_is_seen_of_requests_holds_answers_and_refusals(serve):
+    client = serve()
+    client.post("/rank", json=RANK)
+    client.post("/rank", json={})
+    client.get("/nowhere")
+    good, bad, lost = client.service.seen
+    assert (good.status, good.answer.model, good.refused) == (200, "cascade", None)
+    assert (bad.status, bad.refused.kind) == (422, "invalid")
+    assert (lost.status, lost.refused.kind) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"models": {}},
+        {"models": {"a name": "x"}},
+        {"models": {"a": "x"}, "unknown": 1},
+        {"models": {"a": "x"}, "limits": {"tokens": 1_000_000}},
+        {"models": {"a": "x"}, "replicas": {"least": 3, "most": 2}},
+        {"models": {"a": "x"}, "refusal": 500},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="Served"):
+        Served.model_validate(wrong)

@@ -1,0 +1,112 @@
+"""The files that a platform team deploys, against Ray's own schema and ours."""
+
+import inspect
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.runtime_env import RuntimeEnv
+from ray.serve.schema import ServeDeploySchema
+
+from as2ray.serving import deployment, observed
+from as2ray.serving.settings import Served
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "serve_configs"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+RAY = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.M).group(1)
+
+
+def config(name: str) -> dict:
+    found = yaml.safe_load((CONFIGS / name).read_text())
+    if found.get("kind") == "RayService":
+        found = yaml.safe_load(found["spec"]["serveConfigV2"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["laptop.yaml", "gpu_cluster.yaml", "rayservice.yaml"])
+def test_serve_config_is_ray_s_and_its_arguments_are_ours(name):
+    schema = ServeDeploySchema.model_validate(config(name))
+    [application] = schema.applications
+    assert application.import_path == f"{deployment.__name__}:{deployment.build.__name__}"
+    args = Served.model_validate(application.args)
+    assert {one.name for one in application.deployments} <= {"ranker", "gateway"}
+    for one in application.deployments:
+        assert one.user_config == {"models": args.models}
+    assert schema.http_options.request_timeout_s >= args.limits.seconds
+    # What others reach asks for a token.
+    assert (schema.http_options.host == "127.0.0.1") or args.token_file
+
+
+def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
+    [parameter] = inspect.signature(deployment.build).parameters.values()
+    assert parameter.annotation is Served
+    (tmp_path / "tokens").write_text("one\n")
+    args = config("gpu_cluster.yaml")["applications"][0]["args"]
+    args["token_file"] = str(tmp_path / "tokens")
+    application = deployment.build(Served.model_validate(args))
+    gateway = application._bound_deployment
+    ranker = gateway.init_args[0]._bound_deployment
+    assert (gateway.name, ranker.name) == ("gateway", "ranker")
+    assert ranker.user_config == gateway.user_config == {"models": args["models"]}
+    assert ranker.max_queued_requests == gateway.max_queued_requests == 256
+    scaling = ranker._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 8)
+    assert ranker.ray_actor_options["num_gpus"] == 1
+
+
+@pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
+def test_kubernetes_files_name_the_versions_that_are_pinned(name):
+    found = yaml.safe_load((CONFIGS / name).read_text())
+    assert found["apiVersion"] == "ray.io/v1"
+    spec = found["spec"].get("rayClusterConfig") or found["spec"]["rayClusterSpec"]
+    assert spec["rayVersion"] == RAY
+    assert spec["authOptions"] == {"mode": "token"}
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for group in groups:
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        assert container["image"] == f"as2ray:{VERSION}"
+        mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+        assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
+
+
+def test_rayjob_runs_a_pipeline_with_a_recipe_that_are_there():
+    spec = yaml.safe_load((CONFIGS / "rayjob.yaml").read_text())["spec"]
+    RuntimeEnv(env_vars=yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"])
+    words = spec["entrypoint"].split()
+    assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
+    assert (ROOT / words[words.index("--config") + 1]).is_file()
+
+
+def test_containerfile_copies_what_is_there_and_pins_ray():
+    text = (CONFIGS / "Containerfile").read_text()
+    assert f"rayproject/ray:{RAY}-" in text
+    for line in re.findall(r"^COPY --chown=\S+ (.+)$", text, re.M):
+        assert all((ROOT / source).exists() for source in line.split()[:-1])
+
+
+def test_dashboard_draws_every_metric_and_no_other():
+    panels = json.loads((CONFIGS / "grafana.json").read_text())["panels"]
+    drawn = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    names = set(re.findall(r"ray_(as2ray_[a-z]+(?:_seconds)?)(?:_total|_bucket)", drawn))
+    source = inspect.getsource(observed.Observed)
+    made = set(re.findall(r'f"\{PREFIX\}([a-z_]+)"', source))
+    assert names == {f"{observed.PREFIX}{name}" for name in made}
+
+
+def test_metrics_of_several_nodes_become_one_text():
+    first = (
+        "# HELP ray_as2ray_tokens_total Tokens.\n# TYPE ray_as2ray_tokens_total counter\n"
+        'ray_as2ray_tokens_total{node="a"} 1\n# HELP ray_other x\nray_other 3\n'
+    )
+    merged = observed.merged([first, first.replace('"a"} 1', '"b"} 2'), ""])
+    assert merged.splitlines() == [
+        "# HELP ray_as2ray_tokens_total Tokens.",
+        "# TYPE ray_as2ray_tokens_total counter",
+        'ray_as2ray_tokens_total{node="a"} 1',
+        'ray_as2ray_tokens_total{node="b"} 2',
+    ]

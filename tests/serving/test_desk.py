@@ -1,0 +1,195 @@
+"""Desks and the line before them, without HTTP."""
+
+import asyncio
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from served import CANDIDATES, QUESTION
+
+from as2ray.checkpoint import load
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.serving.asked import Answer, Asked, Refused
+from as2ray.serving.desk import Desk, rank_together
+from as2ray.serving.line import Line
+from as2ray.serving.settings import Batches, Limits
+
+OTHERS = [f"{one} lala" for one in CANDIDATES[:4]]
+
+
+@pytest.fixture(scope="module")
+def desk(cascade) -> Desk:
+    return Desk(load(cascade, device="cpu", precision="fp32"), Limits())
+
+
+def test_questions_ranked_together_are_ranked_as_each_alone(desk):
+    asked = [
+        Asked(QUESTION, CANDIDATES),
+        Asked("What is muri?", OTHERS, drop=0.0),
+        Asked("What is lala?", CANDIDATES, drop=[0.0, 0.5]),
+    ]
+    answers = desk.rank([desk.read(one) for one in asked])
+    for one, answer in zip(asked, answers):
+        alone = desk.ranker.rank(one.question, one.candidates, drop=one.drop)
+        assert [(r.index, r.exit_layer) for r in answer.ranking] == [
+            (r.index, r.exit_layer) for r in alone
+        ]
+        assert [r.score for r in answer.ranking] == pytest.approx([r.score for r in alone])
+    assert [answer.survivors for answer in answers] == [(6, 3, 1), (4, 4, 4), (6, 6, 3)]
+
+
+def test_survivors_are_those_that_the_exits_scored(desk):
+    [answer] = desk.rank([desk.read(Asked(QUESTION, CANDIDATES))])
+    layers = np.array([one.exit_layer for one in answer.ranking])
+    assert answer.survivors == tuple(int(np.sum(layers >= layer)) for layer in answer.exits)
+
+
+def test_relief_raises_drop_ratios_but_those_that_were_asked(desk):
+    asked = [Asked(QUESTION, CANDIDATES), Asked(QUESTION, CANDIDATES, drop=0.0)]
+    own, pinned = desk.rank([desk.read(one) for one in asked], relief=0.8)
+    assert (own.drop, own.relieved) == ((0.8, 0.8), True)
+    assert (pinned.drop, pinned.relieved) == ((0.0, 0.0), False)
+
+
+def test_rankers_of_one_stage_and_ensembles_rank_too(checkpoint):
+    pointwise = load(checkpoint("bert"), device="cpu", precision="fp32")
+    for ranker in (pointwise, EnsembleRanker([pointwise, pointwise]).eval()):
+        desk = Desk(ranker, Limits())
+        [answer] = rank_together([desk.read(Asked(QUESTION, CANDIDATES))])
+        alone = ranker.rank(QUESTION, CANDIDATES)
+        assert [one.index for one in answer.ranking] == [one.index for one in alone]
+        assert (answer.exits, answer.survivors, answer.drop) == ((), (), ())
+        with pytest.raises(Refused, match="one stage"):
+            desk.read(Asked(QUESTION, CANDIDATES, drop=0.5))
+
+
+def test_a_batch_of_two_desks_comes_back_in_order(desk, checkpoint):
+    other = Desk(load(checkpoint("bert"), device="cpu"), Limits())
+    asked = Asked(QUESTION, CANDIDATES)
+    answers = rank_together([d.read(asked) for d in (desk, other, desk)])
+    assert [bool(answer.exits) for answer in answers] == [True, False, True]
+
+
+def test_too_many_tokens_are_refused(cascade):
+    desk = Desk(load(cascade, device="cpu"), Limits(tokens=512))
+    with pytest.raises(Refused, match="at most 512") as refused:
+        desk.read(Asked(QUESTION, CANDIDATES * 20))
+    assert refused.value.kind == "too_large"
+
+
+def test_a_refusal_survives_the_way_between_processes():
+    refused = Refused("overloaded", "a", expected="b", mend="c", retry_after=7)
+    again = pickle.loads(pickle.dumps(refused))
+    assert (again.kind, again.told, again.retry_after) == ("overloaded", refused.told, 7)
+
+
+def test_relief_grows_with_the_waiting_room():
+    batches = Batches(relief_drop=0.8, relief_from=0.5)
+    assert [batches.relief(f) for f in (0.0, 0.5, 0.75, 1.0)] == [0.0, 0.0, 0.4, 0.8]
+    assert Batches().relief(1.0) == 0.0
+
+
+class Gated:
+    """Ranks nothing until it may; keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.may, self.batches = threading.Event(), []
+
+    def __call__(self, batch, fullness) -> list[Answer]:
+        assert self.may.wait(30)
+        self.batches.append(([read.asked.question for read in batch], fullness))
+        return [Answer(read.asked.question, [], read.tokens) for read in batch]
+
+
+@pytest.fixture
+def gated() -> Gated:
+    return Gated()
+
+
+async def asking(line, desk, names, within=30.0) -> list[asyncio.Task]:
+    """Tasks that wait in the line, in order; the first is on its way to be ranked."""
+    tasks = []
+    for name in names:
+        read = desk.read(Asked(name, CANDIDATES))
+        tasks.append(asyncio.create_task(line.answer(read, within)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return tasks
+
+
+def test_batches_form_while_the_ranker_works_in_order_and_within_the_budget(desk, gated):
+    tokens = desk.read(Asked("muri a", CANDIDATES)).tokens
+
+    async def run() -> list[Answer]:
+        line = Line(gated, 2 * tokens, 100 * tokens)
+        tasks = await asking(line, desk, [f"muri {x}" for x in "abcdef"])
+        gated.may.set()
+        return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(run())
+    assert [answer.model for answer in answers] == [f"muri {x}" for x in "abcdef"]
+    names = [[name[-1] for name in batch] for batch, _ in gated.batches]
+    assert names == [["a"], ["b", "c"], ["d", "e"], ["f"]]
+    assert gated.batches[1][1] > gated.batches[2][1] > 0
+
+
+def test_a_question_larger_than_the_budget_goes_alone(desk, gated):
+    gated.may.set()
+
+    async def run() -> Answer:
+        line = Line(gated, 1, 10_000)
+        return await line.answer(desk.read(Asked("muri", CANDIDATES)), 30.0)
+
+    assert asyncio.run(run()).model == "muri"
+
+
+def test_who_finds_no_room_is_sent_away_and_told_when_to_come_again(desk, gated):
+    tokens = desk.read(Asked("muri a", CANDIDATES)).tokens
+
+    async def run() -> None:
+        line = Line(gated, tokens, 2 * tokens)
+        tasks = await asking(line, desk, [f"muri {x}" for x in "abc"])
+        with pytest.raises(Refused) as refused:
+            await line.answer(desk.read(Asked("muri d", CANDIDATES)), 30.0)
+        assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1)
+        gated.may.set()
+        await asyncio.gather(*tasks)
+        assert line.tokens == 0
+        await line.answer(desk.read(Asked("muri e", CANDIDATES)), 30.0)
+
+    asyncio.run(run())
+
+
+def test_who_went_away_or_waited_too_long_is_not_ranked(desk, gated):
+    async def run() -> None:
+        line = Line(gated, 1, 100_000)
+        first, gone = await asking(line, desk, ["muri a", "muri b"])
+        [late] = await asking(line, desk, ["muri c"], within=-1.0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        gated.may.set()
+        await first
+        with pytest.raises(Refused) as refused:
+            await late
+        assert refused.value.kind == "too_late"
+
+    asyncio.run(run())
+    assert [batch for batch, _ in gated.batches] == [["muri a"]]
+
+
+def test_a_batch_that_fails_fails_its_own_questions_alone(desk):
+    def fails_once(batch, fullness) -> list[Answer]:
+        if batch[0].asked.question == "muri a":
+            raise RuntimeError("/a/path/of/ours")
+        return desk.rank(batch)
+
+    async def run() -> None:
+        line = Line(fails_once, 1, 100_000)
+        with pytest.raises(Refused) as refused:
+            await line.answer(desk.read(Asked("muri a", CANDIDATES)), 30.0)
+        assert refused.value.kind == "failed"
+        assert "path" not in refused.value.told
+        assert (await line.answer(desk.read(Asked("muri b", CANDIDATES)), 30.0)).ranking
+
+    asyncio.run(run())

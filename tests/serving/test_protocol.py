@@ -1,0 +1,185 @@
+"""Each dialect's requests and responses, over HTTP in process."""
+
+import pytest
+from served import CANDIDATES, QUESTION
+
+from as2ray.checkpoint import load
+from as2ray.records import Ranked
+from as2ray.serving.asked import Answer
+from as2ray.serving.protocol import CohereRequest, CohereResponse
+
+
+@pytest.fixture(scope="module")
+def expected(cascade) -> list[Ranked]:
+    """The ranking that the ranker gives without a service."""
+    return load(cascade, device="cpu").rank(QUESTION, CANDIDATES)
+
+
+def falling(results, score="relevance_score") -> bool:
+    scores = [one[score] for one in results]
+    return scores == sorted(scores, reverse=True)
+
+
+def test_rank_tells_scores_and_exit_layers_as_the_ranker_does(client, expected):
+    asked = {"question": QUESTION, "candidates": CANDIDATES}
+    found = client.post("/rank", json=asked).json()
+    assert [one["index"] for one in found["ranking"]] == [one.index for one in expected]
+    assert [one["exit_layer"] for one in found["ranking"]] == [one.exit_layer for one in expected]
+    for got, wanted in zip(found["ranking"], expected):
+        assert got["score"] == pytest.approx(wanted.score, abs=0.02)
+        assert got["text"] == wanted.text
+    assert found["exits"] == [1, 2, 3]
+    assert found["survivors"] == [6, 3, 1]
+    assert found["drop"] == [0.5, 0.5]
+    assert found["relieved"] is False
+    assert found["tokens"] > len(CANDIDATES) * 3
+    assert set(found["milliseconds"]) == {"read", "queue", "rank"}
+
+
+@pytest.mark.parametrize(("drop", "survivors"), [(0.0, [6, 6, 6]), ([0.5, 0.0], [6, 3, 3])])
+def test_rank_follows_the_drop_ratios_of_the_request(client, drop, survivors):
+    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop": drop, "top_k": 2}
+    found = client.post("/rank", json=asked).json()
+    assert found["survivors"] == survivors
+    assert len(found["ranking"]) == 2
+
+
+@pytest.mark.parametrize("drop", [0.95, [0.5], [0.5, 0.95], -0.1, 1.0, "half", [0.1, 0.1, 0.1]])
+def test_rank_refuses_drop_ratios_out_of_bounds(client, drop):
+    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop": drop}
+    answer = client.post("/rank", json=asked)
+    assert answer.status_code == 422
+    assert set(answer.json()) == {"error", "came", "expected", "mend"}
+
+
+def test_cohere_v2_gives_its_own_form_and_order(client, expected):
+    asked = {"model": "rerank-v3.5", "query": QUESTION, "documents": CANDIDATES, "top_n": 3}
+    answer = client.post("/v2/rerank", json=asked)
+    found = answer.json()
+    assert set(found) == {"id", "results", "meta"}
+    assert [one["index"] for one in found["results"]] == [one.index for one in expected[:3]]
+    assert falling(found["results"])
+    assert found["meta"]["api_version"] == {"version": "2"}
+    assert answer.headers["x-model"] == "cascade"
+
+
+def test_v1_answers_cohere_and_jina_at_once(client, expected):
+    documents = [{"text": CANDIDATES[0], "title": "a"}, *CANDIDATES[1:]]
+    asked = {"model": "m", "query": QUESTION, "documents": documents, "return_documents": True}
+    found = client.post("/v1/rerank", json=asked).json()
+    assert {"id", "meta", "model", "usage", "results"} == set(found)
+    assert found["usage"]["total_tokens"] > 0
+    assert [one["index"] for one in found["results"]] == [one.index for one in expected]
+    by_index = {one["index"]: one["document"] for one in found["results"]}
+    assert by_index[0] == {"text": CANDIDATES[0], "title": "a"}
+    assert by_index[1] == {"text": CANDIDATES[1]}
+
+
+def test_v1_without_return_documents_leaves_them_out(client):
+    asked = {"query": QUESTION, "documents": CANDIDATES}
+    found = client.post("/v1/rerank", json=asked).json()
+    assert all(set(one) == {"index", "relevance_score"} for one in found["results"])
+
+
+def test_v1_reads_the_rank_fields_of_objects(client):
+    plain = {"query": QUESTION, "documents": ["a\nkovarin", "b\nmuri"]}
+    fields = {
+        "query": QUESTION,
+        "documents": [{"x": "a", "y": "kovarin"}, {"x": "b", "y": "muri"}],
+        "rank_fields": ["x", "y"],
+    }
+    first, second = (client.post("/v1/rerank", json=one).json() for one in (plain, fields))
+    assert first["results"] == second["results"]
+
+
+def test_v1_refuses_an_object_without_the_field(client):
+    answer = client.post("/v1/rerank", json={"query": QUESTION, "documents": [{"y": "muri"}]})
+    assert answer.status_code == 422
+    assert set(answer.json()) == {"message", "detail"}
+
+
+def test_tei_gives_a_bare_list_with_texts_and_raw_scores(client, expected):
+    asked = {"query": QUESTION, "texts": CANDIDATES, "return_text": True, "truncate": True}
+    found = client.post("/rerank", json=asked).json()
+    assert [one["index"] for one in found] == [one.index for one in expected]
+    assert [one["text"] for one in found] == [one.text for one in expected]
+    assert falling(found, "score")
+    raw = client.post("/rerank", json={**asked, "raw_scores": True, "return_text": False}).json()
+    assert all(set(one) == {"index", "score"} for one in raw)
+    assert falling(raw, "score")
+    assert raw[0]["score"] != found[0]["score"]
+
+
+def test_rerank_with_documents_is_infinity_s_and_vllm_s(client, expected):
+    asked = {"query": QUESTION, "documents": CANDIDATES, "return_documents": True}
+    found = client.post("/rerank", json=asked).json()
+    assert [one["index"] for one in found["results"]] == [one.index for one in expected]
+    assert found["results"][0]["document"]["text"] == expected[0].text
+
+
+def test_scores_of_foreign_dialects_never_rise_though_the_dropped_scored_higher():
+    ranking = [Ranked(0, 0.4, "a", 3), Ranked(1, 0.9, "b", 1), Ranked(2, 0.3, "c", 1)]
+    request = CohereRequest(model="m", query="q", documents=["a", "b", "c"])
+    found = CohereResponse.of(Answer("m", ranking, 9), request)
+    assert [one.relevance_score for one in found.results] == [0.4, 0.4, 0.3]
+
+
+FORMS = {
+    "/v2/rerank": {"message"},
+    "/v1/rerank": {"message", "detail"},
+    "/rerank": {"error", "error_type"},
+    "/rank": {"error", "came", "expected", "mend"},
+}
+
+
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"{", 400), (b"{}", 422), (b"[]", 422), (b"null", 422), (b"\xff", 400)]
+)
+def test_an_unreadable_request_is_refused_in_each_dialect_s_form(client, path, body, code):
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, set(answer.json())) == (code, FORMS[path])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/rerank", {"model": "m", "query": QUESTION, "documents": []}),
+        ("/v1/rerank", {"query": QUESTION, "documents": []}),
+        ("/rerank", {"query": QUESTION, "texts": []}),
+        ("/rank", {"question": QUESTION, "candidates": []}),
+    ],
+)
+def test_no_candidates_are_refused_in_each_dialect_s_form(client, path, body):
+    answer = client.post(path, json=body)
+    assert (answer.status_code, set(answer.json())) == (400, FORMS[path])
+    if path == "/rerank":
+        assert answer.json()["error_type"] == "Empty"
+
+
+def test_info_health_and_metrics_speak_tei(client):
+    info = client.get("/info").json()
+    assert info["model_id"] == "cascade"
+    assert info["max_input_length"] == 60
+    assert info["exits"] == [1, 2, 3]
+    assert client.get("/health").status_code == 200
+    assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_times_stand_in_the_headers(client):
+    headers = client.post("/rerank", json={"query": QUESTION, "texts": CANDIDATES}).headers
+    for name in ("total", "tokenization", "queue", "inference"):
+        assert int(headers[f"x-{name}-time"]) >= 0
+    assert int(headers["x-compute-tokens"]) > 0
+    assert headers["x-drop"] == "0.5,0.5"
+    assert headers["x-relieved"] == "false"
+
+
+def test_a_name_is_free_where_one_model_is_served_and_bound_where_several(serve, cascade):
+    several = serve(models={"one": cascade, "two": cascade})
+    asked = {"query": QUESTION, "documents": CANDIDATES}
+    assert several.post("/v1/rerank", json=asked).json()["model"] == "one"
+    assert several.post("/v1/rerank", json={**asked, "model": "two"}).json()["model"] == "two"
+    answer = several.post("/v1/rerank", json={**asked, "model": "three"})
+    assert (answer.status_code, set(answer.json())) == (404, {"message", "detail"})
+    assert several.get("/info").json()["models"] == ["one", "two"]
