@@ -7,6 +7,9 @@ from dataclasses import asdict
 from as2ray.models.ranker import Precision
 from as2ray.retrieval.answers import Answer, Answerer, Reply
 from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.passages import PassageFinder
+
+NOTHING = "No sentence shares a word with the question.\n"
 
 
 def ask(
@@ -22,6 +25,8 @@ def ask(
 ) -> None:
     """Answers a question from documents, with the source; abstains where nothing is good enough.
 
+    A joint model (Two-in-One) answers with passages and the sentences selected in them.
+
     Args:
         question: The question.
         index: What `as2ray index` wrote.
@@ -35,8 +40,14 @@ def ask(
         json_lines: Print one JSON object an answer.
     """
     from as2ray.checkpoint import load
+    from as2ray.models.two_in_one import TwoInOneRanker
 
     ranker = load(model, precision=precision)
+    if isinstance(ranker, TwoInOneRanker):
+        _tell_passages(
+            PassageFinder(SentenceIndex.open(index), ranker), question, top_k, json_lines
+        )
+        return
     answerer = Answerer(SentenceIndex.open(index), ranker, candidates, around, threshold)
     reply = answerer.ask(question, top_k)
     for answer in reply.answers:
@@ -45,6 +56,19 @@ def ask(
         )
     if not reply.answers:
         sys.stderr.write(_why(reply, answerer.least))
+
+
+def _tell_passages(finder: PassageFinder, question: str, top_k: int, json_lines: bool) -> None:
+    found = finder.ask(question, top_k)
+    for passage in found:
+        if json_lines:
+            sys.stdout.write(json.dumps(asdict(passage), ensure_ascii=False) + "\n")
+            continue
+        chosen = "".join(f"        {s.score:+.4f}  {s.text}\n" for s in passage.sentences)
+        shown = chosen or f"        … {passage.text} …\n"
+        sys.stdout.write(f"{passage.score:+.4f}  {passage.document}\n{shown}")
+    if not found:
+        sys.stderr.write(NOTHING)
 
 
 def _told(answer: Answer) -> str:
@@ -56,7 +80,7 @@ def _told(answer: Answer) -> str:
 
 def _why(reply: Reply, least: float) -> str:
     if reply.best is None:
-        return "No sentence shares a word with the question.\n"
+        return NOTHING
     return (
         f"No answer: the best of {reply.candidates} sentences has {reply.best:.4f}, "
         f"an answer {least:.4f}.\n"
