@@ -52,7 +52,7 @@ class As2rayRanker:
         made: As2rayRanker = default_from_dict(cls, data)
         return made
 
-    @component.output_types(documents=list[Document])
+    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(
         self,
         query: str,

@@ -4,8 +4,8 @@ Knows checkpoints and rankers. Must not know any framework.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from as2ray.checkpoint import load
 from as2ray.models.ranker import Precision, Ranker
@@ -15,7 +15,8 @@ Drop = float | list[float] | None
 """Other drop ratios than the checkpoint's."""
 
 
-class Placed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Placed:
     """A text of the ranking, best first."""
 
     index: int

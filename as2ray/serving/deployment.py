@@ -99,7 +99,7 @@ def _replica(models_loaded: int) -> type:
             for checkpoint in list(config["models"].values())[:models_loaded]:
                 await self.desk(checkpoint)
 
-        @serve.multiplexed(max_num_models_per_replica=models_loaded)
+        @serve.multiplexed(max_num_models_per_replica=models_loaded)  # type: ignore[untyped-decorator]
         async def desk(self, checkpoint: str) -> Desk:
             """The desk of a checkpoint."""
             ranker = await asyncio.to_thread(load, checkpoint, precision=self.settings.precision)

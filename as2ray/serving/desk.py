@@ -141,7 +141,8 @@ class Desk:
     def _relieved(self, read: Read, relief: float) -> np.ndarray | None:
         if read.drop is None or read.asked.drop is not None:
             return read.drop
-        return np.maximum(read.drop, relief)
+        raised: np.ndarray = np.maximum(read.drop, relief)
+        return raised
 
     def _scored(self, batch: Sequence[Read], drops: list[np.ndarray | None]) -> Scored:
         sizes = [len(read.asked.candidates) for read in batch]
