@@ -106,16 +106,24 @@ class Answerer:
         # The order is the ranker's; a dropped candidate's score may stand above a survivor's.
         good = [r for r in ranked[:top_k] if r.score >= self.least]
         return Reply(
-            tuple(self._answer(numbers[r.index], r) for r in good),
+            tuple(answer_of(self.index, numbers[r.index], r) for r in good),
             len(texts),
             ranked[0].score if ranked else None,
             found - began,
             ended - found,
         )
 
-    def _answer(self, number: int, ranked: Ranked) -> Answer:
-        at, context = self.index.sentence(number), self.index.context(number)
-        return Answer(
-            *(ranked.text, ranked.score, at.document, at.title, at.heading, context),
-            exit_layer=ranked.exit_layer,
-        )
+
+def answer_of(index: SentenceIndex, number: int, ranked: Ranked) -> Answer:
+    """A ranked sentence of an index, and where it stands.
+
+    Args:
+        index: It was found in.
+        number: Of the sentence.
+        ranked: What the ranker says of it.
+    """
+    at, context = index.sentence(number), index.context(number)
+    return Answer(
+        *(ranked.text, ranked.score, at.document, at.title, at.heading, context),
+        exit_layer=ranked.exit_layer,
+    )

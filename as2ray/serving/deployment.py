@@ -26,6 +26,7 @@ from ray.serve.handle import DeploymentHandle
 
 from as2ray.checkpoint import load
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
+from as2ray.retrieval.index import SentenceIndex
 from as2ray.serving.asked import Answer, Asked, Refused, too_late
 from as2ray.serving.desk import Desk, Read, rank_together
 from as2ray.serving.line import Line
@@ -37,7 +38,10 @@ from as2ray.serving.web import app_of
 GONE = (RayActorError, ReplicaUnavailableError)
 """A replica died with a question in hand; another can rank it as well."""
 
-PATHS = ("/", "/rank", "/rerank", "/v1/rerank", "/v2/rerank", "/info", "/health", "/metrics")
+PATHS = (
+    *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/info", "/health", "/metrics"),
+)
 """That metrics tell apart."""
 
 
@@ -47,7 +51,10 @@ def build(args: Served) -> serve.Application:
     Args:
         args: All that an operator decides.
     """
-    tokens_of(args.token_file)  # a file that is not there is told here, not by a dying replica
+    # What is not there is told here, not by a dying replica.
+    tokens_of(args.token_file)
+    if args.index:
+        SentenceIndex.open(args.index)
     settings, models = args.settings, {"models": args.models}
     ranker = serve.deployment(_replica(settings.models_loaded), name="ranker").options(
         ray_actor_options={
@@ -143,7 +150,9 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for it once the gateway is made."""
-        return app_of(self, self.settings, tokens_of(self.settings.token_file))
+        where = self.settings.index
+        index = SentenceIndex.open(where) if where else None
+        return app_of(self, self.settings, tokens_of(self.settings.token_file), index)
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Other models answer, each as soon as a replica holds it; until then the old ones do."""

@@ -54,7 +54,8 @@ class Desk:
     def facts(self) -> Facts:
         """What a client may want to know."""
         drop = self.ranker.drop if isinstance(self.ranker, StagedRanker) else ()
-        return Facts(self.ranker.tokenizer.max_length, self.ranker.exits, tuple(drop))
+        ranker = self.ranker
+        return Facts(ranker.tokenizer.max_length, ranker.exits, tuple(drop), ranker.threshold)
 
     def read(self, asked: Asked) -> Read:
         """Tokenises a question's pairs; safe in any thread.

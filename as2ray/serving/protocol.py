@@ -184,6 +184,24 @@ class TeiScored(Wire):
         ]
 
 
+class AskRequest(Wire):
+    """`POST /ask`, as2ray's own: a question to the documents of the service's index."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    question: Text
+    model: str | None = None
+    top_k: TopN = 3
+    """Most answers."""
+    candidates: TopN = 100
+    """Most sentences that are ranked."""
+    around: Annotated[int, Field(ge=0, le=10)] = 1
+    """Neighbours on either side that come with a sentence as candidates."""
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Score that an answer must have; by default the ranker's own, if it was calibrated."""
+    drop: Ratio | list[Ratio] | None = None
+    """As in `/rank`."""
+
+
 class RankedText(Wire):
     """A candidate of `/rank`'s response: `as2ray.records.Ranked`."""
 
@@ -193,11 +211,10 @@ class RankedText(Wire):
     exit_layer: int | None = None
 
 
-class RankResponse(Wire):
-    """Of `/rank`."""
+class Took(Wire):
+    """What an answer took: of `/rank` and of `/ask`."""
 
     model: str
-    ranking: list[RankedText]
     exits: list[int]
     survivors: list[int]
     """Candidates that each exit scored."""
@@ -207,6 +224,25 @@ class RankResponse(Wire):
     """Whether the ratios were raised because too many waited."""
     tokens: int
     milliseconds: dict[str, float]
+
+    @staticmethod
+    def took(answer: Answer) -> dict[str, Any]:
+        """These fields."""
+        return {
+            "model": answer.model,
+            "exits": list(answer.exits),
+            "survivors": list(answer.survivors),
+            "drop": list(answer.drop),
+            "relieved": answer.relieved,
+            "tokens": answer.tokens,
+            "milliseconds": {name: round(1e3 * s, 3) for name, s in answer.seconds.items()},
+        }
+
+
+class RankResponse(Took):
+    """Of `/rank`."""
+
+    ranking: list[RankedText]
 
     @classmethod
     def of(cls, answer: Answer, request: RankRequest) -> "RankResponse":
@@ -220,16 +256,32 @@ class RankResponse(Wire):
             )
             for one in answer.ranking[: request.top_k]
         ]
-        return cls(
-            model=answer.model,
-            ranking=ranking,
-            exits=list(answer.exits),
-            survivors=list(answer.survivors),
-            drop=list(answer.drop),
-            relieved=answer.relieved,
-            tokens=answer.tokens,
-            milliseconds={name: round(1e3 * s, 3) for name, s in answer.seconds.items()},
-        )
+        return cls(ranking=ranking, **cls.took(answer))
+
+
+class AnswerText(Wire):
+    """An answer of `/ask`'s response: `as2ray.retrieval.answers.Answer`."""
+
+    text: str
+    score: float
+    document: str
+    title: str
+    heading: str
+    context: str
+    exit_layer: int | None = None
+
+
+class AskResponse(Took):
+    """Of `/ask`."""
+
+    answers: list[AnswerText]
+    """Best first; none where nothing was found, or nothing good enough."""
+    candidates: int
+    """Sentences that were ranked."""
+    best: float | None
+    """Score of the best candidate, also of one too low to be an answer."""
+    threshold: float
+    """Score that an answer had to have."""
 
 
 class Info(Wire):
@@ -246,6 +298,8 @@ class Info(Wire):
     exits: list[int]
     drop: list[float]
     max_drop: float
+    sentences: int
+    """Of the index that `/ask` answers from; 0 without one."""
 
 
 def _falling(ranking: list[Ranked]) -> list[tuple[int, float]]:

@@ -19,6 +19,8 @@ class Facts:
     """Most tokens of a pair."""
     exits: tuple[int, ...]
     drop: tuple[float, ...]
+    threshold: float | None = None
+    """Score below which its best answer is better not given, where it was calibrated."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ class Settings(BaseModel):
     replicas: Replicas = Replicas()
     refusal: Literal[429, 503] = 429
     """Status where too many wait."""
+    index: str | None = None
+    """What `as2ray index` wrote; `/ask` answers from it. Every gateway's machine must see it."""
     token_file: str | None = None
     """A file with one bearer token a line; without it everybody who reaches the port may ask."""
     cors: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ Knows FastAPI and the wire contract. Must not know Ray or rankers.
 What the service learns to do next is one more `_add_…` in `app_of`; `Guard` stands before all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from as2ray.retrieval.index import SentenceIndex
 from as2ray.serving.asked import Answer, Asked, Refused
 from as2ray.serving.guard import Guard, refusal
+from as2ray.serving.library import Library
 from as2ray.serving.protocol import (
+    AskRequest,
+    AskResponse,
     CohereRequest,
     CohereResponse,
     Info,
@@ -42,18 +46,27 @@ POLICY = (
 """Content-Security-Policy of the page: it speaks with us alone."""
 
 
-def app_of(service: Service, settings: Settings, tokens: Sequence[str] = ()) -> FastAPI:
+def app_of(
+    service: Service,
+    settings: Settings,
+    tokens: Sequence[str] = (),
+    index: SentenceIndex | None = None,
+) -> FastAPI:
     """The application.
 
     Args:
         service: What ranks.
         settings: The operator's.
         tokens: Bearer tokens, any of which opens; everybody may ask where there is none.
+        index: What `/ask` answers from; without it there is no such path.
     """
     # FastAPI's own pages of documentation load scripts from elsewhere.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
-    _add_rankings(app, service, settings)
-    _add_state(app, service, settings)
+    answered = _answering(service, settings)
+    _add_rankings(app, settings, answered)
+    if index is not None:
+        _add_ask(app, settings, Library(index, service, settings.limits), answered)
+    _add_state(app, service, settings, 0 if index is None else len(index))
     if settings.page:
         _add_page(app)
     _add_errors(app, settings)
@@ -68,7 +81,12 @@ def app_of(service: Service, settings: Settings, tokens: Sequence[str] = ()) -> 
     return app
 
 
-def _add_rankings(app: FastAPI, service: Service, settings: Settings) -> None:
+Answered = Callable[[Asked, Request], Awaitable[Answer]]
+
+
+def _answering(service: Service, settings: Settings) -> Answered:
+    """The way that every ranking goes, whatever was asked."""
+
     async def answered(asked: Asked, request: Request) -> Answer:
         request.state.asked = asked
         check(asked, settings.limits)
@@ -76,6 +94,17 @@ def _add_rankings(app: FastAPI, service: Service, settings: Settings) -> None:
         request.state.answer = answer
         return answer
 
+    return answered
+
+
+def _add_ask(app: FastAPI, settings: Settings, library: Library, answered: Answered) -> None:
+    @app.post("/ask", responses=_errors("as2ray", settings))
+    async def ask(body: AskRequest, request: Request) -> AskResponse:
+        """As2ray's own: answers from the documents of the index."""
+        return await library.ask(body, lambda asked: answered(asked, request))
+
+
+def _add_rankings(app: FastAPI, settings: Settings, answered: Answered) -> None:
     @app.post("/v2/rerank", responses=_errors("cohere", settings))
     async def cohere(body: CohereRequest, request: Request) -> CohereResponse:
         """Cohere's v2."""
@@ -111,7 +140,7 @@ def _errors(dialect: Dialect, settings: Settings, *more: Dialect) -> dict[int | 
     return {code: {"model": form} for code in statuses(dialect, settings.refusal)}
 
 
-def _add_state(app: FastAPI, service: Service, settings: Settings) -> None:
+def _add_state(app: FastAPI, service: Service, settings: Settings, sentences: int) -> None:
     closed = _errors("as2ray", settings)
 
     @app.get("/info", responses=closed)
@@ -130,6 +159,7 @@ def _add_state(app: FastAPI, service: Service, settings: Settings) -> None:
             exits=list(facts.exits),
             drop=list(facts.drop),
             max_drop=settings.limits.drop,
+            sentences=sentences,
         )
 
     @app.get("/health", responses=closed)

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from as2ray.checkpoint import load, save, start
+from as2ray.retrieval.index import SentenceIndex
 from as2ray.serving.asked import Answer, Asked
 from as2ray.serving.desk import Desk, rank_together
 from as2ray.serving.line import Line
@@ -71,7 +72,8 @@ def serve(cascade):
         def make(tokens=(), **settings) -> TestClient:
             settings = Served.model_validate({"models": {"cascade": cascade}, **settings})
             service = InProcess(settings)
-            client = TestClient(app_of(service, settings, tokens))
+            opened = SentenceIndex.open(settings.index) if settings.index else None
+            client = TestClient(app_of(service, settings, tokens, opened))
             client.service = service
             return stack.enter_context(client)  # all its requests share one event loop
 
