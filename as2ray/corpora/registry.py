@@ -6,7 +6,16 @@ Knows the `CORPUS` of each file. Must not know how any is read.
 from collections.abc import Mapping
 from typing import Final
 
-from as2ray.corpora import asnq, hotpotqa, python_reference, qnli, squad, trecqa, wikiqa
+from as2ray.corpora import (
+    asnq,
+    hotpotqa,
+    natural_questions,
+    python_reference,
+    qnli,
+    squad,
+    trecqa,
+    wikiqa,
+)
 from as2ray.corpora.base import Corpus
 from as2ray.errors import CorpusError
 
@@ -16,6 +25,7 @@ CORPORA: Final[Mapping[str, Corpus]] = {
         wikiqa.CORPUS,
         trecqa.CORPUS,
         asnq.CORPUS,
+        natural_questions.CORPUS,
         squad.CORPUS,
         qnli.CORPUS,
         hotpotqa.CORPUS,

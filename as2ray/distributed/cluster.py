@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RayTaskError
 
-from as2ray.errors import ResourceError
+from as2ray.errors import As2rayError, ResourceError
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,17 @@ def connected() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises an error of as2ray that ended a task as itself, out of what Ray wraps around it."""
+    try:
+        yield
+    except Exception as error:
+        inner: BaseException | None = error
+        while isinstance(inner, RayTaskError) or not isinstance(inner, As2rayError | None):
+            inner = getattr(inner, "cause", None) or inner.__cause__
+        if inner is None or inner is error:
+            raise
+        raise inner from error
