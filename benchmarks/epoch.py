@@ -96,7 +96,7 @@ def _claims(passes: list[dict[str, Any]], loop: dict[str, float]) -> list[Claim]
         Claim(
             "memory flat (within 10 %) from the second epoch on",
             ", ".join(f"{m:,.0f} MB" for m in memory),
-            _all(memory[1:], max(memory[1:]) <= 1.1 * min(memory[1:])),
+            _all(memory[1:], max(memory[1:], default=0) <= 1.1 * min(memory[1:], default=0)),
         ),
         Claim("nothing spilled", f"{spilled:,.0f} MB", spilled == 0),
         Claim(

@@ -121,7 +121,8 @@ def built(corpus: Corpus, quarantine: Quarantine, spread: Spread = here) -> Corp
     @wraps(corpus.reader)
     def reader(split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
         building.check(**options)
-        for table, bad in spread(building, building.paths(split, source), options):
+        paths = [path.resolve() for path in building.paths(split, source)]
+        for table, bad in spread(building, paths, options):
             quarantine.take(bad)
             if table is not None:
                 yield table

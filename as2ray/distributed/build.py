@@ -18,7 +18,8 @@ import ray.data
 
 from as2ray.corpora.base import Building, Record
 from as2ray.corpora.building import RECORDS, Bad, Made, Spread, make
-from as2ray.distributed.cluster import own_errors
+from as2ray.distributed.cluster import nodes, own_errors
+from as2ray.errors import ResourceError
 from as2ray.text.sentences import Splitter, find, register
 
 READING = 0.5
@@ -40,18 +41,21 @@ def spread(cpus: float) -> Spread:
 def _spread(
     building: Building, paths: list[Path], options: Mapping[str, Any], cpus: float
 ) -> Iterator[Made]:
-    names = [{"path": str(path.resolve())} for path in paths]
+    has = sum(node.get("CPU", 0.0) for node in nodes())
+    if has < 1 + READING:
+        # A task that reads holds its share while it waits for what it read to be taken.
+        raise ResourceError(
+            f"a cluster of {has:g} CPU to build on",
+            expected=f"at least {1 + READING:g}: one task reads while another makes candidates",
+            mend="add a node, or build in this process: --workers.count 0",
+        )
+    names = [{"path": str(path)} for path in paths]
     # A splitter that was registered here is not known where the tasks run.
     splitter = find(options["splitter"]) if "splitter" in options else None
     made = {"building": building, "options": dict(options), "splitter": splitter}
     dataset = (
         ray.data.from_items(names, override_num_blocks=len(names))
-        .map_batches(
-            _read,
-            batch_size=1,
-            fn_kwargs={"building": building},
-            num_cpus=READING,
-        )
+        .map_batches(_read, batch_size=1, fn_kwargs={"building": building}, num_cpus=READING)
         .map_batches(_make, batch_size=1, batch_format="pyarrow", fn_kwargs=made, num_cpus=1)
     )
     execution = dataset.context.execution_options
@@ -60,9 +64,7 @@ def _spread(
     dataset.context.enable_progress_bars = False
     with own_errors():
         for rows in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for row in rows.to_pylist():
-                table = pa.ipc.open_stream(row["table"]).read_all() if row["table"] else None
-                yield table, list(map(Bad, row["where"], row["came"]))
+            yield from _made(rows)
 
 
 def _read(files: dict[str, np.ndarray], building: Building) -> Iterator[pa.Table]:
@@ -91,6 +93,12 @@ def _make(
             "came": pa.array([[one.came for one in bad] for _, bad in found], NAMES),
         }
     )
+
+
+def _made(rows: pa.Table) -> Iterator[Made]:
+    for row in rows.to_pylist():
+        table = pa.ipc.open_stream(row["table"]).read_all() if row["table"] else None
+        yield table, list(map(Bad, row["where"], row["came"]))
 
 
 def _bytes(table: pa.Table) -> bytes:

@@ -3,16 +3,16 @@
 import gzip
 import json
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from as2ray.corpora import get
-from as2ray.corpora.building import RECORDS, Quarantine, built
-from as2ray.distributed.build import spread
-from as2ray.errors import CorpusError
-from as2ray.text.sentences import register
-
-pytestmark = pytest.mark.slow
+from as2ray.corpora.building import RECORDS, Quarantine, built, here
+from as2ray.distributed import build
+from as2ray.distributed.build import _made, _make, _read, spread
+from as2ray.errors import CorpusError, ResourceError
+from as2ray.text.sentences import find, register
 
 
 def record(number):
@@ -48,6 +48,27 @@ def pieces(release, quarantine, *how, **options):
     return pa.concat_tables(corpus.pieces("dev", release, **options))
 
 
+def test_rows_that_pass_between_tasks_keep_records_tables_and_what_is_bad(release):
+    building, options = get("nq").building, get("nq").resolve({"splitter": "simple"})
+    path = sorted(release.glob("*.gz"))[1]
+    rows = list(_read({"path": np.array([str(path)])}, building))
+    assert [row.num_rows for row in rows] == [1, 1, 1]
+    made = [_made(_make(row, building, options, find("simple"))) for row in rows]
+    expected = list(here(building, [path], options))
+    assert len(expected) == 3
+    for [(table, bad)], (wanted, wanted_bad) in zip(made, expected, strict=True):
+        assert table.equals(wanted)
+        assert bad == wanted_bad
+    assert [len(bad) for _, bad in expected] == [0, 1, 0]
+
+
+def test_cluster_without_room_to_read_and_make_at_once_is_refused(release, monkeypatch):
+    monkeypatch.setattr(build, "nodes", lambda: [{"CPU": 1.0}])
+    with pytest.raises(ResourceError, match=r"at least 1\.5"):
+        pieces(release, Quarantine(1), spread(2))
+
+
+@pytest.mark.slow
 def test_tasks_build_the_same_rows_in_the_same_order(ray_local, release):
     here, there = Quarantine(1), Quarantine(1)
     alone = pieces(release, here)
@@ -57,6 +78,7 @@ def test_tasks_build_the_same_rows_in_the_same_order(ray_local, release):
     assert "nq-dev-01.jsonl.gz, line 65" in there.bad[0].where
 
 
+@pytest.mark.slow
 def test_tasks_know_a_splitter_that_was_registered_here(ray_local, release):
     register("whole", "1", lambda text: [(0, len(text))])
     assert pieces(release, Quarantine(1), spread(2), splitter="whole").num_rows == 3 * (
@@ -64,6 +86,7 @@ def test_tasks_know_a_splitter_that_was_registered_here(ray_local, release):
     )
 
 
+@pytest.mark.slow
 def test_file_cut_short_ends_the_build_with_its_name(ray_local, release):
     path = release / "nq-dev-02.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-40])
