@@ -202,11 +202,11 @@ def test_nq_unknown_option_is_refused_before_anything_is_read(options, tmp_path)
 
 def test_bad_records_are_set_aside_up_to_a_limit(write, tmp_path):
     good = [simplified(marked(PARAGRAPH, ANN), id=str(i)) for i in range(200)]
-    path = write("nq-dev-all.jsonl", lines(*good[:90]) + "{\n[]\n" + lines(*good[90:]))
+    path = write("nq-dev-all.jsonl", "{]\n" + lines(*good[:90]) + "[]\n" + lines(*good[90:]))
     quarantine = Quarantine(2)
     tables = list(built(CORPUS, quarantine).pieces("dev", path))
     assert sum(table.num_rows for table in tables) == 200 * len(FOUND)
-    assert [one.where.rsplit(" ", 1)[1] for one in quarantine.bad] == ["91", "92"]
+    assert [one.where.rsplit(" ", 1)[1] for one in quarantine.bad] == ["1", "92"]
     quarantine.write(tmp_path / "bad.jsonl")
     told = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert all({"where", "came"} == set(one) for one in told)
