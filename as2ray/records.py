@@ -36,11 +36,14 @@ OPTIONAL = pa.schema(
         ("sentence_index", pa.int16()),
         ("passage_label", pa.int8()),
         ("answer", pa.string()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
     ]
 )
 """The columns a table has where its source gives them: a graded relevance, the document; the
 passage, its title, the sentence's number in it, and whether the passage is relevant; the answer of
-the question, as short as it was annotated."""
+the question, as short as it was annotated; the half-open range of the document's tokens at which
+the candidate stands."""
 
 PASSAGES = pa.schema(
     [

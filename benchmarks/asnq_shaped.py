@@ -24,6 +24,12 @@ from as2ray.text.sentences import split
 EACH = 356
 """Candidates a question: 20,377,568 pairs / 57,242 questions."""
 
+PAPERS = 23_662_238
+"""Pairs that the Cascade Transformer and CERBERUS trained on."""
+
+PAPERS_EACH = PAPERS / 57_242
+"""Their candidates a question, some 413."""
+
 POSITIVE = 61_186 / 20_377_568
 """Part of the pairs that is positive."""
 
@@ -36,39 +42,41 @@ def present(data: Path) -> bool:
     return all((data / name).is_file() for name in (QUESTIONS, *ARTICLES))
 
 
-def write(folder: Path, rows: int, data: Path | None) -> Path:
+def write(folder: Path, rows: int, data: Path | None, each: float = EACH) -> Path:
     """The corpus as Parquet files, cut as `corpora.prepare` cuts them.
 
     Args:
         folder: A folder that does not exist yet.
         rows: Pairs.
         data: The data root, or None for made-up words.
+        each: Candidates a question.
     """
     folder.mkdir(parents=True)
     questions, left, right = _texts(data)
     for part, start in enumerate(range(0, rows, PART)):
         numbers = np.arange(start, min(start + PART, rows))
-        table = _candidates(numbers, questions, left, right)
+        table = _candidates(numbers, each, questions, left, right)
         path = folder / f"part-{part:05d}.parquet"
         pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd")
     return folder
 
 
 def _candidates(
-    numbers: np.ndarray, questions: pa.Array, left: pa.Array, right: pa.Array
+    numbers: np.ndarray, each: float, questions: pa.Array, left: pa.Array, right: pa.Array
 ) -> pa.Table:
     random = np.random.default_rng([0, int(numbers[0])])
     halves = [
         half.take(pa.array(random.integers(len(half), size=len(numbers)))) for half in (left, right)
     ]
-    question = numbers // EACH
+    question = (numbers / each).astype(np.int64)
+    inside = numbers - np.ceil(question * each).astype(np.int64)
     ids = pa.array(question).cast(pa.string())
     return pa.table(
         {
             "question_id": ids,
             "question": questions.take(pa.array(question % len(questions))),
             "candidate_id": pc.binary_join_element_wise(
-                ids, pa.array(numbers % EACH).cast(pa.string()), "-"
+                ids, pa.array(inside).cast(pa.string()), "-"
             ),
             "candidate": pc.binary_join_element_wise(*halves, " "),
             "label": pa.array((random.random(len(numbers)) < POSITIVE).astype(np.int8)),

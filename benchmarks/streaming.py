@@ -10,7 +10,6 @@ tokenizer's own threads and nothing read, shuffled or packed.
 import logging
 import multiprocessing
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import psutil
 import ray
 from tokenizers import Tokenizer
 
@@ -30,10 +28,10 @@ from as2ray.packaged import minilm
 from as2ray.text.stream import WINDOW, MicroBatch, PairFiles, Stream
 from as2ray.text.tokens import PairTokenizer
 from benchmarks import asnq_shaped
+from benchmarks.memory import Watch
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 T = TypeVar("T")
-MB = 1024**2
 
 
 @dataclass(frozen=True)
@@ -65,23 +63,6 @@ class Epoch:
     def rate(self) -> float:
         """Pairs a second from the call to the last batch."""
         return self.pairs / self.end
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Peaks while an epoch ran, MB.
-
-    Each process counts with its own peak, without shared pages. The peak of their sum would grow
-    with the length of the run: the longer it is, the likelier all are at their peaks at once.
-    """
-
-    driver: float
-    workers: float
-    """All of them together."""
-    processes: int
-    """Workers that were seen."""
-    object_store: float
-    """The highest of the store as a whole."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -169,7 +150,7 @@ def _pass(folder: Path, window: int, cores: int) -> dict[str, Any]:
     began = time.perf_counter()
     _connect(cores)
     called = time.perf_counter() - began
-    with _Watch() as watch:
+    with Watch() as watch:
         epoch = _timed(RayEpochs(stream, float(cores)).epoch(0))
     ray.shutdown()
     return {
@@ -217,58 +198,6 @@ def _rates(folder: Path, size: Size, cores: int) -> dict[str, Ratio]:
     ratios = alternate(ingest, list(sides.values()), size.repeats)
     ray.shutdown()
     return dict(zip(sides, ratios))
-
-
-class _Watch:
-    """Follows the memory of this process and of Ray's workers, five times a second."""
-
-    def __init__(self) -> None:
-        self._driver = self._store = 0.0
-        self._workers: dict[int, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._size = ray.cluster_resources()["object_store_memory"]
-
-    def __enter__(self) -> "_Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def peaks(self) -> Memory:
-        """The highest of each so far."""
-        workers = sum(self._workers.values())
-        return Memory(self._driver / MB, workers / MB, len(self._workers), self._store / MB)
-
-    def _run(self) -> None:
-        me = psutil.Process()
-        while not self._over.wait(0.2):
-            self._driver = max(self._driver, _private(me))
-            for process in me.children(recursive=True):
-                if _is_worker(process):
-                    peak = self._workers.get(process.pid, 0.0)
-                    self._workers[process.pid] = max(peak, _private(process))
-            free = ray.available_resources().get("object_store_memory", 0.0)
-            self._store = max(self._store, self._size - free)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        name = process.name()
-    except psutil.Error:
-        return False
-    return name.startswith("ray::") and "Agent" not in name
-
-
-def _private(process: psutil.Process) -> float:
-    """Resident bytes without shared pages; nothing for a process that has ended."""
-    try:
-        found = process.memory_info()
-    except psutil.Error:
-        return 0.0
-    return float(found.rss - getattr(found, "shared", 0))
 
 
 if __name__ == "__main__":

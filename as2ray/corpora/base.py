@@ -38,6 +38,28 @@ class Published:
     """The options the numbers depend on; they hold for any value of the others."""
 
 
+class Record(NamedTuple):
+    """One record of a raw release, not read yet."""
+
+    where: str
+    """Its file and line or number, for errors."""
+    text: str
+
+
+class Building(NamedTuple):
+    """How a release of pages with marked answers becomes candidates, a record at a time."""
+
+    paths: Callable[[str, Source], list[Path]]
+    """The files of a split, in order."""
+    records: Callable[[Path], Iterator[Record]]
+    """The records of a file."""
+    make: Callable[..., pa.Table | None]
+    """`make(text, where, **options)`: the candidates of a record, ids included; None of one that
+    has nothing to give. Takes the reader's options, all of them."""
+    check: Callable[..., None]
+    """`check(**options)`: refuses options before anything is read."""
+
+
 class Item(NamedTuple):
     """Something a raw release holds that no candidates table shows, such as its articles."""
 
@@ -67,6 +89,8 @@ class Corpus:
     inventory: Callable[[Path], Iterator[Item]] = nothing
     hub: str | None = None
     """Its name on the Hugging Face hub, where the reader knows that copy."""
+    building: Building | None = None
+    """How its records become candidates, where it is a release of pages with marked answers."""
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Pages cut into sentences, and ASNQ's four grades for any question with a place on its page.
 
-Knows paragraphs, answers and sentence splitters. Must not know any corpus or file.
+Knows paragraphs, answers, places and sentence splitters. Must not know any corpus or file.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -45,10 +45,46 @@ def cut(title: str, paragraphs: Sequence[str], splitter: str) -> Page:
     return Page(title, texts, np.array(paragraph, np.int64), spans, "\n".join(folded), lines)
 
 
+def grades(
+    page: Page, inside: np.ndarray, answering: np.ndarray, answers: Iterable[str]
+) -> np.ndarray:
+    """ASNQ's grade of every sentence of a page (TANDA, Table 1), shape [sentences], int8.
+
+    Args:
+        page: The page.
+        inside: Whether a sentence stands in a long answer, shape [sentences].
+        answering: Whether it holds a short answer in its marked place, shape [sentences].
+        answers: The short answers' texts, which a sentence outside may have too.
+
+    Returns:
+        4 inside with a short answer, 3 inside without, 2 outside with the words of a short answer
+        (whatever their case), 1 outside without.
+    """
+    grade = np.ones(len(page.sentences), np.int8)
+    for text in {" ".join(text.casefold().split()) for text in answers}:
+        grade[_containing(page, text)] = 2
+    grade[inside] = 3
+    grade[inside & answering] = POSITIVE
+    return grade
+
+
+def overlapping(places: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Which of some ranges share a place with one of `spans`, shape [ranges], bool.
+
+    Args:
+        places: Half-open ranges, shape [ranges, 2].
+        spans: Half-open ranges on the same axis.
+    """
+    found = np.zeros(len(places), bool)
+    for start, end in spans:
+        found |= (places[:, 0] < end) & (start < places[:, 1])
+    return found
+
+
 def grades_of(
     page: Page, paragraph: int, answers: Sequence[tuple[int, str]], source: str = "a page"
 ) -> np.ndarray:
-    """ASNQ's grade of every sentence of the page, shape [sentences], int8.
+    """The grades for a question whose long answer is a paragraph, shape [sentences], int8.
 
     Args:
         page: The page.
@@ -56,16 +92,10 @@ def grades_of(
         answers: Start in the paragraph and text of each answer.
         source: What the question was read from, for the error.
     """
-    grade = np.ones(len(page.sentences), np.int8)
-    for text in {" ".join(text.casefold().split()) for _, text in answers}:
-        grade[_containing(page, text)] = 2
-    first, last = np.searchsorted(page.paragraph, [paragraph, paragraph + 1])
-    grade[first:last] = 3
-    for start, text in answers:
-        for i in range(first, last):
-            begin, end = page.spans[i]
-            if begin < start + len(text) and start < end:
-                grade[i] = POSITIVE
+    inside = page.paragraph == paragraph
+    places = np.array(page.spans, np.int64).reshape(-1, 2)
+    answering = overlapping(places, [(start, start + len(text)) for start, text in answers])
+    grade = grades(page, inside, answering, [text for _, text in answers])
     if not (grade == POSITIVE).any():
         raise CorpusError(
             f"{source}: {page.title!r}, paragraph {paragraph}: no sentence has {answers}",

@@ -5,6 +5,7 @@ short answer; so every sentence of the article gets one of ASNQ's four grades. K
 JSON. Must not know any other corpus.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +16,11 @@ import pyarrow as pa
 
 from as2ray.corpora import files
 from as2ray.corpora.asnq import EVERY, check_negatives
-from as2ray.corpora.base import Corpus, Item, Source
+from as2ray.corpora.base import Building, Corpus, Item, Record, Source
+from as2ray.corpora.building import strict
 from as2ray.corpora.pages import POSITIVE, Page, cut, grades_of
 from as2ray.errors import CorpusError
+from as2ray.text.sentences import find
 
 FILES: Final = {
     "train": ("train-v1.1.json", "train-part-v1.1.json"),
@@ -59,28 +62,61 @@ def reader(
         seed: Of the drawing, which depends on the question's id and on nothing else.
         splitter: A name of `as2ray.text.sentences.SPLITTERS`.
     """
-    kept = check_negatives(negatives).to_numpy()
-    if candidates not in RANGES or (per_question is not None and per_question < 1):
+    options = {
+        "candidates": candidates,
+        "negatives": negatives,
+        "per_question": per_question,
+        "seed": seed,
+        "splitter": splitter,
+    }
+    yield from strict(BUILDING, split, source, options)
+
+
+def _paths(split: str, source: Source) -> list[Path]:
+    return [files.locate(Path(source), FILES[split])]
+
+
+def _records(path: Path) -> Iterator[Record]:
+    for number, record in enumerate(_articles(path)):
+        yield Record(f"{path}, article {number}", json.dumps(record))
+
+
+def _check(
+    candidates: str, negatives: Sequence[int], per_question: int | None, seed: int, splitter: str
+) -> None:
+    find(splitter)
+    check_negatives(negatives)
+    if candidates not in RANGES or (per_question is not None and per_question < 1) or seed < 0:
         raise CorpusError(
-            f"candidates {candidates!r}, per_question {per_question}",
-            expected=f"candidates one of {list(RANGES)}; per_question None or at least 1",
+            f"candidates {candidates!r}, per_question {per_question}, seed {seed}",
+            expected=f"candidates one of {list(RANGES)}; per_question None or >= 1; seed >= 0",
             mend="correct the option",
         )
-    path = files.locate(Path(source), FILES[split])
-    for record in _articles(path):
-        page = cut(record["title"], [p["context"] for p in record["paragraphs"]], splitter)
-        asked, chosen, grades = [], [], []
-        for paragraph, question, answers in _asked(record, path):
-            grade = grades_of(page, paragraph, answers, str(path))
-            use = np.isin(grade, kept)
-            if candidates == "paragraph":
-                use &= page.paragraph == paragraph
-            rows = _draw(use, grade, per_question, [seed, crc32(question[0].encode())])
-            asked.append(question)
-            chosen.append(rows)
-            grades.append(grade[rows])
-        if asked:
-            yield _table(page, asked, chosen, np.concatenate(grades))
+
+
+def _make(
+    text: str,
+    where: str,
+    candidates: str,
+    negatives: Sequence[int],
+    per_question: int | None,
+    seed: int,
+    splitter: str,
+) -> pa.Table | None:
+    """The candidates of the questions of one article."""
+    record, kept = json.loads(text), check_negatives(negatives).to_numpy()
+    page = cut(record["title"], [p["context"] for p in record["paragraphs"]], splitter)
+    asked, chosen, grades = [], [], []
+    for paragraph, question, answers in _asked(record, where):
+        grade = grades_of(page, paragraph, answers, where)
+        use = np.isin(grade, kept)
+        if candidates == "paragraph":
+            use &= page.paragraph == paragraph
+        rows = _draw(use, grade, per_question, [seed, crc32(question[0].encode())])
+        asked.append(question)
+        chosen.append(rows)
+        grades.append(grade[rows])
+    return _table(page, asked, chosen, np.concatenate(grades)) if asked else None
 
 
 def inventory(source: Path) -> Iterator[Item]:
@@ -105,15 +141,15 @@ def _articles(path: Path) -> list[Any]:
     return list(records)
 
 
-def _asked(record: Any, path: Path) -> Iterator[tuple[int, tuple[str, str], list[tuple[int, str]]]]:
+def _asked(record: Any, where: str) -> Iterator[tuple[int, tuple[str, str], list[tuple[int, str]]]]:
     for p, paragraph in enumerate(record["paragraphs"]):
         for item in paragraph["qas"]:
-            id, question, answers = files.need(item, ["id", "question", "answers"], str(path))
-            places = [files.need(a, ["answer_start", "text"], f"{path}, {id}") for a in answers]
+            id, question, answers = files.need(item, ["id", "question", "answers"], where)
+            places = [files.need(a, ["answer_start", "text"], f"{where}, {id}") for a in answers]
             for start, text in places:
                 if paragraph["context"][start : start + len(text)] != text:
                     raise CorpusError(
-                        f"{path}, question {id}: {text!r} does not stand at character {start:,}",
+                        f"{where}, question {id}: {text!r} does not stand at character {start:,}",
                         expected="answers that stand where their offsets say",
                         mend="give the publisher's own file",
                     )
@@ -150,6 +186,9 @@ def _table(
     )
 
 
+BUILDING: Final = Building(_paths, _records, _make, _check)
+"""An article is a record."""
+
 CORPUS: Final = Corpus(
     name="squad",
     about="Crowd questions on Wikipedia paragraphs; sentences of the article, graded as ASNQ",
@@ -157,5 +196,6 @@ CORPUS: Final = Corpus(
     files=FILES,
     reader=reader,
     inventory=inventory,
+    building=BUILDING,
 )
 """The corpus as the registry holds it."""

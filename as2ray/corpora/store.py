@@ -69,7 +69,7 @@ def located(corpus: Corpus, source: Source | None) -> Source:
 
 
 def prepare(
-    name: str,
+    name: str | Corpus,
     source: Source | None,
     out_dir: str | Path,
     splits: Mapping[str, str],
@@ -82,7 +82,7 @@ def prepare(
     All of it appears at once at the end or not at all.
 
     Args:
-        name: A corpus of `CORPORA`.
+        name: A corpus of `CORPORA`, or one of another reader (`corpora.building.built`).
         source: As in `read`.
         out_dir: A folder that does not exist yet.
         splits: For each split the filter to apply.
@@ -96,7 +96,7 @@ def prepare(
     Raises:
         CorpusError: As in `read`, or `out_dir` exists.
     """
-    corpus, out = get(name), Path(out_dir)
+    corpus, out = get(name) if isinstance(name, str) else name, Path(out_dir)
     if out.exists():
         raise CorpusError(
             f"{out} exists", expected="a new folder", mend="remove it or choose another"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import ray.data
 
+from as2ray.distributed.cluster import own_errors
 from as2ray.text.packing import PackedBatch, ragged_arange
 from as2ray.text.stream import MicroBatch, Stream
 
@@ -42,11 +43,13 @@ class RayEpochs:
         if start >= self.steps:
             return
         first = start // self.stream.steps_a_window
-        for rows in self._dataset(epoch, first, start).iter_batches(
+        batches = self._dataset(epoch, first, start).iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=1
-        ):
-            for row in range(rows.num_rows):
-                yield from_row(rows, row)
+        )
+        with own_errors():
+            for rows in batches:
+                for row in range(rows.num_rows):
+                    yield from_row(rows, row)
 
     def _dataset(self, epoch: int, first: int, start: int) -> "ray.data.Dataset":
         windows = self.stream.windows - first

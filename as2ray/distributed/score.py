@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers, check
+from as2ray.distributed.cluster import Workers, check, check_shared
 from as2ray.errors import TrainingError
 from as2ray.text.packing import pack
 from as2ray.text.stream import LOGITS, PairFiles
@@ -79,7 +79,8 @@ def score(
 def _with_actors(missing: list[int], told: Mapping[str, Any], workers: Workers) -> None:
     import ray.data
 
-    check(workers)
+    check(workers, sharing=True)
+    check_shared(told["files"].paths, told["folder"])
     ray.data.DataContext.get_current().enable_progress_bars = False
     dataset = ray.data.from_items([{"id": number} for number in missing]).repartition(len(missing))
     dataset.map_batches(

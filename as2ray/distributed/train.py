@@ -23,8 +23,9 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
-from as2ray.distributed.cluster import WORKER_ENVIRONMENT, Workers, check
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT, Workers, check, check_shared
 from as2ray.distributed.ingest import RayEpochs
+from as2ray.text.stream import PairFiles
 from as2ray.training.job import Job, train, train_here
 from as2ray.training.loop import SELECTION
 from as2ray.training.run import Metrics
@@ -53,6 +54,7 @@ def fit(
         return train_here(job, folder)
     check(workers)
     storage = Path(workers.storage).resolve() if workers.storage else folder.parent
+    check_shared(PairFiles.find([*job.train, *job.watched.values()]).paths, storage)
     trainer = TorchTrainer(
         _worker,
         train_loop_config={"job": job, "folder": str(folder), "workers": asdict(workers)},

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -154,15 +154,25 @@ def _rows(path: Path) -> int:
     try:
         return int(pq.read_metadata(path).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
-        raise CorpusError(
-            f"{path.name}: {error}",
-            expected="a complete Parquet file",
-            mend="prepare the corpus again",
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str | Path, error: Exception) -> CorpusError:
+    return CorpusError(
+        f"{Path(path).name}: {error}",
+        expected="a complete Parquet file",
+        mend="prepare the corpus again",
+    )
 
 
 def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    file = pq.ParquetFile(path)
+    try:
+        return _take(pq.ParquetFile(path), path, rows, columns)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _damaged(path, error) from error
+
+
+def _take(file: pq.ParquetFile, path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
     missing = sorted(set(columns) - set(file.schema_arrow.names))
     if missing:
         raise CorpusError(
@@ -185,6 +195,9 @@ def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
 @dataclass(frozen=True)
 class Stream:
     """The epochs of a corpus as packed batches of one rank."""
+
+    texts: ClassVar[tuple[str, ...]] = ("question", "candidate")
+    """Columns that become tokens."""
 
     files: PairFiles
     tokenizer: PairTokenizer
@@ -285,15 +298,17 @@ class Stream:
     def encode(self, rows: np.ndarray) -> Encoded:
         """The rows `rows` of the corpus as tokens, in that order."""
         ids = ["candidate_id"] if self.teachers else []
-        table = self.files.read(rows, ["question", "candidate", *ids, *self.columns])
-        sequences = self.tokenizer.encode(
-            table["question"].to_pylist(), table["candidate"].to_pylist()
-        )
+        table = self.files.read(rows, [*self.texts, *ids, *self.columns])
+        sequences = self.tokenise(table)
         columns = {name: _numbers(table[name]) for name in self.columns}
         if self.teachers:
             of_each = [_taught(teacher, rows, table) for teacher in self.teachers]
             columns[TEACHERS] = np.concatenate(of_each, 1)
         return Pairs(sequences, {"row": rows, **columns})
+
+    def tokenise(self, table: pa.Table) -> Sequences:
+        """The token sequences of rows of the files."""
+        return self.tokenizer.encode(*(table[name].to_pylist() for name in self.texts))
 
     def mean_length(self, sample: int = 4_096) -> float:
         """Mean tokens of a unit, over some spread evenly through the corpus."""

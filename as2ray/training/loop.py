@@ -6,6 +6,7 @@ or Ray: it runs the same in a notebook, on a bare GPU machine and in a worker of
 
 import json
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from as2ray.checkpoint import save, weights_of
@@ -29,6 +31,9 @@ from as2ray.training.run import Run
 from as2ray.training.schedule import optimiser, rate
 from as2ray.training.tracking import Tracker, Tracking, tell, trackers
 from as2ray.training.validation import Watched, WatchedPassages, validate
+
+_NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
+"""What a full disk causes: of files, of safetensors, of torch's own format."""
 
 SELECTION = "dev/AP"
 """Metric that chooses the best checkpoint and stops a run early."""
@@ -237,19 +242,30 @@ class Loop:
         )
         metrics["epoch"] = self.progress.steps / self.data.steps
         tell(self.trackers, self.progress.steps, metrics)
-        self.run.report(metrics, self._write())
+        self._keep(metrics)
 
-    def _write(self) -> Path | None:
-        """A checkpoint in a temporary folder, on rank 0."""
+    def _keep(self, metrics: Mapping[str, float]) -> None:
+        """Reports with a checkpoint, which rank 0 writes to a temporary folder."""
         found = parallel.weights(self.model)
         moments = parallel.optimiser_state(self.model, self.optimiser)
         if parallel.rank() != 0:
-            return None
+            self.run.report(metrics, None)
+            return
         folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
-        save(self.ranker, folder / "ranker", found)
-        torch.save(moments, folder / "moments.pt")
-        (folder / "progress.json").write_text(json.dumps(asdict(self.progress)))
-        return folder
+        try:
+            save(self.ranker, folder / "ranker", found)
+            torch.save(moments, folder / "moments.pt")
+            (folder / "progress.json").write_text(json.dumps(asdict(self.progress)))
+            self.run.report(metrics, folder)
+        except _NOT_WRITTEN as error:
+            raise TrainingError(
+                f"{error}, as the checkpoint after {self.progress.steps:,} steps was written",
+                expected="room for a checkpoint in the temporary folder and for two in the run's",
+                mend="free some, or set TMPDIR and --workers.storage to larger places, and start "
+                "the run again: it goes on from the checkpoint before",
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _resume(self) -> Progress:
         folder = self.run.resume()

@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from as2ray.checkpoint import save, start
 from as2ray.errors import CheckpointError
 from as2ray.packaged import minilm
+from benchmarks.consuming import Share, checksum, exact
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +68,35 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
         assert one["memory"]["driver"] > 0
         assert one["memory"]["workers"] > 0
         assert one["memory"]["processes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
+def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
+    found = report("epoch", tmp_path)
+    [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
+    assert exact["holds"]
+    for one, pairs in zip(found["results"]["passes"], (4_096, 16_384), strict=True):
+        assert one["exact"]
+        assert sum(worker["pairs"] for worker in one["workers"]) == one["pairs"] == pairs
+        assert 0 < one["first"] < one["end"]
+        assert any("raylet" in name for name in one["memory"]["each"])
+    assert found["results"]["datasets"]["rate"] > 0
+
+
+def test_checksum_tells_a_row_that_came_twice_for_another():
+    rows = np.arange(1_000)
+    shares = [
+        Share(500, 0, 3, checksum(rows[::2]), 0, 0),
+        Share(500, 0, 3, checksum(rows[1::2]), 0, 0),
+    ]
+    assert exact(shares, 1_000, 3)
+    assert not exact(shares, 1_000, 4)
+    swapped = rows[1::2].copy()
+    swapped[0], swapped[7] = 0, 16  # two odd rows gone, two even ones twice: the plain sum stays
+    assert swapped.sum() == rows[1::2].sum()
+    shares[1] = Share(500, 0, 3, checksum(swapped), 0, 0)
+    assert not exact(shares, 1_000, 3)
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """Ray Data makes the same packed batches, in the same order, as the stream in one process."""
 
+from dataclasses import replace
+from itertools import takewhile
+
 import numpy as np
 import pytest
 
 from as2ray.distributed.ingest import RayEpochs, from_row, to_table
+from as2ray.errors import CorpusError
 from as2ray.text.paired_stream import PairedStream
 from as2ray.text.stream import PairFiles, Stream
 from as2ray.text.tokens import PairTokenizer
+from benchmarks.consuming import Share, checksum, exact
 
 
 @pytest.fixture
@@ -49,15 +54,53 @@ def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start, more):
         _same(a, b)
 
 
+def rows_of(micros):
+    """Rows that came, in order; placeholders are -1."""
+    return [int(row) for micro in micros for row in micro.batch.of_sequence["row"]]
+
+
 @pytest.mark.slow
-def test_ranks_from_ray_data_share_every_pair_once(ray_local, stream):
-    rows = [
-        int(row)
-        for rank in range(2)
-        for micro in RayEpochs(stream(rank=rank, ranks=2)).epoch(0)
-        for row in micro.batch.of_sequence["row"]
-    ]
-    assert sorted(r for r in rows if r >= 0) == list(range(len(stream().files)))
+def test_ranks_from_ray_data_share_every_pair_once_and_stay_in_step(ray_local, stream):
+    # 400 pairs are 19 steps of 21 and one of 1: a rank without a pair there gets a placeholder.
+    shares = [list(RayEpochs(stream(batch=21, rank=r, ranks=2)).epoch(0)) for r in range(2)]
+    assert all([*dict.fromkeys(m.step for m in share)] == list(range(20)) for share in shares)
+    assert not shares[0][-1].empty
+    assert shares[1][-1].empty
+    rows = np.array([row for share in shares for row in rows_of(share) if row >= 0])
+    assert exact([Share(len(rows), 0, 20, checksum(rows), 0, 0)], 400, 20)
+
+
+@pytest.mark.slow
+def test_order_from_ray_data_follows_seed_and_epoch(ray_local, stream):
+    first, again, other = (rows_of(RayEpochs(stream()).epoch(epoch)) for epoch in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other) == list(range(400))
+
+
+@pytest.mark.slow
+def test_ranks_resumed_in_mid_epoch_see_the_rest_and_nothing_twice(ray_local, stream):
+    # Step 6 lies inside a window of four steps: what was read ahead of it must not count.
+    seen = []
+    for rank in range(2):
+        made = stream(rank=rank, ranks=2)
+        epoch = RayEpochs(made).epoch(2)
+        seen += rows_of(takewhile(lambda micro: micro.step < 6, epoch))
+        epoch.close()  # as a worker that is killed leaves it
+        seen += rows_of(RayEpochs(made).epoch(2, 6))
+    assert sorted(seen) == list(range(400))
+
+
+@pytest.mark.slow
+def test_corrupt_shard_ends_the_epoch_with_its_name(ray_local, stream, corpus, tmp_path):
+    for path in corpus.glob("*.parquet"):
+        content = bytearray(path.read_bytes())
+        if path.name == "part-001.parquet":
+            content[100:-1500] = bytes(len(content) - 1600)  # rows; what tells of them stays
+        (tmp_path / path.name).write_bytes(content)
+    broken = replace(stream(), files=PairFiles.find(tmp_path))
+    with pytest.raises(CorpusError, match=r"part-001\.parquet(.|\n)*prepare the corpus again"):
+        list(RayEpochs(broken).epoch(0))
 
 
 def test_epoch_past_its_end_is_empty(stream):

@@ -1,3 +1,8 @@
+import errno
+import os
+import shutil
+import tempfile
+
 import numpy as np
 import pytest
 import tiny
@@ -5,13 +10,14 @@ import torch
 from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
 
 from as2ray.checkpoint import load
-from as2ray.errors import RecipeError
+from as2ray.errors import RecipeError, TrainingError
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.objectives import objective
 from as2ray.objectives.base import Always
 from as2ray.objectives.cascade import Exits
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.text.stream import PairFiles
+from as2ray.training import loop as loop_module
 from as2ray.training.validation import Watched, validate
 
 LEARNING = {"num_hidden_layers": 2, "initializer_range": 0.1}
@@ -115,6 +121,41 @@ def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
     again.fit()
     assert equal(weights_of(again), weights_of(whole))
     assert told(tmp_path / "cut", "loss") == told(tmp_path / "whole", "loss")
+
+
+@pytest.mark.parametrize("failing", ["weights", "moments", "taken over"])
+def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
+    checkpoint, small, tmp_path, monkeypatch, failing
+):
+    model, data, settings = checkpoint("bert"), small(64), {"epochs": 3, "batch": 16}
+    whole = loop_of(model, data, tmp_path / "whole", **settings)
+    whole.fit()
+    (tmp_path / "rooms").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "rooms"))
+    loop = loop_of(model, data, tmp_path / "full", **settings)
+    place, name = {
+        "weights": (loop_module, "save"),
+        "moments": (torch, "save"),
+        "taken over": (shutil, "move"),
+    }[failing]
+    real = getattr(place, name)
+
+    def full(content, path, *rest):
+        if loop.progress.epoch == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(content, path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, full)
+        with pytest.raises(
+            TrainingError, match=r"No space left(.|\n)*after 8 steps(.|\n)*--workers"
+        ):
+            loop.fit()
+    assert list((tmp_path / "rooms").iterdir()) == []
+    again = loop_of(model, data, tmp_path / "full", **settings)
+    assert again.progress.steps == 4
+    assert again.fit() == whole.progress
+    assert equal(weights_of(again), weights_of(whole))
 
 
 def test_finished_run_started_again_trains_no_more(checkpoint, small, tmp_path):

@@ -1,0 +1,200 @@
+"""One epoch of 23,662,238 pairs: read, shuffled, tokenised, packed, and consumed by two workers.
+
+    python -m benchmarks.epoch --pairs 23662238 --output epoch.json
+
+Knows the stream, its ingest by Ray Data, and the `datasets` library. Must not know models.
+
+The corpus has the shape of the one that the Cascade Transformer and CERBERUS trained on: ASNQ's
+57,242 questions with some 413 candidates each. Every worker is a process of its own that drives its
+own share, as in training, and adds up a checksum over the rows it saw. `--cached` tokenises the
+corpus once and reads token ids. The other side is a straight loop: `datasets` streams the same
+files through its shuffle buffer, `tokenizers` encodes and pads batches of 32.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+
+from as2ray.packaged import minilm
+from as2ray.text.cached_stream import CachedStream, write_tokens
+from as2ray.text.stream import WINDOW, PairFiles, Stream
+from as2ray.text.tokens import PairTokenizer
+from benchmarks import asnq_shaped
+from benchmarks.consuming import consume, exact
+from benchmarks.memory import Watch
+from benchmarks.report import Claim, arguments, finish, hold_to_cores
+
+T = TypeVar("T")
+
+WORKERS = 2
+BATCH = 32
+GROWTH = (100_000, 1_000_000, 10_000_000)
+"""Pairs of the epochs that show how cost grows, as far as they are fewer than those asked for."""
+
+SAMPLE = 100_000
+"""Pairs that the straight loop reads."""
+
+SMALL = (4_096, 16_384)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    args = arguments(__doc__, argv, _flags)
+    sizes = SMALL if args.small else (*(n for n in GROWTH if n < args.pairs), args.pairs)
+    data = args.data if asnq_shaped.present(args.data) else None
+    sampled = next((n for n in sizes if n >= SAMPLE), sizes[-1])
+    passes, loop = [], {}
+    for pairs in sizes:
+        with TemporaryDirectory(prefix="as2ray-epoch-", dir=args.folder) as folder:
+            given = (Path(folder), pairs, data, args)
+            passes.append(_apart(_pass, *given))
+            if pairs == sampled:
+                loop = _apart(_straight, Path(folder) / "texts", min(SAMPLE, pairs), args.cores)
+    results = {
+        "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
+        "cached": args.cached,
+        "passes": passes,
+        "datasets": loop,
+    }
+    finish("epoch", args, _claims(passes, loop), results)
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pairs", type=int, default=asnq_shaped.PAPERS, help="of the epoch")
+    parser.add_argument("--cached", action="store_true", help="tokenise once, read token ids")
+    parser.add_argument("--folder", type=Path, help="where the corpus is made, and removed")
+
+
+def _claims(passes: list[dict[str, Any]], loop: dict[str, float]) -> list[Claim]:
+    last, slopes = passes[-1], _slopes(passes)
+    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in passes]
+    growth = max(slopes) / min(slopes)
+    spilled = max(p["memory"]["spilled"] for p in passes)
+    named = f"an epoch of {last['pairs']:,} pairs"
+    first = max(p["first"] for p in passes)
+    return [
+        Claim(
+            "every pair exactly once, both workers in step",
+            "checksums",
+            all(p["exact"] for p in passes),
+        ),
+        Claim(f"{named}: pairs/s", f"{last['pairs'] / last['end']:,.0f}", None),
+        Claim("... tokens/s", f"{last['tokens'] / last['end']:,.0f}", None),
+        Claim("... seconds", f"{last['end']:,.0f}", None),
+        Claim("first packed batch within 15 s of the call", f"{first:.1f} s", first <= 15),
+        Claim("cost grows linearly (within 20 %)", f"{growth:.2f}", _all(slopes, growth <= 1.2)),
+        Claim(
+            "memory flat (within 10 %) from the second epoch on",
+            ", ".join(f"{m:,.0f} MB" for m in memory),
+            _all(memory[1:], max(memory[1:], default=0) <= 1.1 * min(memory[1:], default=0)),
+        ),
+        Claim("nothing spilled", f"{spilled:,.0f} MB", spilled == 0),
+        Claim(
+            "times a straight loop over datasets' stream",
+            f"{last['pairs'] / last['end'] / loop['rate']:.2f}",
+            None,
+        ),
+    ]
+
+
+def _all(values: Sequence[float], holds: bool) -> bool | None:
+    """Nothing is claimed of one value alone."""
+    return holds if len(values) > 1 else None
+
+
+def _slopes(passes: list[dict[str, Any]]) -> list[float]:
+    """Seconds a pair between one size and the next: the start of an epoch is in neither."""
+    ends = [(p["pairs"], p["end"]) for p in passes]
+    found = [(t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairwise(ends)]
+    return found or [passes[0]["end"] / passes[0]["pairs"]]
+
+
+def _apart(work: Callable[..., T], *given: object) -> T:
+    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *given).result()
+
+
+def _pass(folder: Path, pairs: int, data: Path | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Makes a corpus and consumes an epoch of it from a cold start."""
+    cores = hold_to_cores(args.cores)
+    texts = asnq_shaped.write(folder / "texts", pairs, data, asnq_shaped.PAPERS_EACH)
+    spill = folder / "spilled"
+    spill.mkdir()
+    ray.init(
+        address="local",
+        num_cpus=cores,
+        include_dashboard=False,
+        logging_level="ERROR",
+        object_spilling_directory=str(spill),
+    )
+    tokenizer, files, seconds = PairTokenizer.from_folder(minilm()), PairFiles.find(texts), 0.0
+    kind = CachedStream if args.cached else Stream
+    if args.cached:
+        files, seconds = _cached(files, tokenizer, folder / "tokens")
+    window = 2_048 if args.small else WINDOW
+    streams = [
+        kind(files, tokenizer, BATCH, window=window, rank=rank, ranks=WORKERS)
+        for rank in range(WORKERS)
+    ]
+    with Watch(spill) as watch:
+        worker = ray.remote(num_cpus=0)(consume)
+        began = time.time()
+        shares = ray.get([worker.remote(s, cores / WORKERS, began) for s in streams])
+    ray.shutdown()
+    return {
+        "pairs": pairs,
+        "tokens": sum(s.tokens for s in shares),
+        "first": max(s.first for s in shares),
+        "end": max(s.end for s in shares),
+        "exact": exact(shares, pairs, streams[0].steps),
+        "tokenised_once_seconds": seconds,
+        "bytes": sum(Path(path).stat().st_size for path in files.paths),
+        "workers": [asdict(share) for share in shares],
+        "memory": asdict(watch.peaks()),
+    }
+
+
+def _cached(files: PairFiles, tokenizer: PairTokenizer, folder: Path) -> tuple[PairFiles, float]:
+    """The corpus tokenised by tasks, a file each, and the seconds that took."""
+    began = time.perf_counter()
+    write = ray.remote(num_cpus=1)(write_tokens)
+    ray.get([write.remote(path, tokenizer, folder) for path in files.paths])
+    return PairFiles.find(folder), time.perf_counter() - began
+
+
+def _straight(folder: Path, pairs: int, cores: int) -> dict[str, float]:
+    """The straight loop over a sample: its clock and its rate."""
+    from datasets import load_dataset
+    from tokenizers import Tokenizer
+
+    hold_to_cores(cores)
+    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    tokenizer.enable_truncation(128, strategy="only_second")
+    tokenizer.enable_padding()
+    paths = sorted(map(str, folder.glob("*.parquet")))
+    began, first, tokens = time.perf_counter(), 0.0, 0
+    rows = load_dataset("parquet", data_files=paths, split="train", streaming=True)
+    rows = rows.shuffle(seed=0, buffer_size=WINDOW).take(pairs)
+    for batch in rows.iter(batch_size=BATCH):
+        encoded = tokenizer.encode_batch(list(zip(batch["question"], batch["candidate"])))
+        ids = np.array([e.ids for e in encoded], np.int32)
+        tokens += ids.size
+        first = first or time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    return {"pairs": pairs, "first": first, "rate": pairs / seconds, "padded_tokens": tokens}
+
+
+if __name__ == "__main__":
+    main()

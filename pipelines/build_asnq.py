@@ -1,0 +1,174 @@
+"""A corpus of answer sentences out of pages with marked answers, as ASNQ was made.
+
+    python -m pipelines.build_asnq --corpus nq --split train --output DIR --workers.data_cpus 32
+    python -m pipelines.build_asnq --corpus squad --split dev --output DIR --workers.count 0
+
+Records are read, cut into sentences and graded by tasks of the cluster (with `--workers.count 0`
+in this process), and written in their order: the corpus is the same either way. Bad records are
+set aside in `quarantine.jsonl`, up to a limit. The report holds the counts by grade beside those
+that TANDA's Table 1 prints for ASNQ.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from as2ray import corpora
+from as2ray.corpora.asnq import GRADES
+from as2ray.corpora.building import Quarantine, built, here
+from as2ray.corpora.natural_questions import COMPATIBLE
+from as2ray.distributed.build import spread
+from as2ray.distributed.cluster import Workers, connected
+from as2ray.errors import RecipeError
+from as2ray.filters import Filter
+from as2ray.stages import manifest, stage
+from as2ray.text.sentences import versioned
+from pipelines.recipe import read_recipe
+
+log = logging.getLogger(__name__)
+
+QUESTIONS = {"train": 57_242, "dev": 2_672}
+"""Of ASNQ's splits."""
+
+MEANING = (
+    "outside the long answer, without the short",
+    "outside, with its words",
+    "in the long answer, without the short",
+    "in the long answer, with the short",
+)
+"""Of grades 1 to 4."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to build."""
+
+    corpus: str = "nq"
+    """A corpus of pages with marked answers."""
+    split: str = "train"
+    """One of its splits."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The corpus' own options."""
+    compatible: bool = False
+    """Cut Natural Questions' pages as ASNQ's were: joined flat, whatever the block tags."""
+    filter: Filter = "raw"
+    """Questions that are kept: `raw`, `no_all_negative` or `clean`."""
+    bad: int = 0
+    """Most bad records that may be left out."""
+
+    def __post_init__(self) -> None:
+        if self.bad < 0 or (self.compatible and self.corpus != "nq"):
+            raise RecipeError(
+                f"bad={self.bad}, compatible={self.compatible} for corpus {self.corpus!r}",
+                expected="bad >= 0; compatible for nq alone",
+                mend="correct the recipe",
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """All options of the corpus."""
+        near = COMPATIBLE if self.compatible else {}
+        return corpora.get(self.corpus).resolve({**near, **self.options})
+
+
+def run(
+    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+) -> Path:
+    """Builds the corpus unless it is there, and writes the report; the folder of its Parquet files.
+
+    Args:
+        recipe: What to build.
+        output: Folder of the stages.
+        workers: Of the cluster; the tasks take `data_cpus`, or this process does it all.
+        sources: For the corpus its folder or file; by default its place in AS2RAY_DATA.
+    """
+    folder, options = Path(output).resolve(), recipe.resolved()
+    source = (sources or {}).get(recipe.corpus)
+    name = f"{recipe.corpus}-{recipe.split}"
+    identity = {
+        "corpus": recipe.corpus,
+        "split": recipe.split,
+        "options": options,
+        "splitter": versioned(options["splitter"]),
+        "filter": recipe.filter,
+    }
+
+    def make(part: Path) -> Mapping[str, Any]:
+        shutil.rmtree(part / "release", ignore_errors=True)
+        quarantine = Quarantine(recipe.bad)
+        how = spread(workers.data_cpus) if workers.count else here
+        corpus = built(corpora.get(recipe.corpus), quarantine, how)
+        wanted = {recipe.split: recipe.filter}
+        found = corpora.prepare(corpus, source, part / "release", wanted, **options)
+        for path in sorted((part / "release" / recipe.split).glob("*.parquet")):
+            path.rename(part / path.name)
+        shutil.rmtree(part / "release")
+        quarantine.write(part / "quarantine.jsonl")
+        entry = found["splits"][recipe.split]
+        return {**entry, "grades": _grades(part), "bad": len(quarantine.bad)}
+
+    made = stage(folder / name, identity, make)
+    text = report(recipe, manifest(made))
+    (folder / f"{name}.md").write_text(text)
+    log.info("\n%s", text)
+    return made
+
+
+def report(recipe: Recipe, made: Mapping[str, Any]) -> str:
+    """The counts by grade beside ASNQ's (TANDA, Table 1), as Markdown.
+
+    Args:
+        recipe: What was built.
+        made: The manifest of the stage.
+    """
+    found, counts = made["found"], made["found"]["counts"]
+    split = recipe.split if recipe.split in QUESTIONS else "train"
+    published = GRADES["train" if split == "train" else "dev-all"]
+    lines = [
+        f"# {recipe.corpus}, {recipe.split}",
+        "",
+        f"{counts['questions']:,} questions, {counts['pairs']:,} pairs, {counts['positives']:,} "
+        f"positives; {found['bad']:,} bad records left out; fingerprint {found['fingerprint']}.",
+        f"Options: {json.dumps(made['identity']['options'])}; splitter "
+        f"{made['identity']['splitter']}; filter {recipe.filter}. ASNQ's {split} split has "
+        f"{QUESTIONS[split]:,} questions.",
+        "",
+        "| grade | sentences | here | a question | ASNQ | a question |",
+        "|---|---|---|---|---|---|",
+    ]
+    for grade, (meaning, theirs) in enumerate(zip(MEANING, published), 1):
+        ours = found["grades"][str(grade)]
+        lines.append(
+            f"| {grade} | {meaning} | {ours:,} | {ours / max(1, counts['questions']):.2f} "
+            f"| {theirs:,} | {theirs / QUESTIONS[split]:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _grades(folder: Path) -> dict[str, int]:
+    """Rows of each grade in the Parquet files of a folder."""
+    rows = np.zeros(5, np.int64)
+    for path in folder.glob("*.parquet"):
+        grade = pq.read_table(path, columns=["grade"])["grade"].to_numpy()
+        rows += np.bincount(grade, minlength=5)
+    return {str(grade): int(rows[grade]) for grade in range(1, 5)}
+
+
+def main() -> None:
+    """The command line."""
+    recipe, output, workers, sources = read_recipe(Recipe)
+    if workers.count == 0:
+        run(recipe, output, workers, sources)
+        return
+    with connected():
+        run(recipe, output, workers, sources)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+import json
+
+import pyarrow as pa
+import pytest
+
+from as2ray.corpora import data_root, get, read
+from as2ray.corpora.building import Quarantine, built
+from as2ray.corpora.natural_questions import COMPATIBLE, CORPUS, document, marks, paths, records
+from as2ray.errors import CorpusError
+from as2ray.records import fingerprint
+from as2ray.text.sentences import register
+
+PAGE = (
+    "Oxbridge - Wikipedia <H1> Oxbridge ( edit ) </H1>"
+    " <P> Ann founded Oxbridge . It opened in 1209 . </P>"
+    " <Ul> <Li> Gowns were worn by Ann </Li> <Li> Annual dues rose </Li> </Ul>"
+    " <Table> <Tr> <Th_colspan=2> Founder </Th> <Td> Bo </Td> </Tr> </Table>"
+)
+TOKENS = PAGE.split(" ")
+PARAGRAPH = (TOKENS.index("<P>"), TOKENS.index("</P>") + 1)
+ANN = (TOKENS.index("Ann"), TOKENS.index("Ann") + 1)
+YEAR = (TOKENS.index("1209"), TOKENS.index("1209") + 1)
+CELL = (TOKENS.index("Bo"), TOKENS.index("Bo") + 1)
+ROW = (TOKENS.index("<Tr>"), TOKENS.index("</Tr>") + 1)
+
+
+def span(place):
+    return {"start_token": place[0], "end_token": place[1]}
+
+
+def marked(long=None, *short):
+    return {"long_answer": span(long or (-1, -1)), "short_answers": [span(s) for s in short]}
+
+
+def simplified(*annotations, id="7", **changes):
+    return {
+        "example_id": id,
+        "question_text": "who founded oxbridge",
+        "document_url": "//oxbridge",
+        "document_text": PAGE,
+        "annotations": list(annotations),
+    } | changes
+
+
+def original(*annotations):
+    record = simplified(*annotations)
+    del record["document_text"]
+    record["document_tokens"] = [
+        {"token": t.replace("_", " "), "html_token": t.startswith("<")} for t in TOKENS
+    ]
+    return record
+
+
+def lines(*found):
+    return "".join(json.dumps(record) + "\n" for record in found)
+
+
+def rows(write, *annotations, form=simplified, **options):
+    path = write("nq-dev-all.jsonl.gz", lines(form(*annotations)))
+    return read("nq", "dev", path, **options).to_pylist()
+
+
+def told(found):
+    return [(row["candidate"], row["grade"]) for row in found]
+
+
+FOUND = [
+    ("Oxbridge - Wikipedia", 1),
+    ("Oxbridge", 1),
+    ("Ann founded Oxbridge .", 4),
+    ("It opened in 1209 .", 3),
+    ("Gowns were worn by Ann", 2),
+    ("Annual dues rose", 1),
+    ("Founder", 1),
+    ("Bo", 1),
+]
+
+
+@pytest.mark.parametrize("form", [simplified, original])
+def test_nq_sentences_get_grades_from_token_spans_in_both_formats(write, form):
+    found = rows(write, marked(PARAGRAPH, ANN), form=form)
+    assert told(found) == FOUND
+    assert [row["label"] for row in found] == [int(grade == 4) for _, grade in FOUND]
+    assert {row["question_id"] for row in found} == {"7"}
+    assert {row["document_id"] for row in found} == {"//oxbridge"}
+
+
+def test_nq_ranges_of_tokens_give_back_the_words(write):
+    for boundaries in ("blocks", "rows", "none"):
+        for row in rows(write, marked(PARAGRAPH, ANN), boundaries=boundaries):
+            tokens = TOKENS[row["start"] : row["end"]]
+            assert " ".join(t for t in tokens if not t.startswith("<")) == row["candidate"]
+
+
+def test_nq_short_answer_across_sentences_makes_both_positive(write):
+    crossing = (TOKENS.index("founded"), TOKENS.index("It") + 1)
+    assert [g for _, g in told(rows(write, marked(PARAGRAPH, crossing)))] == [
+        1,
+        1,
+        4,
+        4,
+        1,
+        1,
+        1,
+        1,
+    ]
+
+
+def test_nq_cells_of_a_row_stay_together_where_rows_are_boundaries(write):
+    assert told(rows(write, marked(ROW, CELL), boundaries="rows"))[-1] == ("Founder Bo", 4)
+    assert told(rows(write, marked(ROW, CELL)))[-2:] == [("Founder", 3), ("Bo", 4)]
+
+
+def test_nq_compatible_options_join_the_page_flat_as_asnq_did(write):
+    found = told(rows(write, marked(PARAGRAPH, ANN), **COMPATIBLE))
+    assert found[0] == ("Oxbridge - Wikipedia Oxbridge ( edit ) Ann founded Oxbridge .", 4)
+    assert found[1] == ("It opened in 1209 .", 3)
+    assert found[2][0].startswith("Gowns were worn by Ann Annual dues")
+
+
+NOTHING, NO_SHORT = marked(), marked(PARAGRAPH)
+FIVE = [NOTHING, NO_SHORT, marked(PARAGRAPH, YEAR), marked(ROW, CELL), NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("rule", "positive", "inside"),
+    [
+        ("union", {"It opened in 1209 .", "Bo"}, 2),
+        ("agreed", {"It opened in 1209 .", "Bo"}, 2),
+        ("first", {"It opened in 1209 ."}, 1),
+    ],
+)
+def test_nq_five_annotators_count_by_the_rule_that_is_named(write, rule, positive, inside):
+    found = told(rows(write, *FIVE, annotations=rule))
+    assert {text for text, grade in found if grade == 4} == positive
+    assert sum(grade == 3 for _, grade in found) == inside
+
+
+def test_nq_agreed_needs_two_of_several_annotators_and_one_of_one(write):
+    [one] = document(json.dumps(simplified(marked(PARAGRAPH, ANN))), "x").annotations
+    assert marks([one], "agreed") == ([PARAGRAPH], [ANN])
+    assert marks([one, one._replace(short=())], "agreed") == ([], [])
+    assert marks([one, one], "agreed") == ([PARAGRAPH] * 2, [ANN] * 2)
+
+
+def test_nq_question_without_a_short_answer_is_left_out_unless_all_are_asked_for(write):
+    path = write("nq-dev-all.jsonl", lines(simplified(NO_SHORT), simplified(id="8")))
+    assert read("nq", "dev", path).num_rows == 0
+    every = read("nq", "dev", path, questions="all")
+    assert every["grade"].to_pylist() == [1, 1, 3, 3, 1, 1, 1, 1] + [1] * 8
+
+
+def test_nq_negatives_are_chosen_by_grade_and_ids_stay(write):
+    found = rows(write, marked(PARAGRAPH, ANN), negatives=(3,))
+    assert [(row["candidate_id"], row["grade"]) for row in found] == [("7-2", 4), ("7-3", 3)]
+
+
+def test_nq_values_over_several_lines_are_read_as_one_a_line(write):
+    found = [simplified(marked(PARAGRAPH, ANN)), simplified(id="8")]
+    flat = write("flat.jsonl", lines(*found))
+    tall = write("tall.json", "\n".join(json.dumps(record, indent=1) for record in found))
+    assert [json.loads(r.text) for r in records(flat)] == found
+    assert [json.loads(r.text) for r in records(tall)] == found
+
+
+def test_nq_original_files_of_a_folder_are_read_in_order(write, tmp_path):
+    for number in (1, 0):
+        write(f"v1.0/dev/nq-dev-0{number}.jsonl.gz", lines(simplified(id=str(number))))
+    assert [path.name for path in paths("dev", tmp_path)] == [
+        "nq-dev-00.jsonl.gz",
+        "nq-dev-01.jsonl.gz",
+    ]
+    assert len(read("nq", "dev", tmp_path, questions="all")["question_id"].unique()) == 2
+
+
+BAD = [
+    ("{", "Expecting"),
+    ("[]", "list, without"),
+    (simplified(document_text=None), "NoneType"),
+    (simplified(marked((0, 999))), "999"),
+    (simplified(marked(PARAGRAPH, CELL)), "short answers"),
+    (simplified({"long_answer": {}}), "without"),
+]
+
+
+@pytest.mark.parametrize(("record", "came"), BAD, ids=[came for _, came in BAD])
+def test_nq_bad_record_is_refused_with_its_line(write, record, came):
+    text = record if isinstance(record, str) else json.dumps(record)
+    path = write("nq-dev-all.jsonl", lines(simplified()) + text + "\n")
+    with pytest.raises(CorpusError, match=rf"line 2(.|\n)*{came}"):
+        read("nq", "dev", path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"boundaries": "tags"}, {"annotations": "most"}, {"questions": "few"}, {"splitter": "x"}],
+)
+def test_nq_unknown_option_is_refused_before_anything_is_read(options, tmp_path):
+    with pytest.raises(CorpusError, match=next(iter(options.values()))):
+        read("nq", "dev", tmp_path / "absent.jsonl", **options)
+
+
+def test_bad_records_are_set_aside_up_to_a_limit(write, tmp_path):
+    good = [simplified(marked(PARAGRAPH, ANN), id=str(i)) for i in range(200)]
+    path = write("nq-dev-all.jsonl", "{]\n" + lines(*good[:90]) + "[]\n" + lines(*good[90:]))
+    quarantine = Quarantine(2)
+    tables = list(built(CORPUS, quarantine).pieces("dev", path))
+    assert sum(table.num_rows for table in tables) == 200 * len(FOUND)
+    assert [one.where.rsplit(" ", 1)[1] for one in quarantine.bad] == ["1", "92"]
+    quarantine.write(tmp_path / "bad.jsonl")
+    told = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert all({"where", "came"} == set(one) for one in told)
+    with pytest.raises(CorpusError, match="2 bad records, such as"):
+        list(built(CORPUS, Quarantine(1)).pieces("dev", path))
+
+
+def test_corpus_that_is_candidates_already_cannot_be_built():
+    with pytest.raises(CorpusError, match="candidates already"):
+        built(get("wikiqa"), Quarantine())
+
+
+def test_splitter_of_ones_own_is_used(write):
+    register("halves", "1", lambda text: [(0, len(text) // 2), (len(text) // 2, len(text))])
+    found = rows(write, marked(PARAGRAPH, ANN), splitter="halves")
+    assert all(row["end"] > row["start"] for row in found)
+    assert len(found) == 14  # two halves of each of seven blocks
+
+
+@pytest.fixture
+def samples():
+    folder = data_root() / "nq"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}; set AS2RAY_DATA to test on Natural Questions' samples")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "answer", "place"),
+    [
+        ("ds-train-head1.json", "train", "A common example of permission marketing", (1953, 1970)),
+        ("ds-dev-full-head1.json", "dev", "Trade winds have been used by captains", (120, 160)),
+    ],
+)
+def test_real_samples_have_their_one_answer_in_its_place(samples, name, split, answer, place):
+    [row] = [r for r in read("nq", split, samples / name).to_pylist() if r["grade"] == 4]
+    assert row["candidate"].startswith(answer)
+    assert (row["start"], row["end"]) == place
+    flat = read("nq", split, samples / name, **COMPATIBLE)
+    assert any(r["candidate"].startswith(answer) for r in flat.to_pylist() if r["grade"] == 4)
+
+
+def test_real_squad_is_built_as_it_is_read(real):
+    corpus = get("squad")
+    options = {"candidates": "paragraph", "splitter": "simple"}
+    tables = list(
+        built(corpus, Quarantine()).pieces("dev", real / "squad", **corpus.resolve(options))
+    )
+    whole = read("squad", "dev", real / "squad", **options)
+    assert fingerprint(pa.concat_tables(tables)) == fingerprint(whole)

@@ -1,0 +1,67 @@
+"""A corpus out of pages with marked answers, from the command line's recipe to the report."""
+
+import json
+
+import pytest
+
+from as2ray.corpora import read
+from as2ray.distributed.cluster import Workers
+from as2ray.errors import CorpusError, RecipeError
+from as2ray.records import fingerprint
+from as2ray.stages import manifest
+from as2ray.text.stream import PairFiles
+from pipelines.build_asnq import Recipe, run
+
+HERE = Workers(count=0)
+
+
+@pytest.fixture
+def squad(tmp_path):
+    context = "Ann founded Oxbridge. It opened in 1209. Bo left."
+    asked = {"id": "a", "question": "Who?", "answers": [{"answer_start": 0, "text": "Ann"}]}
+    broken = {"id": "b", "question": "Who?", "answers": [{"answer_start": 3, "text": "Ann"}]}
+    articles = [
+        {"title": f"T{i}", "paragraphs": [{"context": context, "qas": [asked | {"id": f"a{i}"}]}]}
+        for i in range(3)
+    ]
+    articles.insert(1, {"title": "B", "paragraphs": [{"context": context, "qas": [broken]}]})
+    path = tmp_path / "dev-v1.1.json"
+    path.write_text(json.dumps({"data": articles}))
+    return {"squad": str(path)}
+
+
+def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, tmp_path):
+    recipe = Recipe("squad", "dev", bad=1)
+    made = run(recipe, tmp_path / "out", HERE, squad)
+    found = manifest(made)["found"]
+    assert found["counts"] == {"questions": 3, "pairs": 9, "positives": 3}
+    assert found["grades"] == {"1": 0, "2": 0, "3": 6, "4": 3}
+    assert found["fingerprint"] == fingerprint(PairFiles.find(made).table())
+    [bad] = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
+    assert "article 1" in bad["where"]
+    assert "does not stand at character 3" in bad["came"]
+    text = (tmp_path / "out" / "squad-dev.md").read_text()
+    assert "3 positives; 1 bad records left out" in text
+    assert "| 4 | in the long answer, with the short | 3 | 1.00 | 4,286 | 1.60 |" in text
+    whole = json.loads((tmp_path / "dev-v1.1.json").read_text())
+    whole["data"].pop(1)
+    (tmp_path / "dev-v1.1.json").write_text(json.dumps(whole))
+    assert found["fingerprint"] == fingerprint(read("squad", "dev", squad["squad"]))
+
+
+def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, tmp_path):
+    with pytest.raises(CorpusError, match=r"1 bad records, such as .*article 1"):
+        run(Recipe("squad", "dev"), tmp_path / "out", HERE, squad)
+    assert not (tmp_path / "out" / "squad-dev").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"bad": -1}, {"corpus": "squad", "compatible": True}])
+def test_recipe_out_of_range_is_refused(wrong):
+    with pytest.raises(RecipeError):
+        Recipe(**wrong)
+
+
+def test_compatible_recipe_joins_pages_flat_unless_an_option_says_otherwise():
+    assert Recipe(compatible=True).resolved()["boundaries"] == "none"
+    own = Recipe(compatible=True, options={"splitter": "syntok"}).resolved()
+    assert (own["boundaries"], own["splitter"]) == ("none", "syntok")
