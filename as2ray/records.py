@@ -8,7 +8,6 @@ Knows Arrow tables. Must not know any corpus, model or file.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -78,13 +77,18 @@ class Ranked:
     """Layer after which the score was taken; None of a ranker without exits."""
 
 
-def falling_scores(ranking: Iterable[Ranked]) -> list[float]:
-    """Scores of a ranking, best first, none above the one before it.
+def falling(scores: Iterable[float]) -> list[float]:
+    """Scores of a ranking, best first, each below the one before it, in float32 too.
 
-    A candidate that fell early can have a higher score than a survivor; whoever sorts by these
-    gets the ranking all the same.
+    A candidate that fell early can have a higher score than a survivor, and others have equal
+    ones. Whoever sorts by these, from whatever order, gets the ranking all the same.
     """
-    return list(accumulate((one.score for one in ranking), min))
+    found: list[float] = []
+    for score in scores:
+        if found:
+            score = min(score, float(np.nextafter(np.float32(found[-1]), np.float32(-np.inf))))
+        found.append(score)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

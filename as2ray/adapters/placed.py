@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from as2ray.checkpoint import load
 from as2ray.models.ranker import Precision, Ranker
-from as2ray.records import falling_scores
+from as2ray.records import falling
 
 Drop = float | list[float] | None
 """Other drop ratios than the checkpoint's."""
@@ -22,7 +22,7 @@ class Placed:
     index: int
     """In what was given."""
     score: float
-    """Never above the one before it: frameworks sort by it."""
+    """Below the one before it: frameworks sort by it."""
     exit_layer: int | None
     """Layer after which the score was taken; None of a ranker without exits."""
 
@@ -58,5 +58,5 @@ def place(
     ranking = ranker_of(model, precision).rank(question, candidates, top_k, drop)
     return [
         Placed(held[one.index], score, one.exit_layer)
-        for one, score in zip(ranking, falling_scores(ranking))
+        for one, score in zip(ranking, falling(one.score for one in ranking))
     ]

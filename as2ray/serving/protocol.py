@@ -16,8 +16,9 @@ refused.
   Infinity's and vLLM's, and answered as `/v1/rerank`.
 - Ours, `/rank`: with exit layers, drop ratios, survivors, times.
 
-A candidate that fell early can have a higher score than a survivor. Foreign clients may sort by
-score, so there a score never stands above the one before it; `/rank` tells scores as they are.
+A candidate that fell early can have a higher score than a survivor. Foreign clients sort by score,
+LlamaIndex's even from the order in which it asked, so there each score stands below the one before
+it; `/rank` tells scores as they are.
 """
 
 from typing import Annotated, Any, Literal
@@ -27,7 +28,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
-from as2ray.records import Ranked, falling_scores
+from as2ray.records import Ranked, falling
 from as2ray.serving.asked import Answer, Asked
 
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
@@ -173,14 +174,16 @@ class TeiScored(Wire):
     @classmethod
     def all_of(cls, answer: Answer, request: TeiRequest) -> "list[TeiScored]":
         """The response."""
-        edge = np.finfo(np.float32).eps
+        edge, scores = np.finfo(np.float32).eps, [one.score for one in answer.ranking]
+        if request.raw_scores:
+            scores = logit(np.clip(scores, edge, 1 - edge)).tolist()
         return [
             cls(
-                index=i,
-                score=float(logit(np.clip(s, edge, 1 - edge))) if request.raw_scores else s,
-                text=request.texts[i] if request.return_text else None,
+                index=one.index,
+                score=score,
+                text=request.texts[one.index] if request.return_text else None,
             )
-            for i, s in _falling(answer.ranking)
+            for one, score in zip(answer.ranking, falling(scores))
         ]
 
 
@@ -303,8 +306,9 @@ class Info(Wire):
 
 
 def _falling(ranking: list[Ranked]) -> list[tuple[int, float]]:
-    """Index and score, best first, no score above the one before it."""
-    return [(one.index, score) for one, score in zip(ranking, falling_scores(ranking))]
+    """Index and score, best first, each score below the one before it."""
+    scores = falling(one.score for one in ranking)
+    return [(one.index, score) for one, score in zip(ranking, scores)]
 
 
 def _object(document: str | dict[str, str]) -> dict[str, str]:

@@ -1,12 +1,15 @@
 """Each dialect's requests and responses, over HTTP in process."""
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from served import CANDIDATES, QUESTION
 
 from as2ray.checkpoint import load
 from as2ray.records import Ranked
 from as2ray.serving.asked import Answer
-from as2ray.serving.protocol import CohereRequest, CohereResponse
+from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScored
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +120,17 @@ def test_rerank_with_documents_is_infinity_s_and_vllm_s(client, expected):
     assert found["results"][0]["document"]["text"] == expected[0].text
 
 
-def test_scores_of_foreign_dialects_never_rise_though_the_dropped_scored_higher():
-    ranking = [Ranked(0, 0.4, "a", 3), Ranked(1, 0.9, "b", 1), Ranked(2, 0.3, "c", 1)]
-    request = CohereRequest(model="m", query="q", documents=["a", "b", "c"])
-    found = CohereResponse.of(Answer("m", ranking, 9), request)
-    assert [one.relevance_score for one in found.results] == [0.4, 0.4, 0.3]
+def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():
+    scores = [0.4, 0.9, 0.4, 0.3, 0.0, 0.0]
+    ranking = [Ranked(number, score, "a", 3) for number, score in enumerate(scores)]
+    answer, texts = Answer("m", ranking, 9), ["a"] * len(scores)
+    cohere = CohereResponse.of(answer, CohereRequest(model="m", query="q", documents=texts))
+    for raw in (False, True):
+        found = TeiScored.all_of(answer, TeiRequest(query="q", texts=texts, raw_scores=raw))
+        assert all(a.score > b.score for a, b in pairwise(found))
+    told = [one.relevance_score for one in cohere.results]
+    assert all(np.float32(a) > np.float32(b) for a, b in pairwise(told))
+    assert told == pytest.approx([0.4, 0.4, 0.4, 0.3, 0.0, 0.0])
 
 
 FORMS = {
