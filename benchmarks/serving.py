@@ -50,7 +50,7 @@ class Size:
 
 
 FULL = Size({100: 2.0, 400: 8.0}, 12, 20.0, 3, (1, 4, 16, 64))
-SMALL = Size({8: 0.3}, 2, 0.5, 1, (2,))
+SMALL = Size({8: 0.5}, 2, 0.5, 1, (2,))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -162,7 +162,8 @@ def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
     """The address of a service while it runs."""
     port, command = what
     address, until = f"http://127.0.0.1:{port}", time.monotonic() + patience
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    # A session of its own: when a driver dies, Ray ends all of its process group.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         while not _answers(address):
             if process.poll() is not None or time.monotonic() > until:
