@@ -9,6 +9,7 @@ constant arrivals (open loop) p99 is within the bound and nothing was refused or
 """
 
 import argparse
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,9 @@ from as2ray.packaged import minilm
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.ranking import by_question, of_one_label, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
+
+GOODBYE = 30.0
+"""Seconds that a service may take to end; Serve was seen to take for ever."""
 
 STEP = 1.25
 """From one arrival rate tried to the next."""
@@ -172,7 +176,11 @@ def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
         yield f"{address}/rerank"
     finally:
         process.send_signal(signal.SIGINT)  # as one ends either by hand
-        process.wait()
+        try:
+            process.wait(GOODBYE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _answers(address: str) -> bool:
