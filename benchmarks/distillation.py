@@ -224,7 +224,7 @@ def _scoring(table: pa.Table, size: Size, folder: Path) -> Found:
             score(folder / name, ranker, folder / f"out-{next(numbers)}", Workers(count=1)).seconds
             for name in ("scored-start", "scored")
         )
-        return (len(files) - START) / (whole - small)
+        return (len(files) - START) / max(whole - small, 1e-3)  # noise, where both are small
 
     _written(table.slice(0, START), folder / "scored-start")
     threads = torch.get_num_threads()
