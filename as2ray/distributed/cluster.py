@@ -176,8 +176,7 @@ def connected() -> Iterator[None]:
         yield
         return
     address = os.environ.get("RAY_ADDRESS", "local")
-    own = {"include_dashboard": False} if address == "local" else {}
-    ray.init(address=address, logging_level="WARNING", **own)
+    ray.init(address=address, logging_level="WARNING")
     try:
         yield
     finally:
