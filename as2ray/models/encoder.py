@@ -113,10 +113,20 @@ class Encoder:
             hidden: Shape [tokens, hidden], before the first layer.
             layout: Where the sequences lie in it.
         """
+        return self.run_to(layout.first_tokens, hidden, layout)
+
+    def run_to(self, tokens: Tensor, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of some tokens after all layers, shape [n, hidden]; at rest no more is computed.
+
+        Args:
+            tokens: Numbers of the tokens, shape [n].
+            hidden: Shape [tokens, hidden], before the first layer.
+            layout: Where the sequences lie in it.
+        """
         if self._resting and self._fused is not None:
             with torch.autocast(hidden.device.type, enabled=False):
-                return self._fused.run_to_first(hidden, layout)
-        return self.run(hidden, layout)[layout.first_tokens]
+                return self._fused.run_to(tokens, hidden, layout)
+        return self.run(hidden, layout)[tokens]
 
 
 def first_position(config: Any) -> int:

@@ -138,11 +138,10 @@ class FusedLayer:
         hidden = hidden.to(self.dtype)
         return self._after_attention(self._attend(hidden, layout), hidden)
 
-    def first(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """States of each sequence's first token after the layer, [sequences, hidden]."""
+    def of(self, tokens: Tensor, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of some tokens after the layer, [n, hidden]; the others are only attended to."""
         hidden = hidden.to(self.dtype)
-        numbers = layout.first_tokens
-        return self._after_attention(self._attend(hidden, layout)[numbers], hidden[numbers])
+        return self._after_attention(self._attend(hidden, layout)[tokens], hidden[tokens])
 
     def _attend(self, hidden: Tensor, layout: Layout) -> Tensor:
         projected = self.projected(hidden).view(len(hidden), 3, -1, self.head_size)
@@ -182,12 +181,12 @@ class FusedLayers:
             hidden = layer(hidden, layout)
         return hidden
 
-    def run_to_first(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """States of the first tokens after all layers, [sequences, hidden]."""
+    def run_to(self, tokens: Tensor, hidden: Tensor, layout: Layout) -> Tensor:
+        """States of some tokens after all layers, [n, hidden]."""
         *before, last = [one for group in self.layers for one in group]
         for layer in before:
             hidden = layer(hidden, layout)
-        return last.first(hidden, layout)
+        return last.of(tokens, hidden, layout)
 
     def fits(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
         """Whether these are still the layers' weights."""

@@ -96,9 +96,14 @@ class TwoInOneRanker(Ranker):
     def forward(self, batch: PackedBatch) -> Joint:  # type: ignore[override]
         """Scores and states of windows and of the sentences marked in them."""
         hidden, layout = self.encoder.embed(batch)
-        hidden = self.encoder.run(hidden, layout)
-        passage = hidden[layout.first_tokens]
-        sentence = hidden[torch.from_numpy(batch.marks).to(hidden.device)]
+        marks = torch.from_numpy(batch.marks).to(hidden.device)
+        if self.network.answer is None:
+            tokens = torch.cat([layout.first_tokens, marks])
+            states = self.encoder.run_to(tokens, hidden, layout)
+            passage, sentence = states[: len(batch)], states[len(batch) :]
+        else:
+            hidden = self.encoder.run(hidden, layout)
+            passage, sentence = hidden[layout.first_tokens], hidden[marks]
         scores = (self.network.passage(passage)[:, 0], self.network.sentence(sentence)[:, 0])
         if self.network.answer is None:
             return Joint(*scores, passage, sentence)

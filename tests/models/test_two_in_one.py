@@ -178,3 +178,11 @@ def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passag
         for end, place in ((0, 1), (1, 2))
     ]
     assert float(answers - plain) == pytest.approx(float(sum(expected)) / 2, abs=1e-5)
+
+
+def test_fused_layers_score_passages_as_plain_ones_do(model, answering):
+    for ranker in (model, answering):
+        plain = ranker.score_passages(QUESTIONS, PASSAGES)
+        ranker.fused = True
+        for found, expected in zip(ranker.score_passages(QUESTIONS, PASSAGES), plain):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
