@@ -25,12 +25,12 @@ from as2ray.corpora.asnq import GRADES
 from as2ray.corpora.building import Quarantine, built, here
 from as2ray.corpora.natural_questions import COMPATIBLE
 from as2ray.distributed.build import spread
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.filters import Filter
 from as2ray.stages import manifest, stage
 from as2ray.text.sentences import versioned
-from pipelines.recipe import read_recipe
+from pipelines.recipe import command
 
 log = logging.getLogger(__name__)
 
@@ -162,12 +162,7 @@ def _grades(folder: Path) -> dict[str, int]:
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    if workers.count == 0:
-        run(recipe, output, workers, sources)
-        return
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.report import markdown, report, save
@@ -25,7 +25,7 @@ from as2ray.stages import digest, stage
 from pipelines.drop_search import Search, replays, searched
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import read_recipe
+from pipelines.recipe import command
 from pipelines.steps import evaluated, table
 
 log = logging.getLogger(__name__)
@@ -199,9 +199,7 @@ def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> Non
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run, searches=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from as2ray.models.ensemble import EnsembleRanker
 from as2ray.stages import digest, stage
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import read_recipe
+from pipelines.recipe import command
 from pipelines.steps import evaluated, table
 from tune_spaces import ensembles
 
@@ -178,9 +178,7 @@ def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: 
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run, searches=True)
 
 
 if __name__ == "__main__":

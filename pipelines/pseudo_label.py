@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.report import markdown, report, save
@@ -31,7 +31,7 @@ from as2ray.training.tracking import Tracking
 from pipelines.curves import curve, table_1
 from pipelines.few_shot import Protocol, best_part, best_step, mixed
 from pipelines.labels import candidates_indexed, labelled, questions_of, retrieved, sampled, tuned
-from pipelines.recipe import Data, read_recipe
+from pipelines.recipe import Data, command
 from pipelines.steps import Plan, evaluated, prepared, table, trained
 
 log = logging.getLogger(__name__)
@@ -275,12 +275,7 @@ def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
 
 def main() -> None:
     """The command line."""
-    study, output, workers, sources = read_recipe(Study)
-    if workers.count == 0:
-        run(study, output, workers, sources)
-        return
-    with connected():
-        run(study, output, workers, sources)
+    command(Study, run)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ Knows jsonargparse. Must not know what a pipeline does with a recipe.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.cluster import Workers, connected
 from as2ray.errors import RecipeError
 from as2ray.filters import Filter
 from as2ray.objectives import WithSettings
@@ -183,3 +184,16 @@ def read_recipe(
     made.pop("config")
     output, workers, sources = (made.pop(name) for name in ("output", "workers", "sources"))
     return kind(**made), output, workers, sources
+
+
+def command(kind: type[T], run: Callable[..., object], searches: bool = False) -> None:
+    """The command line of a pipeline.
+
+    Args:
+        kind: Dataclass of its recipe.
+        run: Takes recipe, output folder, workers and sources.
+        searches: Whether it needs Ray in any case, for Tune.
+    """
+    recipe, output, workers, sources = read_recipe(kind)
+    with connected() if workers.count or searches else nullcontext():
+        run(recipe, output, workers, sources)

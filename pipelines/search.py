@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from as2ray.distributed.tune import search_training
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
@@ -24,7 +24,7 @@ from as2ray.stages import manifest, plain, stage
 from as2ray.training.job import Job
 from pipelines import distill
 from pipelines.experiment import planned, prepare, rankers
-from pipelines.recipe import Step, read_recipe
+from pipelines.recipe import Step, command
 from tune_spaces import distillation
 
 log = logging.getLogger(__name__)
@@ -127,9 +127,7 @@ def _write(recipe: Recipe, best: Step, path: Path) -> Path:
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run, searches=True)
 
 
 if __name__ == "__main__":

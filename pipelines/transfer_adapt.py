@@ -9,9 +9,9 @@ step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from pipelines.experiment import Found, prepare, rankers, tell
-from pipelines.recipe import Recipe, read_recipe
+from pipelines.recipe import Recipe, command
 from pipelines.steps import evaluated
 
 
@@ -40,12 +40,7 @@ def run(
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    if workers.count == 0:
-        run(recipe, output, workers, sources)
-        return
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run)
 
 
 if __name__ == "__main__":

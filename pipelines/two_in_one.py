@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from as2ray import checkpoint, corpora
 from as2ray.corpora import hotpotqa
 from as2ray.corpora.sample import balanced
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.selection import Rule, Selecting, Selection, best, select
@@ -33,7 +33,7 @@ from as2ray.objectives import TwoInOne
 from as2ray.records import Answer, by_passage, count
 from as2ray.stages import digest, manifest, stage
 from pipelines.experiment import Found, prepare, rankers, tell
-from pipelines.recipe import Data, Step, read_recipe
+from pipelines.recipe import Data, Step, command
 from pipelines.recipe import Recipe as Steps
 from pipelines.steps import TABLE, evaluated, table
 
@@ -235,12 +235,7 @@ def _measured(
 
 def main() -> None:
     """The command line."""
-    recipe, output, workers, sources = read_recipe(Recipe)
-    if workers.count == 0:
-        run(recipe, output, workers, sources)
-        return
-    with connected():
-        run(recipe, output, workers, sources)
+    command(Recipe, run)
 
 
 if __name__ == "__main__":
