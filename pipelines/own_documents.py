@@ -11,12 +11,12 @@ import hashlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from jsonargparse import ArgumentParser
 
 from as2ray import checkpoint, packaged
 from as2ray.calibration import Kind
@@ -35,6 +35,7 @@ from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from pipelines.generator import QuestionGenerator
 from pipelines.labels import INDEX, indexed, labelled
+from pipelines.recipe import described
 from pipelines.steps import TABLE, Plan, table, trained
 
 log = logging.getLogger(__name__)
@@ -205,17 +206,8 @@ def _told(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = ArgumentParser(description=OwnDocuments.__doc__)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(OwnDocuments, as_group=False)
-    given = vars(parser.instantiate(parser.parse_args()))
-    given.pop("config")
-    own = OwnDocuments(**given)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    if own.workers.count == 0:
-        run(own)
-        return
-    with connected():
+    own = described(OwnDocuments)
+    with connected() if own.workers.count else nullcontext():
         run(own)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
 from as2ray import checkpoint, packaged
 from as2ray.corpora import python_reference
 from as2ray.distributed.cluster import Workers, connected
@@ -27,7 +25,7 @@ from as2ray.retrieval.bm25 import BM25, Index
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from as2ray.training.tracking import read
-from pipelines.recipe import Data
+from pipelines.recipe import Data, described
 from pipelines.steps import Plan, evaluated, prepared, table, trained
 
 log = logging.getLogger(__name__)
@@ -143,13 +141,7 @@ def answer(quickstart: Quickstart, question: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = ArgumentParser(description=Quickstart.__doc__)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(Quickstart, as_group=False)
-    made = vars(parser.instantiate(parser.parse_args()))
-    made.pop("config")
-    quickstart = Quickstart(**made)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    quickstart = described(Quickstart)
     if quickstart.question is not None:
         answer(quickstart, quickstart.question)
     elif quickstart.workers.count == 0:

@@ -186,6 +186,17 @@ def read_recipe(
     return kind(**made), output, workers, sources
 
 
+def described(kind: type[T]) -> T:
+    """The dataclass that this process' command line describes; its fields are flags."""
+    parser = ArgumentParser(description=kind.__doc__)
+    parser.add_argument("--config", action="config", help="a YAML file of these keys")
+    parser.add_class_arguments(kind, as_group=False)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    made = vars(parser.instantiate(parser.parse_args()))
+    made.pop("config")
+    return kind(**made)
+
+
 def command(kind: type[T], run: Callable[..., object], searches: bool = False) -> None:
     """The command line of a pipeline.
 
