@@ -104,7 +104,7 @@ class RankedPassage:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ShortAnswer:
     """A short answer, cut out of a sentence."""
 
     text: str

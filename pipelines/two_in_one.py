@@ -30,7 +30,7 @@ from as2ray.evaluation.supporting_facts import gap, measure_facts
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker
 from as2ray.objectives import TwoInOne
-from as2ray.records import Answer, by_passage, count
+from as2ray.records import ShortAnswer, by_passage, count
 from as2ray.stages import digest, manifest, stage
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Data, Step, command
@@ -183,7 +183,7 @@ def _answers(ranker: Ranker, passages: pa.Table, chosen: Selection) -> dict[str,
     not look for any."""
     if not (isinstance(ranker, TwoInOneRanker) and ranker.network.answer is not None):
         return None
-    found: dict[str, Answer] = {}
+    found: dict[str, ShortAnswer] = {}
     rows = passages.to_pylist()
     rows = [row for row in rows if row["title"] in chosen.titles[row["question_id"]]]
     for answer in ranker.find_answers(

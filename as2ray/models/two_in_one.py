@@ -23,7 +23,7 @@ from as2ray.models.encoder import Encoder
 from as2ray.models.ranker import SETTINGS, Ranker, check_readable
 from as2ray.models.spans import Span, best_spans
 from as2ray.pruning import Drop, Scored
-from as2ray.records import Answer, Ranked, RankedPassage
+from as2ray.records import Ranked, RankedPassage, ShortAnswer
 from as2ray.text.packing import PackedBatch
 from as2ray.text.passages import Windows, encode_passages
 from as2ray.text.spans import text_of
@@ -185,7 +185,9 @@ class TwoInOneRanker(Ranker):
             found.append(RankedPassage(number, float(score), selected))
         return sorted(found, key=lambda passage: (-passage.score, passage.index))[:top_k]
 
-    def answer(self, question: str, passages: Sequence[Sequence[str]], **how: Any) -> Answer | None:
+    def answer(
+        self, question: str, passages: Sequence[Sequence[str]], **how: Any
+    ) -> ShortAnswer | None:
         """The short answer, looked for in the selected sentences alone; None without one.
 
         Args:
@@ -207,7 +209,7 @@ class TwoInOneRanker(Ranker):
     @torch.inference_mode()
     def find_answers(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]]
-    ) -> list[Answer]:
+    ) -> list[ShortAnswer]:
         """The best span of every sentence, in order.
 
         Args:
@@ -236,7 +238,7 @@ class TwoInOneRanker(Ranker):
                     best[sentence] = max(span, best.get(sentence, span))
         texts = [(p, s, text) for p, own in enumerate(passages) for s, text in enumerate(own)]
         return [
-            Answer(text_of(self.tokenizer, text, *best[n][1:]), best[n][0], p, s)
+            ShortAnswer(text_of(self.tokenizer, text, *best[n][1:]), best[n][0], p, s)
             for n, (p, s, text) in enumerate(texts)
             if n in best  # not a sentence of which the tokenizer knows nothing
         ]
