@@ -173,6 +173,9 @@ def read_recipe(
     parser.add_class_arguments(kind, as_group=False)
     parser.add_argument("--output", type=str, required=True, help="folder of the stages")
     parser.add_argument("--workers", type=Workers, default=Workers(), help="part of the cluster")
+    profiles = "plans for `--workers` by name; they change nothing of the result"
+    parser.add_argument("--profiles", type=dict[str, Workers], default={}, help=profiles)
+    parser.add_argument("--profile", type=str, help="one of them, which --workers.* may change")
     parser.add_argument(
         "--sources",
         type=dict[str, str],
@@ -180,8 +183,19 @@ def read_recipe(
         help="for each corpus its folder; by default AS2RAY_DATA/<corpus>",
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    made = vars(parser.instantiate(parser.parse_args(arguments)))
-    made.pop("config")
+    asked = parser.parse_args(arguments)
+    if asked.profile is not None:
+        if asked.profile not in asked.profiles:
+            raise RecipeError(
+                f"profile {asked.profile!r}",
+                expected=f"one of {sorted(asked.profiles)}",
+                mend="name one, or describe it under `profiles`",
+            )
+        parser.set_defaults(workers=asked.profiles[asked.profile])
+        asked = parser.parse_args(arguments)
+    made = vars(parser.instantiate(asked))
+    for name in ("config", "profile", "profiles"):
+        made.pop(name)
     output, workers, sources = (made.pop(name) for name in ("output", "workers", "sources"))
     return kind(**made), output, workers, sources
 

@@ -33,6 +33,10 @@ class Workers:
     """GPUs that each worker holds; a part of one lets several workers that score share it."""
     data_cpus: float = 1.0
     """CPUs left for reading, tokenising and packing, all workers together."""
+    least: int | None = None
+    """Go on with so few while nodes are lost or not there yet; by default with all or none."""
+    resize_every: float = 60.0
+    """Seconds between looks whether there is room for more of them again."""
     max_failures: int = 3
     """Times the workers are started again after one died."""
     storage: str | None = None
@@ -62,14 +66,18 @@ def check(workers: Workers, sharing: bool = False) -> None:
     """
     cluster = nodes()
     has = {name: sum(node.get(name, 0.0) for node in cluster) for name in ("CPU", "GPU")}
-    needs = {
-        "CPU": workers.count * workers.cpus + workers.data_cpus,
-        "GPU": workers.count * workers.gpus,
-    }
+    count = workers.count if workers.least is None else workers.least
+    needs = {"CPU": count * workers.cpus + workers.data_cpus, "GPU": count * workers.gpus}
     plan = (
-        f"a plan of {workers.count} workers x {workers.cpus:g} CPU, {workers.gpus:g} GPU and "
+        f"a plan of {count} workers x {workers.cpus:g} CPU, {workers.gpus:g} GPU and "
         f"{workers.data_cpus:g} CPU for data: {needs['CPU']:g} CPU, {needs['GPU']:g} GPU"
     )
+    if not 0 < count <= workers.count:
+        raise ResourceError(
+            f"{workers.least} workers at least, of {workers.count}",
+            expected=f"1 to {workers.count}",
+            mend="correct --workers.least",
+        )
     if any(needs[name] > has[name] for name in needs) or workers.data_cpus <= 0:
         raise ResourceError(
             plan,
@@ -89,18 +97,36 @@ def check(workers: Workers, sharing: bool = False) -> None:
             expected="a GPU for each of several workers that train: NCCL refuses to share one",
             mend="set --workers.gpus 1, or --workers.count 1",
         )
-    _check_room(workers, cluster, plan)
+    rooms = [_room(workers, node) for node in cluster]
+    _check_room(count, rooms, cluster, plan)
+    if workers.least is not None:
+        _check_spare(workers, rooms, cluster, plan)
 
 
-def _check_room(workers: Workers, cluster: list[dict[str, float]], plan: str) -> None:
+def _check_room(count: int, rooms: list[int], cluster: list[dict[str, float]], plan: str) -> None:
     """Whether the nodes have room for every worker whole."""
-    placed = sum(_room(workers, node) for node in cluster)
-    if placed < workers.count:
+    placed = sum(rooms)
+    if placed < count:
         of_each = ", ".join(f"{n.get('CPU', 0):g} CPU + {n.get('GPU', 0):g} GPU" for n in cluster)
         raise ResourceError(
             f"{plan}; {placed} workers fit on the nodes ({of_each})",
             expected="room on one node for every worker whole",
             mend="lower --workers.cpus or --workers.gpus, or add nodes of that size",
+        )
+
+
+def _check_spare(
+    workers: Workers, rooms: list[int], cluster: list[dict[str, float]], plan: str
+) -> None:
+    """Whether data keeps its CPUs however workers are placed again: Train takes what it finds."""
+    spare = sum(n.get("CPU", 0.0) - room * workers.cpus for n, room in zip(cluster, rooms))
+    if spare < workers.data_cpus:
+        raise ResourceError(
+            f"{plan}; workers placed again after a loss could leave {spare:g} CPU for data",
+            expected=f"{workers.data_cpus:g} CPU on nodes that have no room for a worker, or "
+            "beside as many workers as have room",
+            mend="raise --workers.cpus so that a node's CPUs do not all go to workers, add a node "
+            "for data, or leave --workers.least out",
         )
 
 

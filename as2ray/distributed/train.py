@@ -59,7 +59,8 @@ def fit(
         _worker,
         train_loop_config={"job": job, "folder": str(folder), "workers": asdict(workers)},
         scaling_config=ScalingConfig(
-            num_workers=workers.count,
+            num_workers=(workers.least, workers.count) if workers.least else workers.count,
+            elastic_resize_monitor_interval_s=workers.resize_every,
             use_gpu=workers.gpus > 0,
             resources_per_worker={"CPU": workers.cpus, "GPU": workers.gpus},
         ),

@@ -82,3 +82,18 @@ def test_own_error_comes_out_of_what_wraps_it():
         raise wrapped
     with pytest.raises(RuntimeError, match="other"), own_errors():
         raise other
+
+
+def test_elastic_plan_fits_where_its_least_workers_do(monkeypatch):
+    monkeypatch.setattr(cluster, "nodes", lambda: [{"CPU": 1.0}, {"CPU": 2.0}])
+    check(Workers(count=4, cpus=2, data_cpus=1, least=1))
+    with pytest.raises(ResourceError, match="4 workers"):
+        check(Workers(count=4, cpus=2, data_cpus=1))
+    with pytest.raises(ResourceError, match="5 workers at least, of 4"):
+        check(Workers(count=4, cpus=2, data_cpus=1, least=5))
+
+
+def test_elastic_plan_that_could_take_data_s_cpus_is_refused(two_cpus):
+    # One worker fits and leaves a CPU; Train, looking for room again, would take both.
+    with pytest.raises(ResourceError, match="could leave 0 CPU for data"):
+        check(Workers(count=2, data_cpus=1, least=1))

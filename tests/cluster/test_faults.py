@@ -1,0 +1,48 @@
+"""Nodes that come and go, and drivers that die: training ends with the same MAP."""
+
+import json
+
+import pytest
+from running import workers
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+TOLERANCE = 2e-3
+"""Of dev MAP: a sum over other shares of a step rounds otherwise, and may swap two candidates."""
+
+
+def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
+    cluster, start, expected
+):
+    first = cluster.add_node(num_cpus=2)
+    run = start(80, count=2, cpus=2, least=1, resize_every=1)
+    run.until(lambda: len(run.maps()) >= 2)
+    assert len(workers()) == 1
+    cluster.add_node(num_cpus=2)
+    run.until(lambda: len(workers()) == 2)
+    grown = max(run.maps())
+    run.until(lambda: max(run.maps()) > grown)
+    cluster.remove_node(first, allow_graceful=False)
+    lost = max(run.maps())
+    run.until(lambda: max(run.maps()) > lost and len(workers()) == 1)
+    output = run.output()
+    assert run.process.returncode == 0, output
+    assert run.maps() == pytest.approx(expected(80), abs=TOLERANCE)
+
+
+def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, expected):
+    cluster.add_node(num_cpus=2)
+    run = start(30, cpus=2)
+    run.until(lambda: len(run.maps()) >= 3)
+    run.process.kill()
+    run.process.wait()
+    told = run.folder / "metrics.jsonl"
+    first, *rest = told.read_text().splitlines(keepends=True)
+    marked = json.dumps({**json.loads(first), "marked": True}) + "\n"
+    told.write_text("".join([marked, *rest]))
+    again = start(30, cpus=2)
+    output = again.output()
+    assert again.process.returncode == 0, output
+    # A run that begins anew forgets what an earlier one told.
+    assert told.read_text().startswith(marked)
+    assert again.maps() == pytest.approx(expected(30), abs=TOLERANCE)

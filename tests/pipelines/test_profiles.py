@@ -1,0 +1,35 @@
+"""Every recipe carries plans for a laptop, a node and a cluster, which a flag chooses."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from as2ray.errors import RecipeError
+from pipelines.recipe import Recipe, read_recipe
+
+RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
+TANDA = "pipelines/recipes/tanda_table3.yaml"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_recipe_has_profiles_and_only_the_cluster_s_names_shared_storage(path):
+    profiles = yaml.safe_load(path.read_text())["profiles"]
+    assert list(profiles) == ["laptop", "node", "cluster"]
+    assert [bool(plan.get("storage")) for plan in profiles.values()] == [False, False, True]
+
+
+def _workers(*more):
+    return read_recipe(Recipe, ["--config", TANDA, "--output", "out", *more])[2]
+
+
+def test_profile_is_the_plan_and_flags_change_it():
+    assert _workers().count == 1
+    assert _workers("--profile", "node").count == 8
+    changed = _workers("--profile", "cluster", "--workers.storage", "/mine")
+    assert (changed.count, changed.least, changed.storage) == (16, 8, "/mine")
+
+
+def test_unknown_profile_is_refused_with_those_there_are():
+    with pytest.raises(RecipeError, match=r"'grid'(.|\n)*'cluster', 'laptop', 'node'"):
+        _workers("--profile", "grid")
