@@ -26,7 +26,8 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from as2ray import checkpoint, corpora
 from as2ray.corpora.files import SourceMissingError
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.score import score
 from as2ray.evaluation.ratio import alternate
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker

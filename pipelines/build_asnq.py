@@ -25,7 +25,7 @@ from as2ray.corpora.asnq import GRADES
 from as2ray.corpora.building import Quarantine, built, here
 from as2ray.corpora.natural_questions import COMPATIBLE
 from as2ray.distributed.build import spread
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.filters import Filter
 from as2ray.stages import manifest, stage

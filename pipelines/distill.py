@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.tune import search
 from as2ray.errors import RecipeError
 from as2ray.evaluation import plots

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from as2ray import corpora
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from as2ray import checkpoint, packaged
 from as2ray.calibration import Kind
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.objectives import Margin
 from as2ray.records import fingerprint, validate

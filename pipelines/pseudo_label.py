@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.report import markdown, report, save

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from as2ray import checkpoint, packaged
 from as2ray.corpora import python_reference
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import evaluate

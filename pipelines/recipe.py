@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.filters import Filter
 from as2ray.objectives import WithSettings

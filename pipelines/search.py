@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.tune import search_training
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation

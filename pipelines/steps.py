@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from as2ray import checkpoint, corpora, packaged
 from as2ray.corpora.sample import sample
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.score import score
 from as2ray.distributed.train import fit
 from as2ray.evaluation.measures import Evaluation, evaluate

@@ -9,7 +9,7 @@ step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Recipe, command
 from pipelines.steps import evaluated

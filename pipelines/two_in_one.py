@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from as2ray import checkpoint, corpora
 from as2ray.corpora import hotpotqa
 from as2ray.corpora.sample import balanced
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.selection import Rule, Selecting, Selection, best, select

@@ -18,7 +18,8 @@ import ray.data
 
 from as2ray.corpora.base import Building, Record
 from as2ray.corpora.building import RECORDS, Bad, Made, Spread, make
-from as2ray.distributed.cluster import nodes, own_errors
+from as2ray.distributed.cluster import own_errors
+from as2ray.distributed.plan import nodes
 from as2ray.errors import ResourceError
 from as2ray.text.sentences import Splitter, find, register
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray import checkpoint
-from as2ray.distributed.cluster import Workers, check, check_shared
+from as2ray.distributed.cluster import check_shared
+from as2ray.distributed.plan import Workers, check
 from as2ray.errors import TrainingError
 from as2ray.text.packing import pack
 from as2ray.text.stream import LOGITS, PairFiles

@@ -15,7 +15,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.train import fit
 from as2ray.training.job import Job, train
 from as2ray.training.loop import SELECTION

@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from as2ray.distributed.cluster import Workers, connected
+from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.train import fit
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from as2ray.checkpoint import load
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.score import score
 from as2ray.errors import CorpusError
 from as2ray.models.ranker import probability

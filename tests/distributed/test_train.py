@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from as2ray.checkpoint import load
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.distributed.train import fit
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model, train_here

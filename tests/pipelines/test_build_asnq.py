@@ -5,7 +5,7 @@ import json
 import pytest
 
 from as2ray.corpora import read
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import CorpusError, RecipeError
 from as2ray.records import fingerprint
 from as2ray.stages import manifest

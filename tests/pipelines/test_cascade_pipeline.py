@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from as2ray.checkpoint import load
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from as2ray.checkpoint import load
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
 from pipelines.recipe import Recipe, Step, read_recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.retrieval.pseudo_labels import PseudoLabels
 from as2ray.training.job import Model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.training.config import Training
 from pipelines import quickstart

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.objectives import Distillation
 from pipelines import distill

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from as2ray.checkpoint import load
-from as2ray.distributed.cluster import Workers
+from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.objectives import TwoInOne
 from as2ray.training.config import Training
