@@ -66,7 +66,7 @@ def check(workers: Workers, sharing: bool = False) -> None:
     asked = False
     while True:
         try:
-            _check_fit(workers, nodes())
+            check_fit(workers, nodes())
         except ResourceError:
             if time.monotonic() >= deadline:
                 raise
@@ -120,7 +120,7 @@ def _check_sense(workers: Workers, sharing: bool) -> None:
         )
 
 
-def _check_fit(workers: Workers, cluster: list[dict[str, float]]) -> None:
+def check_fit(workers: Workers, cluster: list[dict[str, float]]) -> None:
     """Whether the cluster's nodes have room for every worker whole, and for data."""
     count, plan = _count(workers), _plan(workers)
     has = {name: sum(node.get(name, 0.0) for node in cluster) for name in ("CPU", "GPU")}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
+from as2ray.distributed.plan import Workers, check_fit
 from as2ray.serving import deployment, observed
 from as2ray.serving.settings import Served
 
@@ -110,3 +112,13 @@ def test_metrics_of_several_nodes_become_one_text():
         'ray_as2ray_tokens_total{node="a"} 1',
         'ray_as2ray_tokens_total{node="b"} 2',
     ]
+
+
+def test_autoscaling_cluster_is_one_that_ray_takes_and_its_nodes_hold_the_recipes_plans():
+    found = yaml.safe_load((CONFIGS / "autoscaling.yaml").read_text())
+    validate_config(prepare_config(found))
+    types = found["available_node_types"]
+    held = [kind["resources"] for kind in types.values() for _ in range(kind.get("max_workers", 0))]
+    for path in sorted((ROOT / "pipelines/recipes").glob("*.yaml")):
+        plan = yaml.safe_load(path.read_text())["profiles"]["cluster"]
+        check_fit(Workers(**plan), held)
