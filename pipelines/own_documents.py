@@ -9,6 +9,7 @@ documents. Annotated ones (`--annotated`, a prepared table) come last: a few hun
 
 import hashlib
 import logging
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -202,7 +203,8 @@ def _told(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
             lines += [f"  {a.score:.3f}  {a.text}  ({a.document})" for a in answers]
             lines += [] if answers else ["  no answer"]
     where = Path(own.output) / "index" / INDEX
-    return "\n".join([*lines, f'\nas2ray ask "..." --index {where} --model {ranker}'])
+    command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
+    return "\n".join([*lines, f'\n{command} ask "..." --index {where} --model {ranker}'])
 
 
 def main() -> None:

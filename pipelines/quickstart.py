@@ -1,33 +1,36 @@
-"""Quickstart: transfer and adapt the packaged MiniLM to the Python reference, and ask it.
+"""Quickstart: the packaged MiniLM learns to answer from the Python reference, as from any folder.
 
-    python -m pipelines.quickstart                      # prepare, train, evaluate, report
-    python -m pipelines.quickstart --question "..."     # ask
+    python -m pipelines.quickstart
 
-The corpus is the language reference that every CPython carries; nothing is downloaded.
+The documents are the language reference that every CPython carries, so nothing is downloaded. The
+road is that of `pipelines.own_documents`: questions made of the documents, BM25's labels, then the
+few questions that people wrote and labelled. Others of those measure what it is worth.
 """
 
 import logging
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from as2ray import checkpoint, packaged
+from as2ray import packaged
 from as2ray.corpora import python_reference
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import markdown, report, save
-from as2ray.models.ranker import Ranker
-from as2ray.records import Ranked
-from as2ray.retrieval.bm25 import BM25, Index
+from as2ray.retrieval.bm25 import BM25
+from as2ray.stages import stage
 from as2ray.training.config import Training
-from as2ray.training.job import Job, Model
+from as2ray.training.job import Model
 from as2ray.training.tracking import read
+from pipelines import own_documents
+from pipelines.own_documents import OwnDocuments
 from pipelines.recipe import Data, described
-from pipelines.steps import Plan, evaluated, prepared, table, trained
+from pipelines.steps import evaluated, prepared, table
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +45,20 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Transfers and adapts a small encoder to the Python language reference; answers questions."""
+    """Adapts a small encoder to the Python language reference and answers questions from it."""
 
     output: str = "output/quickstart"
     """Folder of the stages."""
-    question: str | None = None
-    """Ask this instead of training."""
-    model: str = packaged.NAME
+    model: Model = field(default_factory=lambda: Model(packaged.NAME, max_length=128))
     """What to start from."""
-    max_length: int = 128
-    """Most tokens of a pair."""
-    transfer: Training = field(
+    most: int = 1_500
+    """Questions made of the documents."""
+    training: Training = field(
         default_factory=lambda: Training(epochs=1, batch=16, learning_rate=1e-4)
     )
-    """Settings of the first step, on questions made out of the reference's own sentences."""
+    """Settings of the first step, on BM25's labels."""
     adapt: Training = field(
-        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5, validate_every=122)
+        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
     )
     """Settings of the second, on the written questions."""
     workers: Workers = field(default_factory=Workers)
@@ -65,87 +66,71 @@ class Quickstart:
 
 
 def run(quickstart: Quickstart) -> None:
-    """Prepares, trains, evaluates against keywords, reports, and answers the sample questions."""
+    """Writes the documents, adapts, evaluates against keywords, reports, answers samples."""
     folder = Path(quickstart.output).resolve()
     data = {
-        "made": Data(CORPUS, "made"),
-        "train": Data(CORPUS, "train", negatives=6),  # of some 40: more epochs in the same time
+        "train": Data(CORPUS, "train", negatives=6),  # of some 40, one of which is drawn an epoch
         "dev": Data(CORPUS, "dev"),
         "test": Data(CORPUS, "test"),
     }
-    tables = {split: prepared(folder / "tables" / split, data[split]) for split in data}
-    job = Job(
-        model=Model(quickstart.model, quickstart.max_length),
-        train=(str(tables["made"]),),
-        watched={"dev": str(tables["dev"])},
-        training=quickstart.transfer,
+    tables = {split: prepared(folder / "written" / split, data[split]) for split in data}
+    own = OwnDocuments(
+        documents=str(_documents(folder / "documents")),
+        output=str(folder),
+        most=quickstart.most,
+        annotated={split: str(tables[split]) for split in ("train", "dev")},
+        model=quickstart.model,
+        training=quickstart.training,
+        adapt=quickstart.adapt,
+        ask=list(SAMPLES),
+        workers=quickstart.workers,
     )
-    transferred = trained(folder / "transferred", Plan(job, tables), quickstart.workers)
-    job = replace(job, train=(str(tables["train"]),), training=quickstart.adapt)
-    ranker = trained(folder / "ranker", Plan(job, tables, transferred), quickstart.workers)
-    _report(folder, tables["test"], ranker)
-    loaded, index = checkpoint.load(ranker / "ranker"), _index()
-    for question in SAMPLES:
-        _show(question, ask(question, loaded, index))
-    sys.stdout.write(
-        f"\nReport: {folder / 'report.md'}\n"
-        "Ask your own:  .venv/bin/python -m pipelines.quickstart "
-        f'--output {quickstart.output} --question "How do I ...?"\n'
-    )
+    own_documents.run(own)
+    _report(folder, tables["test"])
+    sys.stdout.write(f"Report: {folder / 'report.md'}\n")
 
 
-def _report(folder: Path, test: Path, ranker: Path) -> None:
-    """The adapted ranker against BM25, with tests and plots."""
+def _documents(folder: Path) -> Path:
+    """A stage with the reference as a folder of Markdown files."""
+    documents = python_reference.documents()
+
+    def make(part: Path) -> Mapping[str, Any]:
+        for document in documents:
+            path = part / "reference" / f"{re.sub(r'[^a-zA-Z0-9/ .-]', '_', document.id)}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            title = document.id.partition("/")[2]
+            path.write_text("\n\n".join([f"# {title}", *document.sentences]), encoding="utf-8")
+        return {"documents": len(documents)}
+
+    stage(folder, {"python": sys.version.split()[0]}, make)
+    return folder / "reference"
+
+
+def _report(folder: Path, test: Path) -> None:
+    """Both steps' rankers against BM25, with tests and plots."""
     rows = table(test)
-    keywords = evaluate(rows, BM25().scores_within(rows), MEASURES)
-    found = evaluated(folder / "run", ranker, {"test": test}, MEASURES, "raw")["test"]
-    systems = {"BM25": {0: keywords}, "MiniLM": {0: found}}
+    systems = {"BM25": {0: evaluate(rows, BM25().scores_within(rows), MEASURES)}}
+    steps = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
+    for step, name in steps.items():
+        run = folder / "runs" / step
+        found = evaluated(run, folder / step, {"test": test}, MEASURES, "raw")
+        systems[name] = {0: found["test"]}
     made = report("Python reference, test questions", systems, baseline="BM25")
     save(made, folder / "report.md")
     spreads = {row.system: row.measures for row in made.rows}
     plots.bars(spreads, made.title, "mean over questions", folder / "measures.png")
-    lines = read(ranker / "metrics.jsonl")
-    loss = {"training": [(x["step"], x["loss"]) for x in lines if "loss" in x]}
-    plots.loss_curve(loss, "Adaptation", folder / "loss.png")
-    sys.stdout.write(markdown(made) + "\n")
-
-
-def _index() -> tuple[list[str], Index]:
-    texts = [sentence for _, sentence in python_reference.sentences()]
-    return texts, BM25().index(texts)
-
-
-def ask(
-    question: str, ranker: Ranker, index: tuple[list[str], Index], candidates: int = 100
-) -> list[Ranked]:
-    """The best three sentences of the whole reference: found by keywords, ranked by the ranker."""
-    texts, keywords = index
-    found = [texts[hit.index] for hit in keywords.top(question, candidates)]
-    return ranker.rank(question, found, top_k=3)
-
-
-def _show(question: str, answers: Sequence[Ranked]) -> None:
-    sys.stdout.write(f"\n{question}\n")
-    for answer in answers:
-        sys.stdout.write(f"  {answer.score:.3f}  {answer.text}\n")
-
-
-def answer(quickstart: Quickstart, question: str) -> None:
-    """Prints the best three answers of the adapted ranker to a question."""
-    folder = Path(quickstart.output) / "ranker" / "ranker"
-    if not folder.is_dir():
-        raise RecipeError(
-            f"no ranker in {folder}", expected="a finished quickstart", mend="make quickstart"
-        )
-    _show(question, ask(question, checkpoint.load(folder), _index()))
+    lines = {step: read(folder / step / "metrics.jsonl") for step in steps}
+    losses = {
+        step: [(x["step"], x["loss"]) for x in told if "loss" in x] for step, told in lines.items()
+    }
+    plots.loss_curve(losses, "Training", folder / "loss.png")
+    sys.stdout.write("\n" + markdown(made) + "\n")
 
 
 def main() -> None:
     """The command line."""
     quickstart = described(Quickstart)
-    if quickstart.question is not None:
-        answer(quickstart, quickstart.question)
-    elif quickstart.workers.count == 0:
+    if quickstart.workers.count == 0:
         run(quickstart)
     else:
         with connected():

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from as2ray.corpora.base import Corpus, Source
-from as2ray.corpora.made_questions import made_questions
 from as2ray.corpora.tables import candidate_ids
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES, OPTIONAL
@@ -55,7 +54,6 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
 WHOLES: Final = ("compound", "specialnames")
 """Topics that repeat many others; what is left of them are the parts without a topic."""
 
-MADE: Final = "made"
 SPLITS: Final = {"train": 0.60, "dev": 0.75, "test": 1.0}
 """The upper end of each split's share of the chapters' hashes."""
 
@@ -116,11 +114,6 @@ def documents(topics: Topics | None = None) -> tuple[Document, ...]:
     return _interpreters() if topics is None else tuple(_documents(topics))
 
 
-def sentences(topics: Topics | None = None) -> list[tuple[str, str]]:
-    """Document id and sentence of the whole reference, to ask it a question of one's own."""
-    return [(d.id, sentence) for d in documents(topics) for sentence in d.sentences]
-
-
 def questions(topics: Topics | None = None) -> Report:
     """The questions with their documents and labels; what had to be skipped is also logged."""
     chapters: dict[str, list[Document]] = {}
@@ -153,14 +146,7 @@ def split_of(chapter: str) -> str:
 
 
 def reader(split: str, source: Source) -> Iterator[pa.Table]:
-    """The questions of a split; the text is the running interpreter's, the source is unused.
-
-    `made` holds questions made out of the sentences of train's chapters.
-    """
-    if split == MADE:
-        learnt = [d for d in documents() if split_of(d.chapter) == "train"]
-        yield made_questions({d.id: d.sentences for d in learnt})
-        return
+    """The questions of a split; the text is the running interpreter's, the source is unused."""
     asked = [a for a in questions().asked if split_of(a.document.chapter) == split]
     yield candidate_ids(table(asked))
 
@@ -345,7 +331,7 @@ CORPUS: Final = Corpus(
     name="python_reference",
     about="Questions of programmers; the sentences of the running Python's language reference",
     licence="text: PSF License Version 2, from the interpreter; questions: Apache-2.0",
-    files=dict.fromkeys([*SPLITS, MADE], ()),
+    files=dict.fromkeys(SPLITS, ()),
     reader=reader,
 )
 """The corpus as the registry holds it."""

@@ -4,14 +4,14 @@ Knows an index. Must not know models: a generator comes as a function.
 
 Headings name what the text below them tells. A leading sentence tells what its paragraph is about;
 as a question it finds another sentence on the same matter, never itself. Words are half of a
-sentence's own (`corpora.made_questions`): it is found by them.
+sentence's own: it is found by them, and a ranker learns to look for words in a candidate.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final, Literal, get_args
 
-from as2ray.corpora.made_questions import question_of
 from as2ray.errors import RecipeError
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.pseudo_labels import Query
@@ -27,6 +27,15 @@ LEAST: Final = 2
 
 AT_ONCE: Final = 64
 """Sentences that a generator is given at a time."""
+
+WORD = re.compile(r"[A-Za-z_]{3,}")
+COMMON = frozenset(
+    {"the", "and", "are", "for", "with", "that", "this", "its", "from", "which", "can", "has"}
+    | {"have", "was", "will", "may", "when", "then", "than", "such", "any", "into", "but"}
+    | {"also", "only", "other", "not"}
+)
+FEWEST, MOST = 3, 7
+"""Words of a made question: half of its sentence's, within these bounds."""
 
 
 def made(
@@ -94,3 +103,12 @@ def _headings(index: SentenceIndex) -> Iterator[Query]:
         text = " ".join(parts)
         if len(text.split()) >= LEAST:
             yield Query(f"heading-{numbers[0]}", text)
+
+
+def question_of(sentence: str, random: Random) -> str | None:
+    """Half of a sentence's words in their order; None where it has too few."""
+    words = [w.lower() for w in WORD.findall(sentence) if w.lower() not in COMMON]
+    if len(words) <= FEWEST:
+        return None
+    size = max(FEWEST, min(MOST, len(words) // 2))
+    return " ".join(words[i] for i in sorted(random.sample(range(len(words)), size)))

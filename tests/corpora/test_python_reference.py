@@ -111,11 +111,12 @@ def test_candidates_of_the_running_python_are_no_code():
     code = re.compile(
         r"::=|>>>|\| +\||\+--|^\s*(def|class|import|from) \w+.*:$|^\w+\(.*\)$|^\w+ = "
     )
-    assert [s for _, s in reference.sentences() if code.search(s) or "\n" in s or "  " in s] == []
+    texts = [sentence for d in reference.documents() for sentence in d.sentences]
+    assert [s for s in texts if code.search(s) or "\n" in s or "  " in s] == []
 
 
 def test_no_sentence_of_the_running_python_stands_twice():
-    texts = [sentence for _, sentence in reference.sentences()]
+    texts = [sentence for d in reference.documents() for sentence in d.sentences]
     assert len(texts) > 2000
     assert len(set(texts)) == len(texts)
 
@@ -189,11 +190,6 @@ def test_question_whose_phrase_is_missing_is_skipped_and_reported(monkeypatch, c
     assert [a.question for a in report.asked] == [known]
     assert report.skipped == (lost, gone)
     assert "walk-2, swim-1" in caplog.text
-
-
-def test_sentences_name_the_document_of_each():
-    found = reference.sentences({"walk": PAGE})
-    assert found == [("walk/The walk statement", s) for s in SENTENCES]
 
 
 def test_table_of_no_questions_is_empty():
