@@ -92,6 +92,7 @@ def test_ranks_resumed_in_mid_epoch_see_the_rest_and_nothing_twice(ray_local, st
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_corrupt_shard_ends_the_epoch_with_its_name(ray_local, stream, corpus, tmp_path):
     for path in corpus.glob("*.parquet"):
         content = bytearray(path.read_bytes())

@@ -50,6 +50,7 @@ def _weights(ranker):
     return torch.cat([p.flatten() for p in load(ranker, precision="fp32").parameters()])
 
 
+@pytest.mark.cluster
 def test_worker_killed_half_way_ends_with_the_same_result(ray_local, job, tmp_path):
     job = replace(job, training=replace(job.training, epochs=6))
     expected = train_here(job, tmp_path / "here")

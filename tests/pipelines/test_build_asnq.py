@@ -30,6 +30,7 @@ def squad(tmp_path):
     return {"squad": str(path)}
 
 
+@pytest.mark.cluster
 def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, tmp_path):
     recipe = Recipe("squad", "dev", bad=1)
     made = run(recipe, tmp_path / "out", HERE, squad)

@@ -123,6 +123,7 @@ def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
     assert told(tmp_path / "cut", "loss") == told(tmp_path / "whole", "loss")
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("failing", ["weights", "moments", "taken over"])
 def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
     checkpoint, small, tmp_path, monkeypatch, failing
