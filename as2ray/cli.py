@@ -1,4 +1,4 @@
-"""The command line: `as2ray corpora | index | ask | rank | evaluate | cost | calibrate | serve`.
+"""The command line `as2ray`: one command for each file of `commands`.
 
 Knows jsonargparse. Must hold no logic of its own.
 """
@@ -13,6 +13,7 @@ from as2ray.commands.calibrate import calibrate
 from as2ray.commands.corpora import Corpora
 from as2ray.commands.cost import cost
 from as2ray.commands.evaluate import evaluate
+from as2ray.commands.export import export
 from as2ray.commands.index import index
 from as2ray.commands.rank import rank
 from as2ray.commands.serve import serve
@@ -26,6 +27,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "cost": cost,
     "calibrate": calibrate,
+    "export": export,
     "serve": serve,
 }
 

@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional
 
 from as2ray import checkpoint, corpora
+from as2ray.adapters.sentence_transformers import export
 from as2ray.corpora.files import SourceMissingError
 from as2ray.evaluation.cost import Shape, operations
 from as2ray.evaluation.measures import evaluate
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
-        model = of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
+        model = export(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
         ours = {"packed": checkpoint.load(model, device="cpu")}
         if args.cascade:
             ours["cascade"] = checkpoint.load(args.cascade, device="cpu")
@@ -128,19 +129,6 @@ def questions_of(table: pa.Table, candidates: int, questions: int) -> pa.Table:
         best_first = own[np.argsort(-label[own], kind="stable")]
         rows.append(np.sort(best_first[:candidates]))
     return table.take(pa.array(np.concatenate(rows)))
-
-
-def of_one_label(ranker: Ranker, folder: Path) -> Path:
-    """The ranker with one logit, the difference of its two: all that CrossEncoder.rank takes."""
-    network = ranker.network
-    if network.config.num_labels == 2:
-        head = network.classifier
-        with torch.no_grad():
-            one = torch.nn.Linear(head.in_features, 1)
-            one.weight.copy_(head.weight[1:] - head.weight[:1])
-            one.bias.copy_(head.bias[1:] - head.bias[:1])
-        network.classifier, network.num_labels, network.config.num_labels = one, 1, 1
-    return checkpoint.save(ranker, folder)
 
 
 def _compare(

@@ -25,10 +25,11 @@ from typing import Any
 import httpx
 
 from as2ray import checkpoint
+from as2ray.adapters.sentence_transformers import export
 from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
 from benchmarks.load import closed_loop, open_loop
-from benchmarks.ranking import by_question, of_one_label, questions_of, squad_table
+from benchmarks.ranking import by_question, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 GOODBYE = 30.0
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
-        peer = of_one_label(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
+        peer = export(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
         sides = {
             "as2ray": stack.enter_context(_served(_ours(args), args.start)),
             "peer": stack.enter_context(_served(_theirs(peer, args), args.start)),

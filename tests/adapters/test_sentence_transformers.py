@@ -1,0 +1,47 @@
+"""An exported ranker scores in sentence-transformers as it does here."""
+
+import pytest
+
+from as2ray.adapters.sentence_transformers import export
+from as2ray.checkpoint import load, save, start
+from as2ray.cli import main
+from as2ray.errors import CheckpointError
+
+CrossEncoder = pytest.importorskip(
+    "sentence_transformers", reason="the extra `benchmarks` is not installed"
+).CrossEncoder
+
+QUESTION = "What is kovarin?"
+TEXTS = ["Badesso.", "Kovarin ne kovarin.", "Lala muri.", "Muri.", "Quintol ba.", "Zelimut."]
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_exported_ranker_has_the_same_scores_and_order(checkpoint, family, labels, tmp_path):
+    path = checkpoint(family, labels, initializer_range=0.3)
+    ranker = load(path, precision="fp32", device="cpu")
+    expected = ranker.rank(QUESTION, TEXTS)
+    main(["export", "--model", str(path), "--output", str(tmp_path / "out")])
+    found = CrossEncoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
+    assert [one["corpus_id"] for one in found] == [one.index for one in expected]
+    assert [one["score"] for one in found] == pytest.approx(
+        [one.score for one in expected], abs=1e-5
+    )
+    again = load(tmp_path / "out", precision="fp32", device="cpu").rank(QUESTION, TEXTS)
+    assert [one.score for one in again] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
+def test_export_leaves_the_ranker_as_it_was(checkpoint, tmp_path):
+    ranker = load(checkpoint("bert"), precision="fp32", device="cpu")
+    before = ranker.rank(QUESTION, TEXTS)
+    export(ranker, tmp_path / "out")
+    assert ranker.network.config.num_labels == 2
+    assert ranker.rank(QUESTION, TEXTS) == before
+
+
+def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tmp_path):
+    cascade = save(
+        start(checkpoint("bert", None), max_length=60, exits=[1, 3]), tmp_path / "cascade"
+    )
+    with pytest.raises(CheckpointError, match=r"CascadeRanker(.|\n)*as2ray\.load"):
+        export(load(cascade), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
