@@ -10,12 +10,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 TOLERANCE = 2e-3
 """Of dev MAP: a sum over other shares of a step rounds otherwise, and may swap two candidates."""
 
+EPOCHS = 24
+"""Of the run that grows and shrinks: an epoch takes half a second to two, each change some ten."""
+
 
 def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     cluster, start, expected
 ):
     first = cluster.add_node(num_cpus=2)
-    run = start(80, count=2, cpus=2, least=1, resize_every=1)
+    run = start(EPOCHS, count=2, cpus=2, least=1, resize_every=1)
     run.until(lambda: len(run.maps()) >= 2)
     assert len(workers()) == 1
     cluster.add_node(num_cpus=2)
@@ -27,12 +30,12 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     run.until(lambda: max(run.maps()) > lost and len(workers()) == 1)
     output = run.output()
     assert run.process.returncode == 0, output
-    assert run.maps() == pytest.approx(expected(80), abs=TOLERANCE)
+    assert run.maps() == pytest.approx(expected(EPOCHS), abs=TOLERANCE)
 
 
 def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, expected):
     cluster.add_node(num_cpus=2)
-    run = start(30, cpus=2)
+    run = start(8, cpus=2)
     run.until(lambda: len(run.maps()) >= 3)
     run.process.kill()
     run.process.wait()
@@ -40,9 +43,9 @@ def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, exp
     first, *rest = told.read_text().splitlines(keepends=True)
     marked = json.dumps({**json.loads(first), "marked": True}) + "\n"
     told.write_text("".join([marked, *rest]))
-    again = start(30, cpus=2)
+    again = start(8, cpus=2)
     output = again.output()
     assert again.process.returncode == 0, output
     # A run that begins anew forgets what an earlier one told.
     assert told.read_text().startswith(marked)
-    assert again.maps() == pytest.approx(expected(30), abs=TOLERANCE)
+    assert again.maps() == pytest.approx(expected(8), abs=TOLERANCE)

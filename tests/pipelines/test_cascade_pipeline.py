@@ -23,10 +23,7 @@ def recipe(common, learn):
         steps={
             "one": Step(layers=1, seeds=[0], **learn),
             "three": Step(**learn),
-            "transfer": Step(
-                ["general"], learn["training"], exits=(1, 2, 3), objective="uniform_exit"
-            ),
-            "cascade": Step(start="transfer", objective="every_exit", **learn),
+            "cascade": Step(exits=(1, 2, 3), objective="uniform_exit", **learn),
         },
         baseline="three",
         sequential={"sequence": ["one", "three"]},
@@ -56,7 +53,7 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert costs["sequence, drop 0.5"][0]["layers"] == pytest.approx((1 + 3 * 0.5) / 3)
     against = json.loads((out / "test-cascade.json").read_text())
     assert against["baseline"] == "cascade, drop 0"
-    assert len((out / "time.md").read_text().splitlines()) == 2 + 3 * 2 + 2
+    assert len((out / "time.md").read_text().splitlines()) == 2 + 3 + 2
 
     # The searched cascade is a checkpoint that ranks as its replay said.
     chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
