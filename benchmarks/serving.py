@@ -33,7 +33,7 @@ from benchmarks.ranking import by_question, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
 
 GOODBYE = 30.0
-"""Seconds that a service may take to end; Serve was seen to take for ever."""
+"""Seconds that a service may take to end."""
 
 STEP = 1.25
 """From one arrival rate tried to the next."""
@@ -176,7 +176,7 @@ def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
             time.sleep(0.2)
         yield f"{address}/rerank"
     finally:
-        process.send_signal(signal.SIGINT)  # as one ends either by hand
+        process.terminate()  # where a shell runs us in the background, an interrupt is ignored
         try:
             process.wait(GOODBYE)
         except subprocess.TimeoutExpired:
