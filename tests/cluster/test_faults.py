@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 TOLERANCE = 2e-3
 """Of dev MAP: a sum over other shares of a step rounds otherwise, and may swap two candidates."""
 
-EPOCHS = 24
+EPOCHS = 18
 """Of the run that grows and shrinks: an epoch takes half a second to two, each change some ten."""
 
 
