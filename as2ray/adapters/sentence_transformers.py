@@ -51,7 +51,7 @@ def export(ranker: Ranker, folder: str | Path) -> Path:
 
 def _difference(two: nn.Linear) -> nn.Linear:
     """A layer whose one logit is the second minus the first."""
-    one = nn.Linear(two.in_features, 1)
+    one = nn.Linear(two.in_features, 1, device=two.weight.device, dtype=two.weight.dtype)
     with torch.no_grad():
         one.weight.copy_(two.weight[1:] - two.weight[:1])
         one.bias.copy_(two.bias[1:] - two.bias[:1])

@@ -39,6 +39,11 @@ class Workers:
     storage: str | None = None
     """Where checkpoints of a run in work lie; on several nodes, a place all of them see."""
 
+    @property
+    def needed(self) -> int:
+        """Workers without which a run does not begin."""
+        return self.count if self.least is None else self.least
+
 
 def nodes() -> list[dict[str, float]]:
     """The resources of each node of the cluster."""
@@ -80,23 +85,18 @@ def check(workers: Workers, sharing: bool = False) -> None:
         time.sleep(min(LOOK, max(0.0, deadline - time.monotonic())))
 
 
-def _count(workers: Workers) -> int:
-    """Workers without which a run does not begin."""
-    return workers.count if workers.least is None else workers.least
-
-
 def _plan(workers: Workers) -> str:
-    count = _count(workers)
-    cpus, gpus = count * workers.cpus + workers.data_cpus, count * workers.gpus
+    needed = workers.needed
+    cpus, gpus = needed * workers.cpus + workers.data_cpus, needed * workers.gpus
     return (
-        f"a plan of {count} workers x {workers.cpus:g} CPU, {workers.gpus:g} GPU and "
+        f"a plan of {needed} workers x {workers.cpus:g} CPU, {workers.gpus:g} GPU and "
         f"{workers.data_cpus:g} CPU for data: {cpus:g} CPU, {gpus:g} GPU"
     )
 
 
 def _check_sense(workers: Workers, sharing: bool) -> None:
     """What no cluster could mend."""
-    if not 0 < _count(workers) <= workers.count:
+    if not 0 < workers.needed <= workers.count:
         raise ResourceError(
             f"{workers.least} workers at least, of {workers.count}",
             expected=f"1 to {workers.count}",
@@ -122,9 +122,9 @@ def _check_sense(workers: Workers, sharing: bool) -> None:
 
 def check_fit(workers: Workers, cluster: list[dict[str, float]]) -> None:
     """Whether the cluster's nodes have room for every worker whole, and for data."""
-    count, plan = _count(workers), _plan(workers)
+    needed, plan = workers.needed, _plan(workers)
     has = {name: sum(node.get(name, 0.0) for node in cluster) for name in ("CPU", "GPU")}
-    needs = {"CPU": count * workers.cpus + workers.data_cpus, "GPU": count * workers.gpus}
+    needs = {"CPU": needed * workers.cpus + workers.data_cpus, "GPU": needed * workers.gpus}
     if any(needs[name] > has[name] for name in needs):
         raise ResourceError(
             plan,
@@ -132,7 +132,7 @@ def check_fit(workers: Workers, cluster: list[dict[str, float]]) -> None:
             mend="lower --workers.count or --workers.cpus (fractions are allowed), or add nodes",
         )
     rooms = [_room(workers, node) for node in cluster]
-    if sum(rooms) < count:
+    if sum(rooms) < needed:
         of_each = ", ".join(f"{n.get('CPU', 0):g} CPU + {n.get('GPU', 0):g} GPU" for n in cluster)
         raise ResourceError(
             f"{plan}; {sum(rooms)} workers fit on the nodes ({of_each})",

@@ -84,10 +84,11 @@ def _with_actors(missing: list[int], told: Mapping[str, Any], workers: Workers) 
     check_shared(told["files"].paths, told["folder"])
     ray.data.DataContext.get_current().enable_progress_bars = False
     dataset = ray.data.from_items([{"id": number} for number in missing]).repartition(len(missing))
+    most = min(workers.count, len(missing))
     dataset.map_batches(
         Scorer,
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(workers.count, len(missing))),
+        compute=ray.data.ActorPoolStrategy(min_size=min(workers.needed, most), max_size=most),
         fn_constructor_kwargs=dict(told),
         num_cpus=workers.cpus,
         num_gpus=workers.gpus,
