@@ -95,11 +95,7 @@ def train(
         **asdict(model), joint=job.joint, answers=job.answers, seed=job.training.seed
     )
     ranker = started.to(device)
-    watch = WatchedPassages if job.joint else Watched
-    watched: dict[str, Watched | WatchedPassages] = {
-        name: watch.pack(PairFiles.find(path).table(), ranker, job.training.max_tokens)
-        for name, path in job.watched.items()
-    }
+    watched = {name: _watched(job, path, ranker) for name, path in job.watched.items()}
     loop = Loop(
         ranker,
         objective(job.objective),
@@ -120,6 +116,13 @@ def train_here(job: Job, folder: str | Path) -> Path:
     best = run.best()
     assert best is not None  # the last step of a run is always validated
     return best / "ranker"
+
+
+def _watched(job: Job, path: str, ranker: Ranker) -> Watched | WatchedPassages:
+    table, max_tokens = PairFiles.find(path).table(), job.training.max_tokens
+    if isinstance(job.objective, TwoInOne):
+        return WatchedPassages.pack(table, ranker, max_tokens, job.objective)
+    return Watched.pack(table, ranker, max_tokens)
 
 
 def _stream(job: Job, ranker: Ranker) -> Stream:

@@ -83,12 +83,13 @@ class TensorBoard:
     def __init__(self, folder: Path, resumed: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
+        self._writer = SummaryWriter(str(folder), purge_step=resumed + 1)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            # TensorBoard's names know no spaces.
+            self._writer.add_scalar(name.replace(" ", "_"), value, step)
 
     def close(self) -> None:
         """See `Tracker`."""

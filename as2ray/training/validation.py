@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker, merged
+from as2ray.objectives import TwoInOne
 from as2ray.text.packing import PackedBatch
 from as2ray.text.passages import Windows, encode_passages
 from as2ray.text.stream import pack_pairs
@@ -52,9 +53,13 @@ class WatchedPassages:
     sentences: pa.Table
     windows: Windows
     batches: list[PackedBatch]
+    trained: tuple[str, ...] = ("passage", "sentence")
+    """The kinds whose mean selects: a head that no loss reaches has nothing to say."""
 
     @classmethod
-    def pack(cls, passages: pa.Table, ranker: Ranker, max_tokens: int) -> "WatchedPassages":
+    def pack(
+        cls, passages: pa.Table, ranker: Ranker, max_tokens: int, objective: TwoInOne
+    ) -> "WatchedPassages":
         """Tokenises and packs a table by passages."""
         texts = passages["candidate"].to_pylist()
         windows = encode_passages(ranker.tokenizer, passages["question"].to_pylist(), texts)
@@ -64,19 +69,23 @@ class WatchedPassages:
         sentences = pa.table({"question_id": passages["question_id"].take(rows), "label": label})
         relevant = passages.select(["question_id", "passage_label"])
         relevant = relevant.rename_columns(["question_id", "label"])
-        return cls(relevant, sentences, windows, list(windows.batches(max_tokens)))
+        trained = ("passage",) * objective.passages + ("sentence",) * objective.sentences
+        batches = list(windows.batches(max_tokens))
+        return cls(relevant, sentences, windows, batches, trained or cls.trained)
 
     def measures(self, ranker: Ranker) -> dict[str, float]:
-        """`passage AP`, `sentence AP` and their mean `AP`, the same on every worker."""
+        """`passage AP`, `sentence AP` and `AP`, the mean of those that are trained, the same on
+        every worker."""
         assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
         shares = zip(*gather(ranker.score_windows(self.windows, _share(self.batches))))
         both = (np.nanmean(np.stack(share), axis=0) for share in shares)
         passage, sentence = merged(self.windows, *both)
         found = {
-            "passage AP": _average_precision(self.passages, passage),
-            "sentence AP": _average_precision(self.sentences, sentence),
+            "passage": _average_precision(self.passages, passage),
+            "sentence": _average_precision(self.sentences, sentence),
         }
-        return {**found, "AP": float(np.mean(list(found.values())))}
+        selects = float(np.mean([found[kind] for kind in self.trained]))
+        return {**{f"{kind} AP": value for kind, value in found.items()}, "AP": selects}
 
 
 def validate(ranker: Ranker, watched: Mapping[str, Watched | WatchedPassages]) -> dict[str, float]:

@@ -91,6 +91,9 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     followed = read(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
     parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
     assert followed["dev/AP"] == pytest.approx(sum(parts) / 2)
+    # Its head for sentences is random: it must not choose among the checkpoints.
+    followed = read(tmp_path / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
+    assert followed["dev/AP"] == followed["dev/passage AP"] != followed["dev/sentence AP"]
     prediction = json.loads(
         (tmp_path / "selections/joint-seed0-hotpot-dev/prediction.json").read_text()
     )
