@@ -62,7 +62,8 @@ def load(
         CheckpointError: Not a ranker; weights unknown, missing or of another shape.
     """
     if (found := _of_ensemble(path)) is not None:
-        folders = sorted(Path(path).glob(f"{MEMBER}*"))
+        # By number: the tenth's name sorts before the second's.
+        folders = [Path(path) / f"{MEMBER}{number}" for number in range(len(found["weights"]))]
         how: dict[str, Any] = {"precision": precision, "device": device, "max_length": max_length}
         ensemble = EnsembleRanker([load(folder, **how) for folder in folders], found["weights"])
         ensemble.calibration = tuple(map(Calibration.of, found["calibration"]))
@@ -79,8 +80,9 @@ def _of_ensemble(path: str | Path) -> dict[str, Any] | None:
     config = Path(path) / "config.json"
     if not config.is_file():
         return None
-    found: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")).get(SETTINGS, {})
-    return found if found.get("ranker") == "ensemble" else None
+    with _typed(path):
+        found: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")).get(SETTINGS, {})
+        return found if found.get("ranker") == "ensemble" else None
 
 
 def start(
@@ -100,7 +102,7 @@ def start(
 
     A pretrained encoder has no classification head, and a classifier of another task one of other
     labels: a head is made from `seed`. Nothing else may be missing from the checkpoint. A cascade
-    goes on as it is.
+    or a joint model goes on as it is.
 
     Args:
         path: A folder or a hub id.
@@ -115,20 +117,17 @@ def start(
         joint: Make a joint model of passages and sentences (Two-in-One).
         answers: Let it find short answers in the sentences, too.
         seed: Of the new heads' weights.
+
+    Raises:
+        CheckpointError: No encoder or ranker; weights unknown, missing or of another shape.
+        RecipeError: What is asked does not go together, or is not what the ranker is.
     """
     torch.manual_seed(seed)
     ranker, new_head = _read(path, max_length=max_length, new_head=True)
     ranker.calibration, ranker.threshold = (), None  # of weights that will change
-    if isinstance(ranker, TwoInOneRanker):
+    _refuse_unfit(ranker, layers, exits, heads, joint, answers)
+    if isinstance(ranker, StagedRanker | TwoInOneRanker):
         return ranker
-    if isinstance(ranker, StagedRanker):
-        if layers is None and (exits is None or tuple(exits) == ranker.exits):
-            return ranker
-        raise RecipeError(
-            f"layers={layers}, exits={exits} of a ranker with exits {ranker.exits}",
-            expected="no layers and no other exits: it goes on as it is",
-            mend="start a new cascade from an encoder or a pointwise ranker",
-        )
     dress = ranker.tokenizer, ranker.published_tokenizer
     network = ranker.network if layers is None else truncate(ranker.network, layers)
     if joint:
@@ -139,12 +138,52 @@ def start(
     return _dressed(CascadeRanker, made, *dress)
 
 
+def _refuse_unfit(
+    ranker: Ranker,
+    layers: int | None,
+    exits: Sequence[int] | None,
+    heads: int,
+    joint: bool,
+    answers: bool,
+) -> None:
+    """Nothing that is asked of a ranker may be left undone in silence; see `start`."""
+    if isinstance(ranker, StagedRanker | TwoInOneRanker):
+        held = ranker.settings()
+        fine = layers is None and (exits is None or tuple(exits) == ranker.exits)
+        fine = fine and heads in (0, held.get("heads", 0)) and answers <= held.get("answers", False)
+        fine = fine and joint == isinstance(ranker, TwoInOneRanker)
+        expected = "no layers and no other exits, heads or answers: it goes on as it is"
+        mend = "start a new one from an encoder or a pointwise ranker"
+    else:
+        fine = not heads if exits is None else not joint
+        fine = fine and joint >= answers
+        expected = "heads after exits, answers of a joint model, and that with neither of the two"
+        mend = "correct the recipe"
+    if not fine:
+        raise RecipeError(
+            f"layers={layers}, exits={exits}, heads={heads}, joint={joint}, answers={answers} of a "
+            f"{type(ranker).__name__} with exits {ranker.exits}",
+            expected=expected,
+            mend=mend,
+        )
+
+
 def sequential(rankers: Sequence[Ranker]) -> Ranker:
     """Pointwise rankers of one encoder and growing depth as one ranker that drops in between.
 
     Args:
         rankers: Shallowest first; the tokenizer is the last one's.
+
+    Raises:
+        CheckpointError: None at all, one that is not pointwise, or of several encoders.
+        RecipeError: Not of growing depth.
     """
+    if not rankers or not all(isinstance(ranker, PointwiseRanker) for ranker in rankers):
+        raise CheckpointError(
+            f"a sequence of {[type(ranker).__name__ for ranker in rankers]}",
+            expected="at least one pointwise ranker, and no other kind",
+            mend="train pointwise rankers of growing depth",
+        )
     network = SequentialNetwork.of([ranker.network for ranker in rankers])
     last = rankers[-1]
     return _dressed(SequentialRanker, network, last.tokenizer, last.published_tokenizer)

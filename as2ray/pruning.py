@@ -51,7 +51,10 @@ class Scored:
         the whole list (the paper leaves open where the dropped stand).
         """
         score = self.score.astype(np.float64)
-        return score if self.stage is None else self.stage + score
+        if self.stage is None:
+            return score
+        # A dropped one whose score rounds to 1 still stands below a survivor whose rounds to 0.
+        return self.stage + np.where(score == 1.0, 1.0 - 2.0**-40, score)
 
 
 def prune(stages: Stages, drop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

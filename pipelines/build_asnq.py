@@ -87,8 +87,14 @@ def run(
         output: Folder of the stages.
         workers: Of the cluster; the tasks take `data_cpus`, or this process does it all.
         sources: For the corpus its folder or file; by default its place in AS2RAY_DATA.
+
+    Raises:
+        CorpusError: A corpus that is candidates already, or more bad records than allowed.
     """
     folder, options = Path(output).resolve(), recipe.resolved()
+    quarantine = Quarantine(recipe.bad)
+    how = spread(workers.data_cpus) if workers.count else here
+    corpus = built(corpora.get(recipe.corpus), quarantine, how)
     source = (sources or {}).get(recipe.corpus)
     name = f"{recipe.corpus}-{recipe.split}"
     identity = {
@@ -101,9 +107,6 @@ def run(
 
     def make(part: Path) -> Mapping[str, Any]:
         shutil.rmtree(part / "release", ignore_errors=True)
-        quarantine = Quarantine(recipe.bad)
-        how = spread(workers.data_cpus) if workers.count else here
-        corpus = built(corpora.get(recipe.corpus), quarantine, how)
         wanted = {recipe.split: recipe.filter}
         found = corpora.prepare(corpus, source, part / "release", wanted, **options)
         for path in sorted((part / "release" / recipe.split).glob("*.parquet")):

@@ -48,7 +48,7 @@ class Recipe(Steps):
         super().__post_init__()
         for name, steps in self.sequential.items():
             wrong = [s for s in steps if s not in self.steps or self.is_cascade(s)]
-            if wrong or name in self.steps:
+            if wrong or not steps or name in self.steps:
                 raise RecipeError(
                     f"sequential ranker {name!r} of steps {steps}",
                     expected="a name of its own, and steps that train pointwise rankers",

@@ -42,6 +42,7 @@ class QuestionGenerator:
             attention_mask=read["attention_mask"],
             max_new_tokens=self.longest,
             do_sample=False,
+            num_beams=1,
         )
         questions: list[str] = self.tokenizer.batch_decode(asked, skip_special_tokens=True)
         return questions

@@ -5,13 +5,16 @@ Knows stages, retrieval and the grid. Must not know any one pipeline.
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -85,8 +88,9 @@ def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> 
     """
     whole = hashlib.sha256()
     for path in sorted({piece.path for piece in pieces(source)}):
-        whole.update(path.removeprefix(str(source)).encode() + b"\0")
-        with open(path, "rb") as file:
+        # A name may be no Unicode, and a file unreadable: the index tells of it.
+        whole.update(os.fsencode(path.removeprefix(str(source))) + b"\0")
+        with suppress(OSError), open(path, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     identity = {"documents": whole.hexdigest()[:16], "settings": settings.identity()}
 
@@ -161,6 +165,9 @@ def questions_of(stage: Path) -> list[Query]:
 def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: bool) -> Path:
     """A stage with BM25's first candidates out of all in place of each question's own.
 
+    Its manifest counts the questions for which BM25 finds nothing, which the table cannot hold,
+    and those for which it misses all positives, which `no_all_negative` leaves out.
+
     Args:
         folder: The stage.
         source: Stage of a table; its positives are known again by their text.
@@ -182,15 +189,36 @@ def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: boo
             if label:
                 right.setdefault(id, {}).setdefault(" ".join(text.split()))
         found: list[tuple[str, str, str, str, int]] = []
+        told = {"finds nothing": 0, "misses all positives": 0}
         for id, question, *_ in questions_of(source):
             texts = dict.fromkeys(held.texts([h.index for h in held.top(question, depth)]))
             own = right.get(id, {})
+            told["finds nothing"] += not texts
+            told["misses all positives"] += bool(own) and own.keys().isdisjoint(texts)
             texts |= own if complete else {}
             found += [(id, question, f"{id}-{k}", t, int(t in own)) for k, t in enumerate(texts)]
-        columns = zip(zip(*found), CANDIDATES)
-        return _written(part, pa.table([pa.array(c, f.type) for c, f in columns], CANDIDATES))
+        log.info("%s: of BM25's first %d, %s", folder.name, depth, told)
+        columns = list(zip(*found)) or [()] * len(CANDIDATES)
+        rows = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATES)]
+        return {**_written(part, pa.table(rows, CANDIDATES)), "bm25": told}
 
     return stage(folder, identity, make)
+
+
+def retrieval_scores(rows: pa.Table, index: Path, depth: int) -> np.ndarray:
+    """BM25 of candidates that `retrieved` has found, by the index they come from, shape [rows].
+
+    Args:
+        rows: The table.
+        index: Stage of the index.
+        depth: Of BM25's list; what lies below it has 0.
+    """
+    held, found = SentenceIndex.open(index / INDEX), dict[str, dict[str, float]]()
+    pairs = list(zip(rows["question"].to_pylist(), rows["candidate"].to_pylist()))
+    for question in dict.fromkeys(question for question, _ in pairs):
+        hits = held.top(question, depth)
+        found[question] = dict(zip(held.texts([h.index for h in hits]), (h.score for h in hits)))
+    return np.array([found[question].get(text, 0.0) for question, text in pairs])
 
 
 def sampled(folder: Path, source: Path, questions: int, seed: int, nested: bool) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -97,6 +98,19 @@ class OwnDocuments:
             raise RecipeError(
                 f"annotated tables {unknown}", expected="train, dev or both", mend="rename them"
             )
+        if self.most is not None and self.most < 1:
+            raise RecipeError(
+                f"most {self.most}",
+                expected="at least 1 question, or all of them",
+                mend="correct it",
+            )
+        made_of = self.kinds if self.questions is None else []
+        if ("generator" in made_of) != (self.generator is not None):
+            raise RecipeError(
+                f"questions {self.questions}, made of {made_of}, generator {self.generator}",
+                expected="a generator and the kind `generator`, or neither",
+                mend="add the one, or leave out the other",
+            )
 
 
 def run(own: OwnDocuments) -> Path:
@@ -138,7 +152,14 @@ def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
     if own.questions is None:
         asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
         return made(index, own.kinds, own.most, generator=asks)
-    lines = Path(own.questions).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(own.questions).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            f"{own.questions}: {error}",
+            expected="a file of questions in UTF-8, one a line",
+            mend="correct the path or the file",
+        ) from error
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not texts:
         raise RecipeError(
@@ -146,7 +167,10 @@ def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
             expected="one a line",
             mend="write some, or none at all",
         )
-    return [Query(f"own-{number}", text) for number, text in enumerate(texts[: own.most])]
+    queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
+    if own.most is None or own.most >= len(queries):
+        return queries
+    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), own.most))]
 
 
 def _divided(queries: Sequence[Query]) -> dict[str, list[Query]]:

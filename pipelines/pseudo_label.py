@@ -10,10 +10,14 @@ ends. `python -m pipelines.table_1` puts the ends of several targets side by sid
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from as2ray import checkpoint
 from as2ray.distributed.plan import Workers
@@ -31,7 +35,15 @@ from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking
 from pipelines.curves import curve, ends, table_1
 from pipelines.few_shot import Protocol, best_part, best_step, mixed
-from pipelines.labels import candidates_indexed, labelled, questions_of, retrieved, sampled, tuned
+from pipelines.labels import (
+    candidates_indexed,
+    labelled,
+    questions_of,
+    retrieval_scores,
+    retrieved,
+    sampled,
+    tuned,
+)
 from pipelines.recipe import Data, command
 from pipelines.steps import Plan, evaluated, prepared, table, trained
 
@@ -71,7 +83,7 @@ class Study:
     """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
     retrieve: int | None = None
     """Rank so many that BM25 finds among all candidates in place of each question's own: 100 in the
-    paper."""
+    paper. Test questions whose positives it all misses count 0 under the filter `raw` alone."""
     labels: PseudoLabels = field(default_factory=PseudoLabels)
     """How BM25 labels."""
     protocol: Protocol = field(default_factory=Protocol)
@@ -88,11 +100,21 @@ class Study:
     """What follows the runs."""
 
     def __post_init__(self) -> None:
-        taken = {SCRATCH, PSEUDO, KEYWORDS} & self.transfers.keys()
-        if taken or not self.tests:
+        # Names of stages, and of systems, which `pipelines.curves` takes apart at + and commas.
+        names = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", *self.tests, *self.transfers]
+        odd = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
+        if odd or not self.tests:
             raise RecipeError(
-                f"transfers {sorted(taken)}, {len(self.tests)} tests",
-                expected=f"other names than {[SCRATCH, PSEUDO, KEYWORDS]}, and at least one test",
+                f"{len(self.tests)} tests {list(self.tests)}, transfers {list(self.transfers)}"
+                f"{f': {sorted(odd)} cannot be names' if odd else ''}",
+                expected="at least one test, and each name of letters, digits and . - _ once; "
+                f"{names[:5]} are taken",
+                mend="correct the recipe",
+            )
+        if (self.retrieve is not None and self.retrieve < 1) or not self.measures:
+            raise RecipeError(
+                f"retrieve {self.retrieve}, measures {self.measures}",
+                expected="retrieve of at least 1 or none, and at least one measure",
                 mend="correct the recipe",
             )
 
@@ -128,6 +150,12 @@ class Bench:
         inputs = {"train": rows, "dev": self.tables["dev"]}
         return trained(self.folder / "rankers" / name, Plan(job, inputs, start), self.workers)
 
+    def keywords(self, rows: pa.Table) -> np.ndarray:
+        """BM25 of each row, shape [rows]: of the index where candidates were retrieved from it."""
+        if self.study.retrieve is None:
+            return self.bm25.scores_within(rows)
+        return retrieval_scores(rows, self.index, self.study.retrieve)
+
     def evaluations(self, ranker: Path) -> dict[str, Evaluation]:
         """Of a ranker on dev and the tests."""
         runs = self.folder / "runs" / ranker.name
@@ -148,8 +176,18 @@ def run(
         output: Folder of the stages.
         workers: What to take of the cluster.
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+
+    Raises:
+        RecipeError: A sample larger than the target's annotated questions.
     """
     bench = _bench(study, Path(output).resolve(), workers, sources or {})
+    every = _size(bench, None)
+    if beyond := [size for size in study.protocol.sizes if size is not None and size > every]:
+        raise RecipeError(
+            f"samples of {beyond} of {every:,} questions",
+            expected=f"sizes of at most {every:,}, or null for all",
+            mend="correct the protocol",
+        )
     found: Found = {KEYWORDS: {0: _keywords(bench)}}
     for start, ranker in _starts(bench):
         if ranker is not None:
@@ -241,7 +279,7 @@ def _keywords(bench: Bench) -> dict[str, Evaluation]:
     found = {}
     for name, path in bench.watched.items():
         rows = table(path)
-        scores = bench.bm25.scores_within(rows)
+        scores = bench.keywords(rows)
         found[name] = evaluate(rows, scores, bench.study.measures, filter=bench.study.filter)
     return found
 
@@ -253,7 +291,7 @@ def _with_keywords(bench: Bench, ranker: Path) -> dict[str, Evaluation]:
     for name, path in bench.watched.items():
         rows = table(path)
         own = scores_of_run(read_run(runs / f"{name}.run"), rows)
-        scores[name] = rows, own, bench.bm25.scores_within(rows)
+        scores[name] = rows, own, bench.keywords(rows)
     part = best_part(*scores["dev"], study.measures[0], study.filter)
     log.info("%s: %.1f of BM25", ranker.name, part)
     return {
@@ -273,7 +311,12 @@ def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
         log.info("%s: %.2f of its start", ranker.name, found)
         return {"part": found}
 
-    identity = {"ranker": digest(ranker), "start": digest(start), "measure": study.measures[0]}
+    identity = {
+        "ranker": digest(ranker),
+        "start": digest(start),
+        "measure": study.measures[0],
+        "filter": study.filter,
+    }
     return stage(bench.folder / "rankers" / f"{ranker.name}-towards", identity, make)
 
 

@@ -136,6 +136,13 @@ class Recipe:
                     expected=f"some of {sorted(there)}: the recipe's, its start's, its teachers'",
                     mend="correct the step's seeds",
                 )
+        selecting = {self.dev, *(step.dev for step in self.steps.values())} - {None}
+        if "dev" in self.tests and selecting != {"dev"}:
+            raise RecipeError(
+                "a test named 'dev' beside other tables that select checkpoints",
+                expected="another name: in what is logged `dev` is the table that selects",
+                mend="rename the table",
+            )
         if unknown := sorted(names - self.tables.keys()):
             raise RecipeError(
                 f"tables {unknown} are named but not described",

@@ -45,12 +45,15 @@ class Recipe(distill.Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step = self.steps.get(self.student)
-        if step is None or not isinstance(step.objective, Distillation):
-            students = [n for n, s in self.steps.items() if isinstance(s.objective, Distillation)]
+        students = [
+            name
+            for name, step in self.steps.items()
+            if isinstance(step.objective, Distillation) and step.teachers
+        ]
+        if self.student not in students:
             raise RecipeError(
                 f"student {self.student!r}",
-                expected=f"a step that distils: one of {students}",
+                expected=f"a step that distils from teachers: one of {students}",
                 mend="name one with --student",
             )
 

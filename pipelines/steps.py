@@ -132,12 +132,19 @@ def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
     """
 
     def make(part: Path) -> Mapping[str, Any]:
-        run = part / "run"
-        shutil.copytree(fit(plan.resolved(), run, workers), part / "ranker", dirs_exist_ok=True)
-        for kept in ("metrics.jsonl", "tensorboard"):
-            if (run / kept).exists():
-                shutil.move(run / kept, part / kept)
-        shutil.rmtree(run)
+        run, done = part / "run", part / "done"
+        # All is copied out of the run before it goes, in one step: a try that is interrupted goes
+        # on from the whole run, or trains no more.
+        if run.exists() or not (part / "ranker").exists():
+            shutil.copytree(fit(plan.resolved(), run, workers), part / "ranker", dirs_exist_ok=True)
+            if (run / "metrics.jsonl").exists():
+                shutil.copy(run / "metrics.jsonl", part)
+            if (run / "tensorboard").exists():
+                shutil.copytree(run / "tensorboard", part / "tensorboard", dirs_exist_ok=True)
+            if run.exists():
+                run.rename(done)
+        if done.exists():
+            shutil.rmtree(done)
         return {"workers": workers}
 
     return stage(folder, plan.identity(), make)

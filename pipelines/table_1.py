@@ -21,7 +21,8 @@ def together(studies: Sequence[str]) -> str:
         studies: Output folders of that pipeline, finished.
 
     Raises:
-        RecipeError: A folder without results, a target twice, or studies of different measures.
+        RecipeError: A folder without results or with damaged ones, a target twice, or studies of
+            different measures.
     """
     targets: dict[str, Ends] = {}
     measures: dict[str, str] = {}
@@ -33,15 +34,22 @@ def together(studies: Sequence[str]) -> str:
                 expected="the output folder of a finished study",
                 mend="run python -m pipelines.pseudo_label with this --output first",
             )
-        found = json.loads(path.read_text())
-        if twice := sorted(targets.keys() & found["targets"].keys()):
+        try:
+            found = json.loads(path.read_text())
+            told, measures[study] = dict(found["targets"]), found["measure"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecipeError(
+                f"{path}: {type(error).__name__}: {error}",
+                expected="what python -m pipelines.pseudo_label writes at its end",
+                mend="run it again with this --output: what is there is not made again",
+            ) from error
+        if twice := sorted(targets.keys() & told.keys()):
             raise RecipeError(
                 f"{study}: the targets {twice} again",
                 expected="a name for each target",
                 mend="name the tests of the recipes differently",
             )
-        targets |= found["targets"]
-        measures[study] = found["measure"]
+        targets |= told
     if len(set(measures.values())) != 1:
         raise RecipeError(
             f"the measures {measures}",

@@ -305,3 +305,44 @@ def test_saved_folder_may_be_read_by_whom_a_plain_folder_may(checkpoint, tmp_pat
 
 def test_module_knows_every_supported_family():
     assert set(checkpoint_module.FAMILIES) == set(tiny.FAMILIES)
+
+
+@pytest.mark.parametrize("content", ["{half", "[1]"])
+def test_load_a_broken_configuration_is_refused_with_the_path(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"heads": 3},
+        {"joint": True, "exits": [1, 3]},
+        {"joint": True, "exits": [2], "heads": 3},
+        {"joint": True, "heads": 3},
+        {"answers": True},
+    ],
+)
+def test_start_asked_for_what_it_would_leave_undone_is_refused(checkpoint, asked):
+    with pytest.raises(RecipeError, match="heads after exits"):
+        start(checkpoint("bert", None), max_length=60, **asked)
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({"exits": [1, 3]}, {"joint": True}),
+        ({"exits": [1, 2]}, {"heads": 2}),
+        ({"exits": [2], "heads": 3}, {"exits": [2], "heads": 2}),
+        ({"joint": True}, {}),
+        ({"joint": True}, {"joint": True, "answers": True}),
+        ({"joint": True}, {"joint": True, "layers": 2}),
+        ({"joint": True}, {"joint": True, "exits": [1]}),
+    ],
+)
+def test_start_from_what_goes_on_as_it_is_refuses_to_be_another(checkpoint, tmp_path, held, asked):
+    folder = save(start(checkpoint("bert", None), max_length=60, **held), tmp_path / "saved")
+    with pytest.raises(RecipeError, match="goes on as it is"):
+        start(folder, max_length=60, **asked)
+    assert type(start(folder, max_length=60, **held)) is type(load(folder))

@@ -83,6 +83,49 @@ def test_rank_reads_candidates_and_prints_best_first(checkpoint, tmp_path, capsy
     assert lines[0]["score"] >= lines[1]["score"]
 
 
+def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_path, capsys):
+    texts = ["One\u2028line.", "Another\x0cone."]
+    (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--candidates"]
+    main([*asked, str(tmp_path / "c.txt"), "--json_lines", "true"])
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert sorted(json.loads(line)["text"] for line in lines) == sorted(texts)
+    (tmp_path / "c.txt").write_bytes(b"\xff")
+    for name in ("c.txt", "nowhere"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, str(tmp_path / name)])
+        assert stopped.value.code == 2
+        assert "a file of UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--run", "nowhere", "--table", "TABLE"], "no file nowhere"),
+        (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
+        (["--run", "r", "--qrels", "q", "--output", "x.run"], "nothing to score or to write"),
+        (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
+        (["--model", "constant", "--table", "TABLE", "--output", "x.json"], "name it .run"),
+    ],
+)
+def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, capsys, flags, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", *(str(prepared) if one == "TABLE" else one for one in flags)])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "one.txt").write_text("Kovarin ne badesso.")
+    main(["index", str(folder), "--output", str(tmp_path / "[bold]:dog:")])
+    assert "[bold]:dog:" in capsys.readouterr().out
+    (folder / "[red]two.txt").write_bytes(b"")
+    main(["index", str(folder), "--output", str(tmp_path / "second")])
+    assert "[red]two.txt" in capsys.readouterr().out
+
+
 def test_error_of_the_user_is_told_without_a_trace(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", "--model", "constant", "--corpus", "nothing"])
@@ -98,6 +141,13 @@ def test_cost_prints_the_paper_s_savings(capsys):
     shown = capsys.readouterr().out
     formula = next(line for line in shown.splitlines() if "formula" in line)
     assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
+
+
+def test_cost_of_dropping_nothing_is_that_of_nothing_dropped(capsys):
+    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0"])
+    shown = capsys.readouterr().out
+    formula = next(line for line in shown.splitlines() if "formula" in line)
+    assert formula.split()[-4:-2] == ["+0.0", "%"]
 
 
 def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared, capsys):
@@ -183,6 +233,34 @@ def test_serve_s_settings_are_flags(capsys):
     told = capsys.readouterr().out
     for flag in ("--host", "--settings.limits.candidates", "--settings.batches.relief_drop"):
         assert flag in told
+
+
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """What would be served."""
+    from as2ray.serving import run
+
+    found = []
+    monkeypatch.setattr(run, "run", lambda *given: found.append(given))
+    return found
+
+
+def test_serve_finds_its_files_from_wherever_replicas_stand(cascade, tmp_path, monkeypatch, served):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text("one\n")
+    main(["serve", "--model", "cascade", "--settings.token_file", "tokens", "--index", "index"])
+    [(settings, host, _)] = served
+    assert settings.models == {"default": cascade}
+    assert settings.token_file == str(tmp_path / "tokens")
+    assert settings.index == str(tmp_path / "index")
+    assert host == "127.0.0.1"
+
+
+def test_serve_of_what_is_no_ranker_is_refused_before_ray_starts(tmp_path, capsys, served):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--model", str(tmp_path)])
+    assert (stopped.value.code, served) == (2, [])
+    assert "CheckpointError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,3 +40,8 @@ def test_rank_by_puts_a_later_stage_above_any_score_and_keeps_close_scores_apart
     close = np.nextafter(np.float32(0.9), np.float32(1))
     scored = Scored(np.array([0.99, 0.9, close], np.float32), np.array([0, 11, 11]))
     assert np.argsort(-scored.rank_by).tolist() == [2, 1, 0]
+
+
+def test_rank_by_puts_a_survivor_of_score_0_above_a_dropped_of_score_1():
+    scored = Scored(np.array([1.0, 0.0, 1.0, 1e-20], np.float32), np.array([0, 1, 1, 2]))
+    assert np.argsort(-scored.rank_by, kind="stable").tolist() == [3, 2, 1, 0]

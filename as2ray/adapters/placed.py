@@ -6,10 +6,14 @@ Knows checkpoints and rankers. Must not know any framework.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 
 from as2ray.checkpoint import load
 from as2ray.models.ranker import Precision, Ranker
 from as2ray.records import falling
+
+RANKING = Lock()
+"""Frameworks call from several threads; a ranker is not made to be at work twice at a time."""
 
 Drop = float | list[float] | None
 """Other drop ratios than the checkpoint's."""
@@ -55,7 +59,8 @@ def place(
     if not held:
         return []
     candidates = [str(texts[number]) for number in held]
-    ranking = ranker_of(model, precision).rank(question, candidates, top_k, drop)
+    with RANKING:
+        ranking = ranker_of(model, precision).rank(question, candidates, top_k, drop)
     return [
         Placed(held[one.index], score, one.exit_layer)
         for one, score in zip(ranking, falling(one.score for one in ranking))

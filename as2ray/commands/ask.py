@@ -25,7 +25,8 @@ def ask(
 ) -> None:
     """Answers a question from documents, with the source; abstains where nothing is good enough.
 
-    A joint model (Two-in-One) answers with passages and the sentences selected in them.
+    A joint model (Two-in-One) answers with passages and the sentences selected in them; to it
+    `candidates`, `around` and `threshold` say nothing.
 
     Args:
         question: The question.

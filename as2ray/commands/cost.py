@@ -39,7 +39,8 @@ def cost(
     """
     shown = table_of("", "cascade", "sequential ranker")
     if model is None:
-        layers, ratios = numbers_of(exits, int), ratios_of(drop) or 0.3
+        layers, given = numbers_of(exits, int), ratios_of(drop)
+        ratios = 0.3 if given is None else given
         shape = Shape(layers=layers[-1])
         paper = [layer_cost(layers, ratios, sequential=s) for s in (False, True)]
         counted = [

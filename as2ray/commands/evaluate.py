@@ -56,14 +56,27 @@ def evaluate(
             expected="either --model, or --run (with --qrels, --table or --corpus)",
             mend="give one of them",
         )
+    if output and Path(output).suffix == ".json":
+        raise EvaluationError(
+            f"output={output}",
+            expected="a name for the run; the measures go beside it, to the same name with .json",
+            mend="name it .run",
+        )
     if qrels is not None:
-        found = evaluate_run(read_run(str(run)), read_qrels(qrels), measures)
+        if table or corpus or drop or output:
+            raise EvaluationError(
+                f"qrels={qrels} with table={table}, corpus={corpus}, drop={drop}, output={output}",
+                expected="a run and qrels alone: there is nothing to score or to write",
+                mend="leave the others out",
+            )
+        judged = read_qrels(_file(qrels))
+        found = evaluate_run(read_run(_file(str(run))), judged, measures)
         _show(found)
         if baseline:
-            _compare(evaluate_run(read_run(baseline), read_qrels(qrels), measures), found)
+            _compare(evaluate_run(read_run(_file(baseline)), judged, measures), found)
         return
     rows = rows_of(table, corpus, split, source, options)
-    scores = _scores(str(model or run), rows, ratios_of(drop))
+    scores = _scores(str(model or _file(str(run))), rows, ratios_of(drop))
     result = measured(rows, scores, measures, filter=filter)
     _show(result.per_question)
     console().print(f"{result.counts} ({filter}), ties {result.ties}, table {result.fingerprint}")
@@ -72,6 +85,12 @@ def evaluate(
     if baseline:
         against = measured(rows, _scores(baseline, rows), measures, filter=filter)
         _compare(against.per_question, result.per_question)
+
+
+def _file(path: str) -> str:
+    if not Path(path).is_file():
+        raise EvaluationError(f"no file {path}", expected="a run or qrels", mend="check the path")
+    return path
 
 
 def _scores(system: str, rows: pa.Table, drop: float | list[float] | None = None) -> np.ndarray:

@@ -80,8 +80,14 @@ def _passage(line: str, number: int) -> list[str]:
 
 
 def _lines(source: str) -> list[str]:
-    text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"{source}: {error}", expected="a file of UTF-8 text", mend="check the path"
+        ) from error
+    # A sentence may hold what `splitlines` takes for an end, such as U+2028.
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 def _shown(found: Ranked | RankedPassage) -> str:

@@ -25,8 +25,13 @@ def serve(
         port: Port to listen on.
         settings: Limits, batches, replicas, tokens.
     """
+    from as2ray.checkpoint import load
     from as2ray.serving.run import run
 
-    if index is not None:
-        settings = settings.model_copy(update={"index": str(Path(index).resolve())})
-    run(Served.of({name: model}, settings), host, port)
+    # A replica may stand in another folder than we do.
+    files = {"index": index or settings.index, "token_file": settings.token_file}
+    found = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}
+    model = str(Path(model).resolve()) if Path(model).exists() else model
+    served = Served.of({name: model}, settings.model_copy(update=found))
+    load(model, device="cpu")  # what is no ranker is told here, not by a dying replica
+    run(served, host, port)

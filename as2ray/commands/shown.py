@@ -60,4 +60,8 @@ def table_of(*columns: str) -> Table:
 
 def console() -> Console:
     """Where to print."""
-    return Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    terminal = sys.stdout.isatty()
+    # Brackets and colons are the users': the names of their files.
+    return Console(
+        soft_wrap=not terminal, width=None if terminal else 160, markup=False, emoji=False
+    )

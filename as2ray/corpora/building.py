@@ -7,6 +7,7 @@ corpus, nor what does the work: this process, or the tasks of a cluster.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import islice
@@ -40,6 +41,23 @@ Made = tuple[pa.Table | None, list[Bad]]
 
 Spread = Callable[[Building, list[Path], Mapping[str, Any]], Iterator[Made]]
 """Makes all records of some files, in their order."""
+
+
+@contextmanager
+def sound(where: str) -> Iterator[None]:
+    """Turns what values of other types cause inside the block into a `CorpusError`.
+
+    Args:
+        where: What is read, for the error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise CorpusError(
+            f"{where}: {type(error).__name__}: {error}"[:300],
+            expected="values of the types that the publisher wrote, text that is Unicode",
+            mend="give the publisher's own file",
+        ) from error
 
 
 @dataclass
@@ -84,7 +102,8 @@ def make(building: Building, records: Iterable[Record], options: Mapping[str, An
     tables, bad = [], []
     for where, text in records:
         try:
-            table = building.make(text, where, **options)
+            with sound(where):
+                table = building.make(text, where, **options)
             if table is not None:
                 tables.append(validate(table, where))
         except CorpusError as error:
@@ -99,7 +118,8 @@ def strict(
     building.check(**options)
     for path in building.paths(split, source):
         for where, text in building.records(path):
-            table = building.make(text, where, **options)
+            with sound(where):
+                table = building.make(text, where, **options)
             if table is not None:
                 yield table
 

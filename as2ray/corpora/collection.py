@@ -62,13 +62,11 @@ def collected(tables: Iterable[pa.Table], named: str) -> Iterator[Collection]:
     """The passages of a stream of tables, on disk as long as the context lasts.
 
     Raises:
-        CorpusError: An id that comes twice.
+        CorpusError: An id that comes twice, or no room in the temporary folder.
     """
     with TemporaryDirectory(prefix="as2ray-collection-") as folder:
         path = Path(folder) / "passages.arrow"
-        with pa.ipc.new_file(str(path), SCHEMA) as file:
-            for table in tables:
-                file.write_table(table.cast(SCHEMA))
+        _write(tables, path, named)
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
@@ -82,6 +80,19 @@ def collected(tables: Iterable[pa.Table], named: str) -> Iterator[Collection]:
                 )
             ends = np.cumsum([b.num_rows for b in batches])
             yield Collection(batches, ids[place], place, ends, named)
+
+
+def _write(tables: Iterable[pa.Table], path: Path, named: str) -> None:
+    try:
+        with pa.ipc.new_file(str(path), SCHEMA) as file:
+            for table in tables:
+                file.write_table(table.cast(SCHEMA))
+    except OSError as error:
+        raise CorpusError(
+            f"{named}: {error}",
+            expected="room for all of it, unpacked, in the temporary folder",
+            mend="make room there, or set TMPDIR to a larger disk",
+        ) from error
 
 
 def numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:

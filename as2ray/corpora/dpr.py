@@ -11,9 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from as2ray.corpora import files
 from as2ray.corpora.base import Corpus, Source
+from as2ray.corpora.building import sound
 from as2ray.corpora.collection import SCHEMA, Collection, collected, numbers
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES
@@ -45,7 +47,8 @@ def reader(
     Args:
         split: One of `FILES`.
         source: The folder or one file.
-        contexts: Lists of the release whose passages are candidates; the first is relevant.
+        contexts: Lists of the release whose passages are candidates; those of `positive_ctxs`
+            are relevant.
         run: Name of a TREC run beside the release in place of its lists: the paper's BM25 top 100
             over `psgs_w100.tsv`. Questions that it does not have are left out.
         depth: Of the run that are candidates.
@@ -59,12 +62,15 @@ def reader(
         )
     path = files.locate(Path(source), FILES[split])
     if run is None:
-        yield from _tables(_given(path, split, contexts))
+        # A passage of two lists is what the first of them in the release's order says.
+        ordered = [name for name in CONTEXTS if name in contexts]
+        with sound(str(path)):
+            yield from _tables(_given(path, split, ordered))
         return
     folder = path.parent
     found = _run(files.locate(folder, (run,)), depth)
     passages = files.locate(folder, PASSAGES)
-    with collected(_passages(passages), str(passages)) as collection:
+    with collected(_passages(passages), str(passages)) as collection, sound(str(path)):
         yield from _tables(_retrieved(path, split, found, collection))
 
 
@@ -118,10 +124,10 @@ def _retrieved(
         question, positive = files.need(record, ["question", CONTEXTS[0]], f"{path}, {number}")
         relevant = {_context(context, f"{path}, {number}")[0] for context in positive}
         ids = run.get(named, [])
-        texts = passages.texts(np.array(ids, np.int64))
+        held = [both.split("\t", 1) for both in passages.texts(np.array(ids, np.int64))]
         yield [
-            (named, question, f"{named}-{id}", text, int(str(id) in relevant), str(id))
-            for id, text in zip(ids, texts)
+            (named, question, f"{named}-{id}", text, int(str(id) in relevant), title)
+            for id, (title, text) in zip(ids, held)
         ]
 
 
@@ -143,9 +149,19 @@ def _run(path: Path, depth: int) -> dict[str, list[int]]:
 
 
 def _passages(path: Path) -> Iterator[pa.Table]:
+    """Title and text of each passage, a tab between them: neither has one."""
     for table in files.tsv(path, ["id", "text", "title"], header=True):
         ids = numbers(table["id"], str(path))
-        yield pa.table({"id": ids, "text": table["text"].cast(pa.large_string())}, schema=SCHEMA)
+        columns = [_unquoted(table[name]) for name in ("title", "text")]
+        both = pc.binary_join_element_wise(*columns, "\t").cast(pa.large_string())
+        yield pa.table({"id": ids, "text": both}, schema=SCHEMA)
+
+
+def _unquoted(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What Python's csv module, which wrote the release, reads out of its fields."""
+    quoted = pc.match_substring_regex(column, '^".*"$')
+    inside = pc.utf8_slice_codeunits(column, 1, -1)
+    return pc.if_else(quoted, pc.replace_substring(inside, '""', '"'), column)
 
 
 CORPUS: Final = Corpus(

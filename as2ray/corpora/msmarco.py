@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from as2ray.corpora import files
 from as2ray.corpora.base import Corpus, Item, Source
+from as2ray.corpora.building import sound
 from as2ray.corpora.collection import SCHEMA, Collection, collected, numbers
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES
@@ -88,9 +89,12 @@ def reader(split: str, source: Source, *, depth: int = 100) -> Iterator[pa.Table
         raise CorpusError(f"depth {depth}", expected="at least 1", mend="correct the option")
     folder = Path(source)
     if split == "dl19":
-        yield from _tables(_dl19(folder, depth), RELEVANT["dl19"])
+        with sound(str(files.locate(folder, (DL19,)))):
+            yield from _tables(_dl19(folder, depth), RELEVANT["dl19"])
     elif split == "listed":
-        yield from _tables(_listed(files.locate(folder, LISTED)), 1)
+        path = files.locate(folder, LISTED)
+        with sound(str(path)):
+            yield from _tables(_listed(path), 1)
     else:
         yield from _tables(_joined(folder, FILES[split], depth, split.endswith("train")), 1)
 
@@ -188,9 +192,10 @@ def _judgements(path: Path) -> dict[int, dict[int, int]]:
 def _run(path: Path) -> Iterator[tuple[int, int]]:
     """Query and passage, best first within each query, rows of a query adjacent."""
     with files.opened(path) as text:
-        columns = len(text.readline().split())
-    places = (0, 2) if columns == 6 else (0, 1)
-    for line in _lines(path, places, columns if columns == 6 else 2):
+        first = text.readline()
+    # Three tabs: `query passage query text`, whose texts may be of any number of words.
+    trec = len(first.split()) == 6 and first.count("\t") != 3
+    for line in _lines(path, (0, 2) if trec else (0, 1), 6 if trec else 2):
         yield line[0], line[1]
 
 

@@ -7,7 +7,7 @@ ratios then takes milliseconds, for the network would have given the survivors t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,17 +94,20 @@ class Replay:
         exits = tuple(self.exits[number] for number in used)
         left = [self._lengths[stage >= number] for number in range(len(used))]
         ratios = drop_ratios(drop, len(used))
+        # CERBERUS's heads stand after the last exit: an earlier one that ranks does without them.
+        last = used[-1] == len(self.exits) - 1
+        shape = self.shape if last else replace(self.shape, heads=0)
         return Point(
             exits,
             tuple(ratios.tolist()),
             mean_average_precision(*self._labels, found.rank_by),
-            operations(self.shape, exits, left, self.sequential) / self._everything,
+            operations(shape, exits, left, self.sequential) / self._everything,
             layer_cost(
                 exits,
                 ratios,
-                self.shape.layers,
+                shape.layers,
                 self.sequential,
-                self.shape.heads * self.shape.head_layers,
+                shape.heads * shape.head_layers,
             ),
         )
 

@@ -180,7 +180,7 @@ class CascadeRanker(StagedRanker):
         check_exits(exits, self.exits[-1])
         heads = [self.network.heads[self.exits.index(layer)] for layer in exits]
         self.network.heads = nn.ModuleList(heads)
-        self.calibration = ()
+        self.calibration, self.threshold = (), None
         self.exits = tuple(exits)
         getattr(self.network.config, SETTINGS).update(exits=list(exits))
         self.drop = 0.0

@@ -33,7 +33,7 @@ class EnsembleRanker(Ranker):
     def __init__(self, members: Sequence[Ranker], weights: Sequence[float] | None = None) -> None:
         weights = [1.0 / max(1, len(members))] * len(members) if weights is None else weights
         fine = len(weights) == len(members) > 0 and min(weights) >= 0
-        if not fine or abs(sum(weights) - 1.0) > TOLERANCE:
+        if not (fine and abs(sum(weights) - 1.0) <= TOLERANCE):  # NaN is far from everything
             raise RecipeError(
                 f"weights {list(weights)} of {len(members)} members",
                 expected="a weight for each, none below 0, that sum to 1",

@@ -221,8 +221,10 @@ class Ranker(nn.Module, ABC):
         Returns:
             For each question its candidates, best first.
         """
-        pairs = [(question, list(candidates)) for question, candidates in pairs]
+        pairs = [(question, _listed(candidates)) for question, candidates in pairs]
         sizes = [len(candidates) for _, candidates in pairs]
+        if np.ndim(drop) == 2 and len(np.asarray(drop)) == len(pairs):  # type: ignore[arg-type]
+            drop = np.asarray(drop)[: int(np.max(np.flatnonzero(sizes), initial=-1)) + 1]
         questions = [q for q, candidates in pairs for _ in candidates]
         texts = [text for _, candidates in pairs for text in candidates]
         for text in [*(q for q, _ in pairs), *texts]:
@@ -255,8 +257,7 @@ class Ranker(nn.Module, ABC):
             top_k: How many to return; all by default.
             drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
         """
-        if top_k is not None and top_k < 1:
-            raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
+        check_top_k(top_k)
         return self.rank_many([(question, candidates)], drop)[0][:top_k]
 
     def calibrate(
@@ -308,6 +309,23 @@ class Ranker(nn.Module, ABC):
         if scored.stage is not None:
             layer = [self.exits[stage] for stage in scored.stage[rows]]
         return [Ranked(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
+
+
+def _listed(candidates: Sequence[str]) -> list[str]:
+    """Refuses one text, whose characters would be ranked."""
+    if isinstance(candidates, str):
+        raise EvaluationError(
+            f"one text as candidates: {candidates!r:.200}",
+            expected="a list of sentences",
+            mend="put it into a list, or split it into its sentences",
+        )
+    return list(candidates)
+
+
+def check_top_k(top_k: int | None) -> None:
+    """Refuses to return none of a ranking, or all but the last."""
+    if top_k is not None and top_k < 1:
+        raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
 
 
 def check_readable(text: object) -> None:

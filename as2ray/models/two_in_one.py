@@ -20,7 +20,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from as2ray.errors import CheckpointError
 from as2ray.joint import Joint
 from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import SETTINGS, Ranker, check_readable
+from as2ray.models.ranker import SETTINGS, Ranker, check_readable, check_top_k
 from as2ray.models.spans import Span, best_spans
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, RankedPassage, ShortAnswer
@@ -169,6 +169,7 @@ class TwoInOneRanker(Ranker):
             threshold: Sentences above it are selected (the paper: 0, between labels -1 and 1).
             fallback: Where none is above, select the best; not in the paper, and raises recall.
         """
+        check_top_k(top_k)
         held = [number for number, sentences in enumerate(passages) if sentences]
         texts = [list(passages[number]) for number in held]
         for text in [question, *(text for sentences in texts for text in sentences)]:
@@ -264,11 +265,19 @@ class TwoInOneRanker(Ranker):
 
     def probabilities(self, batch: PackedBatch) -> Tensor:
         """Not of a batch without markers; see `score_passages`."""
-        raise CheckpointError(
-            "pairs without markers for a joint model",
-            expected="passages of sentences",
-            mend="call score_pairs, rank or rank_passages",
-        )
+        raise _needs_passages()
+
+    def two_logits(self, batch: PackedBatch) -> Tensor:
+        """Not of a joint model, which has scores and no logits: it can teach nobody."""
+        raise _needs_passages()
+
+
+def _needs_passages() -> CheckpointError:
+    return CheckpointError(
+        "pairs without markers for a joint model",
+        expected="passages of sentences",
+        mend="call score_pairs, rank or rank_passages; as a teacher take a ranker of pairs",
+    )
 
 
 def merged(

@@ -73,7 +73,7 @@ class Distillation:
             step: Steps done.
             exits: Partial classifiers before the heads.
             logits: Of each exit, then of each head, [sequences, exits + heads, 2], or
-                [sequences, 2] of a single one.
+                [sequences, 1 or 2] of a single one.
             targets: `label` [sequences] and `teacher_logits` [sequences, 2 * teachers].
         """
         outputs = [logits] if logits.ndim == 2 else list(logits.unbind(1))
@@ -132,6 +132,8 @@ class Distillation:
     def _pair(self, student: Tensor, teacher: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Equation 1 of one head and one teacher."""
         tau = self.temperature
+        if student.shape[-1] == 1:  # a binary logit: of (not an answer, answer) the first is 0
+            student = functional.pad(student, (1, 0))
         soft = functional.kl_div(
             (student.float() / tau).log_softmax(-1),
             (teacher.float() / tau).log_softmax(-1),

@@ -67,7 +67,8 @@ class TwoInOne:
         relevant, window = targets["passage_label"], targets["window"].long()
         passage, sentence = joint.passage.float(), joint.sentence.float()
         # Every head has a gradient, if of zeros: copies of the model on other workers wait for it.
-        parts = [(passage.sum() + sentence.sum()) * 0.0]
+        heads = [passage, sentence, *([] if joint.answer is None else [joint.answer.float()])]
+        parts = [torch.stack([head.sum() for head in heads]).sum() * 0.0]
         if self.passages:
             parts.append((passage - _signed(relevant)).square().sum())
         if self.sentences:

@@ -109,20 +109,21 @@ def build(
             mend="choose another, or pass replace",
         )
     groups = _groups(pieces(root), shards)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial_folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        manifest = _fill(partial_folder, groups, root, told, spread)
-        partial_folder.chmod(0o755)
-        _put(partial_folder, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial_folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            manifest = _fill(partial_folder, groups, root, told, spread)
+            partial_folder.chmod(0o755)
+            _put(partial_folder, out)
+        finally:
+            shutil.rmtree(partial_folder, ignore_errors=True)
     except OSError as error:
         raise IndexFolderError(
             f"{out}: {error}",
             expected="room for the index on a disk that can be written",
             mend="make room or choose another folder; nothing of it was left behind",
         ) from error
-    finally:
-        shutil.rmtree(partial_folder, ignore_errors=True)
     return manifest
 
 
@@ -238,8 +239,8 @@ def _told(shards: Sequence[Path]) -> dict[str, Any]:
         for name, digest in digests.items():
             table = mapped(shard / f"{name}.arrow")
             columns = ["text"] if name == "sentences" else table.column_names
-            for batch in table.select(columns).cast(_strings(columns)).to_batches(65_536):
-                digest.update(batch)
+            for batch in table.select(columns).to_batches(65_536):
+                digest.update(_plain(batch))
             counts[name] += table.num_rows
         ids.append(mapped(shard / "documents.arrow")["id"])
     names = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string())
@@ -253,8 +254,11 @@ def _told(shards: Sequence[Path]) -> dict[str, Any]:
     return {**counts, "fingerprint": fingerprint}
 
 
-def _strings(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([(name, pa.string()) for name in columns])
+def _plain(piece: pa.RecordBatch) -> pa.RecordBatch:
+    """A piece of a shard as plain strings: all of its text can be more than these hold."""
+    # A slice alone still counts its characters from the start of the shard; a copy does not.
+    rows = piece.take(pa.array(np.arange(piece.num_rows)))
+    return rows.cast(pa.schema([(name, pa.string()) for name in piece.schema.names]))
 
 
 def mapped(path: Path) -> pa.Table:

@@ -118,14 +118,27 @@ def read(
     """
     for piece in parts:
         path, base = Path(piece.path), Path(root)
-        name = path.name if path == base else path.relative_to(base).as_posix()
+        name = _readable(path.name if path == base else path.relative_to(base).as_posix())
         table = path.name.endswith(TABLES)
         found = _rows(piece, name, columns) if table else _one(path, name, skipped)
         for document in found:
-            if any(block.text for block in document.blocks):
-                yield document
+            said = "".join(block.text for block in document.blocks)
+            if not said:
+                skipped.add("without text", _readable(document.id))
+            elif _broken(document.id + document.title + said):
+                skipped.add("with broken characters", _readable(document.id))
             else:
-                skipped.add("without text", document.id)
+                yield document
+
+
+def _readable(name: str) -> str:
+    """A name in Unicode: one of a file may hold any bytes."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _broken(text: str) -> bool:
+    """Whether a text is no Unicode: half a surrogate pair, as JSON can bring, is none."""
+    return text != _readable(text)
 
 
 def _hidden(path: Path) -> bool:
@@ -157,7 +170,7 @@ def _one(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
         skipped.add("binary or not UTF-8", name)
         return
     title, blocks = MARKUP[suffix](text)
-    yield Document(name, title or path.stem, tuple(blocks))
+    yield Document(name, title or Path(name).stem, tuple(blocks))
 
 
 def _rows(piece: Piece, name: str, columns: Columns) -> Iterator[Document]:

@@ -86,10 +86,10 @@ class SentenceIndex:
         """
         folder = Path(folder)
         manifest = _manifest(folder)
-        bm25 = BM25(**manifest["settings"]["bm25"])
         try:
+            bm25 = BM25(**manifest["settings"]["bm25"])
             shards = tuple(_shard(folder / name, bm25) for name in manifest["shards"])
-        except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise _broken(folder, f"{type(error).__name__}: {error}") from error
         return cls(shards, manifest)
 
@@ -170,7 +170,7 @@ class SentenceIndex:
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        written = manifest["format"]
+        written, files = manifest["format"], manifest.get("files")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(
             f"{folder}: no index ({error})",
@@ -183,9 +183,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
             expected=f"format {FORMAT}",
             mend="index the documents again, with this version of as2ray",
         )
-    sizes = {n: _size(folder / n) for n in manifest["files"]}
-    if differ := [n for n, size in manifest["files"].items() if sizes[n] != size]:
-        told = f"{differ[0]} has {sizes[differ[0]]} bytes of {manifest['files'][differ[0]]}"
+    if not isinstance(files, dict):
+        raise _broken(folder, f"{MANIFEST} names no files")
+    sizes = {n: _size(folder / n) for n in files}
+    if differ := [n for n, size in files.items() if sizes[n] != size]:
+        told = f"{differ[0]} has {sizes[differ[0]]} bytes of {files[differ[0]]}"
         raise _broken(folder, f"{len(differ)} files differ, {told}")
     return manifest
 

@@ -39,6 +39,9 @@ def markdown(text: str) -> tuple[str, list[Block]]:
                 title, heading, inside = title or said, said, ""
             elif said:
                 blocks.append(Block(heading, said))
+        elif token.type == "html_block":
+            within = html(token.content)[1]
+            blocks += [Block(block.heading or heading, block.text) for block in within]
     return title, blocks
 
 
@@ -89,7 +92,7 @@ class _Page(HTMLParser):
             self._silent.append(tag)
         if tag in _BREAKS | _SILENT:
             self.end_block()
-        if tag in _HEADINGS or tag == "title":
+        if not self._silent and (tag in _HEADINGS or tag == "title"):
             self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:
@@ -114,6 +117,7 @@ class _Page(HTMLParser):
         if self._inside == "title":
             self.title = said
         elif self._inside:
-            self.title, self.heading = self.title or said, said
+            # What follows is prose, even where the heading is not closed.
+            self.title, self.heading, self._inside = self.title or said, said, ""
         else:
             self.blocks.append(Block(self.heading, said))

@@ -60,6 +60,12 @@ class PassageFinder:
             question: Any text.
             top_k: Most passages (K; 2 for HotpotQA).
         """
+        if not question.strip() or top_k < 1:
+            raise RecipeError(
+                f"question {question!r}, top_k={top_k}",
+                expected="a question with words, and at least one passage",
+                mend="correct them",
+            )
         found = self.retrieved(question)
         texts = [self.index.texts(passage) for passage in found]
         ranked = self.ranker.rank_passages(question, texts, top_k)

@@ -25,7 +25,7 @@ class Query(NamedTuple):
     id: str
     text: str
     without: int | None = None
-    """Number of the sentence that it was made of, which is no answer to it."""
+    """Number of the sentence that it was made of; that and those of its text are no answers."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def pseudo_labels(
     rows: list[tuple[str, str, str, str, int, str]] = []
     left_out: Counter[str] = Counter()
     for query in queries:
-        hits = [h for h in index.top(query.text, told.depth + 1) if h.index != query.without]
+        hits = index.top(query.text, told.depth + 1)
+        if query.without is not None:
+            (own,) = index.texts([query.without])
+            hits = [h for h in hits if index.sentence(h.index).text != own]
         if not hits:
             left_out["finds nothing"] += 1
             continue

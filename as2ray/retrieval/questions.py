@@ -28,7 +28,7 @@ LEAST: Final = 2
 AT_ONCE: Final = 64
 """Sentences that a generator is given at a time."""
 
-WORD = re.compile(r"[A-Za-z_]{3,}")
+WORD = re.compile(r"[^\W\d]{3,}")
 COMMON = frozenset(
     {"the", "and", "are", "for", "with", "that", "this", "its", "from", "which", "can", "has"}
     | {"have", "was", "will", "may", "when", "then", "than", "such", "any", "into", "but"}
@@ -55,13 +55,17 @@ def made(
         generator: Of the kind `generator`.
 
     Raises:
-        RecipeError: An unknown kind, or no generator for the kind of that name.
+        RecipeError: An unknown kind, no generator for the kind of that name, or a draw of none.
     """
     if not set(kinds) <= set(get_args(Kind)) or ("generator" in kinds and generator is None):
         raise RecipeError(
             f"questions of the kinds {list(kinds)}, generator {generator}",
             expected=f"some of {get_args(Kind)}, the last with a generator",
             mend="correct the kinds",
+        )
+    if most is not None and most < 1:
+        raise RecipeError(
+            f"most {most}", expected="at least 1 question, or none to take all", mend="correct it"
         )
     random = Random(seed)
     found: dict[str, Query] = {}

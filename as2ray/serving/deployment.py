@@ -64,6 +64,7 @@ def build(args: Served) -> serve.Application:
         },
         max_ongoing_requests=args.batches.requests,
         max_queued_requests=args.batches.queued,
+        graceful_shutdown_timeout_s=2 * args.limits.seconds,
         user_config=models,
         **_count(args.replicas),
     )
@@ -72,6 +73,8 @@ def build(args: Served) -> serve.Application:
         ray_actor_options={"num_cpus": args.replicas.gateway_cpus},
         max_ongoing_requests=args.batches.requests * args.replicas.most + args.batches.queued,
         max_queued_requests=args.batches.queued,
+        # Serve's own 20 s would end a replica that goes before its last answers are given.
+        graceful_shutdown_timeout_s=2 * args.limits.seconds,
         backpressure_config={"status_code": args.refusal, "retry_after_s": 1},
         user_config=models,
     )
@@ -166,35 +169,33 @@ class Gateway:
         return self.ranker.options(multiplexed_model_id=checkpoint)
 
     async def rank(self, asked: Asked, model: str) -> Answer:
-        """The answer of a model; asked again once if its replica dies."""
-        within = self.settings.limits.seconds
-        handle, asked = self._of(self.models[model]).rank, replace(asked, model=model)
-        try:
-            async with asyncio.timeout(within):
-                try:
-                    found = await handle.remote(asked, within)
-                except GONE:
-                    found = await handle.remote(asked, within)
-        except TimeoutError:
-            raise too_late(within) from None
-        except BackPressureError:
-            raise _full() from None
-        except (DeploymentUnavailableError, *GONE):
-            raise too_late(within) from None
+        """The answer of a model."""
+        asked, within = replace(asked, model=model), self.settings.limits.seconds
+        found = await self._told(self._of(self.models[model]).rank, asked, within)
         if isinstance(found, Refused):
             raise found
         return found  # type: ignore[no-any-return]
 
     async def facts(self, model: str) -> Facts:
         """What a model is."""
-        checkpoint, within = self.models[model], self.settings.limits.seconds
+        checkpoint = self.models[model]
         if checkpoint not in self.known:
-            try:
-                async with asyncio.timeout(within):
-                    self.known[checkpoint] = await self._of(checkpoint).facts.remote()
-            except TimeoutError:
-                raise too_late(within) from None
+            self.known[checkpoint] = await self._told(self._of(checkpoint).facts)
         return self.known[checkpoint]
+
+    async def _told(self, method: DeploymentHandle, *given: object) -> Any:
+        """What a replica says; asked again once if it dies."""
+        within = self.settings.limits.seconds
+        try:
+            async with asyncio.timeout(within):
+                try:
+                    return await method.remote(*given)
+                except GONE:
+                    return await method.remote(*given)
+        except BackPressureError:
+            raise _full() from None
+        except (TimeoutError, DeploymentUnavailableError, *GONE):
+            raise too_late(within) from None
 
     async def metrics(self) -> str:
         """Of all gateways."""

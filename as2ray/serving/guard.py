@@ -92,7 +92,7 @@ class Guard:
         headers = Headers(scope=scope)
         if self.tokens and path_of(scope) not in OPEN and scope["method"] != "OPTIONS":
             kind, _, given = headers.get("authorization", "").partition(" ")
-            token = given.strip().encode("latin-1", "replace")
+            token = given.encode("latin-1", "replace").strip()  # of ASCII's blanks alone
             # Every token is compared, each in constant time.
             fits = [hmac.compare_digest(token, known) for known in self.tokens]
             if kind.lower() != "bearer" or not any(fits):

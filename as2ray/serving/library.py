@@ -12,7 +12,7 @@ from as2ray.retrieval.answers import answer_of
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.serving.asked import Answer, Asked, Refused
 from as2ray.serving.protocol import AnswerText, AskRequest, AskResponse
-from as2ray.serving.service import Service, name_of
+from as2ray.serving.service import Service, check, name_of
 from as2ray.serving.settings import Limits
 
 
@@ -39,6 +39,7 @@ class Library:
         """
         if not body.question.strip():
             raise Refused("invalid", "an empty question", expected="a question", mend="write one")
+        check(Asked(body.question, [""]), self.limits)
         began, model = time.monotonic(), name_of(body.model, self.service.models)
         most = min(body.candidates, self.limits.candidates)
         numbers = await asyncio.to_thread(self.index.candidates, body.question, most, body.around)

@@ -130,7 +130,10 @@ class Line:
             return self.rank(batch, fullness)
         except Exception:
             LOGGER.exception("a batch of %d questions failed", len(batch))
-            return [failed()] * len(batch)
+            if len(batch) == 1:
+                return [failed()]
+        # One of them may be to blame, and the others are other users'.
+        return [answer for read in batch for answer in self._rank([read], fullness)]
 
     def _learn(self, rate: float) -> None:
         self.rate = rate if self.rate is None else self.rate + SMOOTHING * (rate - self.rate)

@@ -7,6 +7,7 @@ import asyncio
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable
+from http.client import HTTPException
 
 import ray
 from ray.serve.metrics import Counter, Histogram
@@ -86,7 +87,7 @@ def _scrape(address: str) -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
             text: str = answer.read().decode()
             return text
-    except OSError:  # a node that has just gone, or whose agent is not up yet
+    except (OSError, HTTPException):  # a node that has just gone, or whose agent is not up yet
         return ""
 
 

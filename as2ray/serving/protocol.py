@@ -25,16 +25,28 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
 from as2ray.records import Ranked, falling
 from as2ray.serving.asked import Answer, Asked
 
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a character") from None
+    return text
+
+
 Fields = Annotated[
-    dict[str, str], WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}})
+    dict[str, Annotated[str, AfterValidator(_whole)]],
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
+"""Goes back as it came, so all of it must be whole; what is ranked is looked at elsewhere."""
 Ratio = Annotated[float, Field(ge=0.0, lt=1.0)]
 TopN = Annotated[int, Field(ge=1)]
 
@@ -66,7 +78,8 @@ class V1Request(Wire):
     query: Text
     documents: list[Text | Fields]
     model: str | None = None
-    top_n: TopN | None = None
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    """0 is all, as vLLM's clients say it."""
     return_documents: bool = False
     rank_fields: list[str] | None = None
     max_chunks_per_doc: TopN | None = None
@@ -89,7 +102,7 @@ class TeiRequest(Wire):
     texts: list[Text]
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool = False
+    truncate: bool | None = False
     """Long pairs are cut either way: the ranker was trained so."""
     truncation_direction: Literal["right", "Right"] = "right"
 
@@ -156,7 +169,7 @@ class V1Response(Wire):
                 relevance_score=s,
                 document=_object(request.documents[i]) if request.return_documents else None,
             )
-            for i, s in _falling(answer.ranking[: request.top_n])
+            for i, s in _falling(answer.ranking[: request.top_n or None])
         ]
         usage = {"total_tokens": answer.tokens, "prompt_tokens": answer.tokens}
         return cls(

@@ -12,6 +12,9 @@ from as2ray.distributed.cluster import connected
 from as2ray.serving.deployment import build
 from as2ray.serving.settings import Served
 
+NAME = "as2ray"
+"""Of the application."""
+
 
 def run(args: Served, host: str, port: int) -> None:
     """Serves until it is interrupted.
@@ -33,9 +36,19 @@ def run(args: Served, host: str, port: int) -> None:
                     "request_timeout_s": 2 * args.limits.seconds,
                 }
             )
-            serve.run(application, name="as2ray", blocking=True)
+            serve.run(application, name=NAME, blocking=True)
+        except KeyboardInterrupt:
+            sys.stderr.write("as2ray: interrupted\n")
         finally:
-            serve.shutdown()
+            _end()
+
+
+def _end() -> None:
+    """Ends our application, and Serve with it unless others' run on the same cluster."""
+    if serve.status().applications.keys() - {NAME}:
+        serve.delete(NAME)
+    else:
+        serve.shutdown()
 
 
 def _is_loopback(host: str) -> bool:

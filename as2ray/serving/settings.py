@@ -39,7 +39,7 @@ class Batches(BaseModel):
     """That may wait at a replica; what comes then is refused."""
     requests: int = Field(default=256, ge=1)
     """That a replica reads and ranks at a time (Serve's max_ongoing_requests)."""
-    queued: int = Field(default=256, ge=0)
+    queued: int = Field(default=256, ge=1)
     """That wait for a replica at each gateway (Serve's max_queued_requests)."""
     relief_from: float = Field(default=0.5, ge=0.0, le=1.0)
     """Part of the waiting room that is full when drop ratios begin to rise."""
@@ -88,9 +88,11 @@ class Settings(BaseModel):
     refusal: Literal[429, 503] = 429
     """Status where too many wait."""
     index: str | None = None
-    """What `as2ray index` wrote; `/ask` answers from it. Every gateway's machine must see it."""
+    """What `as2ray index` wrote; `/ask` answers from it. The head, where the application is built,
+    and every gateway's machine must see it."""
     token_file: str | None = None
-    """A file with one bearer token a line; without it everybody who reaches the port may ask."""
+    """A file with one bearer token a line; without it everybody who reaches the port may ask. Seen
+    as the index is."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may ask."""
     page: bool = True
@@ -140,9 +142,9 @@ def tokens_of(path: str | None) -> tuple[str, ...]:
     try:
         with open(path, encoding="utf-8") as lines:
             tokens = tuple(line.strip() for line in lines if line.strip())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         tokens = ()
-        came = f"token_file {path}: {error.strerror}"
+        came = f"token_file {path}: {error}"
     else:
         came = f"token_file {path} holds no token"
     if not tokens:

@@ -105,7 +105,7 @@ def _add_ask(app: FastAPI, settings: Settings, library: Library, answered: Answe
 
 
 def _add_rankings(app: FastAPI, settings: Settings, answered: Answered) -> None:
-    @app.post("/v2/rerank", responses=_errors("cohere", settings))
+    @app.post("/v2/rerank", responses=_errors("cohere", settings), response_model_exclude_none=True)
     async def cohere(body: CohereRequest, request: Request) -> CohereResponse:
         """Cohere's v2."""
         return CohereResponse.of(await answered(body.asked(), request), body)
@@ -191,9 +191,14 @@ def _add_errors(app: FastAPI, settings: Settings) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
-        # Where and what, never the input: it is the user's, and may not even be writable.
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        # Where and what, never a value: it is the user's, and may not even be writable.
+        told = error.errors()
+        if isinstance(error.body, dict) and "documents" in error.body:
+            told = [one for one in told if V1Request.__name__ in one["loc"]] or told
+        first = told[0]
+        if V1Request.__name__ in first["loc"]:
+            request.state.dialect = "v1"
+        where = ".".join(str(part) for part in first["loc"])[:200]
         refused = Refused(
             "malformed" if first["type"] == "json_invalid" else "invalid",
             f"{where}: {first['msg']}",

@@ -43,8 +43,12 @@ class PairFiles:
         return sum(self.rows)
 
     def table(self) -> pa.Table:
-        """All rows and columns in memory."""
-        return pa.concat_tables([pq.ParquetFile(path).read() for path in self.paths])
+        """All rows and columns in memory.
+
+        Raises:
+            CorpusError: A file that is damaged.
+        """
+        return pa.concat_tables([_whole(path) for path in self.paths])
 
     def read(self, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
         """The rows `numbers` in that order; reads only the row groups that hold them."""
@@ -75,6 +79,13 @@ def _damaged(path: str | Path, error: Exception) -> CorpusError:
         expected="a complete Parquet file",
         mend="prepare the corpus again",
     )
+
+
+def _whole(path: str) -> pa.Table:
+    try:
+        return pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _damaged(path, error) from error
 
 
 def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:

@@ -83,7 +83,7 @@ class TensorBoard:
     def __init__(self, folder: Path, resumed: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=resumed + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""

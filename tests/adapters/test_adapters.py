@@ -1,5 +1,8 @@
 """Rankers inside LangChain, LlamaIndex and Haystack: order, scores, ids and metadata kept."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from as2ray.checkpoint import load, save, start
@@ -126,6 +129,26 @@ def test_haystack_ranker_s_run_overrides_the_component(haystack, model):
     assert [one.meta["exit_layer"] for one in found] == [3]
     nothing = made.run(QUESTION, [documents[2]])
     assert nothing == {"documents": []}
+
+
+def test_a_ranker_is_asked_by_one_thread_at_a_time(monkeypatch):
+    from as2ray.adapters import placed
+
+    class Alone:
+        busy = False
+
+        def rank(self, *_):
+            assert not self.busy
+            self.busy = True
+            time.sleep(0.05)
+            self.busy = False
+            return []
+
+    alone = Alone()
+    monkeypatch.setattr(placed, "ranker_of", lambda *_: alone)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(placed.place, "m", "auto", QUESTION, TEXTS, None) for _ in range(4)]
+        assert [one.result() for one in asked] == [[]] * 4
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import csv
+
 import pytest
 
 from as2ray.corpora import read
@@ -43,12 +45,30 @@ def test_contexts_of_the_release_are_candidates_once(release):
     ]
     every = ["positive_ctxs", "hard_negative_ctxs", "negative_ctxs"]
     assert ("nq-dev-0", "nq-dev-0-9", 0) in rows(read("dpr", "nq-dev", release, contexts=every))
+    turned = ["hard_negative_ctxs", "positive_ctxs"]  # passage 2 is in both
+    assert rows(read("dpr", "nq-dev", release, contexts=turned)) == rows(
+        read("dpr", "nq-dev", release)
+    )
 
 
 def test_run_s_passages_are_candidates_in_their_place(release):
     table = read("dpr", "nq-dev", release, run="bm25.trec", depth=2)
     assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-0", "nq-dev-0-4", 1)]
     assert table["candidate"].to_pylist() == ["text 9", "text 4"]
+    assert table["document_id"].to_pylist() == ["T9", "T4"]
+
+
+def test_passages_are_read_as_the_csv_module_wrote_them(release):
+    texts = ['Aaron (""Ahärôn"") ran', 'odd "one', '"both"', '"']
+    with (release / "psgs_w100.tsv").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(["id", "text", "title"])
+        writer.writerows((number, text, '"T"') for number, text in enumerate(texts))
+    lines = (f"nq-dev-0 Q0 {number} {number + 1} 1 x\n" for number in range(len(texts)))
+    (release / "bm25.trec").write_text("".join(lines))
+    table = read("dpr", "nq-dev", release, run="bm25.trec")
+    assert table["candidate"].to_pylist() == texts
+    assert set(table["document_id"].to_pylist()) == {'"T"'}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +85,11 @@ def test_other_json_or_run_is_refused(release):
         read("dpr", "nq-dev", release, run="bm25.trec")
     (release / "biencoder-nq-dev.json").write_text('[{"question": "x"}]')
     with pytest.raises(CorpusError, match="positive_ctxs"):
+        read("dpr", "nq-dev", release)
+    (release / "biencoder-nq-dev.json").write_text(
+        '[{"question": "x", "positive_ctxs": null, "hard_negative_ctxs": []}]'
+    )
+    with pytest.raises(CorpusError, match=r"biencoder-nq-dev\.json: TypeError"):
         read("dpr", "nq-dev", release)
 
 

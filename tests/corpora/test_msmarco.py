@@ -1,4 +1,5 @@
 import json
+import resource
 
 import pytest
 
@@ -38,6 +39,12 @@ def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
         ("passage 5 of cats", 0),
         ("passage 1 of cats", 0),
     ]
+
+
+def test_run_with_its_texts_is_read_however_many_words_they_have(release):
+    (release / "run.train.tsv").write_text("20\t3\twhere now\tpassage 3\n20\t5\twhere now\tfive\n")
+    found = rows(read("msmarco", "train", release))
+    assert [r[1].split()[1] for r in found] == ["3", "5", "9", "7"]
 
 
 def test_depth_cuts_the_run_and_queries_without_relevant_go_by_the_filter(release):
@@ -95,6 +102,28 @@ def test_damaged_release_is_refused(release, name, text, came):
     (release / name).write_text(text)
     with pytest.raises(CorpusError, match=came):
         read("msmarco", "train", release)
+
+
+def test_values_of_other_types_are_refused(write, tmp_path):
+    hits = [{"qid": 4, "docid": "8", "content": "text", "rank": "first"}]
+    write("m/bm25_top100_dl19.json", [{"query": "what", "hits": hits}])
+    write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n")
+    with pytest.raises(CorpusError, match=r"dl19\.json: ValueError: .*first"):
+        read("msmarco", "dl19", tmp_path / "m")
+    write("m/train.jsonl", '{"query": "what", "pos": null, "neg": []}\n')
+    with pytest.raises(CorpusError, match=r"train\.jsonl: TypeError"):
+        read("msmarco", "listed", tmp_path / "m")
+
+
+def test_collection_without_room_is_refused(release):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The largest file that may be written stands for the room that is left.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with pytest.raises(CorpusError, match="TMPDIR"):
+            read("msmarco", "train", release)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_near_duplicate_questions_of_two_tables_are_found(release):

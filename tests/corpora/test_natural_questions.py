@@ -214,6 +214,17 @@ def test_bad_records_are_set_aside_up_to_a_limit(write, tmp_path):
         list(built(CORPUS, Quarantine(1)).pieces("dev", path))
 
 
+def test_bad_record_that_is_found_late_is_set_aside_too(write):
+    surrogate = simplified(marked(PARAGRAPH, ANN), id="8", document_url="half \ud800")
+    path = write("nq-dev-all.jsonl", lines(simplified(marked(PARAGRAPH, ANN)), surrogate))
+    quarantine = Quarantine(1)
+    [table] = built(CORPUS, quarantine).pieces("dev", path)
+    assert table.num_rows == len(FOUND)
+    assert "surrogates not allowed" in quarantine.bad[0].came
+    with pytest.raises(CorpusError, match="line 2: UnicodeEncodeError"):
+        read("nq", "dev", path)
+
+
 def test_corpus_that_is_candidates_already_cannot_be_built():
     with pytest.raises(CorpusError, match="candidates already"):
         built(get("wikiqa"), Quarantine())

@@ -55,6 +55,10 @@ def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
     write("y/nfL6.json", [{"id": "1", "question": "q"}])
     with pytest.raises(CorpusError, match="nbestanswers"):
         read("yahoo_answers", "train", tmp_path / "y")
+    for answers in (None, [None], ["some \ud800 thing"]):
+        write("y/nfL6.json", [{"id": "1", "question": "how?", "nbestanswers": answers}])
+        with pytest.raises(CorpusError, match=r"nfL6\.json: \w+Error"):
+            read("yahoo_answers", split_of("how?"), tmp_path / "y")
     with pytest.raises(CorpusError, match="depth 0"):
         read("yahoo_answers", "train", tmp_path / "y", depth=0)
 

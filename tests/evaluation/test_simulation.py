@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tiny
@@ -72,3 +74,13 @@ def test_cheapest_is_of_enough_quality_or_the_best_there_is():
     points = [point(0.5, 0.2), point(0.6, 0.4), point(0.62, 0.5)]
     assert cheapest(points, 0.59) == point(0.6, 0.4)
     assert cheapest(points, 0.9) == point(0.62, 0.5)
+
+
+def test_exit_that_ranks_before_the_heads_does_not_cost_them(replay):
+    shape = Shape(layers=8, heads=3, head_layers=2)
+    with_heads = replace(replay, shape=shape)
+    plain = replace(replay, shape=replace(shape, heads=0, head_layers=0))
+    assert with_heads.point([0], 0.0).layers == 2 / 8
+    assert with_heads.point([0, 1], 0.5) == plain.point([0, 1], 0.5)
+    assert with_heads.point([0, 2], 0.0).layers == (6 + 3 * 2) / 8
+    assert with_heads.point([0, 2], 0.0).cost > plain.point([0, 2], 0.0).cost + 0.5

@@ -56,3 +56,11 @@ def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint)
         if best.score >= ranker.threshold:
             given, right = given + 1, right + rows[best.index]["label"]
     assert given == 0 or right / given >= 0.3
+
+
+def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
+    ranker = start(checkpoint("bert", None), max_length=60, exits=(1, 2, 3))
+    ranker.calibrate(tiny.candidates(10, seed=4))
+    assert ranker.threshold is not None
+    ranker.keep([1, 3])
+    assert (ranker.calibration, ranker.threshold) == ((), None)

@@ -200,3 +200,14 @@ def test_partial_classifier_sees_the_mean_of_all_tokens_or_the_first():
     assert torch.equal(first(hidden, layout), first(inside, layout))
     assert not torch.allclose(mean(hidden, layout)[0], mean(inside, layout)[0])
     torch.testing.assert_close(mean(hidden, layout)[0, 0], mean.layers(hidden[:4].mean(0)))
+
+
+def test_question_without_candidates_may_stand_anywhere_among_others(bert, pairs):
+    drop = np.array([[0.9, 0.0], [0.2, 0.7], [0.9, 0.9], [0.5, 0.5]])
+    asked = [(QUESTION, []), (QUESTION, pairs[1]), (QUESTION, []), (QUESTION, [])]
+    for number in range(1, 5):
+        found = bert.rank_many(asked[:number], drop[:number])
+        assert [len(ranked) for ranked in found] == [0, 18, 0, 0][:number]
+    assert [(r.index, r.exit_layer) for r in found[1]] == [
+        (r.index, r.exit_layer) for r in bert.rank(QUESTION, pairs[1], drop=[0.2, 0.7])
+    ]

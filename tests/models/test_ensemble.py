@@ -52,3 +52,15 @@ def test_tokens_or_drop_ratios_for_an_ensemble_are_refused(members):
         ensemble.score(pack_pairs(members[0].tokenizer, ["a"], ["b"]), 1)
     with pytest.raises(RecipeError, match="EnsembleRanker"):
         ensemble.rank(QUESTION, ["Lala."], drop=0.3)
+
+
+def test_weight_that_is_no_number_is_refused(members):
+    with pytest.raises(RecipeError, match="nan"):
+        EnsembleRanker(members, (0.5, 0.5, float("nan")))
+
+
+def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, pairs, tmp_path):
+    members = [load(checkpoint("bert"), precision="fp32", max_length=20 + n) for n in range(11)]
+    ensemble = EnsembleRanker(members, [n / 55 for n in range(11)])
+    loaded = load(save(ensemble, tmp_path / "saved"), precision="fp32")
+    assert [member.tokenizer.max_length for member in loaded.members] == [*range(20, 31)]

@@ -101,6 +101,11 @@ def test_rank_text_that_is_none_is_refused_and_shown(ranker, bad):
         ranker.rank(bad, ["Badesso."])
 
 
+def test_rank_one_text_is_no_list_of_candidates(ranker):
+    with pytest.raises(EvaluationError, match="one text as candidates: 'Badesso"):
+        ranker.rank(QUESTION, "Badesso.")
+
+
 def test_rank_text_that_no_encoding_can_write_is_refused(ranker):
     with pytest.raises(EvaluationError, match="udce9"):
         ranker.rank(QUESTION, ["caf\udce9"])

@@ -70,3 +70,10 @@ def test_rankers_not_of_growing_depth_or_of_several_encoders_are_refused(checkpo
     other = start(checkpoint("bert", intermediate_size=40), max_length=60)
     with pytest.raises(CheckpointError, match="differ in more than their layers"):
         sequential([members[0], other])
+
+
+def test_sequence_of_nothing_or_of_other_rankers_is_refused(checkpoint, members):
+    cascade = start(checkpoint("bert", None), max_length=60, exits=[1, 3])
+    for wrong in ([], [members[0], cascade]):
+        with pytest.raises(CheckpointError, match="pointwise"):
+            sequential(wrong)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from as2ray.checkpoint import load, save, start
-from as2ray.errors import CheckpointError, EvaluationError
+from as2ray.errors import CheckpointError, EvaluationError, RecipeError
 from as2ray.joint import Joint
 from as2ray.models.two_in_one import TwoInOneRanker, merged
 from as2ray.objectives.base import Moment
@@ -55,7 +55,9 @@ def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer)
             )
 
 
-def test_joint_loss_trains_every_weight(model, tokenizer):
+@pytest.mark.parametrize("kind", ["model", "answering"])
+def test_joint_loss_gives_every_weight_a_gradient(kind, tokenizer, request):
+    model = request.getfixturevalue(kind)
     windows = encode_passages(tokenizer, QUESTIONS, PASSAGES)
     batch = windows.pack(
         np.arange(3),
@@ -186,3 +188,15 @@ def test_fused_layers_score_passages_as_plain_ones_do(model, answering):
         ranker.fused = True
         for found, expected in zip(ranker.score_passages(QUESTIONS, PASSAGES), plain):
             np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_joint_model_as_a_teacher_is_refused(model):
+    batch = model.tokenizer.encode(["a"], ["b"]).pack(np.array([0]), {"row": np.array([0])})
+    with pytest.raises(CheckpointError, match="as a teacher"):
+        model.logits([batch], 1)
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_passages_or_all_but_the_last_are_not_returned(model, top_k):
+    with pytest.raises(RecipeError, match=f"top_k={top_k}"):
+        model.rank_passages("What is kovarin?", PASSAGES, top_k=top_k)

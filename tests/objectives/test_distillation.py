@@ -131,3 +131,13 @@ def test_teachers_that_do_not_fit_are_refused(heads, targets):
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(RecipeError):
         Distillation(**wrong)
+
+
+def test_student_of_one_logit_learns_as_one_whose_other_is_0(heads, targets):
+    one = heads[:, 0, 1:].clone().requires_grad_()
+    for how in (Distillation(0.3, 3.0, "sum"), Distillation(0.0, 3.0, teacher=1)):
+        found = loss(how, one, targets)
+        torch.testing.assert_close(found, loss(how, torch.nn.functional.pad(one, (1, 0)), targets))
+        one.grad = None
+        found.backward()
+        assert one.grad.abs().min() > 1e-4

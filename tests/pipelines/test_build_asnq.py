@@ -56,6 +56,12 @@ def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, t
     assert not (tmp_path / "out" / "squad-dev").exists()
 
 
+def test_corpus_that_is_candidates_already_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match="'wikiqa', which is candidates already"):
+        run(Recipe("wikiqa", "dev"), tmp_path / "out", HERE)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("wrong", [{"bad": -1}, {"corpus": "squad", "compatible": True}])
 def test_recipe_out_of_range_is_refused(wrong):
     with pytest.raises(RecipeError):

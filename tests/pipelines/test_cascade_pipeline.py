@@ -67,8 +67,9 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
 
 
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
-    with pytest.raises(RecipeError, match="sequential ranker 'wrong'"):
-        replace(recipe, sequential={"wrong": ["one", "cascade"]})
+    for steps in (["one", "cascade"], []):
+        with pytest.raises(RecipeError, match="sequential ranker 'wrong'"):
+            replace(recipe, sequential={"wrong": steps})
 
 
 @pytest.mark.parametrize(

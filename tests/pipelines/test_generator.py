@@ -36,6 +36,8 @@ def test_generator_asks_a_question_for_each_sentence_alone_or_together(generator
     assert len(together) == 2
     assert together == [asks([sentence])[0] for sentence in sentences]
     assert any(together)
+    asks.model.generation_config.num_beams = 4  # as a model's own settings may say
+    assert asks(sentences) == together
 
 
 def test_folder_without_such_a_model_is_refused(tmp_path, checkpoint):

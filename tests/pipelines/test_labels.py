@@ -1,6 +1,7 @@
 """Stages of BM25: index, candidates, labels, samples."""
 
 import json
+import os
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -9,8 +10,20 @@ import pytest
 
 from as2ray.records import CANDIDATES, count, fingerprint, validate
 from as2ray.retrieval.bm25 import BM25
+from as2ray.retrieval.build import Settings
+from as2ray.retrieval.index import SentenceIndex
 from as2ray.stages import stage
-from pipelines.labels import candidates_indexed, questions_of, retrieved, sampled, tried, tuned
+from pipelines.labels import (
+    INDEX,
+    candidates_indexed,
+    indexed,
+    questions_of,
+    retrieval_scores,
+    retrieved,
+    sampled,
+    tried,
+    tuned,
+)
 from pipelines.steps import TABLE, table
 
 ROWS = [
@@ -51,7 +64,44 @@ def test_retrieved_candidates_come_from_all_and_keep_their_labels(source, tmp_pa
     ]
     learnt = retrieved(tmp_path / "train", source, index, 10, True)
     assert texts(learnt)[-2:] == [("b", "Cats sleep.", 0), ("b", "All day long.", 1)]
-    assert len(texts(retrieved(tmp_path / "one", source, index, 1, False))) == 2
+    one = retrieved(tmp_path / "one", source, index, 1, False)
+    assert len(texts(one)) == 2
+    missed = {"finds nothing": 0, "misses all positives": 1}
+    assert json.loads((one / "manifest.json").read_text())["found"]["bm25"] == missed
+
+
+def test_retrieved_candidates_are_scored_by_the_index_that_found_them(source, tmp_path):
+    index = candidates_indexed(tmp_path / "index", [source], BM25())
+    rows = table(retrieved(tmp_path / "train", source, index, 10, True))
+    scores = retrieval_scores(rows, index, 10)
+    held = SentenceIndex.open(index / INDEX)
+    tops = [hit.score for question in ROWS[::2][:2] for hit in held.top(question[1], 10)]
+    assert scores.tolist() == [*tops, 0.0]  # the last is a positive that BM25 missed
+
+
+def test_questions_that_find_nothing_are_counted(source, tmp_path):
+    index = candidates_indexed(tmp_path / "index", [source], BM25())
+    zebras = table(source).set_column(1, "question", pa.array(["zebra?"] * len(ROWS)))
+
+    def make(part):
+        pq.write_table(zebras, part / TABLE)
+        return {"fingerprint": fingerprint(zebras), "counts": asdict(count(zebras))}
+
+    found = retrieved(tmp_path / "none", stage(tmp_path / "zebras", {}, make), index, 10, False)
+    told = json.loads((found / "manifest.json").read_text())["found"]
+    assert told["bm25"] == {"finds nothing": 2, "misses all positives": 2}
+    assert told["counts"]["questions"] == 0
+
+
+def test_file_that_cannot_be_read_or_named_in_unicode_stops_no_index(tmp_path):
+    root = tmp_path / "documents"
+    root.mkdir()
+    (root / "owls.txt").write_text("Owls hunt mice.")
+    (root / "memory.txt").symlink_to("/proc/self/mem")
+    (root / os.fsdecode(b"caf\xe9.txt")).write_text("Coffee here.")
+    made = indexed(tmp_path / "index", root, Settings())
+    found = json.loads((made / "manifest.json").read_text())["found"]
+    assert (found["documents"], found["skipped"]) == (2, {"unreadable": 1})
 
 
 def test_sample_is_a_stage_with_some_questions(source, tmp_path):

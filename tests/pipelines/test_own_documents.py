@@ -11,7 +11,7 @@ from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.training.config import Training
 from as2ray.training.job import Model
-from pipelines.own_documents import OwnDocuments, run
+from pipelines.own_documents import OwnDocuments, _questions, run
 
 TINY = Training(epochs=1, batch=8, learning_rate=1e-3, precision="fp32")
 
@@ -77,6 +77,17 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
     assert 0 < found["found"]["counts"]["questions"] < 8
 
 
+def test_more_questions_than_asked_for_are_drawn_from_all_of_them(own, tmp_path):
+    from dataclasses import replace
+
+    (tmp_path / "many.txt").write_text("".join(f"question {n}\n" for n in range(100)))
+    few = _questions(replace(own, questions=str(tmp_path / "many.txt"), most=10), None)
+    numbers = [int(query.id.removeprefix("own-")) for query in few]
+    assert len(numbers) == 10
+    assert numbers == sorted(numbers)
+    assert max(numbers) > 10
+
+
 def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
     from dataclasses import replace
 
@@ -86,5 +97,13 @@ def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
     (tmp_path / "one.txt").write_text("metal?\n")
     with pytest.raises(RecipeError, match="1 questions"):
         run(replace(own, questions=str(tmp_path / "one.txt")))
+    with pytest.raises(RecipeError, match="nowhere"):
+        run(replace(own, questions=str(tmp_path / "nowhere.txt")))
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9?\n")
+    with pytest.raises(RecipeError, match="latin"):
+        run(replace(own, questions=str(tmp_path / "latin.txt")))
+    for wrong in ({"most": 0}, {"generator": "t5"}, {"kinds": ["generator"]}):
+        with pytest.raises(RecipeError):
+            replace(own, **wrong)
     with pytest.raises(RecipeError, match="annotated tables"):
         replace(own, annotated={"test": "x"})

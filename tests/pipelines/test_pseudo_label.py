@@ -1,18 +1,23 @@
 """Pseudo-labels, transfer and few shots, end to end on made-up corpora."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.errors import RecipeError, StageMismatchError
+from as2ray.records import question_starts
 from as2ray.retrieval.pseudo_labels import PseudoLabels
+from as2ray.stages import stage
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
 from pipelines.few_shot import Protocol
-from pipelines.pseudo_label import PAPER, Study, run
+from pipelines.pseudo_label import PAPER, Study, _bench, _towards, run
 from pipelines.recipe import Data, read_recipe
 from pipelines.steps import table
 
@@ -60,9 +65,48 @@ def test_study_reports_every_start_size_and_remedy(study, tmp_path):
     assert grid["RR"] == max(point[2] for point in grid["grid"])
 
 
-def test_source_named_like_a_start_is_refused(study):
-    with pytest.raises(RecipeError, match="'pseudo'"):
-        replace(study, transfers={"pseudo": Data("qnli", "dev")})
+@pytest.mark.parametrize("name", ["pseudo", "test", "dev", "train", "a+b", "a, b", "a/b"])
+def test_source_named_like_another_start_or_table_is_refused(study, name):
+    with pytest.raises(RecipeError, match=re.escape(f"'{name}'] cannot be names")):
+        replace(study, transfers={name: Data("qnli", "dev")})
+
+
+@pytest.mark.parametrize("wrong", [{"retrieve": 0}, {"measures": []}, {"tests": {}}])
+def test_impossible_study_is_refused(study, wrong):
+    with pytest.raises(RecipeError):
+        replace(study, **wrong)
+
+
+def test_sample_larger_than_the_target_is_refused_before_anything_is_trained(study, tmp_path):
+    with pytest.raises(RecipeError, match=r"\[9999\]"):
+        run(replace(study, protocol=Protocol(sizes=(8, 9_999))), tmp_path, Workers(count=0))
+    assert not (tmp_path / "rankers").exists()
+
+
+def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(study, tmp_path):
+    bench = _bench(replace(study, retrieve=5), tmp_path, Workers(count=0), {})
+    rows = table(bench.tables["test"])
+    scores = bench.keywords(rows)
+    starts = question_starts(rows["question_id"])
+    for start, end in zip(starts, [*starts[1:], rows.num_rows]):
+        assert 1 <= end - start <= 5
+        assert (np.diff(scores[start:end]) <= 0).all()
+
+
+def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(study, checkpoint, tmp_path):
+    bench = _bench(study, tmp_path, Workers(count=0), {})
+
+    def ranker(name):
+        def make(part):
+            shutil.copytree(checkpoint("bert", 2), part / "ranker")
+
+        return stage(tmp_path / name, {"name": name}, make)
+
+    ends = ranker("tuned"), ranker("start")
+    _towards(bench, *ends)
+    other = replace(bench, study=replace(study, filter="clean"))
+    with pytest.raises(StageMismatchError, match="filter"):
+        _towards(other, *ends)
 
 
 @pytest.mark.parametrize(

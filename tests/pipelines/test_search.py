@@ -55,3 +55,9 @@ def test_search_writes_the_best_settings_as_a_recipe_and_goes_on(recipe, tmp_pat
 def test_step_that_does_not_distil_is_refused(recipe):
     with pytest.raises(RecipeError, match=r"student 'teacher'(.|\n)*\['student'\]"):
         replace(recipe, student="teacher")
+
+
+def test_student_without_teachers_is_refused(recipe):
+    steps = {**recipe.steps, "student": replace(recipe.steps["student"], teachers=[])}
+    with pytest.raises(RecipeError, match=r"student 'student'(.|\n)*from teachers"):
+        replace(recipe, steps=steps)

@@ -40,5 +40,9 @@ def test_studies_that_do_not_go_together_are_refused(study, tmp_path):
         together([one, one])
     with pytest.raises(RecipeError, match="the measures"):
         together([one, study("two", "AP", {"wikiqa": {}})])
+    for damaged in ('{"measure": "RR", "tar', '{"measure": "RR"}', "[]"):
+        (tmp_path / "one" / "table1.json").write_text(damaged)
+        with pytest.raises(RecipeError, match=r"table1\.json: \w+Error"):
+            together([one])
     with pytest.raises(RecipeError, match=r"no table1\.json"):
         together([str(tmp_path / "nothing")])

@@ -1,6 +1,7 @@
 """Transfer and adapt, end to end on made-up corpora in the formats of real ones."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from as2ray.distributed.plan import Workers
 from as2ray.errors import LeakError, RecipeError, StageMismatchError
 from as2ray.training.config import Training
 from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
+from as2ray.training.tracking import Tracking, read
 from pipelines.recipe import Data, Recipe, Step, read_recipe
 from pipelines.steps import table
 from pipelines.transfer_adapt import run
@@ -133,6 +134,13 @@ def test_recipe_file_parses_into_a_recipe(path):
     assert workers.count >= 0
 
 
+def test_test_named_dev_beside_another_dev_is_refused(recipe):
+    steps = {**recipe.steps, "other": Step(["target"], dev="test")}
+    assert replace(recipe, tests=["dev"]).tests == ["dev"]  # the same table
+    with pytest.raises(RecipeError, match="a test named 'dev'"):
+        replace(recipe, tests=["dev"], steps=steps)
+
+
 def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text("title: x\nlearning_rte: 1\n")
     with pytest.raises(SystemExit):
@@ -152,3 +160,28 @@ def test_step_of_other_seeds_than_its_start_is_refused(recipe):
 def test_step_whose_name_cannot_name_a_folder_is_refused(recipe, name):
     with pytest.raises(RecipeError, match="step named"):
         replace(recipe, steps={**recipe.steps, name: Step(["target"])})
+
+
+@pytest.mark.parametrize("removed", [None, "best", "last"])
+def test_stage_killed_while_it_clears_up_keeps_all_and_trains_no_more(
+    recipe, tmp_path, monkeypatch, removed
+):
+    one = {"steps": {"fine-tune": recipe.steps["fine-tune"]}, "seeds": [0]}
+    recipe, rmtree = replace(recipe, **one), shutil.rmtree
+
+    def killed(path, *how, **more):
+        if Path(path).parent.name != "fine-tune-seed0.part":
+            return rmtree(path, *how, **more)
+        if removed is not None:
+            rmtree(Path(path) / removed)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path / "cut", HERE)
+    monkeypatch.setattr("pipelines.steps.fit", None)  # what was trained is not trained again
+    run(recipe, tmp_path / "cut", HERE)
+    stage = tmp_path / "cut" / "rankers" / "fine-tune-seed0"
+    assert [line["epoch"] for line in read(stage / "metrics.jsonl") if "epoch" in line] == [1, 2]
+    assert sorted(p.name for p in stage.iterdir()) == ["manifest.json", "metrics.jsonl", "ranker"]

@@ -1,8 +1,11 @@
+import os
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from as2ray.errors import CorpusError
+from as2ray.retrieval.build import build
 from as2ray.retrieval.documents import Columns, Skipped, pieces, read
 from as2ray.retrieval.markup import Block, html, markdown, plain
 
@@ -41,6 +44,25 @@ def test_html_gives_paragraphs_without_scripts_and_navigation(documents):
     ]
 
 
+def test_html_inside_markdown_is_prose_too():
+    text = (
+        "# Ants\n\n<div>\n<p>They dig.</p>\n<!-- no --></div>\n\n<pre>x</pre>\n\nThey <b>run</b>.\n"
+    )
+    assert markdown(text)[1] == [Block("Ants", "They dig."), Block("Ants", "They run.")]
+
+
+def test_html_picture_s_title_ends_no_heading():
+    drawn = "<h2><a><svg><title>link</title></svg></a>Play</h2><p>Bees.</p>"
+    assert html(drawn) == ("Play", [Block("Play", "Bees.")])
+
+
+def test_html_heading_that_is_not_closed_swallows_no_prose():
+    assert html("<h1>Bees<p>They dance.<p>They sleep.") == (
+        "Bees",
+        [Block("Bees", "They dance."), Block("Bees", "They sleep.")],
+    )
+
+
 def test_html_left_open_inside_what_is_silent_comes_back():
     assert html("<nav><svg><p>Home</nav><p>Text.")[1] == [Block("", "Text.")]
 
@@ -76,6 +98,16 @@ def test_damaged_table_is_refused(tmp_path, name, content, came):
     (tmp_path / name).write_text(content)
     with pytest.raises(CorpusError, match=came):
         all_of(tmp_path)
+
+
+def test_names_and_texts_that_are_no_unicode_are_told_and_do_no_harm(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "half \\ud800"}\n{"text": "Whole."}\n')
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
+        file.write("Coffee here.")
+    found, skipped = all_of(tmp_path)
+    assert [d.id for d in found] == ["caf\\udce9.txt", "t.jsonl#2"]
+    assert skipped.counts == {"with broken characters": 1}
+    assert build(tmp_path, tmp_path.with_name("index"))["documents"] == 2
 
 
 def test_nothing_to_read_is_refused(tmp_path):

@@ -2,11 +2,13 @@ import json
 import resource
 from random import Random
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from as2ray.errors import CorpusError, IndexFolderError
 from as2ray.retrieval.bm25 import BM25
-from as2ray.retrieval.build import MANIFEST, Settings, build
+from as2ray.retrieval.build import MANIFEST, Settings, _plain, build
 from as2ray.retrieval.index import SentenceIndex
 
 WORDS = [a + b + c for a in "bdfglm" for b in "aeiou" for c in "nr"]
@@ -76,6 +78,15 @@ def test_sentence_is_told_with_its_place_and_its_neighbours(documents, tmp_path)
     assert index.candidates("zebra", 10, 1) == []
 
 
+def test_text_of_a_shard_may_be_more_than_plain_strings_hold():
+    ends = np.array([0, 3_000_000_000, 3_000_000_005, 3_000_000_010])
+    text = np.zeros(ends[-1], np.uint8)  # takes no memory but where something is written
+    text[-10:] = list(b"owls.mice.")
+    long = pa.LargeStringArray.from_buffers(3, pa.py_buffer(ends), pa.py_buffer(text))
+    last = pa.RecordBatch.from_arrays([long], ["text"]).slice(1)
+    assert _plain(last).to_pydict() == {"text": ["owls.", "mice."]}
+
+
 def test_index_of_one_document_is_an_index(tmp_path):
     (tmp_path / "one.md").write_text("Only this sentence.")
     assert build(tmp_path / "one.md", tmp_path / "i", shards=4)["documents"] == 1
@@ -116,6 +127,12 @@ def test_disk_that_fills_leaves_no_index_and_the_older_one_whole(many, tmp_path)
     assert len(SentenceIndex.open(tmp_path / "i"))
 
 
+def test_place_where_nothing_can_be_written_is_refused(many, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(IndexFolderError, match="file"):
+        build(many, tmp_path / "file" / "i")
+
+
 def test_index_is_replaced_only_if_asked(many, documents, tmp_path):
     build(many, tmp_path / "i")
     with pytest.raises(IndexFolderError, match="exists"):
@@ -132,9 +149,16 @@ def test_index_of_another_format_is_refused(documents, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
     with pytest.raises(IndexFolderError, match=r"format 0(.|\n)*index the documents again"):
         SentenceIndex.open(tmp_path / "i")
+    told = json.loads(path.read_text()) | {"format": 1}
+    told["settings"]["bm25"]["delta"] = 1.0
+    path.write_text(json.dumps(told))
+    with pytest.raises(IndexFolderError, match="delta"):
+        SentenceIndex.open(tmp_path / "i")
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "manifest", "nothing"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "gone", "manifest", "nothing", "files", "settings", "shards"]
+)
 def test_broken_index_is_refused(documents, tmp_path, damage):
     build(documents, tmp_path / "i")
     path = tmp_path / "i" / "shard-00000" / "sentences.arrow"
@@ -144,6 +168,10 @@ def test_broken_index_is_refused(documents, tmp_path, damage):
         path.unlink()
     elif damage == "manifest":
         (tmp_path / "i" / MANIFEST).write_text("{")
+    elif damage in ("files", "settings", "shards"):
+        told = json.loads((tmp_path / "i" / MANIFEST).read_text())
+        del told[damage]
+        (tmp_path / "i" / MANIFEST).write_text(json.dumps(told))
     else:
         (tmp_path / "i" / MANIFEST).unlink()
     with pytest.raises(IndexFolderError, match=r"broken index|no index"):

@@ -39,6 +39,9 @@ def test_passages_are_the_paragraphs_of_the_best_sentences(index, joint):
     assert all(f.text == " ".join(texts[r.index]) for f, r in zip(found, ranked))
     assert {f.document for f in found} <= {"whales.md", "insects/ants.html", "notes.txt", "a"}
     assert finder.ask("zebra") == []
+    for question, top_k in ((" ", 2), ("whales", 0)):
+        with pytest.raises(RecipeError, match="top_k"):
+            finder.ask(question, top_k)
     with pytest.raises(RecipeError, match="passages=0"):
         PassageFinder(opened, ranker, passages=0)
 

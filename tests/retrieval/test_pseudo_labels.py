@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 
 from as2ray.errors import CorpusError, RecipeError
@@ -5,7 +7,7 @@ from as2ray.records import validate
 from as2ray.retrieval.build import build
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
-from as2ray.retrieval.questions import made
+from as2ray.retrieval.questions import made, question_of
 
 TEXT = """# Birds of the north
 
@@ -86,6 +88,23 @@ def test_leading_sentence_is_never_its_own_answer(index):
         assert row["candidate"] != row["question"]
 
 
+def test_leading_sentence_that_stands_twice_is_not_its_own_answer_either(tmp_path):
+    (tmp_path / "a.txt").write_text("Owls hunt mice. They fly.\n\nOwls hunt. Mice hunt corn.\n")
+    (tmp_path / "b.txt").write_text("Owls hunt mice. They swim.\n")
+    build(tmp_path, tmp_path.with_name("twice"))
+    held = SentenceIndex.open(tmp_path.with_name("twice"))
+    for row in pseudo_labels(held, made(held, ["leading"])).table.to_pylist():
+        assert row["candidate"] != row["question"]
+
+
+def test_words_of_another_alphabet_stay_whole():
+    sentence = "Größere Brücken führen über die Straße. Мосты ведут через реку."
+    assert set(question_of(sentence, Random(0)).split()) <= {
+        *("größere", "brücken", "führen", "über", "die", "straße"),
+        *("мосты", "ведут", "через", "реку"),
+    }
+
+
 def test_words_of_a_sentence_are_some_of_its_own_in_order(index):
     queries = made(index, ["words"])
     assert [query.id for query in queries] == ["words-1", "words-4"]  # the others have too few
@@ -106,3 +125,5 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
         made(index, ["generator"])
     with pytest.raises(RecipeError, match="'titles'"):
         made(index, ["titles"])
+    with pytest.raises(RecipeError, match="most -1"):
+        made(index, ["words"], most=-1)

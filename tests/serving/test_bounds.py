@@ -92,6 +92,21 @@ def test_wrong_types_and_unknown_keys_are_refused(client, body):
     assert answer.json()["error"] == "invalid"
 
 
+def test_half_a_character_in_a_field_that_goes_back_unread_is_refused(client):
+    documents = [{"text": "fine", "title": "\ud800"}]
+    asked = {"query": QUESTION, "documents": documents, "return_documents": True}
+    answer = client.post(
+        "/v1/rerank", content=json.dumps(asked), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 422
+
+
+def test_a_refusal_does_not_send_back_what_came(client):
+    answer = client.post("/rank", json={**RANK, "x" * 100_000: 1})
+    assert answer.status_code == 422
+    assert len(answer.text) < 1_000
+
+
 def test_deeply_nested_json_is_refused(client):
     body = b"[" * 100_000 + b"]" * 100_000
     answer = client.post("/rank", content=body, headers={"content-type": "application/json"})
@@ -119,12 +134,19 @@ def test_any_of_the_tokens_opens_and_health_and_page_need_none(serve):
     assert client.get("/").status_code == 200
 
 
+def test_a_token_of_any_letters_opens(serve):
+    client = serve(tokens=("voil\u00e0",))  # whose last byte is a blank of Latin-1's
+    headers = {"authorization": "Bearer voil\u00e0".encode()}
+    assert client.post("/rank", json=RANK, headers=headers).status_code == 200
+
+
 def test_tokens_are_read_from_a_file_that_must_hold_some(tmp_path):
     (tmp_path / "tokens").write_text("one\n\n two \n")
     assert tokens_of(str(tmp_path / "tokens")) == ("one", "two")
     assert tokens_of(None) == ()
     (tmp_path / "empty").write_text("\n")
-    for name in ("empty", "missing"):
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name in ("empty", "missing", "bytes"):
         with pytest.raises(RecipeError, match="one token a line"):
             tokens_of(str(tmp_path / name))
 
@@ -223,6 +245,7 @@ def test_what_is_seen_of_requests_holds_answers_and_refusals(serve):
         {"models": {"a": "x"}, "limits": {"tokens": 1_000_000}},
         {"models": {"a": "x"}, "replicas": {"least": 3, "most": 2}},
         {"models": {"a": "x"}, "refusal": 500},
+        {"models": {"a": "x"}, "batches": {"queued": 0}},  # Serve takes none either
     ],
 )
 def test_settings_out_of_range_are_refused(wrong):

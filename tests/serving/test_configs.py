@@ -3,7 +3,9 @@
 import inspect
 import json
 import re
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,7 @@ def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     (tmp_path / "tokens").write_text("one\n")
     args = config("gpu_cluster.yaml")["applications"][0]["args"]
     args["token_file"] = str(tmp_path / "tokens")
+    args["limits"]["seconds"] = 60
     application = deployment.build(Served.model_validate(args))
     gateway = application._bound_deployment
     ranker = gateway.init_args[0]._bound_deployment
@@ -58,6 +61,8 @@ def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     scaling = ranker._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 8)
     assert ranker.ray_actor_options["num_gpus"] == 1
+    for one in (gateway, ranker):  # who goes answers first what it has
+        assert one._deployment_config.graceful_shutdown_timeout_s > 60
 
 
 @pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
@@ -76,9 +81,24 @@ def test_kubernetes_files_name_the_versions_that_are_pinned(name):
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
 
 
+def test_rayservice_may_grow_to_its_replicas_and_every_pod_sees_the_tokens():
+    spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    args = Served.model_validate(config("rayservice.yaml")["applications"][0]["args"])
+    assert spec["enableInTreeAutoscaling"]
+    [gpus] = spec["workerGroupSpecs"]
+    assert gpus["minReplicas"] < gpus["maxReplicas"] == args.replicas.most
+    for group in (spec["headGroupSpec"], gpus):  # the head builds the application
+        [container] = group["template"]["spec"]["containers"]
+        mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert str(Path(args.token_file).parent) in mounted
+
+
 def test_rayjob_runs_a_pipeline_with_a_recipe_that_are_there():
     spec = yaml.safe_load((CONFIGS / "rayjob.yaml").read_text())["spec"]
     RuntimeEnv(env_vars=yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"])
+    env = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["HF_HOME"].startswith("/shared/")  # the image holds no encoder
     words = spec["entrypoint"].split()
     assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
     assert (ROOT / words[words.index("--config") + 1]).is_file()
@@ -114,9 +134,34 @@ def test_metrics_of_several_nodes_become_one_text():
     ]
 
 
+class Cut(BaseHTTPRequestHandler):
+    """An agent that ends in the middle of its answer."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "100")
+        self.end_headers()
+        self.wfile.write(b"# HELP")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_node_that_ends_while_it_tells_its_metrics_is_left_out():
+    with HTTPServer(("127.0.0.1", 0), Cut) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert observed._scrape(f"127.0.0.1:{server.server_address[1]}") == ""
+        thread.join()
+
+
 def test_autoscaling_cluster_is_one_that_ray_takes_and_its_nodes_hold_the_recipes_plans():
     found = yaml.safe_load((CONFIGS / "autoscaling.yaml").read_text())
     validate_config(prepare_config(found))
+    for commands in (found["head_start_ray_commands"], found["worker_start_ray_commands"]):
+        assert commands[0] == "ray stop"  # or a second `ray up` finds Ray running and fails
+        assert "RAY_AUTH_MODE=token" in commands[1]
+    assert "~/.ray/auth_token" in found["file_mounts"]  # without it such a Ray does not start
     types = found["available_node_types"]
     held = [kind["resources"] for kind in types.values() for _ in range(kind.get("max_workers", 0))]
     for path in sorted((ROOT / "pipelines/recipes").glob("*.yaml")):

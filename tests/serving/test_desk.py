@@ -178,6 +178,24 @@ def test_who_went_away_or_waited_too_long_is_not_ranked(desk, gated):
     assert [batch for batch, _ in gated.batches] == [["muri a"]]
 
 
+def test_a_question_that_fails_does_not_fail_those_ranked_with_it(desk, gated):
+    def fails_on_b(batch, fullness) -> list[Answer]:
+        answers = gated(batch, fullness)
+        if "muri b" in [answer.model for answer in answers]:
+            raise RuntimeError("scores that are not finite")
+        return answers
+
+    async def run() -> list[Answer | Refused]:
+        line = Line(fails_on_b, 100_000, 100_000)
+        tasks = await asking(line, desk, ["muri a", "muri b", "muri c"])
+        gated.may.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, wrong, last = asyncio.run(run())
+    assert gated.batches[1][0] == ["muri b", "muri c"]
+    assert (first.model, wrong.kind, last.model) == ("muri a", "failed", "muri c")
+
+
 def test_a_batch_that_fails_fails_its_own_questions_alone(desk):
     def fails_once(batch, fullness) -> list[Answer]:
         if batch[0].asked.question == "muri a":

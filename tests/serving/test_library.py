@@ -58,6 +58,12 @@ def test_what_cannot_be_asked_is_refused(library, wrong):
     assert {"came", "expected", "mend"} <= answer.json().keys()
 
 
+def test_too_long_a_question_is_refused_before_it_is_looked_for(serve, index):
+    client = serve(index=index, limits={"characters": 60})
+    answer = client.post("/ask", json={"question": "zebra " * 100})
+    assert (answer.status_code, answer.json()["error"]) == (413, "too_large")
+
+
 def test_drop_ratios_and_models_are_as_in_rank(library):
     asked = {"question": "kovarin lala ne", "drop": 0.5}
     told = library.post("/ask", json=asked).json()

@@ -60,6 +60,7 @@ def test_cohere_v2_gives_its_own_form_and_order(client, expected):
     answer = client.post("/v2/rerank", json=asked)
     found = answer.json()
     assert set(found) == {"id", "results", "meta"}
+    assert all(set(one) == {"index", "relevance_score"} for one in found["results"])
     assert [one["index"] for one in found["results"]] == [one.index for one in expected[:3]]
     assert falling(found["results"])
     assert found["meta"]["api_version"] == {"version": "2"}
@@ -118,6 +119,19 @@ def test_rerank_with_documents_is_infinity_s_and_vllm_s(client, expected):
     found = client.post("/rerank", json=asked).json()
     assert [one["index"] for one in found["results"]] == [one.index for one in expected]
     assert found["results"][0]["document"]["text"] == expected[0].text
+
+
+def test_rerank_with_wrong_documents_is_refused_in_infinity_s_and_vllm_s_form(client):
+    answer = client.post("/rerank", json={"query": QUESTION, "documents": [3]})
+    assert (answer.status_code, set(answer.json())) == (422, {"message", "detail"})
+    assert "documents.0" in answer.json()["detail"]
+
+
+def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
+    asked = {"query": QUESTION, "texts": CANDIDATES, "truncate": None}  # TEI's may be null
+    assert client.post("/rerank", json=asked).status_code == 200
+    asked = {"query": QUESTION, "documents": CANDIDATES, "top_n": 0}  # vLLM's default
+    assert len(client.post("/rerank", json=asked).json()["results"]) == len(CANDIDATES)
 
 
 def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():

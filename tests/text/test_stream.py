@@ -232,3 +232,14 @@ def test_pack_pairs_numbers_the_pairs_as_given(tokenizer, table):
     place = batch.of_sequence["row"].tolist().index(5)
     start = int(batch.lengths[:place].sum())
     assert batch.token_ids[start : start + alone.lengths[0]].tolist() == alone.token_ids.tolist()
+
+
+def test_table_of_a_file_that_is_damaged_inside_is_refused_by_name(tmp_path, table):
+    folder = tiny.write_corpus(tmp_path / "pairs", table)
+    files, path = PairFiles.find(folder), folder / "part-000.parquet"
+    content = bytearray(path.read_bytes())
+    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+    path.write_bytes(content)
+    for read in (files.table, lambda: files.read(np.arange(3), ["question"])):
+        with pytest.raises(CorpusError, match=r"part-000\.parquet"):
+            read()
