@@ -106,6 +106,7 @@ def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_p
         (["--run", "r", "--qrels", "q", "--output", "x.run"], "nothing to score or to write"),
         (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
         (["--model", "constant", "--table", "TABLE", "--output", "x.json"], "name it .run"),
+        (["--model", "bm25", "--table", "TABLE", "--drop", "0.3"], "a ranker that has stages"),
     ],
 )
 def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, capsys, flags, told):

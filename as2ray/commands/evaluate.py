@@ -95,6 +95,10 @@ def _file(path: str) -> str:
 
 def _scores(system: str, rows: pa.Table, drop: float | list[float] | None = None) -> np.ndarray:
     """Scores of a model's name or a run's path for every row."""
+    if drop is not None and (system in ("constant", "bm25") or Path(system).is_file()):
+        raise EvaluationError(
+            f"drop={drop} of {system}", expected="a ranker that has stages", mend="leave it out"
+        )
     if system == "constant":
         return np.zeros(rows.num_rows)
     if system == "bm25":
