@@ -30,6 +30,7 @@ from as2ray.evaluation.supporting_facts import gap, measure_facts
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker
 from as2ray.objectives import TwoInOne
+from as2ray.pruning import drop_ratios
 from as2ray.records import ShortAnswer, by_passage, count
 from as2ray.stages import digest, manifest, stage
 from pipelines.experiment import Found, prepare, rankers, tell
@@ -53,9 +54,12 @@ class Recipe(Steps):
     """How they are selected; what a system goes by follows from its step."""
     balanced: bool = True
     """Train on as many irrelevant passages as relevant ones, as the released code does."""
+    drop: float = 0.0
+    """Drop ratio after every exit of a cascade when it selects among all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        drop_ratios(self.drop, 2)
         wrong = [
             name
             for name in self.selects
@@ -99,7 +103,8 @@ def run(
         for test in recipe.selects:
             asked = replace(recipe.selecting, rule=recipe.rule(recipe.steps[name]))
             place = folder / "selections" / f"{ranker.name}-{test}"
-            made = _selected(place, ranker, tables[test], asked)
+            drop = recipe.drop if recipe.exits_of(name) else None
+            made = _selected(place, ranker, tables[test], asked, drop)
             runs |= _measured(made, test, recipe.tables[test], tables[test], sources)
             if (apart := manifest(made)["found"]["gap"]) is not None:
                 gaps[test].setdefault(name, []).append(apart)
@@ -138,7 +143,7 @@ def _passages(folder: Path, source: Path, few: bool) -> Path:
     return stage(folder, identity, make)
 
 
-def _selected(folder: Path, ranker: Path, source: Path, how: Selecting) -> Path:
+def _selected(folder: Path, ranker: Path, source: Path, how: Selecting, drop: float | None) -> Path:
     """A stage with the selection of every question, as the official evaluator reads it.
 
     Args:
@@ -146,15 +151,17 @@ def _selected(folder: Path, ranker: Path, source: Path, how: Selecting) -> Path:
         ranker: Stage of the trained ranker.
         source: Stage of the table.
         how: How to select.
+        drop: Of a cascade.
     """
     fingerprint = manifest(source)["found"]["fingerprint"]
     identity = {"ranker": digest(ranker), "table": fingerprint, "how": how}
+    identity |= {} if drop is None else {"drop": drop}
 
     def make(part: Path) -> Mapping[str, Any]:
         rows = table(source)
         passages = by_passage(rows)
         loaded = checkpoint.load(ranker / "ranker")
-        passage, sentence = _scores(loaded, rows, passages, how.rule)
+        passage, sentence = _scores(loaded, rows, passages, how.rule, drop)
         chosen = select(passages, passage, sentence, how)
         answers = _answers(loaded, passages, chosen)
         (part / "prediction.json").write_text(json.dumps(chosen.as_json(answers), indent=2) + "\n")
@@ -166,7 +173,7 @@ def _selected(folder: Path, ranker: Path, source: Path, how: Selecting) -> Path:
 
 
 def _scores(
-    ranker: Ranker, rows: pa.Table, passages: pa.Table, rule: Rule
+    ranker: Ranker, rows: pa.Table, passages: pa.Table, rule: Rule, drop: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores around 0 of passages and of sentences; a rule reads those that its ranker has."""
     if isinstance(ranker, TwoInOneRanker):
@@ -174,7 +181,7 @@ def _scores(
         scores, sentence = ranker.score_passages(passages["question"].to_pylist(), texts)
         return (best(passages, sentence) if rule == "sentences" else scores), sentence
     # Of a cascade, none but the survivors of all stages can lie above 0.
-    sentence = ranker.score_table(rows).rank_by - max(0, len(ranker.exits) - 1) - 0.5
+    sentence = ranker.score_table(rows, drop).rank_by - max(0, len(ranker.exits) - 1) - 0.5
     return best(passages, sentence), sentence
 
 

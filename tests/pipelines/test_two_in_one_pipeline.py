@@ -71,6 +71,7 @@ def recipe(common, data_root):
         baseline="sentences",
         seeds=[0],
         selects=["hotpot-dev"],
+        drop=0.9,
     )
 
 
@@ -87,6 +88,10 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     assert rows["joint"]["SP recall"]["mean"] > 0.3
     assert rows["joint"]["passage EM"]["mean"] > 1 / 6  # of drawing two of four
     assert 0 <= rows["passages"]["SP recall"]["mean"] <= 1 / 3  # first sentences alone
+    chosen = json.loads(
+        (tmp_path / "selections/cascade-seed0-hotpot-dev/prediction.json").read_text()
+    )
+    assert all(len(facts) <= 1 for facts in chosen["sp"].values())  # of 12 sentences one survives
     assert {row["system"] for row in json.loads((tmp_path / "test.json").read_text())["rows"]}
     followed = read(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
     parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
@@ -110,6 +115,11 @@ def test_recipe_without_a_table_to_select_on_is_refused(recipe):
     for selects in ([], ["test"], ["nothing"]):
         with pytest.raises(RecipeError, match="supporting facts to select on"):
             replace(recipe, selects=selects)
+
+
+def test_drop_ratio_out_of_range_is_refused_before_anything_is_trained(recipe):
+    with pytest.raises(RecipeError, match="drop"):
+        replace(recipe, drop=1.0)
 
 
 def test_objective_is_read_from_a_recipe(tmp_path):
