@@ -7,7 +7,6 @@ corpus, nor what does the work: this process, or the tasks of a cluster.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import islice
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from as2ray.corpora import files
 from as2ray.corpora.base import Building, Corpus, Record, Source
 from as2ray.errors import CorpusError
 from as2ray.records import validate
@@ -41,23 +41,6 @@ Made = tuple[pa.Table | None, list[Bad]]
 
 Spread = Callable[[Building, list[Path], Mapping[str, Any]], Iterator[Made]]
 """Makes all records of some files, in their order."""
-
-
-@contextmanager
-def sound(where: str) -> Iterator[None]:
-    """Turns what values of other types cause inside the block into a `CorpusError`.
-
-    Args:
-        where: What is read, for the error.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise CorpusError(
-            f"{where}: {type(error).__name__}: {error}"[:300],
-            expected="values of the types that the publisher wrote, text that is Unicode",
-            mend="give the publisher's own file",
-        ) from error
 
 
 @dataclass
@@ -102,7 +85,7 @@ def make(building: Building, records: Iterable[Record], options: Mapping[str, An
     tables, bad = [], []
     for where, text in records:
         try:
-            with sound(where):
+            with files.sound(where):
                 table = building.make(text, where, **options)
             if table is not None:
                 tables.append(validate(table, where))
@@ -118,7 +101,7 @@ def strict(
     building.check(**options)
     for path in building.paths(split, source):
         for where, text in building.records(path):
-            with sound(where):
+            with files.sound(where):
                 table = building.make(text, where, **options)
             if table is not None:
                 yield table

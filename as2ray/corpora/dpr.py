@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from as2ray.corpora import files
 from as2ray.corpora.base import Corpus, Source
-from as2ray.corpora.building import sound
 from as2ray.corpora.collection import SCHEMA, Collection, collected, numbers
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES
@@ -64,13 +63,13 @@ def reader(
     if run is None:
         # A passage of two lists is what the first of them in the release's order says.
         ordered = [name for name in CONTEXTS if name in contexts]
-        with sound(str(path)):
+        with files.sound(str(path)):
             yield from _tables(_given(path, split, ordered))
         return
     folder = path.parent
     found = _run(files.locate(folder, (run,)), depth)
     passages = files.locate(folder, PASSAGES)
-    with collected(_passages(passages), str(passages)) as collection, sound(str(path)):
+    with collected(_passages(passages), str(passages)) as collection, files.sound(str(path)):
         yield from _tables(_retrieved(path, split, found, collection))
 
 

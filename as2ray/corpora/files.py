@@ -77,6 +77,23 @@ def damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def sound(where: str) -> Iterator[None]:
+    """Turns what values of other types cause inside the block into a `CorpusError`.
+
+    Args:
+        where: What is read, for the error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise CorpusError(
+            f"{where}: {type(error).__name__}: {error}"[:300],
+            expected="values of the types that the publisher wrote, text that is Unicode",
+            mend="give the publisher's own file",
+        ) from error
+
+
 def tsv(path: Path, columns: Sequence[str], header: bool) -> Iterator[pa.Table]:
     """Streams a tab-separated file as tables of strings. Quotation marks are plain characters.
 

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from as2ray.corpora import files
 from as2ray.corpora.base import Corpus, Item, Source
-from as2ray.corpora.building import sound
 from as2ray.corpora.collection import SCHEMA, Collection, collected, numbers
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES
@@ -89,11 +88,11 @@ def reader(split: str, source: Source, *, depth: int = 100) -> Iterator[pa.Table
         raise CorpusError(f"depth {depth}", expected="at least 1", mend="correct the option")
     folder = Path(source)
     if split == "dl19":
-        with sound(str(files.locate(folder, (DL19,)))):
+        with files.sound(str(files.locate(folder, (DL19,)))):
             yield from _tables(_dl19(folder, depth), RELEVANT["dl19"])
     elif split == "listed":
         path = files.locate(folder, LISTED)
-        with sound(str(path)):
+        with files.sound(str(path)):
             yield from _tables(_listed(path), 1)
     else:
         yield from _tables(_joined(folder, FILES[split], depth, split.endswith("train")), 1)

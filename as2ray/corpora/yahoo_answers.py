@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from as2ray.corpora import files
 from as2ray.corpora.base import Corpus, Item, Source
-from as2ray.corpora.building import sound
 from as2ray.errors import CorpusError
 from as2ray.records import CANDIDATES, MAX_CHARACTERS
 from as2ray.retrieval.bm25 import BM25, Index
@@ -47,7 +46,7 @@ def reader(split: str, source: Source, *, depth: int = 100) -> Iterator[pa.Table
     if depth < 1:
         raise CorpusError(f"depth {depth}", expected="at least 1", mend="correct the option")
     path = files.locate(Path(source), NAMES)
-    with sound(str(path)):
+    with files.sound(str(path)):
         yield from _tables(path, split, depth)
 
 
