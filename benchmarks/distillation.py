@@ -71,7 +71,7 @@ class Size:
     """Of the encoder whose heads are timed; BERT-base's by default."""
 
 
-FULL = Size(960, 9_000, 5, 32, 128, {})
+FULL = Size(960, 18_000, 5, 32, 128, {})
 SMALL = Size(8, 64, 1, 4, 8, {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2})
 
 START = 32
