@@ -54,6 +54,7 @@ class Recipe(Steps):
                     expected="a name of its own, and steps that train pointwise rankers",
                     mend="describe them under `steps`",
                 )
+            self.seeds_shared(name, steps)
 
     def is_cascade(self, step: str) -> bool:
         """Whether a step trains a cascade."""
@@ -179,10 +180,7 @@ def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> Non
     """Counted and measured savings side by side, with the rankers of each one's first seed."""
     lines = ["| test | ranker | drop | layers | operations | times as fast |", "|" + "---|" * 6]
     for name in [*filter(recipe.is_cascade, recipe.steps), *recipe.sequential]:
-        trained = [recipe.seeds_of(step) for step in recipe.sequential.get(name, [name])]
-        seed = next((s for s in trained[0] if all(s in seeds for seeds in trained)), None)
-        if seed is None:
-            continue  # a sequential ranker whose members share no seed was not made
+        seed = recipe.seeds_shared(name, recipe.sequential.get(name, [name]))[0]
         stage = f"{name}-seed{seed}"
         drops: list[tuple[str, float | None]] = [("rankers", drop) for drop in recipe.drops]
         for where, drop in [*drops, *([("searched", None)] if name in recipe.steps else [])]:

@@ -67,6 +67,7 @@ class Recipe(Steps):
                     expected="a name of its own, and steps of the recipe",
                     mend="describe them under `steps`",
                 )
+            self.seeds_shared(name, members)
         for name in self.resemblance:
             step = self.steps.get(name)
             if step is None or step.heads != len(step.teachers) or not step.heads:
@@ -96,11 +97,10 @@ def run(
     for name, seed, made in rankers(recipe, folder, workers, tables):
         done[name, seed] = made
     for name, members in recipe.ensembles.items():
-        for seed in recipe.seeds:
-            if all((member, seed) in done for member in members):
-                of_seed = [done[member, seed] for member in members]
-                place = folder / "rankers" / f"{name}-seed{seed}"
-                done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
+        for seed in recipe.seeds_shared(name, members):
+            of_seed = [done[member, seed] for member in members]
+            place = folder / "rankers" / f"{name}-seed{seed}"
+            done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
     for (name, seed), made in list(done.items()):
         if name in recipe.steps and len(recipe.exits_of(name)) > 1:
             stored = replays(folder, made, {"dev": tables[recipe.dev]}, recipe.filter)["dev"]

@@ -130,9 +130,9 @@ class Recipe:
                     mend="put the steps in order",
                 )
             there = set(self.seeds).intersection(*(self.seeds_of(other) for other in needed))
-            if not set(self.seeds_of(name)) <= there:
+            if not there.issuperset(own := self.seeds_of(name)) or not own:
                 raise RecipeError(
-                    f"step {name!r} with seeds {step.seeds}",
+                    f"step {name!r} with seeds {own}",
                     expected=f"some of {sorted(there)}: the recipe's, its start's, its teachers'",
                     mend="correct the step's seeds",
                 )
@@ -161,6 +161,26 @@ class Recipe:
         """The seeds that a step is trained with."""
         own = self.steps[step].seeds
         return self.seeds if own is None else own
+
+    def seeds_shared(self, name: str, members: Sequence[str]) -> list[int]:
+        """The seeds that each of several steps is trained with: those of a ranker made of them.
+
+        Args:
+            name: The ranker's.
+            members: Steps of the recipe.
+
+        Raises:
+            RecipeError: There are none.
+        """
+        of_each = {member: self.seeds_of(member) for member in members}
+        shared = [seed for seed in self.seeds if all(seed in own for own in of_each.values())]
+        if not shared:
+            raise RecipeError(
+                f"{name!r} is made of steps with seeds {of_each}",
+                expected="at least one seed that all of them have",
+                mend="correct the steps' seeds",
+            )
+        return shared
 
     def exits_of(self, step: str) -> tuple[int, ...]:
         """Exits of the cascade that a step trains, its own or its start's; none of another."""

@@ -126,13 +126,15 @@ def tsv(path: Path, columns: Sequence[str], header: bool) -> Iterator[pa.Table]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a file with one JSON value a line, with their line numbers from 1.
+    """The values of a file with one JSON value a line, with line numbers; blank lines are none.
 
     Raises:
         CorpusError: A line that is no JSON, a damaged file.
     """
     with opened(path) as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:

@@ -72,6 +72,12 @@ def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(reci
             replace(recipe, sequential={"wrong": steps})
 
 
+def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
+    steps = {**recipe.steps, "three": replace(recipe.steps["three"], seeds=[1])}
+    with pytest.raises(RecipeError, match=r"'sequence' is made of steps with seeds .*\[0\].*\[1\]"):
+        replace(recipe, seeds=[0, 1], steps=steps)
+
+
 @pytest.mark.parametrize(
     "path", sorted(Path("pipelines/recipes").glob("cascade_*.yaml")), ids=lambda p: p.stem
 )

@@ -84,6 +84,14 @@ def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):
         replace(recipe, resemblance=["first"])
 
 
+def test_ensemble_of_steps_that_share_no_seed_is_refused(recipe):
+    steps = {name: recipe.steps[name] for name in recipe.ensembles["all"]}
+    steps["second"] = replace(steps["second"], seeds=[1])
+    steps["third"] = replace(steps["third"], seeds=[0])
+    with pytest.raises(RecipeError, match=r"'all' is made of steps with seeds .*\[1\].*\[0\]"):
+        replace(recipe, seeds=[0, 1], steps=steps, resemblance=[])
+
+
 @pytest.mark.parametrize(
     "path", sorted(Path("pipelines/recipes").glob("cerberus_*[!s].yaml")), ids=lambda p: p.stem
 )

@@ -150,10 +150,12 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
 
 def test_step_of_other_seeds_than_its_start_is_refused(recipe):
     steps = {**recipe.steps, "transfer": replace(recipe.steps["transfer"], seeds=[1])}
-    with pytest.raises(RecipeError, match="'transfer-then-adapt' with seeds None"):
+    with pytest.raises(RecipeError, match=r"'transfer-then-adapt' with seeds \[0"):
         replace(recipe, steps=steps)
     with pytest.raises(RecipeError, match=r"'union' with seeds \[5\]"):
         replace(recipe, steps={**recipe.steps, "union": replace(recipe.steps["union"], seeds=[5])})
+    with pytest.raises(RecipeError, match=r"with seeds \[\]"):
+        replace(recipe, seeds=[])
 
 
 @pytest.mark.parametrize("name", ["no teacher", "", "a/b"])

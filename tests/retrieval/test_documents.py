@@ -100,6 +100,15 @@ def test_damaged_table_is_refused(tmp_path, name, content, came):
         all_of(tmp_path)
 
 
+def test_blank_lines_between_json_lines_are_no_rows(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"text": "One here."}\n\n{"text": "Two here."}\n \n')
+    found, _ = all_of(tmp_path)
+    assert [(d.id, d.blocks[0].text) for d in found] == [
+        ("t.jsonl#1", "One here."),
+        ("t.jsonl#3", "Two here."),
+    ]
+
+
 def test_names_and_texts_that_are_no_unicode_are_told_and_do_no_harm(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "half \\ud800"}\n{"text": "Whole."}\n')
     with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
