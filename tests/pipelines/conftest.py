@@ -41,15 +41,23 @@ def _write_qnli(folder: Path) -> None:
             file.write(f"{i}\t{row['question']}\t{row['candidate']}\t{label}\n")
 
 
+def _write_asnq(folder: Path) -> None:
+    with (folder / "train.tsv").open("w") as file:
+        for row in tiny.candidates(30, seed=9).to_pylist():
+            columns = (f"{row['question']} {row['question_id']}", row["candidate"])
+            file.write("\t".join((*columns, "4" if row["label"] else "1")) + "\n")
+
+
 @pytest.fixture(scope="session")
 def releases(tmp_path_factory) -> Path:
     """Folder of small raw releases."""
     root = tmp_path_factory.mktemp("data")
-    for name in ("wikiqa", "qnli"):
+    for name in ("wikiqa", "qnli", "asnq"):
         (root / name).mkdir()
     for seed, (split, questions) in enumerate({"train": 40, "dev": 10, "test": 12}.items()):
         _write_wikiqa(root / "wikiqa", split, seed, questions)
     _write_qnli(root / "qnli")
+    _write_asnq(root / "asnq")
     return root
 
 

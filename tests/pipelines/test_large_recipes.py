@@ -1,0 +1,126 @@
+"""A recipe of large encoders: their published configurations, two layers deep, random weights."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from as2ray.checkpoint import load
+from as2ray.distributed.plan import Workers
+from pipelines.distill import Recipe, run
+from pipelines.recipe import Step, read_recipe
+
+ELECTRA = {"vocab_size": 30_522, "max_position_embeddings": 512}
+PUBLISHED = {
+    "roberta-large": (
+        "roberta",
+        {
+            "vocab_size": 50_265,
+            "hidden_size": 1_024,
+            "num_attention_heads": 16,
+            "intermediate_size": 4_096,
+            "max_position_embeddings": 514,
+        },
+    ),
+    "google/electra-large-discriminator": (
+        "electra",
+        {
+            **ELECTRA,
+            "embedding_size": 1_024,
+            "hidden_size": 1_024,
+            "num_attention_heads": 16,
+            "intermediate_size": 4_096,
+        },
+    ),
+    "google/electra-base-discriminator": (
+        "electra",
+        {
+            **ELECTRA,
+            "embedding_size": 768,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3_072,
+        },
+    ),
+    "albert/albert-xxlarge-v2": (
+        "albert",
+        {
+            "vocab_size": 30_000,
+            "embedding_size": 128,
+            "hidden_size": 4_096,
+            "num_attention_heads": 64,
+            "intermediate_size": 16_384,
+            "max_position_embeddings": 512,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
+}
+"""Family and shape of the encoders that the recipe names, from their `config.json` on the hub."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A place for gigabytes that goes with the test."""
+    with TemporaryDirectory() as place:
+        yield Path(place)
+
+
+@pytest.fixture
+def encoders(folder, published) -> dict[str, str]:
+    """For each encoder of the hub a folder with its shape, two layers of it."""
+    return {
+        name: str(
+            tiny.write_checkpoint(
+                folder / name, family, published(family), None, **shape, num_hidden_layers=2
+            )
+        )
+        for name, (family, shape) in PUBLISHED.items()
+    }
+
+
+@pytest.mark.slow
+def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, data_root):
+    path = "pipelines/recipes/cerberus_table3.yaml"
+    recipe, *_ = read_recipe(Recipe, ["--config", path, "--output", "out"])
+    widths = {"roberta-large": 1_024, "electra-large": 1_024, "albert-xxlarge": 4_096}
+    assert recipe.steps["cerberus"].teachers == list(widths)
+
+    def reduced(name: str) -> Step:
+        step = recipe.steps[name]
+        training = replace(step.training, epochs=1)
+        if name in widths:  # adapted without their transfer: their files are gigabytes
+            model = encoders[recipe.steps[f"{name}-asnq"].model or ""]
+            return replace(step, model=model, start=None, training=training)
+        return replace(step, exits=(1,) if step.exits else None, training=training)
+
+    few = {"asnq": 8, "wikiqa-train": 8, "wikiqa-dev": 4, "wikiqa-test": 4}
+    names = [*widths, "electra-base-asnq", "single", "cerberus"]
+    small = replace(
+        recipe,
+        model=replace(recipe.model, path=encoders[recipe.model.path]),
+        tables={name: replace(recipe.tables[name], questions=few[name]) for name in recipe.tables},
+        steps={name: reduced(name) for name in names},
+        seeds=[0],
+        timed=False,
+    )
+    out = folder / "out"
+    run(small, out, Workers(count=0))
+
+    rows = json.loads((out / "wikiqa-test.json").read_text())["rows"]
+    assert [row["system"] for row in rows] == names
+    for teacher, width in widths.items():
+        config = json.loads((out / "rankers" / f"{teacher}-seed0/ranker/config.json").read_text())
+        assert (config["hidden_size"], config["num_hidden_layers"]) == (width, 2)
+        [part] = (out / "logits" / f"wikiqa-train-{teacher}-seed0").glob("*.parquet")
+        stored = pq.read_table(part)
+        assert stored.column_names == ["candidate_id", "not_answer", "answer"]
+        assert pc.all(pc.is_finite(stored["answer"])).as_py()
+    assert load(out / "rankers" / "cerberus-seed0" / "ranker").network.heads[-1].outputs == 3
