@@ -100,6 +100,15 @@ def test_recipe_file_parses_into_a_recipe(path):
     assert any(step.teachers for step in found.steps.values())
 
 
+def test_teachers_of_hydra_differ_from_its_student_by_their_seeds_alone():
+    path = "pipelines/recipes/cerberus_table2.yaml"
+    found, *_ = read_recipe(Recipe, ["--config", path, "--output", "out"])
+    steps = [found.steps[name] for name in found.steps["hydra"].teachers]
+    steps += [found.steps[step.start or ""] for step in steps]
+    assert all(step.model is None and step.layers is None for step in steps)
+    assert [step.training.seed for step in steps] == [0, 100, 200, 0, 100, 200]
+
+
 def test_teachers_recipe_parses_into_a_recipe():
     path = "pipelines/recipes/cerberus_teachers.yaml"
     found, *_ = read_recipe(Steps, ["--config", path, "--output", "out"])
