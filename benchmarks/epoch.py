@@ -12,16 +12,14 @@ files through its shuffle buffer, `tokenizers` encodes and pads batches of 32.
 """
 
 import argparse
-import multiprocessing
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
@@ -33,10 +31,8 @@ from as2ray.text.stream import WINDOW, Stream
 from as2ray.text.tokens import PairTokenizer
 from benchmarks import asnq_shaped
 from benchmarks.consuming import consume, exact
-from benchmarks.memory import Watch
+from benchmarks.memory import Watch, apart
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
-
-T = TypeVar("T")
 
 WORKERS = 2
 BATCH = 32
@@ -46,7 +42,7 @@ GROWTH = (100_000, 1_000_000, 10_000_000)
 SAMPLE = 100_000
 """Pairs that the straight loop reads."""
 
-SMALL = (4_096, 16_384)
+SMALL = (16_384,)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,17 +56,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         with TemporaryDirectory(prefix="as2ray-epoch-", dir=args.folder) as folder:
             # Apart, so that what it takes to make the corpus is not counted as the epoch's memory.
             made = Path(folder) / "texts"
-            texts = _apart(asnq_shaped.write, made, pairs, data, asnq_shaped.PAPERS_EACH)
-            passes.append(_apart(_pass, Path(folder), texts, pairs, args))
+            texts = apart(asnq_shaped.write, made, pairs, data, asnq_shaped.PAPERS_EACH)
+            passes.append(apart(_pass, Path(folder), texts, pairs, args))
             if pairs == sampled:
-                loop = _apart(_straight, texts, min(SAMPLE, pairs), args.cores)
+                loop = apart(_straight, texts, min(SAMPLE, pairs), args.cores)
     results = {
         "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
         "cached": args.cached,
         "passes": passes,
         "datasets": loop,
     }
-    finish("epoch", args, _claims(passes, loop), results)
+    finish("epoch", args, claims(passes, loop), results)
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +75,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="where the corpus is made, and removed")
 
 
-def _claims(passes: list[dict[str, Any]], loop: dict[str, float]) -> list[Claim]:
+def claims(passes: list[dict[str, Any]], loop: dict[str, float]) -> list[Claim]:
+    """What epochs of growing size show, beside the straight loop's rate."""
     last, slopes = passes[-1], _slopes(passes)
     memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in passes]
     growth = max(slopes) / min(slopes)
@@ -121,13 +118,6 @@ def _slopes(passes: list[dict[str, Any]]) -> list[float]:
     ends = [(p["pairs"], p["end"]) for p in passes]
     found = [(t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairwise(ends)]
     return found or [passes[0]["end"] / passes[0]["pairs"]]
-
-
-def _apart(work: Callable[..., T], *given: object) -> T:
-    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(work, *given).result()
 
 
 def _pass(folder: Path, texts: Path, pairs: int, args: argparse.Namespace) -> dict[str, Any]:

@@ -3,14 +3,27 @@
 Knows processes and Ray's resources. Must not know what is run.
 """
 
+import multiprocessing
 import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import ray
 
+T = TypeVar("T")
+
 MB = 1024**2
+
+
+def apart(work: Callable[..., T], *given: object) -> T:
+    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *given).result()
 
 
 @dataclass(frozen=True)

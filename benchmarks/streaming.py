@@ -8,16 +8,14 @@ tokenizer's own threads and nothing read, shuffled or packed.
 """
 
 import logging
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from tokenizers import Tokenizer
@@ -29,10 +27,8 @@ from as2ray.text.files import PairFiles
 from as2ray.text.stream import WINDOW, MicroBatch, Stream
 from as2ray.text.tokens import PairTokenizer
 from benchmarks import asnq_shaped
-from benchmarks.memory import Watch
+from benchmarks.memory import Watch, apart
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows: asnq_shaped.write(Path(folder) / str(rows), rows, data)
             for rows in (*size.passes, size.window * size.windows)
         }
-        passes = [_apart(_pass, corpora[rows], size.window, args.cores) for rows in size.passes]
-        rates = _apart(_rates, corpora[size.window * size.windows], size, args.cores)
+        passes = [apart(_pass, corpora[rows], size.window, args.cores) for rows in size.passes]
+        rates = apart(_rates, corpora[size.window * size.windows], size, args.cores)
     results = {
         "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
         "passes": passes,
@@ -116,13 +112,6 @@ def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim
         ),
         Claim("... object store", ", ".join(f"{s:,.0f} MB" for s in stores), None),
     ]
-
-
-def _apart(work: Callable[..., T], *given: object) -> T:
-    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(work, *given).result()
 
 
 def _connect(cores: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from as2ray.checkpoint import save, start
 from as2ray.errors import CheckpointError
 from as2ray.packaged import minilm
+from benchmarks import epoch
 from benchmarks.consuming import Share, checksum, exact
 
 ROOT = Path(__file__).parents[2]
@@ -76,13 +77,34 @@ def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path)
     found = report("epoch", tmp_path)
     [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
     assert exact["holds"]
-    for one, pairs in zip(found["results"]["passes"], (4_096, 16_384), strict=True):
-        assert one["exact"]
-        assert sum(worker["pairs"] for worker in one["workers"]) == one["pairs"] == pairs
-        assert 0 < one["first"] < one["end"]
-        assert any("raylet" in name for name in one["memory"]["each"])
+    [one] = found["results"]["passes"]
+    assert one["exact"]
+    assert sum(worker["pairs"] for worker in one["workers"]) == one["pairs"] == 16_384
+    assert 0 < one["first"] < one["end"]
+    assert any("raylet" in name for name in one["memory"]["each"])
     assert found["results"]["datasets"]["rate"] > 0
     assert found["results"]["datasets"]["memory"] > 0
+
+
+@pytest.mark.parametrize(
+    ("end", "last", "linear", "flat"), [(21, 210, True, True), (36, 230, False, False)]
+)
+def test_epoch_claims_linear_cost_and_flat_memory_of_several_sizes(end, last, linear, flat):
+    ends, memory = ((1, 3), (10, 11), (20, end)), (300, 200, last)
+    passes = [
+        {
+            "pairs": 1_000 * pairs,
+            "tokens": 40_000 * pairs,
+            "first": 2.0,
+            "end": seconds,
+            "exact": True,
+            "memory": {"driver": 0.0, "workers": mb, "spilled": 0.0},
+        }
+        for (pairs, seconds), mb in zip(ends, memory, strict=True)
+    ]
+    holds = {claim.claim: claim.holds for claim in epoch.claims(passes, {"rate": 500.0})}
+    assert holds["cost grows linearly (within 20 %)"] is linear
+    assert holds["memory flat (within 10 %) from the second epoch on"] is flat
 
 
 def test_checksum_tells_a_row_that_came_twice_for_another():
