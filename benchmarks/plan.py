@@ -28,6 +28,7 @@ from as2ray.models.attention import Layout
 from as2ray.models.encoder import Encoder
 from benchmarks.report import Claim, arguments, finish
 from pipelines import cascade, distill, transfer_adapt, two_in_one
+from pipelines.few_shot import Protocol
 from pipelines.recipe import Data, Recipe, Step, read_recipe
 
 RECIPES = Path("pipelines/recipes")
@@ -65,7 +66,7 @@ HOTPOTQA = {"train": 90_447, "dev": 7_405}
 """Questions; ten passages and some 41 sentences each."""
 
 PSEUDO_LABELS = {
-    "Yahoo! Answers": (100_000, 73),
+    "Yahoo! Answers": (100_000, 78),
     "MS MARCO doc": (357_000, 465),
     "MS MARCO pass": (788_700, 95),
     "DPR NQ": (53_900, 160),
@@ -73,8 +74,8 @@ PSEUDO_LABELS = {
 }
 """Training queries (the paper's Table 2) and tokens of a pair: documents are cut at 445."""
 
-FEW, SAMPLES, STARTS, FULL_EPOCHS = 14, 3, 6, 1
-"""Sizes of few-shot samples, of each so many draws, each from so many starts; of all queries."""
+SAMPLES, STARTS = 3, 6
+"""Draws of each few-shot size, and what each is trained from."""
 
 Rates = dict[Shape, dict[bool, float]]
 """Operations a second by encoder, and by whether it trains."""
@@ -192,13 +193,16 @@ def _layers(step: Step, recipe: Recipe, shape: Shape) -> float:
 
 def pseudo_labels() -> Iterator[Work]:
     """Mokrii et al.: every source and BM25's labels, and the few-shot curves from each start."""
-    base = SHAPES["bert-base-uncased"]
+    base, epochs = SHAPES["bert-base-uncased"], Protocol().epochs_of
     for queries, tokens in PSEUDO_LABELS.values():
         each = 3.0 * base.layers * _operations(base, tokens) * 2.0  # an answer and another
-        full = 2 * queries * FULL_EPOCHS  # annotated, and labelled by BM25
-        few = FEW * SAMPLES * STARTS * 1_024  # 32 epochs of 32 queries, and as many pairs above
+        full = (
+            (1 + STARTS) * queries * epochs(queries)
+        )  # BM25's labels; all queries from each start
+        sizes = [32 << n for n in range(int(math.log2(queries / 32)) + 1)]
+        few = SAMPLES * STARTS * sum(size * epochs(size) for size in sizes)
         yield Work(base, True, (full + few) * each, 16)
-        tested = 1_500 * 100 * (FEW * SAMPLES * STARTS + STARTS)
+        tested = 1_500 * 100 * STARTS * (len(sizes) * SAMPLES + 2)
         yield Work(base, False, tested * base.layers * _operations(base, tokens), math.inf)
 
 
@@ -246,7 +250,8 @@ ASSUMPTIONS = (
     f"a device gets {PAIRS_EACH} pairs of a step or more; several reach {EFFICIENCY:.0%} together",
     "the optimiser's step, loading, and waiting for data cost nothing; CPUs tokenise in time",
     "steps run one after the other, as the pipelines run them; seeds could run beside each other",
-    f"pseudo-labels: {FEW} sizes x {SAMPLES} samples x {STARTS} starts, 1,500 test queries each",
+    f"pseudo-labels: 32, 64, ... queries, {SAMPLES} samples x {STARTS} starts, then all of them; "
+    "1,500 test queries each",
 )
 
 

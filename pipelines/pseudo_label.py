@@ -72,28 +72,32 @@ class Study:
     model: Model
     """What `scratch` is: a pretrained encoder."""
     train: Data
-    """The target's annotated questions; BM25 labels the same ones for `pseudo`."""
+    """The target's annotated questions."""
     dev: Data
-    """Chooses k1 and b, checkpoints and what the remedies mix."""
+    """Chooses k1 and b, checkpoints (by AP; also those of rankers that are then measured zero-shot)
+    and what the remedies mix."""
     tests: dict[str, Data]
     """What is reported."""
+    unlabelled: Data | None = None
+    """Questions that BM25 labels for `pseudo`, annotated or not; by default those of `train`."""
     transfers: dict[str, Data] = field(default_factory=dict)
     """Other corpora to transfer from, by the names of their starts."""
     documents: list[Data] = field(default_factory=list)
     """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
     retrieve: int | None = None
     """Rank so many that BM25 finds among all candidates in place of each question's own: 100 in the
-    paper. Test questions whose positives it all misses count 0 under the filter `raw` alone."""
+    paper. A question whose positives it all misses counts 0, so `filter` must be `raw`; filters of
+    `dev` and the tests leave out those that have no positive at all."""
     labels: PseudoLabels = field(default_factory=PseudoLabels)
     """How BM25 labels."""
     protocol: Protocol = field(default_factory=Protocol)
     """Sizes, samples, epochs, remedies."""
     training: Training = field(default_factory=lambda: PAPER)
-    """Of every run; few-shot runs take their epochs from the protocol."""
+    """Of every run; its epochs are the protocol's, by the number of questions."""
     objective: str | Distillation | Margin = "margin"
     """Of every run."""
     measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
-    """Names of ir-measures; the first one chooses and is drawn."""
+    """Names of ir-measures; the first one is drawn, and chooses what the remedies mix."""
     filter: Filter = "no_all_negative"
     """Questions that count."""
     tracking: Tracking = field(default_factory=Tracking)
@@ -101,14 +105,15 @@ class Study:
 
     def __post_init__(self) -> None:
         # Names of stages, and of systems, which `pipelines.curves` takes apart at + and commas.
-        names = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", *self.tests, *self.transfers]
+        names = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", "unlabelled"]
+        names += [*self.tests, *self.transfers]
         odd = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
         if odd or not self.tests:
             raise RecipeError(
                 f"{len(self.tests)} tests {list(self.tests)}, transfers {list(self.transfers)}"
                 f"{f': {sorted(odd)} cannot be names' if odd else ''}",
                 expected="at least one test, and each name of letters, digits and . - _ once; "
-                f"{names[:5]} are taken",
+                f"{names[:6]} are taken",
                 mend="correct the recipe",
             )
         if (self.retrieve is not None and self.retrieve < 1) or not self.measures:
@@ -116,6 +121,13 @@ class Study:
                 f"retrieve {self.retrieve}, measures {self.measures}",
                 expected="retrieve of at least 1 or none, and at least one measure",
                 mend="correct the recipe",
+            )
+        if self.retrieve is not None and self.filter != "raw":
+            raise RecipeError(
+                f"retrieve {self.retrieve} under the filter {self.filter!r}",
+                expected="the filter `raw`: a question whose positives BM25 misses counts 0",
+                mend="filter: raw, and filters of their own for dev and tests with questions that "
+                "have no positive",
             )
 
 
@@ -127,7 +139,7 @@ class Bench:
     folder: Path
     workers: Workers
     tables: Mapping[str, Path]
-    """Stages of `train`, `dev`, the tests and the transfers."""
+    """Stages of `train`, `unlabelled` where there is one, `dev`, the tests and the transfers."""
     bm25: BM25
     index: Path
     """Stage of the index of all candidates."""
@@ -137,13 +149,16 @@ class Bench:
         """The tables that are scored: the tests and dev."""
         return {name: self.tables[name] for name in ("dev", *self.study.tests)}
 
-    def ranker(self, name: str, rows: Path, training: Training, start: Path | None = None) -> Path:
+    def ranker(self, name: str, rows: Path, start: Path | None = None, sample: int = 0) -> Path:
         """Stage of a trained ranker."""
+        training, questions = self.study.training, questions_in(rows)
+        epochs = self.study.protocol.epochs_of(questions)
+        log.info("%s: %s questions, %d epochs", name, f"{questions:,}", epochs)
         job = Job(
             model=self.study.model,
             train=(str(rows),),
             watched={"dev": str(self.tables["dev"])},
-            training=training,
+            training=replace(training, epochs=epochs, seed=training.seed + sample),
             objective=self.study.objective,
             tracking=self.study.tracking,
         )
@@ -181,7 +196,7 @@ def run(
         RecipeError: A sample larger than the target's annotated questions.
     """
     bench = _bench(study, Path(output).resolve(), workers, sources or {})
-    every = _size(bench, None)
+    every = questions_in(bench.tables["train"])
     if beyond := [size for size in study.protocol.sizes if size is not None and size > every]:
         raise RecipeError(
             f"samples of {beyond} of {every:,} questions",
@@ -205,7 +220,7 @@ def run(
         )
         save(told, bench.folder / f"{test}.md")
         log.info("\n%s", markdown(told))
-        sizes = {n: _size(bench, n) for n in study.protocol.sizes}
+        sizes = {n: every if n is None else n for n in study.protocol.sizes}
         curve(study.title, systems, sizes, study.measures[0], bench.folder / f"{test}-curve.png")
         targets[test] = ends(systems, list(study.transfers), study.measures[0])
     told_ends = {"measure": study.measures[0], "targets": targets}
@@ -220,10 +235,12 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
     held_out = {name: make(name, data, {}) for name, data in study.tests.items()}
     held_out["dev"] = make("dev", study.dev, held_out)
     learnt = {"train": study.train, **study.transfers}
+    learnt |= {"unlabelled": study.unlabelled} if study.unlabelled else {}
     tables = held_out | {name: make(name, data, held_out) for name, data in learnt.items()}
     more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.documents)]
     chosen = tuned(folder / "bm25", tables["dev"], workers.count == 0)
-    every = [tables[name] for name in ("train", "dev", *study.tests)] + more
+    indexed = ("train", "unlabelled", "dev", *study.tests)
+    every = [tables[name] for name in indexed if name in tables] + more
     index = candidates_indexed(folder / "index", every, chosen)
     if study.retrieve is not None:
         for name in ("train", "dev", *study.tests):
@@ -238,35 +255,31 @@ def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
     study = bench.study
     yield SCRATCH, None
     for name in study.transfers:
-        yield name, bench.ranker(name, bench.tables[name], study.training)
-    queries = questions_of(bench.tables["train"])
+        yield name, bench.ranker(name, bench.tables[name])
+    queries = questions_of(bench.tables.get("unlabelled", bench.tables["train"]))
     made = labelled(bench.folder / "tables" / "pseudo", bench.index, queries, study.labels)
-    yield PSEUDO, bench.ranker(PSEUDO, made, study.training)
+    yield PSEUDO, bench.ranker(PSEUDO, made)
 
 
-def _size(bench: Bench, size: int | None) -> int:
-    """Questions of a sample."""
-    every: int = manifest(bench.tables["train"])["found"]["counts"]["questions"]
-    return every if size is None else size
+def questions_in(stage: Path) -> int:
+    """The number of questions of a table."""
+    found: int = manifest(stage)["found"]["counts"]["questions"]
+    return found
 
 
 def _few_shot(
     bench: Bench, start: str, ranker: Path | None
 ) -> Iterator[tuple[str, int, dict[str, Evaluation]]]:
     """Systems trained on samples, by name and sample; after each, what the remedies make of it."""
-    study, how = bench.study, bench.study.protocol
+    how = bench.study.protocol
     for size in how.sizes:
-        questions = _size(bench, size)
-        epochs = how.epochs_of(questions)
-        log.info("%s: %s questions, %d epochs", start, f"{questions:,}", epochs)
         for sample in range(how.samples if size is not None else 1):
             system = f"{start}+{'all' if size is None else size}"
             rows = bench.tables["train"]
             if size is not None:
                 part = bench.folder / "tables" / f"train-{size}-{sample}"
                 rows = sampled(part, rows, size, sample, how.nested)
-            training = replace(study.training, epochs=epochs, seed=study.training.seed + sample)
-            stage = bench.ranker(f"{system}-{sample}", rows, training, ranker)
+            stage = bench.ranker(f"{system}-{sample}", rows, ranker, sample)
             yield system, sample, bench.evaluations(stage)
             if "bm25" in how.remedies:
                 yield f"{system}, with BM25", sample, _with_keywords(bench, stage)

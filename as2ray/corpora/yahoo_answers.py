@@ -1,4 +1,7 @@
-"""Yahoo! Answers, non-factoid (nfL6; Surdeanu et al. 2011): how-to questions and their answers.
+"""Yahoo! Answers, non-factoid (nfL6): how-to questions and their answers.
+
+Another selection of the release that Surdeanu et al. 2011 took theirs from, on which Mokrii et al.
+work; without the asker's longer description, which they join to the question.
 
 The answers that users gave to a question are its relevant documents; the other candidates are what
 BM25 finds among the answers to all questions. The release has no splits: a hash of a question's

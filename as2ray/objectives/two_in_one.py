@@ -28,7 +28,7 @@ class TwoInOne:
     """The joint loss; its parts can be switched (Table 2)."""
 
     passages: bool = True
-    """L_pass; without it a model of sentences alone is trained (Table 1)."""
+    """L_pass; without it a model of sentences within passages (Table 1's reads each alone)."""
     sentences: bool = True
     """L_sent; without it a model of passages alone."""
     consistency: bool = False

@@ -5,7 +5,8 @@ Knows the pair tokenizer. Must not know models, labels or files.
     [CLS] question [SEP] sentence 1 [SEP] sentence 2 ... [SEP]
 
 The separator in front of a sentence is its marker: a position, not a token id, for the tokens of
-BERT, RoBERTa, ELECTRA and ALBERT differ. A passage longer than the window is read in several
+BERT, RoBERTa, ELECTRA and ALBERT differ. RoBERTa's pairs have two separators after a question (the
+paper has one), of which the second marks. A passage longer than the window is read in several
 windows, each beginning with the sentence that the one before it ended with.
 """
 

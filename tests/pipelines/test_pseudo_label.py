@@ -13,7 +13,7 @@ from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.records import question_starts
 from as2ray.retrieval.pseudo_labels import PseudoLabels
-from as2ray.stages import stage
+from as2ray.stages import manifest, stage
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
 from pipelines.few_shot import Protocol
@@ -58,6 +58,11 @@ def test_study_reports_every_start_size_and_remedy(study, tmp_path):
     assert set(labelled["question_id"].to_pylist()) <= set(
         table(tmp_path / "tables" / "train")["question_id"].to_pylist()
     )
+    epochs = {
+        name: manifest(tmp_path / "rankers" / name)["identity"]["training"]["epochs"]
+        for name in ("general", "pseudo", "scratch+8-0", "scratch+all-0")
+    }
+    assert epochs == {"general": 2, "pseudo": 1, "scratch+8-0": 2, "scratch+all-0": 1}
     few = table(tmp_path / "tables" / "train-8-0")
     assert len(few["question_id"].unique()) == 8
     grid = json.loads((tmp_path / "bm25" / "manifest.json").read_text())["found"]
@@ -71,7 +76,15 @@ def test_source_named_like_another_start_or_table_is_refused(study, name):
         replace(study, transfers={name: Data("qnli", "dev")})
 
 
-@pytest.mark.parametrize("wrong", [{"retrieve": 0}, {"measures": []}, {"tests": {}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retrieve": 0},
+        {"retrieve": 5},  # under a filter by which questions that BM25 misses would not count
+        {"measures": []},
+        {"tests": {}},
+    ],
+)
 def test_impossible_study_is_refused(study, wrong):
     with pytest.raises(RecipeError):
         replace(study, **wrong)
@@ -83,8 +96,25 @@ def test_sample_larger_than_the_target_is_refused_before_anything_is_trained(stu
     assert not (tmp_path / "rankers").exists()
 
 
+def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path):
+    study = replace(
+        study,
+        train=Data("wikiqa", "train", questions=10),
+        unlabelled=Data("wikiqa", "train"),
+        transfers={},
+        protocol=Protocol(sizes=(8,), samples=1, epochs=1, at=8, remedies=()),
+    )
+    run(study, tmp_path, Workers(count=0))
+    labelled, annotated = (
+        set(table(tmp_path / "tables" / name)["question_id"].to_pylist())
+        for name in ("pseudo", "train")
+    )
+    assert len(annotated) == 10
+    assert len(labelled) > 20
+
+
 def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(study, tmp_path):
-    bench = _bench(replace(study, retrieve=5), tmp_path, Workers(count=0), {})
+    bench = _bench(replace(study, retrieve=5, filter="raw"), tmp_path, Workers(count=0), {})
     rows = table(bench.tables["test"])
     scores = bench.keywords(rows)
     starts = question_starts(rows["question_id"])
