@@ -60,7 +60,9 @@ class Size:
     """How much a run does."""
 
     pairs: int
-    """Pairs that a repeat trains on."""
+    """Pairs of a turn of training: few, so that changes of the machine meet all sides alike."""
+    turns: int
+    """Of training."""
     scored: int
     """Pairs that a repeat scores."""
     repeats: int
@@ -71,8 +73,10 @@ class Size:
     """Of the encoder whose heads are timed; BERT-base's by default."""
 
 
-FULL = Size(960, 18_000, 5, 32, 128, {})
-SMALL = Size(8, 64, 1, 4, 8, {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2})
+FULL = Size(256, 24, 18_000, 5, 32, 128, {})
+SMALL = Size(
+    8, 1, 64, 1, 4, 8, {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+)
 
 START = 32
 """Pairs that a run of the store scores to tell what its start costs."""
@@ -109,11 +113,12 @@ Found = tuple[list[Claim], dict[str, Any]]
 def _training(table: pa.Table, size: Size, folder: Path) -> Found:
     """Steps of a student with three heads: from stored logits, plain, with teachers in the loop."""
     teachers = [_teacher(seed, folder) for seed in range(HEADS)]
+    turns = [_turn(table, size, folder / f"turn-{n}", teachers, n) for n in range(size.turns + 1)]
     sides = [
-        _student(table, size, folder / name, teachers, name)
+        _student(turns, size, folder / name, teachers, name)
         for name in ("stored logits", "plain", "teachers in the loop")
     ]
-    plain, looped = alternate(sides[0], sides[1:], size.repeats)
+    plain, looped = alternate(sides[0], sides[1:], size.turns)
     held = plain.median >= 1 / 1.05
     claims = [
         Claim("a step from stored logits: >= 1 / 1.05 x as fast as a plain one", str(plain), held),
@@ -122,28 +127,43 @@ def _training(table: pa.Table, size: Size, folder: Path) -> Found:
     return claims, {"stored / plain": plain.as_json(), "stored / in the loop": looped.as_json()}
 
 
+Turn = tuple[PairFiles, tuple[PairFiles, ...]]
+"""Pairs to train on, and each teacher's logits of them."""
+
+
+def _turn(
+    table: pa.Table, size: Size, folder: Path, teachers: Sequence[Ranker], number: int
+) -> Turn:
+    """Pairs drawn anew."""
+    rows = np.random.default_rng(number).choice(table.num_rows, size.pairs, False)
+    files = _written(table.take(pa.array(rows)), folder / "table")
+    return files, tuple(_stored(files, t, folder / str(n)) for n, t in enumerate(teachers))
+
+
 def _student(
-    table: pa.Table, size: Size, folder: Path, teachers: Sequence[Ranker], kind: str
+    turns: Sequence[Turn], size: Size, folder: Path, teachers: Sequence[Ranker], kind: str
 ) -> Callable[[], float]:
-    """One epoch over other pairs each time; pairs a second."""
+    """One epoch over each turn's pairs; pairs a second."""
     ranker = checkpoint.start(minilm(), layers=LAYERS, exits=[LAYERS - 1], heads=HEADS)
     training, tracking = Training(epochs=1, batch=size.batch), Tracking(tensorboard=False)
     lesson = objective("every_exit" if kind == "plain" else Distillation())
-    watched = {"dev": Watched.pack(table.slice(0, 1), ranker, training.max_tokens)}
+    watched = {"dev": Watched.pack(turns[0][0].table().slice(0, 1), ranker, training.max_tokens)}
     numbers = count()
 
     def side() -> float:
         number = next(numbers)
-        rows = np.random.default_rng(number).choice(table.num_rows, size.pairs, False)
+        files, stored = turns[number]
         path = folder / str(number)
-        files = _written(table.take(pa.array(rows)), path / "table")
-        stored: list[PairFiles] = []
-        if kind == "stored logits":
-            stored = [_stored(files, t, path / str(n)) for n, t in enumerate(teachers)]
-        stream = Stream(files, ranker.tokenizer, size.batch, teachers=tuple(stored))
+        stream = Stream(
+            files,
+            ranker.tokenizer,
+            size.batch,
+            teachers=stored if kind == "stored logits" else (),
+        )
         data = _InTheLoop(stream, teachers) if kind == "teachers in the loop" else stream
-        run = LocalRun(path, SELECTION)
-        loop = _Loop(ranker, lesson, data, training, run, watched, path, tracking)
+        loop = _Loop(
+            ranker, lesson, data, training, LocalRun(path, SELECTION), watched, path, tracking
+        )
         began = time.perf_counter()
         loop.fit()
         return size.pairs / (loop.ended - began)
