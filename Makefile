@@ -17,9 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(BIN)/python -m pipelines.quickstart
 
-# Two processes, a file of tests to one of them: many tests wait for other processes more than they work.
+# Three processes, a file of tests to one of them: many tests wait for other processes more than they work.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow"

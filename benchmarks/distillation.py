@@ -251,7 +251,7 @@ def _scoring(table: pa.Table, size: Size, folder: Path) -> Found:
     _written(table.slice(0, START), folder / "scored-start")
     threads = torch.get_num_threads()
     with connected():
-        (ratio,) = alternate(one_actor, [in_process], size.repeats, warm_up=0)
+        (ratio,) = alternate(one_actor, [in_process], size.repeats, warm_up=False)
     torch.set_num_threads(threads)
     claim = Claim("one actor: >= 0.9 x packed in this process", str(ratio), ratio.median >= 0.9)
     return [claim], {"one actor / in process": ratio.as_json()}

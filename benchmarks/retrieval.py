@@ -93,7 +93,7 @@ def _compared(
             _timed(lambda: BM25Okapi(words), len(texts)),
         ],
         size.repeats,
-        warm_up=0,
+        warm_up=False,
     )
     index, okapi = ours.index(texts), BM25Okapi(words)
     random = np.random.default_rng(0)

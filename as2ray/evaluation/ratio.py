@@ -47,7 +47,7 @@ class Ratio:
 
 
 def alternate(
-    ours: Side, others: Sequence[Side], repeats: int, warm_up: int = 1
+    ours: Side, others: Sequence[Side], repeats: int, warm_up: bool = True
 ) -> tuple[Ratio, ...]:
     """Measures ours, others[0], others[1], ..., ours, others[0], ... in turns.
 
@@ -55,13 +55,14 @@ def alternate(
         ours: Our side.
         others: What it is compared with.
         repeats: Measurements of each side.
-        warm_up: Measurements of each side before these, thrown away.
+        warm_up: Whether a measurement of each side goes before and is thrown away; never where each
+            is measured once.
 
     Returns:
         For each of the others how many times as fast ours is.
     """
     sides = [ours, *others]
-    for _ in range(warm_up):
+    if warm_up and repeats > 1:
         for side in sides:
             side()
     rates = [[side() for side in sides] for _ in range(repeats)]

@@ -22,6 +22,12 @@ def test_alternate_takes_turns_after_warming_each_side_up():
     assert fast.each == (0.5, 1.5, 0.5)
 
 
+def test_sides_measured_once_are_not_warmed_up():
+    rates = {"ours": [10.0], "theirs": [5.0]}
+    (ratio,) = alternate(rates["ours"].pop, [rates["theirs"].pop], repeats=1)
+    assert ratio.each == (2.0,)
+
+
 def test_ratio_is_the_median_with_lowest_and_highest():
     ratio = Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
     assert ratio.median == 3.0
