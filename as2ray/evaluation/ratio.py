@@ -19,7 +19,7 @@ class Ratio:
     ours: tuple[float, ...]
     """Rates of our side, in the order in which they were measured."""
     theirs: tuple[float, ...]
-    """Rates of the other side, each measured right after ours of the same place."""
+    """Rates of the other side, each measured beside ours of the same place."""
 
     @property
     def each(self) -> tuple[float, ...]:
@@ -49,7 +49,9 @@ class Ratio:
 def alternate(
     ours: Side, others: Sequence[Side], repeats: int, warm_up: bool = True
 ) -> tuple[Ratio, ...]:
-    """Measures ours, others[0], others[1], ..., ours, others[0], ... in turns.
+    """Measures ours, others[0], others[1], ... in turns, every second turn in the opposite order.
+
+    What runs after a heavy side runs slower: with one order that would always be the same side.
 
     Args:
         ours: Our side.
@@ -65,6 +67,9 @@ def alternate(
     if warm_up and repeats > 1:
         for side in sides:
             side()
-    rates = [[side() for side in sides] for _ in range(repeats)]
+    rates = []
+    for number in range(repeats):
+        way = 1 if number % 2 == 0 else -1
+        rates.append([side() for side in sides[::way]][::way])
     mine, *theirs = (tuple(column) for column in zip(*rates))
     return tuple(Ratio(mine, column) for column in theirs)

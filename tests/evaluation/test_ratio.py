@@ -16,7 +16,8 @@ def test_alternate_takes_turns_after_warming_each_side_up():
     ours = side("ours", [999.0, 10.0, 30.0, 12.0])
     others = [side("slow", [1.0, 5.0, 10.0, 3.0]), side("fast", [1.0, 20.0, 20.0, 24.0])]
     slow, fast = alternate(ours, others, repeats=3)
-    assert turns == ["ours", "slow", "fast"] * 4
+    once = ["ours", "slow", "fast"]
+    assert turns == [*once, *once, *once[::-1], *once]
     assert slow == Ratio((10.0, 30.0, 12.0), (5.0, 10.0, 3.0))
     assert slow.each == (2.0, 3.0, 4.0)
     assert fast.each == (0.5, 1.5, 0.5)
