@@ -126,7 +126,9 @@ def tsv(path: Path, columns: Sequence[str], header: bool) -> Iterator[pa.Table]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a file with one JSON value a line, with line numbers; blank lines are none.
+    """The values of a file with one JSON value a line, with line numbers from 1.
+
+    Blank lines hold no value, and count.
 
     Raises:
         CorpusError: A line that is no JSON, a damaged file.
