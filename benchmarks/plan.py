@@ -196,9 +196,8 @@ def pseudo_labels() -> Iterator[Work]:
     base, epochs = SHAPES["bert-base-uncased"], Protocol().epochs_of
     for queries, tokens in PSEUDO_LABELS.values():
         each = 3.0 * base.layers * _operations(base, tokens) * 2.0  # an answer and another
-        full = (
-            (1 + STARTS) * queries * epochs(queries)
-        )  # BM25's labels; all queries from each start
+        # BM25's labels; all annotated queries from each start; samples of 32, 64, ... of them.
+        full = (1 + STARTS) * queries * epochs(queries)
         sizes = [32 << n for n in range(int(math.log2(queries / 32)) + 1)]
         few = SAMPLES * STARTS * sum(size * epochs(size) for size in sizes)
         yield Work(base, True, (full + few) * each, 16)
