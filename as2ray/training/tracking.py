@@ -59,7 +59,9 @@ class JsonLines:
     def __init__(self, path: Path, resumed: int) -> None:
         kept = [line for line in read(path) if line["step"] <= resumed]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        part = path.with_suffix(".part")
+        part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        part.replace(path)  # who reads, or is killed here, finds the old lines or these
         self._file = path.open("a")
 
     def log(self, step: int, metrics: Metrics) -> None:

@@ -15,18 +15,17 @@ import pytest
 import tiny
 from driver import job
 from ray.cluster_utils import Cluster
-from running import Run, maps
+from running import Run, told
 
 from as2ray.training.job import train_here
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head with one CPU, which no worker takes: data's."""
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8},
-    )
+    """A head with one CPU, which no worker takes: data's. It soon sees that a node is lost."""
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    made = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     yield made
     made.shutdown()
 
@@ -41,22 +40,30 @@ def arguments(checkpoint, corpus, tmp_path) -> list[str]:
 
 @pytest.fixture
 def start(cluster, arguments, tmp_path) -> Iterator[Callable[..., Run]]:
-    """Starts a driver: `start(epochs, **workers)`; again to start it once more."""
+    """Starts a driver: `start(epochs, pace, **workers)`; again to start it once more.
+
+    A report waits for the controller's next look, so an epoch lasts at least `pace` seconds.
+    """
     started = []
 
-    def begin(epochs: int, **plan: object) -> Run:
+    def begin(epochs: int, pace: float, **plan: object) -> Run:
         folder = tmp_path / "runs" / "run"
         command = [sys.executable, str(Path(__file__).with_name("driver.py")), *arguments]
-        quick = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15", "RAY_ADDRESS": cluster.address}
-        process = subprocess.Popen(
-            [*command, str(folder), str(epochs), json.dumps({"data_cpus": 1, **plan})],
-            env=os.environ | quick,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        environment = {
+            "RAY_ADDRESS": cluster.address,
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(pace),
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15",
+        }
+        said = tmp_path / f"driver-{len(started)}.log"
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, str(folder), str(epochs), json.dumps({"data_cpus": 1, **plan})],
+                env=os.environ | environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         started.append(process)
-        return Run(process, folder)
+        return Run(process, said, folder)
 
     yield begin
     for process in started:
@@ -65,10 +72,10 @@ def start(cluster, arguments, tmp_path) -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture
 def expected(arguments, tmp_path) -> Callable[[int], dict[float, float]]:
-    """Dev MAP by step where nothing fails: `expected(epochs)`."""
+    """Loss by step where nothing fails: `expected(epochs)`."""
 
     def here(epochs: int) -> dict[float, float]:
         train_here(job(*map(Path, arguments), epochs), tmp_path / "here")
-        return maps(tmp_path / "here")
+        return told(tmp_path / "here", "loss")
 
     return here

@@ -10,9 +10,9 @@ import psutil
 from as2ray.training.tracking import read
 
 
-def maps(folder: Path) -> dict[float, float]:
-    """Dev MAP by step that a run has told of."""
-    return {x["step"]: x["dev/AP"] for x in read(folder / "metrics.jsonl") if "dev/AP" in x}
+def told(folder: Path, name: str) -> dict[float, float]:
+    """What a run has told of by step: its `loss`, or `dev/AP`."""
+    return {x["step"]: x[name] for x in read(folder / "metrics.jsonl") if name in x}
 
 
 class Run:
@@ -20,15 +20,20 @@ class Run:
 
     Args:
         process: The driver.
+        said: What it writes to.
         folder: Of its run.
     """
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self.process, self.folder = process, folder
+    def __init__(self, process: subprocess.Popen[bytes], said: Path, folder: Path) -> None:
+        self.process, self.said, self.folder = process, said, folder
 
     def maps(self) -> dict[float, float]:
         """Dev MAP by step."""
-        return maps(self.folder)
+        return told(self.folder, "dev/AP")
+
+    def losses(self) -> dict[float, float]:
+        """Loss by step."""
+        return told(self.folder, "loss")
 
     def until(self, reached: Callable[[], bool], seconds: float = 150.0) -> None:
         """Waits for something while the driver works."""
@@ -40,7 +45,8 @@ class Run:
 
     def output(self) -> str:
         """What the driver said, once it has ended."""
-        return self.process.communicate(timeout=200)[0]
+        self.process.wait(timeout=200)
+        return self.said.read_text()
 
 
 def workers() -> list[psutil.Process]:

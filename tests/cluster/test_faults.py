@@ -1,24 +1,24 @@
-"""Nodes that come and go, and drivers that die: training ends with the same MAP."""
+"""Nodes that come and go, and drivers that die: training goes on with the same losses."""
 
 import json
 
 import pytest
 from running import workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
 
-TOLERANCE = 2e-3
-"""Of dev MAP: a sum over other shares of a step rounds otherwise, and may swap two candidates."""
+TOLERANCE = 1e-4
+"""Of the losses: a sum over other shares of a step rounds otherwise."""
 
-EPOCHS = 18
-"""Of the run that grows and shrinks: an epoch takes half a second to two, each change some ten."""
+EPOCHS = 25
+"""Of the run that grows and shrinks: three seconds each, and Ray looks for nodes every twenty."""
 
 
 def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     cluster, start, expected
 ):
     first = cluster.add_node(num_cpus=2)
-    run = start(EPOCHS, count=2, cpus=2, least=1, resize_every=1)
+    run = start(EPOCHS, pace=3, count=2, cpus=2, least=1, resize_every=1)
     run.until(lambda: len(run.maps()) >= 2)
     assert len(workers()) == 1
     cluster.add_node(num_cpus=2)
@@ -27,15 +27,16 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     run.until(lambda: max(run.maps()) > grown)
     cluster.remove_node(first, allow_graceful=False)
     lost = max(run.maps())
+    # A run that began anew would have no MAP at all for a while.
     run.until(lambda: max(run.maps()) > lost and len(workers()) == 1)
-    output = run.output()
-    assert run.process.returncode == 0, output
-    assert run.maps() == pytest.approx(expected(EPOCHS), abs=TOLERANCE)
+    undisturbed = expected(EPOCHS)
+    found = run.losses()
+    assert found == pytest.approx({step: undisturbed[step] for step in found}, abs=TOLERANCE)
 
 
 def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, expected):
     cluster.add_node(num_cpus=2)
-    run = start(8, cpus=2)
+    run = start(8, pace=1, cpus=2)
     run.until(lambda: len(run.maps()) >= 3)
     run.process.kill()
     run.process.wait()
@@ -43,9 +44,9 @@ def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, exp
     first, *rest = told.read_text().splitlines(keepends=True)
     marked = json.dumps({**json.loads(first), "marked": True}) + "\n"
     told.write_text("".join([marked, *rest]))
-    again = start(8, cpus=2)
+    again = start(8, pace=1, cpus=2)
     output = again.output()
     assert again.process.returncode == 0, output
     # A run that begins anew forgets what an earlier one told.
     assert told.read_text().startswith(marked)
-    assert again.maps() == pytest.approx(expected(8), abs=TOLERANCE)
+    assert again.losses() == pytest.approx(expected(8), abs=TOLERANCE)

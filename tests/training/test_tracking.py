@@ -1,3 +1,6 @@
+import errno
+from pathlib import Path
+
 import pytest
 import torch
 from training_runs import loop_of
@@ -15,6 +18,20 @@ def test_json_lines_of_a_resumed_run_lose_what_came_after_and_a_cut_line(tmp_pat
     tracker.log(2, {"loss": 2.5})
     tracker.close()
     assert read(path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
+
+
+def test_lines_told_before_are_kept_where_a_resumed_run_cannot_write(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n')
+
+    def full(target, _):
+        target.open("w").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        JsonLines(path, resumed=1)
+    assert read(path) == [{"step": 1, "loss": 3.0}]
 
 
 def test_tensorboard_files_hold_the_scalars(tmp_path):
