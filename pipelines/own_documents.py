@@ -76,11 +76,12 @@ class OwnDocuments:
     training: Training = field(
         default_factory=lambda: Training(epochs=2, batch=16, learning_rate=1e-4)
     )
-    """On BM25's labels."""
+    """On BM25's labels. Of a cascade's exits one learns at a step: its partial classifiers have ten
+    times the rate, unless `head_learning_rate` says otherwise."""
     adapt: Training = field(
         default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
     )
-    """On the annotated questions."""
+    """On the annotated questions; a cascade's partial classifiers as above."""
     calibration: Kind = "isotonic"
     """The margin loss trains differences of scores: where they lie is any place, which a
     temperature could not mend."""
@@ -129,7 +130,8 @@ def run(own: OwnDocuments) -> Path:
         for name, queries in parts.items()
     }
     objective: str | Margin = "uniform_exit" if own.model.exits else "margin"
-    job = Job(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, own.training)
+    training, adapt = (_rates(training, own.model) for training in (own.training, own.adapt))
+    job = Job(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, training)
     job = replace(job, objective=objective)
     ranker = trained(folder / "pseudo", Plan(job, tables), own.workers)
     dev = tables["dev"]
@@ -141,11 +143,18 @@ def run(own: OwnDocuments) -> Path:
         if "train" in given:
             named = {"train": given["train"], "dev": dev}
             job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
-            job = replace(job, training=own.adapt)
+            job = replace(job, training=adapt)
             ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
     answering = _calibrated(folder / "answering", ranker, dev, own) / "ranker"
     sys.stdout.write(f"{_told(own, held, answering)}\n")
     return answering
+
+
+def _rates(training: Training, model: Model) -> Training:
+    """The settings with a rate for a cascade's partial classifiers (docs/log.md, 2026-11-22)."""
+    if not model.exits or training.head_learning_rate is not None:
+        return training
+    return replace(training, head_learning_rate=10 * training.learning_rate)
 
 
 def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:

@@ -73,6 +73,10 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
     loaded = load(run(asked))
     assert loaded.exits == (1, 3)
     assert len(loaded.calibration) == 2
+    for stage, own_rates in (("pseudo", own.training), ("adapted", own.adapt)):
+        identity = json.loads((tmp_path / "out" / stage / "manifest.json").read_text())["identity"]
+        rates = identity["training"]
+        assert rates["head_learning_rate"] == pytest.approx(10 * own_rates.learning_rate)
     found = json.loads((tmp_path / "out" / "tables" / "train" / "manifest.json").read_text())
     assert 0 < found["found"]["counts"]["questions"] < 8
 
