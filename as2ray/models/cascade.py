@@ -20,7 +20,7 @@ from as2ray.errors import CheckpointError, RecipeError
 from as2ray.models.attention import Layout
 from as2ray.models.cerberus import Average, Heads
 from as2ray.models.encoder import Encoder, truncate
-from as2ray.models.ranker import SETTINGS, probability
+from as2ray.models.ranker import SETTINGS, probability, unrounded
 from as2ray.models.staged import StagedRanker, check_exits
 from as2ray.text.packing import PackedBatch, Sequences, cut, pack, ragged_arange
 from as2ray.text.tokens import PairTokenizer
@@ -58,7 +58,8 @@ class PartialClassifier(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Logits [sequences, 1, 2] of packed states [tokens, hidden]."""
         pooled = hidden[layout.first_tokens] if self.pooling == "first" else mean(hidden, layout)
-        logits: Tensor = self.layers(pooled)
+        with unrounded(pooled):
+            logits: Tensor = self.layers(pooled.float())
         return logits[:, None]
 
     def score(self, logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import Ranker
+from as2ray.models.ranker import Ranker, unrounded
 from as2ray.text.packing import PackedBatch
 from as2ray.text.tokens import PairTokenizer
 
@@ -49,14 +49,15 @@ def classify(network: PreTrainedModel, first: Tensor) -> Tensor:
         first: Hidden states of the first tokens after the last layer, [sequences, hidden].
     """
     # Heads and poolers take [sequences, tokens, hidden] and look at token 0.
-    states = first[:, None]
+    states = first.float()[:, None]
     base = network.base_model
     logits: Tensor
-    if base.config.model_type == "bert":
-        logits = network.classifier(network.dropout(base.pooler(states)))
-    elif base.config.model_type == "albert":
-        pooled = base.pooler_activation(base.pooler(states[:, 0]))
-        logits = network.classifier(network.dropout(pooled))
-    else:
-        logits = network.classifier(states)
+    with unrounded(states):
+        if base.config.model_type == "bert":
+            logits = network.classifier(network.dropout(base.pooler(states)))
+        elif base.config.model_type == "albert":
+            pooled = base.pooler_activation(base.pooler(states[:, 0]))
+            logits = network.classifier(network.dropout(pooled))
+        else:
+            logits = network.classifier(states)
     return logits

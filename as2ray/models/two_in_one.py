@@ -20,7 +20,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from as2ray.errors import CheckpointError
 from as2ray.joint import Joint
 from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import SETTINGS, Ranker, check_readable, check_top_k
+from as2ray.models.ranker import SETTINGS, Ranker, check_readable, check_top_k, unrounded
 from as2ray.models.spans import Span, best_spans
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, RankedPassage, ShortAnswer
@@ -104,12 +104,16 @@ class TwoInOneRanker(Ranker):
         else:
             hidden = self.encoder.run(hidden, layout)
             passage, sentence = hidden[layout.first_tokens], hidden[marks]
-        scores = (self.network.passage(passage)[:, 0], self.network.sentence(sentence)[:, 0])
+        with unrounded(hidden):
+            of_passage = self.network.passage(passage.float())[:, 0]
+            of_sentence = self.network.sentence(sentence.float())[:, 0]
         if self.network.answer is None:
-            return Joint(*scores, passage, sentence)
+            return Joint(of_passage, of_sentence, passage, sentence)
         lengths = torch.from_numpy(batch.lengths).to(hidden.device)
         window = torch.repeat_interleave(lengths.long())
-        return Joint(*scores, passage, sentence, self.network.answer(hidden), window)
+        with unrounded(hidden):
+            answer = self.network.answer(hidden.float())
+        return Joint(of_passage, of_sentence, passage, sentence, answer, window)
 
     def settings(self) -> dict[str, Any]:
         """What its checkpoint says beside the network's configuration and lengths."""

@@ -1,4 +1,5 @@
 from functools import lru_cache
+from random import Random
 
 import numpy as np
 import pytest
@@ -116,6 +117,14 @@ def test_in_bf16_scores_are_within_a_hundredth_of_fp32(ranker, pairs):
     ranker.precision = "bf16"
     rough = ranker.score_exits([QUESTION] * 18, pairs[1])
     assert 0 < np.abs(exact - rough).max() < 0.01
+
+
+def test_in_bf16_no_exit_rounds_two_candidates_to_one_score(ranker):
+    random = Random(2)
+    texts = list({tiny.sentence(random, random.randint(4, 20)) for _ in range(400)})
+    ranker.precision = "bf16"
+    for scores in ranker.score_exits([QUESTION] * len(texts), texts).T:
+        assert len(np.unique(scores)) > 0.98 * len(texts)
 
 
 def test_in_bf16_sharing_a_batch_moves_a_score_by_less_than_a_hundredth(ranker, pairs):

@@ -1,3 +1,5 @@
+from random import Random
+
 import numpy as np
 import pytest
 import tiny
@@ -155,6 +157,18 @@ def test_score_in_bf16_is_close_to_fp32(checkpoint, family, candidates):
     scores = {r.index: r.score for r in rough}
     assert max(abs(scores[r.index] - r.score) for r in exact) < 0.05
     assert any(scores[r.index] != r.score for r in exact)
+
+
+def test_bf16_rounds_no_two_candidates_to_one_score(checkpoint, family):
+    random = Random(2)
+    texts = list({tiny.sentence(random, random.randint(4, 20)) for _ in range(400)})
+    ranker = load(checkpoint(family, 2), precision="bf16")
+    torch.manual_seed(0)
+    with torch.no_grad():  # of new weights all states are alike
+        for weights in ranker.parameters():
+            weights.add_(torch.randn_like(weights) * 0.2)
+    scores = ranker.score_pairs([QUESTION] * len(texts), texts, np.zeros(len(texts), int)).rank_by
+    assert len(np.unique(scores)) > 0.98 * len(texts)
 
 
 def test_rank_scores_that_are_not_finite_are_refused(ranker, candidates):
