@@ -107,12 +107,11 @@ class TwoInOneRanker(Ranker):
         with unrounded(hidden):
             of_passage = self.network.passage(passage.float())[:, 0]
             of_sentence = self.network.sentence(sentence.float())[:, 0]
-        if self.network.answer is None:
-            return Joint(of_passage, of_sentence, passage, sentence)
+            if self.network.answer is None:
+                return Joint(of_passage, of_sentence, passage, sentence)
+            answer = self.network.answer(hidden.float())
         lengths = torch.from_numpy(batch.lengths).to(hidden.device)
         window = torch.repeat_interleave(lengths.long())
-        with unrounded(hidden):
-            answer = self.network.answer(hidden.float())
         return Joint(of_passage, of_sentence, passage, sentence, answer, window)
 
     def settings(self) -> dict[str, Any]:
