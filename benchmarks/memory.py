@@ -95,13 +95,18 @@ class Watch:
     def _look(self, process: psutil.Process) -> None:
         """Notes a process; one that has ended keeps what it had."""
         try:
-            name, found = process.name(), process.memory_info()
+            name, found = process.name(), private(process)
         except psutil.Error:
             return
         if "IDLE" not in name or process.pid not in self._names:
             self._names[process.pid] = name
-        private = float(found.rss - getattr(found, "shared", 0))
-        self._peaks[process.pid] = max(self._peaks.get(process.pid, 0.0), private)
+        self._peaks[process.pid] = max(self._peaks.get(process.pid, 0.0), found)
+
+
+def private(process: psutil.Process) -> float:
+    """Bytes that a process has in memory and shares with none; psutil.Error where it ended."""
+    found = process.memory_info()
+    return float(found.rss - getattr(found, "shared", 0))
 
 
 def _works(name: str) -> bool:

@@ -1,11 +1,13 @@
-"""Serving: questions a second at a bound on p99, of our service and of FastAPI + CrossEncoder.
+"""Serving: questions a second at a bound on p99, of our service and of its peers.
 
-Knows both services as commands, and their clients. Must not know how they answer.
+Knows the services as commands, and their clients. Must not know how they answer.
 
-Both rank the same real sentences, questions of SQuAD's dev part with 100 and with 400 sentences of
+All rank the same real sentences, questions of SQuAD's dev part with 100 and with 400 sentences of
 the article, over HTTP, in turns, on the same cores, which the clients share with them. Ours serves
-a cascade (`--cascade`), the peer a pointwise ranker of the same encoder. A rate is sustained if at
-constant arrivals (open loop) p99 is within the bound and nothing was refused or failed.
+a cascade (`--cascade`), FastAPI with sentence-transformers' CrossEncoder a pointwise ranker of the
+same encoder, and so does Infinity, where `--infinity` names the Python of an environment with
+`infinity-emb[torch,server]`. A rate is sustained if at constant arrivals (open loop) p99 is within
+the bound and nothing was refused or failed. `benchmarks.soak` looks at one service for long.
 """
 
 import argparse
@@ -68,17 +70,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
         peer = export(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
-        sides = {
-            "as2ray": stack.enter_context(_served(_ours(args), args.start)),
-            "peer": stack.enter_context(_served(_theirs(peer, args), args.start)),
+        commands = {"as2ray": ours(args), "CrossEncoder": _fastapi(peer, args)}
+        if args.infinity:
+            commands["Infinity"] = _infinity(peer, args)
+        services = {
+            name: stack.enter_context(served(command, args.start))
+            for name, command in commands.items()
         }
+        sides = {name: service.url for name, service in services.items()}
         ranker = checkpoint.load(args.cascade, device="cpu")
         for candidates, bound in size.bounds.items():
             rows = questions_of(table, candidates, size.questions)
             questions = by_question(rows)
-            bodies = [{"query": question, "texts": texts} for question, texts in questions]
+            bodies = requests_of(questions)
             where = f"{candidates} candidates"
-            found = _sustained(sides, bodies, bound, size)
+            compared = _sustained(sides, bodies, bound, size)
+            found = compared["CrossEncoder"]
             latencies = {
                 name: {str(n): closed_loop(url, bodies, n, size.seconds) for n in size.clients}
                 for name, url in sides.items()
@@ -87,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             inside = _inside(ranker, questions, size)
             kept = max(load.rate for load in latencies["as2ray"].values()) / inside
             results[where] = {
-                "sustained": found.as_json(),
+                "sustained": {name: ratio.as_json() for name, ratio in compared.items()},
                 "clients": {
                     name: {n: load.as_json() for n, load in loads.items()}
                     for name, loads in latencies.items()
@@ -99,7 +106,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             refused = f"p99 {busy.quantile(0.99):.2f} s, {busy.refused} refused"
             bounded = busy.failed == 0 and busy.quantile(0.99) <= 2 * bound
             claims += [
-                Claim(f"{told}: >= 5 x peer", str(found), found.median >= 5),
+                Claim(f"{told}: >= 5 x CrossEncoder", str(found), found.median >= 5),
+                *(
+                    Claim(f"{told}: x {name}", str(ratio), None)
+                    for name, ratio in compared.items()
+                    if ratio is not found
+                ),
                 Claim(f"{where}: >= 85 % of in-process", f"{kept:.0%}", kept >= 0.85),
                 Claim(f"{where}, three times that load: p99 <= 2 x bound", refused, bounded),
             ]
@@ -107,25 +119,51 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _more(parser: argparse.ArgumentParser) -> None:
+    common(parser)
+    parser.add_argument("--ranker", type=Path, help="what the peers serve; by default MiniLM")
+    parser.add_argument("--infinity", type=Path, help="Python with infinity-emb[torch,server]")
+
+
+def common(parser: argparse.ArgumentParser) -> None:
+    """The flags of whoever starts our service."""
     parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
-    parser.add_argument("--ranker", type=Path, help="what the peer serves; by default MiniLM")
     parser.add_argument("--start", type=float, default=120.0, help="seconds for a service to start")
 
 
-def _sustained(sides: dict[str, str], bodies: Sequence[Any], bound: float, size: Size) -> Ratio:
-    """The highest arrival rate of each side at which p99 is within the bound, in turns."""
+def requests_of(questions: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
+    """Bodies in Infinity's form, which all of the services take at `/rerank`."""
+    return [{"query": question, "documents": texts} for question, texts in questions]
 
-    def highest(url: str) -> float:
-        rate = sustained = 1.0 / closed_loop(url, bodies, 1, size.seconds / 4).quantile(0.5)
-        while True:
-            seen = open_loop(url, bodies, rate, size.seconds)
-            if seen.refused or seen.failed or seen.quantile(0.99) > bound:
-                return sustained
-            sustained, rate = rate, rate * STEP
 
-    ours, theirs = (lambda url=url: highest(url) for url in sides.values())
-    (ratio,) = alternate(ours, [theirs], size.repeats)
-    return ratio
+def highest(url: str, bodies: Sequence[Any], bound: float, seconds: float) -> float:
+    """The highest arrival rate tried at which p99 is within the bound, in requests a second."""
+
+    def holds(rate: float) -> bool:
+        seen = open_loop(url, bodies, rate, seconds)
+        return not (seen.refused or seen.failed or seen.quantile(0.99) > bound)
+
+    rate = 1.0 / closed_loop(url, bodies, 1, seconds / 4).quantile(0.5)
+    if holds(rate):
+        while holds(rate * STEP):
+            rate *= STEP
+        return rate
+    while rate * seconds >= 1:
+        rate /= STEP
+        if holds(rate):
+            return rate
+    sys.exit(f"{url} sustains no rate: one request in {seconds:g} s is refused or over {bound:g} s")
+
+
+def _sustained(
+    sides: dict[str, str], bodies: Sequence[Any], bound: float, size: Size
+) -> dict[str, Ratio]:
+    """By peer, how many times its highest rate ours is, in turns."""
+    # Without a round to warm up: each search begins with a client of its own.
+    first, *others = (
+        lambda url=url: highest(url, bodies, bound, size.seconds) for url in sides.values()
+    )
+    _, *peers = sides
+    return dict(zip(peers, alternate(first, others, size.repeats, warm_up=False)))
 
 
 def _inside(ranker: Any, questions: Sequence[tuple[str, list[str]]], size: Size) -> float:
@@ -137,7 +175,8 @@ def _inside(ranker: Any, questions: Sequence[tuple[str, list[str]]], size: Size)
     return done / (time.perf_counter() - began)
 
 
-def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
+def ours(args: argparse.Namespace) -> tuple[int, list[str]]:
+    """Port and command of our service."""
     port = _free()
     code = "from as2ray.cli import main; main()"
     replicas = {"cpus": max(1, args.cores - 0.5), "gateway_cpus": 0.1}
@@ -149,10 +188,17 @@ def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
     ]
 
 
-def _theirs(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
+def _fastapi(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
     port, script = _free(), Path(__file__).with_name("serving_peer.py")
     flags = [f"--model={model}", f"--port={port}", f"--cores={args.cores}"]
     return port, [sys.executable, str(script), *flags]
+
+
+def _infinity(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
+    port = _free()
+    flags = [f"--model-id={model}", f"--port={port}", "--host=127.0.0.1", "--device=cpu"]
+    command = [str(args.infinity.with_name("infinity_emb")), "v2", *flags]
+    return port, [*command, "--engine=torch", "--log-level=error"]
 
 
 def _free() -> int:
@@ -162,9 +208,19 @@ def _free() -> int:
         return port
 
 
+@dataclass(frozen=True)
+class Service:
+    """A service that runs."""
+
+    url: str
+    """Where it reranks."""
+    pid: int
+    """Of its first process; what it started are this one's children."""
+
+
 @contextmanager
-def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
-    """The address of a service while it runs."""
+def served(what: tuple[int, list[str]], patience: float) -> Iterator[Service]:
+    """A service while it runs."""
     port, command = what
     address, until = f"http://127.0.0.1:{port}", time.monotonic() + patience
     # A session of its own: when a driver dies, Ray ends all of its process group.
@@ -174,7 +230,7 @@ def _served(what: tuple[int, list[str]], patience: float) -> Iterator[str]:
             if process.poll() is not None or time.monotonic() > until:
                 sys.exit(f"a service did not start within {patience:g} s: {' '.join(command)}")
             time.sleep(0.2)
-        yield f"{address}/rerank"
+        yield Service(f"{address}/rerank", process.pid)
     finally:
         process.terminate()  # where a shell runs us in the background, an interrupt is ignored
         try:

@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.serving`: FastAPI around sentence-transformers' CrossEncoder.
+"""A peer of `benchmarks.serving`: FastAPI around sentence-transformers' CrossEncoder.
 
 Knows nothing of as2ray. What one writes in an afternoon: a request, a call of the model.
 """
@@ -14,10 +14,10 @@ from sentence_transformers import CrossEncoder
 
 
 class Request(BaseModel):
-    """As Text Embeddings Inference takes it."""
+    """As Infinity takes it."""
 
     query: str
-    texts: list[str]
+    documents: list[str]
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
     @app.post("/rerank")
     def rerank(request: Request) -> list[dict[str, float]]:
-        ranked = model.rank(request.query, request.texts, show_progress_bar=False)
+        ranked = model.rank(request.query, request.documents, show_progress_bar=False)
         return [{"index": one["corpus_id"], "score": float(one["score"])} for one in ranked]
 
     uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="error")

@@ -208,14 +208,25 @@ def test_serving_small_run_loads_both_services(tmp_path):
     path = save(cascade, tmp_path / "cascade")
     found = report("serving", tmp_path, "--cores", "2", "--cascade", str(path))["results"]
     [of] = found.values()
-    assert of["sustained"]["ratio"]["median"] > 0
+    assert of["sustained"]["CrossEncoder"]["ratio"]["median"] > 0
     assert {side: set(loads) for side, loads in of["clients"].items()} == {
         "as2ray": {"2"},
-        "peer": {"2"},
+        "CrossEncoder": {"2"},
     }
     assert all(load["failed"] == 0 for loads in of["clients"].values() for load in loads.values())
     assert of["overload"]["failed"] == 0
     assert of["in process"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
+def test_soak_small_run_loads_our_service_and_follows_its_memory(tmp_path):
+    path = save(start(minilm(), exits=[1, 2]), tmp_path / "cascade")
+    found = report("soak", tmp_path, "--cascade", str(path))["results"]
+    assert found["load"]["answered"] > 0
+    assert found["load"]["failed"] == 0
+    # The replica alone holds torch and a network.
+    assert min(found["memory"]["seen"]) > 300
 
 
 def test_serving_without_the_release_says_what_it_needs(tmp_path):
