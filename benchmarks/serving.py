@@ -57,7 +57,7 @@ class Size:
 
 
 FULL = Size({100: 2.0, 400: 8.0}, 12, 20.0, 3, (1, 4, 16, 64))
-SMALL = Size({8: 0.5}, 2, 0.5, 1, (2,))
+SMALL = Size({8: 2.0}, 2, 0.5, 1, (2,))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
