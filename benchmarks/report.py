@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -100,5 +100,14 @@ def _machine() -> dict[str, Any]:
         # A load above the cores used says that others disturbed the run.
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "packages": {package: version(package) for package in PACKAGES},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {package: _version(package) for package in PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed, as Ray need not be on a GPU machine."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

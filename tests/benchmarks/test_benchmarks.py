@@ -201,6 +201,30 @@ def test_retrieval_without_the_releases_says_what_it_needs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("encoder")
+def test_gpu_small_run_scores_packed_as_padded_on_any_device(tmp_path):
+    cascade = start(minilm(), exits=[1, 2])
+    cascade.drop = 0.5
+    path = save(cascade, tmp_path / "cascade")
+    flags = ("--device", "cpu", "--cascade", str(path))
+    found = report("gpu", tmp_path, *flags)
+    assert found["results"]["MiniLM"]["largest difference"] < 0.02
+    assert found["results"]["MiniLM"]["part of the product"] > 0
+    assert 0.5 < found["results"]["cascade"]["operations"] < 0.9
+
+
+def test_rankers_are_measured_where_ray_is_not_installed():
+    code = "import sys; sys.modules['ray'] = None; import benchmarks.gpu, benchmarks.ranking"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_gpu_without_one_says_what_it_needs(tmp_path):
+    done = run("gpu", tmp_path, "--device", "cpu")
+    assert done.returncode != 0
+    assert "CUDA" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("encoder")
 def test_serving_small_run_loads_both_services(tmp_path):
     pytest.importorskip("sentence_transformers")
     cascade = start(minilm(), exits=[1, 2])
