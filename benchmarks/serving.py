@@ -7,7 +7,7 @@ the article, over HTTP, in turns, on the same cores, which the clients share wit
 a cascade (`--cascade`), FastAPI with sentence-transformers' CrossEncoder a pointwise ranker of the
 same encoder, and so does Infinity, where `--infinity` names the Python of an environment with
 `infinity-emb[torch,server]`. A rate is sustained if at constant arrivals (open loop) p99 is within
-the bound and nothing was refused or failed. `benchmarks.soak` looks at one service for long.
+the bound and nothing was refused or failed. With `--soak 600` ours is then loaded for ten minutes.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from as2ray.packaged import minilm
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.ranking import by_question, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.soak import soak
 
 GOODBYE = 30.0
 """Seconds that a service may take to end."""
@@ -70,11 +71,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
         peer = export(checkpoint.start(args.ranker or minilm()), Path(folder) / "model")
-        commands = {"as2ray": ours(args), "CrossEncoder": _fastapi(peer, args)}
+        commands = {"as2ray": _ours(args), "CrossEncoder": _fastapi(peer, args)}
         if args.infinity:
             commands["Infinity"] = _infinity(peer, args)
         services = {
-            name: stack.enter_context(served(command, args.start))
+            name: stack.enter_context(_served(command, args.start))
             for name, command in commands.items()
         }
         sides = {name: service.url for name, service in services.items()}
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for candidates, bound in size.bounds.items():
             rows = questions_of(table, candidates, size.questions)
             questions = by_question(rows)
-            bodies = requests_of(questions)
+            bodies = _requests(questions)
             where = f"{candidates} candidates"
             compared = _sustained(sides, bodies, bound, size)
             found = compared["CrossEncoder"]
@@ -115,27 +116,28 @@ def main(argv: Sequence[str] | None = None) -> None:
                 Claim(f"{where}: >= 85 % of in-process", f"{kept:.0%}", kept >= 0.85),
                 Claim(f"{where}, three times that load: p99 <= 2 x bound", refused, bounded),
             ]
+            if args.soak and candidates == min(size.bounds):
+                url, pid = services["as2ray"].url, services["as2ray"].pid
+                sustained = max(found.ours)
+                results["soak"], more = soak(url, pid, bodies, sustained, bound, args.soak)
+                claims += more
     finish("serving", args, claims, results)
 
 
 def _more(parser: argparse.ArgumentParser) -> None:
-    common(parser)
+    parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
+    parser.add_argument("--start", type=float, default=120.0, help="seconds for a service to start")
+    parser.add_argument("--soak", type=float, help="seconds at 80 %% of the sustained rate")
     parser.add_argument("--ranker", type=Path, help="what the peers serve; by default MiniLM")
     parser.add_argument("--infinity", type=Path, help="Python with infinity-emb[torch,server]")
 
 
-def common(parser: argparse.ArgumentParser) -> None:
-    """The flags of whoever starts our service."""
-    parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
-    parser.add_argument("--start", type=float, default=120.0, help="seconds for a service to start")
-
-
-def requests_of(questions: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
+def _requests(questions: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
     """Bodies in Infinity's form, which all of the services take at `/rerank`."""
     return [{"query": question, "documents": texts} for question, texts in questions]
 
 
-def highest(url: str, bodies: Sequence[Any], bound: float, seconds: float) -> float:
+def _highest(url: str, bodies: Sequence[Any], bound: float, seconds: float) -> float:
     """The highest arrival rate tried at which p99 is within the bound, in requests a second."""
 
     def holds(rate: float) -> bool:
@@ -160,7 +162,7 @@ def _sustained(
     """By peer, how many times its highest rate ours is, in turns."""
     # Without a round to warm up: each search begins with a client of its own.
     first, *others = (
-        lambda url=url: highest(url, bodies, bound, size.seconds) for url in sides.values()
+        lambda url=url: _highest(url, bodies, bound, size.seconds) for url in sides.values()
     )
     _, *peers = sides
     return dict(zip(peers, alternate(first, others, size.repeats, warm_up=False)))
@@ -175,8 +177,7 @@ def _inside(ranker: Any, questions: Sequence[tuple[str, list[str]]], size: Size)
     return done / (time.perf_counter() - began)
 
 
-def ours(args: argparse.Namespace) -> tuple[int, list[str]]:
-    """Port and command of our service."""
+def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
     port = _free()
     code = "from as2ray.cli import main; main()"
     replicas = {"cpus": max(1, args.cores - 0.5), "gateway_cpus": 0.1}
@@ -209,7 +210,7 @@ def _free() -> int:
 
 
 @dataclass(frozen=True)
-class Service:
+class _Service:
     """A service that runs."""
 
     url: str
@@ -219,7 +220,7 @@ class Service:
 
 
 @contextmanager
-def served(what: tuple[int, list[str]], patience: float) -> Iterator[Service]:
+def _served(what: tuple[int, list[str]], patience: float) -> Iterator[_Service]:
     """A service while it runs."""
     port, command = what
     address, until = f"http://127.0.0.1:{port}", time.monotonic() + patience
@@ -230,7 +231,7 @@ def served(what: tuple[int, list[str]], patience: float) -> Iterator[Service]:
             if process.poll() is not None or time.monotonic() > until:
                 sys.exit(f"a service did not start within {patience:g} s: {' '.join(command)}")
             time.sleep(0.2)
-        yield Service(f"{address}/rerank", process.pid)
+        yield _Service(f"{address}/rerank", process.pid)
     finally:
         process.terminate()  # where a shell runs us in the background, an interrupt is ignored
         try:

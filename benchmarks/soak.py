@@ -1,13 +1,12 @@
-"""A soak: our service at 80 % of the rate that it sustains, for ten minutes, and its memory.
+"""A soak: a service at 80 % of the rate that it sustains, and its memory meanwhile.
 
-Knows the service as processes, and its clients. Must not know how it answers.
+Knows a service as processes, and its clients. Must not know how it answers.
 
-Memory is that of every process of the service, without shared pages, summed and looked at once a
+Memory is that of every process of the service, without shared pages, summed and looked at twice a
 second. What is claimed is that it lies flat: the median of the last fifth of the time is within a
 tenth of that of the second fifth. The first fifth is the service growing into its load.
 """
 
-import argparse
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,56 +17,43 @@ import psutil
 
 from benchmarks.load import open_loop
 from benchmarks.memory import MB, private
-from benchmarks.ranking import by_question, questions_of, squad_table
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
-from benchmarks.serving import FULL, SMALL, common, highest, ours, requests_of, served
+from benchmarks.report import Claim
 
 LOAD = 0.8
 """Part of the sustained rate."""
 
-LONG = 600.0
-"""Seconds."""
 
+def soak(
+    url: str, pid: int, bodies: Sequence[Any], sustained: float, bound: float, seconds: float
+) -> tuple[dict[str, Any], list[Claim]]:
+    """Loads a service for long.
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark."""
-    args = arguments(__doc__, argv, _more)
-    size = SMALL if args.small else FULL
-    hold_to_cores(args.cores)
-    candidates, bound = next(iter(size.bounds.items()))
-    table = squad_table(args.data, args.small)
-    bodies = requests_of(by_question(questions_of(table, candidates, size.questions)))
-    with served(ours(args), args.start) as service:
-        rate = LOAD * highest(service.url, bodies, bound, size.seconds)
-        with Followed(service.pid, 0.1 if args.small else 1.0) as memory:
-            load = open_loop(service.url, bodies, rate, 5.0 if args.small else args.seconds)
-    early, late = memory.fifth(1), memory.fifth(4)
-    p99 = load.quantile(0.99)
-    told = f"{len(load.seconds):,} requests of {candidates} candidates, {rate:.1f} a second"
-    results: dict[str, Any] = {
-        "rate": rate,
-        "load": load.as_json(),
-        "memory": {"seen": memory.seen, "second fifth": early, "last fifth": late},
-    }
+    Args:
+        url: Where to.
+        pid: Of the service's first process.
+        bodies: JSON bodies, in turn.
+        sustained: Requests a second.
+        bound: Seconds that p99 may take.
+        seconds: How long.
+    """
+    with Followed(pid) as memory:
+        load = open_loop(url, bodies, LOAD * sustained, seconds)
+    early, late, p99 = memory.fifth(1), memory.fifth(4), load.quantile(0.99)
+    told = f"soak, {len(load.seconds):,} requests, {LOAD * sustained:.1f} a second"
+    lost = load.refused + load.failed
     claims = [
         Claim(
             f"{told}: memory within 10 %",
             f"{early:,.0f} and {late:,.0f} MB ({late / early:.2f})",
             abs(late / early - 1) <= 0.1,
         ),
-        Claim(f"{told}: p99 <= {bound:g} s", f"{p99:.2f} s", p99 <= bound),
         Claim(
-            f"{told}: none refused or failed",
-            f"{load.refused} and {load.failed}",
-            not load.refused and not load.failed,
+            f"{told}: p99 <= {bound:g} s, all answered",
+            f"{p99:.2f} s, {lost} not",
+            not lost and p99 <= bound,
         ),
     ]
-    finish("soak", args, claims, results)
-
-
-def _more(parser: argparse.ArgumentParser) -> None:
-    common(parser)
-    parser.add_argument("--seconds", type=float, default=LONG, help="how long the load lasts")
+    return {"load": load.as_json(), "memory, MB": memory.seen}, claims
 
 
 class Followed:
@@ -75,13 +61,12 @@ class Followed:
 
     Args:
         pid: The process.
-        every: Seconds from one look to the next.
     """
 
-    def __init__(self, pid: int, every: float) -> None:
+    def __init__(self, pid: int) -> None:
         self.seen: list[float] = []
         """Sum over the processes at each look, MB."""
-        self._process, self._every = psutil.Process(pid), every
+        self._process = psutil.Process(pid)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -98,13 +83,9 @@ class Followed:
         return float(np.median(np.array_split(self.seen, 5)[number]))
 
     def _run(self) -> None:
-        while not self._over.wait(self._every):
+        while not self._over.wait(0.5):
             total = 0.0
             for process in [self._process, *self._process.children(recursive=True)]:
                 with suppress(psutil.Error):  # it ended
                     total += private(process)
             self.seen.append(total / MB)
-
-
-if __name__ == "__main__":
-    main()
