@@ -22,7 +22,6 @@ from as2ray.distributed.cluster import check_shared
 from as2ray.distributed.plan import Workers, check
 from as2ray.errors import TrainingError
 from as2ray.text.files import PairFiles
-from as2ray.text.packing import pack
 from as2ray.text.stream import LOGITS
 
 CHUNK = 65_536
@@ -119,7 +118,7 @@ class Scorer:
             rows = np.arange(begin, min(begin + self.chunk, len(self.files)))
             table = self.files.read(rows, ["candidate_id", "question", "candidate"])
             texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-            batches = pack(self.ranker.tokenizer.encode(*texts), self.ranker.budget)
+            batches = self.ranker.pack(self.ranker.tokenizer.encode(*texts))
             logits = self.ranker.logits(batches, len(rows))
             if not np.isfinite(logits).all():
                 raise TrainingError(

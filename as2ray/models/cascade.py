@@ -7,7 +7,7 @@ of each question leave, and their tokens with them. Survivors of many questions 
 that late layers still see full batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from as2ray.models.cerberus import Average, Heads
 from as2ray.models.encoder import Encoder, truncate
 from as2ray.models.ranker import SETTINGS, probability, unrounded
 from as2ray.models.staged import StagedRanker, check_exits
-from as2ray.text.packing import PackedBatch, Sequences, cut, pack, ragged_arange
+from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
 from as2ray.text.tokens import PairTokenizer
 
 POOLINGS = ("mean", "first")
@@ -216,7 +216,7 @@ class CascadeRanker(StagedRanker):
 
     def score_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
-        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        batches = self.pack(self.tokenizer.encode(questions, candidates))
         last, shape = [len(self.exits) - 1], (len(questions), self.network.heads[-1].outputs)
         with torch.inference_mode():
             return self._by_row(batches, shape, lambda batch: probability(self(batch, last)))
@@ -243,23 +243,31 @@ class _Pass:
         """Runs the layers up to an exit over the survivors, and scores them."""
         self._keep(rows)
         ranker, first = self.ranker, self.ranker.exits[stage - 1] if stage else 0
-        states, scores, start = [], [], 0
-        for part in cut(self.encoded.lengths[self.rows[rows]], self.ranker.budget):
-            which = self.rows[rows[part]]
+        head, last = ranker.network.heads[stage], stage == len(self) - 1
+
+        def run(part: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
+            which, tokens = part
             if self.hidden is None:
                 hidden, layout = ranker.encoder.embed(self.encoded.pack(which, {}))
             else:
                 layout = Layout.of(self.encoded.lengths[which], ranker.device)
-                hidden = self.hidden[start : start + int(self.encoded.lengths[which].sum())]
-            start += len(hidden)
+                hidden = self.hidden[tokens]
             hidden = ranker.encoder.run(hidden, layout, first, ranker.exits[stage])
-            if stage < len(self) - 1:
-                states.append(hidden)
-            head = ranker.network.heads[stage]
-            scores.append(head.score(head(hidden, layout)))
-        self.hidden = torch.cat(states) if states else None
+            return None if last else hidden, head.score(head(hidden, layout))
+
+        states, scores = zip(*ranker.each(run, self._parts(rows)))
+        self.hidden = None if last else torch.cat(states)
         found: np.ndarray = torch.cat(scores).cpu().numpy()
         return found
+
+    def _parts(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
+        """Sequences that go together, and where their tokens lie."""
+        start = 0
+        lengths = self.encoded.lengths[self.rows[rows]]
+        for part in cut(lengths, self.ranker.share(lengths)):
+            tokens = int(lengths[part].sum())
+            yield self.rows[rows[part]], slice(start, start + tokens)
+            start += tokens
 
     def _keep(self, rows: np.ndarray) -> None:
         """Lets the tokens of all other rows go."""

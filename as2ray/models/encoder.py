@@ -9,6 +9,7 @@ survivors; 11 shared layers, then 3 heads of one layer. So there are two verbs: 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,9 @@ from as2ray.text.packing import PackedBatch
 
 FAMILIES = ("bert", "roberta", "electra", "albert")
 """Values of `config.model_type` that are supported."""
+
+_LOCK = Lock()
+"""Several threads may rank with one encoder."""
 
 
 class Encoder:
@@ -51,18 +55,20 @@ class Encoder:
         self.first_position = first_position(base.config)
         self.gradient_checkpointing = False
         self._fused: FusedLayers | None = None
-        self._resting = False
+        self._resting = 0
 
     @contextmanager
     def resting(self, dtype: torch.dtype) -> Iterator[None]:
-        """Runs fused layers in a number format inside: for inference alone."""
-        if self._fused is None or not self._fused.fits(self.layers, dtype):
-            self._fused = FusedLayers(self.layers, dtype)
-        self._resting = True
+        """Runs fused layers in a number format inside: for inference alone, in any threads."""
+        with _LOCK:
+            if self._fused is None or not self._fused.fits(self.layers, dtype):
+                self._fused = FusedLayers(self.layers, dtype)
+            self._resting += 1
         try:
             yield
         finally:
-            self._resting = False
+            with _LOCK:
+                self._resting -= 1
 
     def __len__(self) -> int:
         return len(self.layers)

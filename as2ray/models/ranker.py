@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from as2ray.calibration import Calibration, Kind, abstention, fit
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
+from as2ray.models.lanes import Found, Part, even, side_by_side
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, question_numbers
 from as2ray.text.packing import PackedBatch, Sequences, pack
@@ -72,6 +73,8 @@ class Ranker(nn.Module, ABC):
         self.published_tokenizer: PreTrainedTokenizerBase | None = None
         self.max_tokens = max_tokens
         self.precision: Precision = "auto"
+        self.concurrent = True
+        """Whether a CPU may score several packed batches at a time."""
         self.fused = False
         """Whether scoring runs fused layers, faster than transformers' own and equal but for
         rounding; `load` sets it."""
@@ -99,6 +102,34 @@ class Ranker(nn.Module, ABC):
         """Most tokens of a packed batch when scoring: room for one sequence at least."""
         return max(self.max_tokens, self.tokenizer.max_length)
 
+    @property
+    def lanes(self) -> int:
+        """How many packed batches are scored at a time: on a CPU as many as torch has threads."""
+        cores = self.concurrent and self.device.type == "cpu"
+        return torch.get_num_threads() if cores else 1
+
+    def share(self, lengths: np.ndarray) -> int:
+        """Token budget of batches in which sequences of these lengths keep all lanes busy."""
+        return even(lengths, self.budget, self.lanes)
+
+    def pack(self, encoded: Sequences) -> Iterator[PackedBatch]:
+        """Sequences as batches to be scored; see `as2ray.text.packing.pack`."""
+        return pack(encoded, self.share(encoded.lengths))
+
+    def each(self, work: Callable[[Part], Found], parts: Iterable[Part]) -> Iterator[Found]:
+        """What `work` says of each packed batch, or part of a pass, in order.
+
+        Args:
+            work: Called in inference mode and this ranker's precision, perhaps in another thread.
+            parts: Taken as they are needed.
+        """
+
+        def one(part: Part) -> Found:
+            with torch.inference_mode(), self.autocast():
+                return work(part)
+
+        return side_by_side(one, parts, self.lanes)
+
     def gradient_checkpointing(self, on: bool) -> None:
         """Whether the backward pass recomputes activations instead of keeping them."""
         for encoder in self.encoders:
@@ -113,7 +144,8 @@ class Ranker(nn.Module, ABC):
     def at_rest(self) -> Iterator[None]:
         """Without dropout, in this ranker's precision; training mode comes back afterwards."""
         was_training = self.training
-        self.eval()
+        if was_training:
+            self.eval()
         dtype = resolve_precision(self.precision, self.device)
         try:
             with ExitStack() as stack:
@@ -122,7 +154,8 @@ class Ranker(nn.Module, ABC):
                     stack.enter_context(encoder.resting(dtype))
                 yield
         finally:
-            self.train(was_training)
+            if was_training:
+                self.train()
 
     def probabilities(self, batch: PackedBatch) -> Tensor:
         """Probability of being an answer, nothing dropped, shape [sequences]."""
@@ -176,7 +209,7 @@ class Ranker(nn.Module, ABC):
     ) -> Scored:
         """`score_pairs` of pairs that are tokens already."""
         self.refuse_drop(drop)
-        return Scored(self.score(pack(encoded, self.budget), len(encoded)))
+        return Scored(self.score(self.pack(encoded), len(encoded)))
 
     def refuse_drop(self, drop: Drop | None) -> None:
         """Of a ranker of one stage: drop ratios mean nothing to it."""
@@ -203,10 +236,13 @@ class Ranker(nn.Module, ABC):
         shape: tuple[int, ...],
         scores_of: Callable[[PackedBatch], Tensor],
     ) -> np.ndarray:
+        def scored(batch: PackedBatch) -> tuple[PackedBatch, np.ndarray]:
+            return batch, scores_of(batch).cpu().numpy()
+
         scores = np.full(shape, np.nan, np.float32)
         with self.at_rest():
-            for batch in batches:
-                scores[batch.of_sequence["row"]] = scores_of(batch).cpu().numpy()
+            for batch, found in self.each(scored, batches):
+                scores[batch.of_sequence["row"]] = found
         return scores
 
     def rank_many(
@@ -281,7 +317,7 @@ class Ranker(nn.Module, ABC):
 
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair, nothing dropped; float32, shape [pairs, stages]."""
-        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        batches = self.pack(self.tokenizer.encode(questions, candidates))
         return self.score(batches, len(questions))[:, None]
 
     def _calibrated(self, score: np.ndarray, stage: np.ndarray | None) -> np.ndarray:

@@ -116,9 +116,12 @@ class _Pass:
 
     def score(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """What a ranker says of the survivors."""
-        scores = [
-            probability(self.ranker.of_ranker(self.encoded.pack(self.rows[rows[part]], {}), stage))
-            for part in cut(self.encoded.lengths[self.rows[rows]], self.ranker.budget)
-        ]
-        found: np.ndarray = torch.cat(scores).cpu().numpy()
+
+        def run(part: np.ndarray) -> Tensor:
+            batch = self.encoded.pack(self.rows[rows[part]], {})
+            return probability(self.ranker.of_ranker(batch, stage))
+
+        lengths = self.encoded.lengths[self.rows[rows]]
+        parts = cut(lengths, self.ranker.share(lengths))
+        found: np.ndarray = torch.cat(list(self.ranker.each(run, parts))).cpu().numpy()
         return found

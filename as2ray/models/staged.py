@@ -15,7 +15,7 @@ from torch import Tensor
 from as2ray.errors import RecipeError
 from as2ray.models.ranker import SETTINGS, Ranker, probability
 from as2ray.pruning import Drop, Scored, Stages, drop_ratios, prune
-from as2ray.text.packing import PackedBatch, Sequences, pack
+from as2ray.text.packing import PackedBatch, Sequences
 
 
 def check_exits(exits: Sequence[int], layers: int) -> None:
@@ -85,7 +85,7 @@ class StagedRanker(Ranker):
     @torch.inference_mode()
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair; float32, shape [pairs, stages]."""
-        batches = pack(self.tokenizer.encode(questions, candidates), self.budget)
+        batches = self.pack(self.tokenizer.encode(questions, candidates))
         return self._by_row(batches, (len(questions), len(self.exits)), self.stage_scores)
 
     @torch.inference_mode()

@@ -7,9 +7,10 @@ two-layer head scores either. A passage read in several windows has the highest 
 a sentence that stands in two of them the mean.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ class TwoInOneRanker(Ranker):
         if not passages:
             return np.zeros(0, np.float32), np.zeros(0, np.float32)
         windows = encode_passages(self.tokenizer, questions, passages)
-        return merged(windows, *self.score_windows(windows, windows.batches(self.budget)))
+        return merged(windows, *self.score_windows(windows, self._batches(windows)))
 
     @torch.inference_mode()
     def score_windows(
@@ -148,9 +149,12 @@ class TwoInOneRanker(Ranker):
         """
         of_window = np.full(len(windows.sequences), np.nan, np.float32)
         of_mark = np.full(len(windows.sentence), np.nan, np.float32)
+
+        def scored(batch: PackedBatch) -> tuple[PackedBatch, Joint]:
+            return batch, self(batch)
+
         with self.at_rest():
-            for batch in batches:
-                joint = self(batch)
+            for batch, joint in self.each(scored, batches):
                 of_window[batch.of_sequence["number"]] = joint.passage.float().cpu().numpy()
                 of_mark[batch.of_mark["mark"]] = joint.sentence.float().cpu().numpy()
         return of_window, of_mark
@@ -233,19 +237,24 @@ class TwoInOneRanker(Ranker):
             return []
         windows = encode_passages(self.tokenizer, questions, passages)
         best: dict[int, Span] = {}
+
+        def spans(batch: PackedBatch) -> list[tuple[int, Span]]:
+            answer = self(batch).answer
+            assert answer is not None
+            return list(best_spans(answer.float().cpu().numpy(), batch))
+
         with self.at_rest():
-            for batch in windows.batches(self.budget):
-                joint = self(batch)
-                assert joint.answer is not None
-                logits = joint.answer.float().cpu().numpy()
-                for sentence, span in best_spans(logits, batch):
-                    best[sentence] = max(span, best.get(sentence, span))
+            for sentence, span in chain.from_iterable(self.each(spans, self._batches(windows))):
+                best[sentence] = max(span, best.get(sentence, span))
         texts = [(p, s, text) for p, own in enumerate(passages) for s, text in enumerate(own)]
         return [
             ShortAnswer(text_of(self.tokenizer, text, *best[n][1:]), best[n][0], p, s)
             for n, (p, s, text) in enumerate(texts)
             if n in best  # not a sentence of which the tokenizer knows nothing
         ]
+
+    def _batches(self, windows: Windows) -> Iterator[PackedBatch]:
+        return windows.batches(self.share(windows.sequences.lengths))
 
     def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """Sentences alone, each a passage of its own, as numbers from 0 to 1; shape [pairs, 1].

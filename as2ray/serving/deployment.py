@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
@@ -26,6 +25,7 @@ from ray.serve.handle import DeploymentHandle
 
 from as2ray.checkpoint import load
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
+from as2ray.models.lanes import use_cores
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.serving.asked import Answer, Asked, Refused, too_late
 from as2ray.serving.desk import Desk, Read, rank_together
@@ -37,6 +37,9 @@ from as2ray.serving.web import app_of
 
 GONE = (RayActorError, ReplicaUnavailableError)
 """A replica died with a question in hand; another can rank it as well."""
+
+SIDE_BY_SIDE = 2
+"""Most batches that a replica ranks at a time, each with its part of the cores."""
 
 PATHS = (
     *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
@@ -100,9 +103,11 @@ def _replica(models_loaded: int) -> type:
         """Rankers behind one line."""
 
         def __init__(self, settings: Settings) -> None:
-            torch.set_num_threads(math.ceil(settings.replicas.cpus))
+            self.cores = math.ceil(settings.replicas.cpus)
             self.settings, batches = settings, settings.batches
-            self.line = Line(self._rank, batches.tokens, batches.waiting_tokens)
+            self.line = Line(
+                self._rank, batches.tokens, batches.waiting_tokens, min(SIDE_BY_SIDE, self.cores)
+            )
 
         async def reconfigure(self, config: Mapping[str, Any]) -> None:
             """Loads models before they are asked for, as many as there is room for."""
@@ -129,7 +134,8 @@ def _replica(models_loaded: int) -> type:
             desk: Desk = await self.desk(serve.get_multiplexed_model_id())
             return desk.facts
 
-        def _rank(self, batch: Sequence[Read], fullness: float) -> list[Answer]:
+        def _rank(self, batch: Sequence[Read], fullness: float, at_work: int) -> list[Answer]:
+            use_cores(max(1, self.cores // at_work))
             return rank_together(batch, self.settings.batches.relief(fullness))
 
     return Replica

@@ -24,8 +24,9 @@ from as2ray.serving.desk import Read
 LOGGER = logging.getLogger("ray.serve.as2ray")
 """Serve's own files take what goes here."""
 
-Rank = Callable[[Sequence[Read], float], Sequence[Answer | Refused]]
-"""Ranks a batch; the number is how full the waiting room is, from 0 to 1."""
+Rank = Callable[[Sequence[Read], float, int], Sequence[Answer | Refused]]
+"""Ranks a batch; the numbers: how full the waiting room is, from 0 to 1, and how many batches are
+being ranked now, this one among them."""
 
 SMOOTHING = 0.3
 """Weight of the newest batch in the rate that tells how long to stay away."""
@@ -39,24 +40,31 @@ class _Place:
 
 
 class Line:
-    """Questions in order, and one batch at a time on its way.
+    """Questions in order, and batches on their way.
 
     Args:
-        rank: What ranks a batch; runs in one thread, always the same.
+        rank: What ranks a batch; runs in one of as many threads as batches are ranked at a time.
         batch_tokens: Most tokens of a batch; a larger question goes alone.
         waiting_tokens: Most tokens that wait; a question that finds no room is sent away.
+        side_by_side: Batches ranked at a time, where enough wait; what one leaves idle of the
+            cores another uses.
     """
 
-    def __init__(self, rank: Rank, batch_tokens: int, waiting_tokens: int) -> None:
-        self.rank, self.batch_tokens, self.room = rank, batch_tokens, waiting_tokens
+    def __init__(
+        self, rank: Rank, batch_tokens: int, waiting_tokens: int, side_by_side: int = 1
+    ) -> None:
+        self.rank, self.side_by_side = rank, side_by_side
+        self.batch_tokens, self.room = batch_tokens, waiting_tokens
         self.waiting: deque[_Place] = deque()
         self.tokens = 0
         """Waiting now."""
         self.rate: float | None = None
         """Tokens a second, lately."""
-        self._worker: asyncio.Task[None] | None = None
-        # A thread of its own: each thread that ranks would have its own pool of OpenMP's.
-        self._thread = ThreadPoolExecutor(1, "ranking")
+        self._workers: set[asyncio.Task[None] | None] = set()
+        self._at_work = 0
+        """Batches that are being ranked."""
+        # Threads of its own: each thread that ranks has its own pool of OpenMP's.
+        self._threads = ThreadPoolExecutor(side_by_side, "ranking")
 
     async def answer(self, read: Read, within: float) -> Answer:
         """The answer to a question, when its turn came.
@@ -73,8 +81,8 @@ class Line:
         place = _Place(read, time.monotonic() + within, asyncio.get_running_loop().create_future())
         self.waiting.append(place)
         self.tokens += read.tokens
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+        if len(self._workers) < self.side_by_side:
+            self._workers.add(asyncio.create_task(self._work()))
         answer = await place.answer
         if isinstance(answer, Refused):
             raise answer
@@ -97,15 +105,19 @@ class Line:
             batch = self._next()
             if not batch:
                 continue
-            began = time.monotonic()
+            self._at_work += 1
+            began, at_work = time.monotonic(), self._at_work
+            reads = [place.read for place in batch]
             answers = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._rank, [place.read for place in batch], fullness
+                self._threads, self._rank, reads, fullness, at_work
             )
-            self._learn(sum(p.read.tokens for p in batch) / (time.monotonic() - began))
+            self._at_work -= 1
+            tokens = at_work * sum(read.tokens for read in reads)
+            self._learn(tokens / (time.monotonic() - began))
             for place, answer in zip(batch, answers):
                 if not place.answer.done():
                     place.answer.set_result(answer)
-        self._worker = None
+        self._workers.discard(asyncio.current_task())
 
     def _next(self) -> list[_Place]:
         """The next batch, in order; without those that nobody waits for any more."""
@@ -125,15 +137,15 @@ class Line:
             used += place.read.tokens
         return batch
 
-    def _rank(self, batch: list[Read], fullness: float) -> Sequence[Answer | Refused]:
+    def _rank(self, batch: list[Read], fullness: float, at_work: int) -> Sequence[Answer | Refused]:
         try:
-            return self.rank(batch, fullness)
+            return self.rank(batch, fullness, at_work)
         except Exception:
             LOGGER.exception("a batch of %d questions failed", len(batch))
             if len(batch) == 1:
                 return [failed()]
         # One of them may be to blame, and the others are other users'.
-        return [answer for read in batch for answer in self._rank([read], fullness)]
+        return [answer for read in batch for answer in self._rank([read], fullness, at_work)]
 
     def _learn(self, rate: float) -> None:
         self.rate = rate if self.rate is None else self.rate + SMOOTHING * (rate - self.rate)

@@ -51,6 +51,7 @@ def spread(ranker: Ranker, sharded: bool) -> nn.Module:
         for layer in layers:
             fully_shard(layer)
     fully_shard(ranker)
+    ranker.concurrent = False  # a layer's weights come from all workers, in one order
     return ranker
 
 

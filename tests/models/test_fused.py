@@ -63,3 +63,19 @@ def test_training_runs_transformers_own_layers(checkpoint, family, packed):
     loss = ranker(packed).sum()
     loss.backward()
     assert all(w.grad is not None for w in ranker.encoder.layers[0].parameters())
+
+
+def test_fused_layers_stay_while_another_thread_still_ranks(checkpoint, pairs, monkeypatch):
+    ranker = load(checkpoint("bert"), precision="bf16", max_length=60, device="cpu")
+    expected = scores(ranker, pairs[1], fused=True)
+    embed = ranker.encoder.embed
+
+    def meanwhile(batch):
+        with ranker.at_rest():
+            pass  # another thread's scoring, which ends before this one's
+        return embed(batch)
+
+    monkeypatch.setattr(ranker.encoder, "embed", meanwhile)
+    found = scores(ranker, pairs[1], fused=True)
+    assert (found == expected).all()
+    assert (found != scores(ranker, pairs[1], fused=False)).any()

@@ -33,7 +33,7 @@ class InProcess:
         }
         batches = settings.batches
         self.line = Line(
-            lambda batch, fullness: rank_together(batch, batches.relief(fullness)),
+            lambda batch, fullness, _: rank_together(batch, batches.relief(fullness)),
             batches.tokens,
             batches.waiting_tokens,
         )

@@ -96,7 +96,7 @@ class Gated:
     def __init__(self) -> None:
         self.may, self.batches = threading.Event(), []
 
-    def __call__(self, batch, fullness) -> list[Answer]:
+    def __call__(self, batch, fullness, at_work) -> list[Answer]:
         assert self.may.wait(30)
         self.batches.append(([read.asked.question for read in batch], fullness))
         return [Answer(read.asked.question, [], read.tokens) for read in batch]
@@ -132,6 +132,46 @@ def test_batches_form_while_the_ranker_works_in_order_and_within_the_budget(desk
     names = [[name[-1] for name in batch] for batch, _ in gated.batches]
     assert names == [["a"], ["b", "c"], ["d", "e"], ["f"]]
     assert gated.batches[1][1] > gated.batches[2][1] > 0
+
+
+def test_two_batches_are_ranked_side_by_side_where_enough_wait(desk):
+    met, seen = threading.Barrier(2), []
+
+    def rank(batch, _, at_work) -> list[Answer]:
+        met.wait(30)  # alone it would wait for ever
+        seen.append(at_work)
+        return desk.rank(batch)
+
+    async def run() -> list[Answer]:
+        line = Line(rank, 1, 100_000, side_by_side=2)
+        tasks = await asking(line, desk, [f"muri {x}" for x in "abcdef"])
+        answers = await asyncio.gather(*tasks)
+        assert line.tokens == 0
+        return answers
+
+    assert len(asyncio.run(run())) == 6
+    assert sorted(seen[:2]) == [1, 2]
+    assert set(seen[2:]) <= {1, 2}
+
+
+def test_questions_that_come_at_once_are_one_batch_with_all_cores(desk, gated):
+    gated.may.set()
+    at_work = []
+
+    def rank(batch, fullness, busy) -> list[Answer]:
+        at_work.append(busy)
+        return gated(batch, fullness, busy)
+
+    async def run() -> None:
+        line = Line(rank, 100_000, 100_000, side_by_side=2)
+        reads = [desk.read(Asked(f"muri {x}", CANDIDATES)) for x in "abc"]
+        await asyncio.gather(*(line.answer(read, 30.0) for read in reads))
+        # A worker that found nothing to do is gone: who comes now is not forgotten.
+        await line.answer(reads[0], 30.0)
+
+    asyncio.run(run())
+    assert [len(batch) for batch, _ in gated.batches] == [3, 1]
+    assert at_work == [1, 1]
 
 
 def test_a_question_larger_than_the_budget_goes_alone(desk, gated):
@@ -179,8 +219,8 @@ def test_who_went_away_or_waited_too_long_is_not_ranked(desk, gated):
 
 
 def test_a_question_that_fails_does_not_fail_those_ranked_with_it(desk, gated):
-    def fails_on_b(batch, fullness) -> list[Answer]:
-        answers = gated(batch, fullness)
+    def fails_on_b(batch, fullness, at_work) -> list[Answer]:
+        answers = gated(batch, fullness, at_work)
         if "muri b" in [answer.model for answer in answers]:
             raise RuntimeError("scores that are not finite")
         return answers
@@ -197,7 +237,7 @@ def test_a_question_that_fails_does_not_fail_those_ranked_with_it(desk, gated):
 
 
 def test_a_batch_that_fails_fails_its_own_questions_alone(desk):
-    def fails_once(batch, fullness) -> list[Answer]:
+    def fails_once(batch, fullness, at_work) -> list[Answer]:
         if batch[0].asked.question == "muri a":
             raise RuntimeError("/a/path/of/ours")
         return desk.rank(batch)

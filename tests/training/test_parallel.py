@@ -76,7 +76,8 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     scores = loop.watched["dev"].scores(loop.ranker)
     moments = [state["exp_avg"] for state in loop.optimiser.state.values()]
     held = sum(m.to_local().numel() if isinstance(m, DTensor) else m.numel() for m in moments)
-    return {"weights": parallel.weights(loop.model), "scores": scores, "held": held}
+    found = {"weights": parallel.weights(loop.model), "scores": scores, "held": held}
+    return {**found, "concurrent": loop.ranker.concurrent}
 
 
 def work(rank: int, models: dict[str, Path], root: Path) -> None:
@@ -169,6 +170,12 @@ def test_two_processes_hold_the_moments_whole_or_half(together, alone, name):
     whole, shared = alone[CASES[name].family]["held"], CASES[name].settings.get("sharded", False)
     for found in together[name]:
         assert found["held"] < 0.6 * whole if shared else found["held"] == whole
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_weights_come_to_one_batch_at_a_time(together, name):
+    for found in together[name]:
+        assert found["concurrent"] != CASES[name].settings.get("sharded", False)
 
 
 def test_two_copies_resumed_with_dropout_go_on_as_if_not_interrupted(together, root):

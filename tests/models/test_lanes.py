@@ -1,0 +1,142 @@
+import multiprocessing
+import threading
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from as2ray.checkpoint import sequential, start
+from as2ray.models import lanes
+from as2ray.models.lanes import even, side_by_side
+from as2ray.text.packing import cut
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array)
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Three lanes, also for the little that a test scores."""
+    monkeypatch.setattr(lanes, "SMALLEST", 1)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["pointwise", "cascade", "sequential", "joint"])
+def ranker(request, checkpoint):
+    path = checkpoint("bert", None if request.param in ("cascade", "joint") else 2)
+    make = {
+        "pointwise": lambda: start(path, max_length=60),
+        "cascade": lambda: start(path, max_length=60, exits=(1, 2, 3)),
+        "sequential": lambda: sequential([start(path, max_length=60, layers=n) for n in (1, 2)]),
+        "joint": lambda: start(path, max_length=60, joint=True),
+    }[request.param]
+    ranker = make()
+    with torch.no_grad():
+        for weights in ranker.parameters():
+            weights.add_(torch.randn_like(weights) * 0.1)
+    ranker.precision = "fp32"
+    return ranker
+
+
+def ranked(ranker, pairs):
+    drop = 0.4 if ranker.exits else None
+    found = ranker.rank_many([(pairs[0][0], pairs[1]), (pairs[0][1], pairs[1][:5])], drop)
+    return [sorted((one.index, one.score, one.exit_layer) for one in own) for own in found]
+
+
+def test_side_by_side_gives_what_one_after_the_other_gives(ranker, pairs, three):
+    several = ranked(ranker, pairs)
+    ranker.concurrent = False
+    for own, expected in zip(several, ranked(ranker, pairs), strict=True):
+        np.testing.assert_array_equal([o[::2] for o in own], [e[::2] for e in expected])
+        np.testing.assert_allclose([o[1] for o in own], [e[1] for e in expected], atol=1e-6)
+
+
+def test_packed_batches_are_scored_in_several_threads_each_of_one_core(
+    checkpoint, pairs, three, monkeypatch
+):
+    ranker = start(checkpoint("bert"), max_length=60)
+    seen = set()
+    forward = ranker.forward
+
+    def watched(batch):
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+        assert torch.is_inference_mode_enabled()
+        return forward(batch)
+
+    monkeypatch.setattr(ranker, "forward", watched)
+    for _ in range(20):
+        ranker.rank(pairs[0][0], pairs[1])
+    assert len(seen) > 1
+    assert {threads for _, threads in seen} == {1}
+    assert threading.current_thread().name not in {name for name, _ in seen}
+
+
+def test_other_threads_keep_their_cores(three):
+    assert list(side_by_side(lambda x: -x, range(9), 3)) == [-x for x in range(9)]
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert [torch.get_num_threads(), *later] == [3, 3]
+
+
+def test_a_single_part_is_worked_on_by_all_cores_and_here(three):
+    where = lambda _: (threading.current_thread(), torch.get_num_threads())  # noqa: E731
+    assert list(side_by_side(where, [0], 3)) == [(threading.current_thread(), 3)]
+
+
+def test_parts_are_taken_as_they_are_needed(three):
+    taken = count()
+    parts = (next(taken) for _ in range(1_000))
+    assert list(islice(side_by_side(lambda x: x, parts, 3), 5)) == [0, 1, 2, 3, 4]
+    assert next(taken) < 15
+
+
+def test_the_error_of_a_part_is_told_when_no_other_is_at_work(three):
+    at_work, release = threading.Semaphore(0), threading.Event()
+    ended = []
+
+    def work(part):
+        if part == 0:
+            at_work.acquire()
+            release.set()
+            raise ValueError("the first")
+        at_work.release()
+        release.wait()
+        ended.append(part)
+
+    with pytest.raises(ValueError, match="the first"):
+        list(side_by_side(work, range(3), 3))
+    assert sorted(ended) == [1, 2]
+
+
+def _in_child(queue):
+    queue.put(list(side_by_side(lambda x: -x, range(4), 3)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_child_has_lanes_of_its_own(three):
+    list(side_by_side(lambda x: x, range(4), 3))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,))
+    child.start()
+    try:
+        assert queue.get(timeout=60) == [0, -1, -2, -3]
+    finally:
+        child.kill()
+        child.join()
+
+
+@given(LENGTHS, st.integers(60, 400), st.integers(1, 5))
+def test_all_lanes_have_about_as_much_to_do(lengths, budget, count):
+    whole = even(lengths, budget, count)
+    groups = [int(lengths[own].sum()) for own in cut(lengths, whole)]
+    assert max(groups) <= whole <= budget
+    if whole < budget and lengths.sum() > lanes.SMALLEST * count:
+        assert len(groups) <= count * -(-int(lengths.sum()) // (count * budget))
