@@ -67,7 +67,7 @@ def open_loop(url: str, bodies: Sequence[Any], rate: float, seconds: float) -> L
 
 
 def closed_loop(url: str, bodies: Sequence[Any], clients: int, seconds: float) -> Load:
-    """Clients that each ask again as soon as they are answered.
+    """Clients that each ask again as soon as they are answered, or later if told so by a refusal.
 
     Args:
         url: Where to.
@@ -84,18 +84,20 @@ class _Seen:
         self.latencies: list[float] = []
         self.refused = self.failed = 0
 
-    async def ask(self, client: httpx.AsyncClient, body: Any, planned: float) -> None:
+    async def ask(self, client: httpx.AsyncClient, body: Any, planned: float) -> float:
+        """Seconds to stay away, as `Retry-After` says."""
         try:
             answer = await client.post(self.url, json=body)
         except httpx.HTTPError:
             self.failed += 1
-            return
+            return 0.0
         if answer.status_code == 200:
             self.latencies.append(time.perf_counter() - planned)
         elif answer.status_code in (429, 503):
             self.refused += 1
         else:
             self.failed += 1
+        return float(answer.headers.get("retry-after", 0))
 
     def told(self, began: float) -> Load:
         wall = time.perf_counter() - began
@@ -123,7 +125,8 @@ async def _closed(url: str, bodies: Sequence[Any], clients: int, seconds: float)
 
     async def asking(client: httpx.AsyncClient, until: float) -> None:
         while time.perf_counter() < until:
-            await seen.ask(client, next(turn), time.perf_counter())
+            away = await seen.ask(client, next(turn), time.perf_counter())
+            await asyncio.sleep(min(away, max(0.0, until - time.perf_counter())))
 
     async with _client() as client, asyncio.TaskGroup() as group:
         began = time.perf_counter()

@@ -10,12 +10,17 @@ from benchmarks.load import closed_loop, open_loop
 
 
 async def answers(scope, receive, send):
-    """Answers with the status that the path names, after the seconds in its query string."""
+    """Answers with the status that the path names, after the seconds in its query string.
+
+    A refusal says that one may come again in a second.
+    """
     assert scope["type"] == "http"
     while (await receive()).get("more_body"):
         pass
     await asyncio.sleep(float(scope["query_string"] or 0))
-    await send({"type": "http.response.start", "status": int(scope["path"][1:]), "headers": []})
+    status = int(scope["path"][1:])
+    headers = [(b"retry-after", b"1")] if status == 429 else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"{}"})
 
 
@@ -44,6 +49,12 @@ def test_closed_loop_keeps_so_many_waiting(server):
     seen = closed_loop(f"{server}/200?0.1", [{}], clients=4, seconds=0.3)
     assert len(seen.seconds) >= 4
     assert seen.rate <= 4 / 0.1
+
+
+def test_closed_loop_stays_away_as_long_as_it_is_told_and_not_beyond_the_end(server):
+    seen = closed_loop(f"{server}/429", [{}], clients=2, seconds=1.3)
+    assert (len(seen.seconds), seen.refused, seen.failed) == (0, 4, 0)
+    assert seen.wall < 2.0
 
 
 @pytest.mark.parametrize(
