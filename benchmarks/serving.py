@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(__doc__, argv, _more)
     size = SMALL if args.small else FULL
     hold_to_cores(args.cores)
+    # Whoever ends the benchmark ends its services with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     table = squad_table(args.data, args.small)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
@@ -122,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 sustained = max(found.ours)
                 results["soak"], more = soak(url, pid, bodies, sustained, bound, args.soak)
                 claims += more
-    finish("serving", args, claims, results)
+            finish("serving", args, claims, results)  # an hour in all: what is known so far is told
 
 
 def _more(parser: argparse.ArgumentParser) -> None:

@@ -78,6 +78,8 @@ class Study:
     and what the remedies mix."""
     tests: dict[str, Data]
     """What is reported."""
+    elsewhere: dict[str, Data] = field(default_factory=dict)
+    """Tests on other collections: reported too, but BM25 does not find their candidates."""
     unlabelled: Data | None = None
     """Questions that BM25 labels for `pseudo`, annotated or not; by default those of `train`."""
     transfers: dict[str, Data] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class Study:
     def __post_init__(self) -> None:
         # Names of stages, and of systems, which `pipelines.curves` takes apart at + and commas.
         names = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", "unlabelled"]
-        names += [*self.tests, *self.transfers]
+        names += [*self.tests, *self.elsewhere, *self.transfers]
         odd = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
         if odd or not self.tests:
             raise RecipeError(
@@ -122,6 +124,12 @@ class Study:
                 expected="retrieve of at least 1 or none, and at least one measure",
                 mend="correct the recipe",
             )
+        if self.retrieve is not None and self.elsewhere:
+            raise RecipeError(
+                f"retrieve {self.retrieve} and elsewhere {list(self.elsewhere)}",
+                expected="tests whose candidates are found, or tests with their own candidates",
+                mend="leave one of the two out",
+            )
         if self.retrieve is not None and self.filter != "raw":
             raise RecipeError(
                 f"retrieve {self.retrieve} under the filter {self.filter!r}",
@@ -129,6 +137,11 @@ class Study:
                 mend="filter: raw, and filters of their own for dev and tests with questions that "
                 "have no positive",
             )
+
+    @property
+    def reported(self) -> dict[str, Data]:
+        """All tests."""
+        return {**self.tests, **self.elsewhere}
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,7 @@ class Bench:
     @property
     def watched(self) -> dict[str, Path]:
         """The tables that are scored: the tests and dev."""
-        return {name: self.tables[name] for name in ("dev", *self.study.tests)}
+        return {name: self.tables[name] for name in ("dev", *self.study.reported)}
 
     def ranker(self, name: str, rows: Path, start: Path | None = None, sample: int = 0) -> Path:
         """Stage of a trained ranker."""
@@ -210,7 +223,7 @@ def run(
         for name, sample, made in _few_shot(bench, start, ranker):
             found.setdefault(name, {})[sample] = made
     targets = {}
-    for test in study.tests:
+    for test in study.reported:
         systems = {name: {s: e[test] for s, e in of.items()} for name, of in found.items()}
         told = report(
             f"{study.title}: {test}",
@@ -232,7 +245,7 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
     def make(name: str, data: Data, without: Mapping[str, Path]) -> Path:
         return prepared(folder / "tables" / name, data, sources.get(data.corpus), without)
 
-    held_out = {name: make(name, data, {}) for name, data in study.tests.items()}
+    held_out = {name: make(name, data, {}) for name, data in study.reported.items()}
     held_out["dev"] = make("dev", study.dev, held_out)
     learnt = {"train": study.train, **study.transfers}
     learnt |= {"unlabelled": study.unlabelled} if study.unlabelled else {}

@@ -15,9 +15,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from as2ray.errors import As2rayError, ResourceError
 
-WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+WORKER_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+    "LRU_CACHE_CAPACITY": "256",
+}
 """Threads that wait sleep: where they spin, a worker that shares its cores with Ray's own
-processes or another worker was seen to crawl at a tenth of its speed."""
+processes or another worker was seen to crawl at a tenth of its speed. And oneDNN, with torch's
+layer above it, keeps up to 1,024 products each, a megabyte or so for every shape that it has met;
+packed batches bring new shapes for ever, and a worker would grow by some 4 GB."""
 
 
 def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:

@@ -90,6 +90,20 @@ def test_impossible_study_is_refused(study, wrong):
         replace(study, **wrong)
 
 
+def test_tests_elsewhere_are_reported_and_not_found_by_bm25(study, tmp_path):
+    protocol = Protocol(sizes=(8,), samples=1, epochs=1, at=8)
+    elsewhere = {"asnq": Data("asnq", "train", questions=12)}
+    study = replace(study, elsewhere=elsewhere, transfers={}, protocol=protocol)
+    run(study, tmp_path, Workers(count=0))
+    told = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("test", "asnq")]
+    systems = [{row["system"] for row in one["rows"]} for one in told]
+    assert systems[0] == systems[1] >= {"BM25", "pseudo", "scratch+8, with BM25"}
+    found = set(table(tmp_path / "tables" / "pseudo")["candidate"].to_pylist())
+    assert not found & set(table(tmp_path / "tables" / "asnq")["candidate"].to_pylist())
+    with pytest.raises(RecipeError, match="elsewhere"):
+        replace(study, retrieve=5, filter="raw")
+
+
 def test_sample_larger_than_the_target_is_refused_before_anything_is_trained(study, tmp_path):
     with pytest.raises(RecipeError, match=r"\[9999\]"):
         run(replace(study, protocol=Protocol(sizes=(8, 9_999))), tmp_path, Workers(count=0))
