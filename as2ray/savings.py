@@ -18,7 +18,6 @@ from as2ray.models.ranker import Ranker
 from as2ray.models.sequential import SequentialRanker
 from as2ray.models.staged import StagedRanker
 from as2ray.pruning import Drop, drop_ratios
-from as2ray.text.stream import pack_pairs
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def savings(ranker: Ranker, table: pa.Table, drop: Drop | None = None, repeats: 
     everything = operations(shape, [shape.layers], [tokens], sequential=True)
 
     def whole() -> None:
-        ranker.score(pack_pairs(ranker.tokenizer, *texts, ranker.max_tokens), table.num_rows)
+        ranker.score(ranker.pack(ranker.tokenizer.encode(*texts)), table.num_rows)
 
     def dropping() -> None:
         ranker.score_table(table, drop)

@@ -37,7 +37,6 @@ from as2ray.objectives import Distillation, objective
 from as2ray.packaged import minilm
 from as2ray.records import question_numbers
 from as2ray.text.files import PairFiles
-from as2ray.text.packing import pack
 from as2ray.text.stream import LOGITS, TEACHERS, MicroBatch, Stream
 from as2ray.training.config import Training
 from as2ray.training.loop import SELECTION, Loop
@@ -217,7 +216,7 @@ def _stored(files: PairFiles, teacher: Ranker, folder: Path) -> PairFiles:
 
 def _logits(ranker: Ranker, table: pa.Table) -> np.ndarray:
     texts = table["question"].to_pylist(), table["candidate"].to_pylist()
-    return ranker.logits(pack(ranker.tokenizer.encode(*texts), ranker.budget), table.num_rows)
+    return ranker.logits(ranker.pack(ranker.tokenizer.encode(*texts)), table.num_rows)
 
 
 def _teacher(seed: int, folder: Path) -> Ranker:

@@ -30,7 +30,7 @@ from as2ray.models.ranker import Ranker, probability, resolve_precision
 from as2ray.packaged import minilm
 from as2ray.records import question_numbers
 from as2ray.savings import savings
-from as2ray.text.packing import Sequences, pack
+from as2ray.text.packing import Sequences
 from benchmarks.ranking import questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish
 
@@ -225,7 +225,7 @@ def _saving(args: argparse.Namespace, rows: pa.Table, size: Size) -> tuple[dict[
         return ranker.score_sequences(encoded, question)
 
     def whole() -> object:
-        return ranker.score(pack(encoded, ranker.budget), len(encoded))
+        return ranker.score(ranker.pack(encoded), len(encoded))
 
     (ratio,) = alternate(_rate(dropping, 1), [_rate(whole, 1)], size.repeats)
     taken, counted = 1 / ratio.median, savings(ranker, rows, repeats=1).operations

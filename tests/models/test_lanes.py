@@ -4,6 +4,7 @@ from itertools import count, islice
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from as2ray.checkpoint import sequential, start
 from as2ray.models import lanes
 from as2ray.models.lanes import even, side_by_side
+from as2ray.savings import savings
 from as2ray.text.packing import cut
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array)
@@ -74,6 +76,21 @@ def test_packed_batches_are_scored_in_several_threads_each_of_one_core(
     assert len(seen) > 1
     assert {threads for _, threads in seen} == {1}
     assert threading.current_thread().name not in {name for name, _ in seen}
+
+
+def test_what_dropping_saves_is_measured_with_all_lanes_on_both_sides(
+    checkpoint, three, monkeypatch
+):
+    ranker = start(checkpoint("bert", None), max_length=60, exits=(1, 2, 3))
+    score, packed = ranker.score, []
+
+    def watched(batches, rows):
+        packed.append(list(batches))
+        return score(packed[-1], rows)
+
+    monkeypatch.setattr(ranker, "score", watched)
+    savings(ranker, tiny.candidates(8), 0.5, repeats=1)
+    assert [len(batches) for batches in packed] == [3]
 
 
 def test_other_threads_keep_their_cores(three):
