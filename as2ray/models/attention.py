@@ -43,6 +43,11 @@ class Layout:
         return cls(runs, bounds.to(device), int(sizes.max()))
 
     @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(n * length for n, length in self.runs)
+
+    @property
     def first_tokens(self) -> Tensor:
         """Index of each sequence's first token, shape [sequences]."""
         return self.bounds[:-1]

@@ -5,7 +5,9 @@ training or files. The layers themselves (`Encoder.layers`) stay the reference t
 
 Query, key and value are one product; weights lie in the number format of the products, on a CPU
 reordered for them once; and where a head looks at the first token alone, the last layer computes
-only that token after its attention, which leaves out three quarters of its products.
+only that token after its attention, which leaves out three quarters of its products. Where oneDNN
+multiplies, states are filled with rows of zeros to a round number: it compiles and keeps a product
+for every number it meets, about a megabyte each, and packed batches bring ever new ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from as2ray.models.attention import Layout, packed_attention
+
+ROWS = 64
+"""What rows of a product of oneDNN are filled to a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Norm:
 
 
 class FusedLayer:
-    """A layer over packed states, for inference.
+    """A layer over packed states, for inference; rows after the sequences' mean nothing.
 
     Args:
         layer: Of transformers, in evaluation mode.
@@ -134,7 +139,7 @@ class FusedLayer:
         self.head_size, self.dtype, self.module = parts.head_size, dtype, layer
 
     def __call__(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """States after the layer, [tokens, hidden]."""
+        """States after the layer, [rows, hidden]."""
         hidden = hidden.to(self.dtype)
         return self._after_attention(self._attend(hidden, layout), hidden)
 
@@ -144,10 +149,12 @@ class FusedLayer:
         return self._after_attention(self._attend(hidden, layout)[tokens], hidden[tokens])
 
     def _attend(self, hidden: Tensor, layout: Layout) -> Tensor:
-        projected = self.projected(hidden).view(len(hidden), 3, -1, self.head_size)
+        projected = self.projected(hidden)[: layout.tokens].view(
+            layout.tokens, 3, -1, self.head_size
+        )
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
         attended, _ = packed_attention(self.module, query, key, value, None, layout=layout)
-        return attended[0].flatten(1)
+        return _filled(attended[0].flatten(1), len(hidden))
 
     def _after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
         hidden = self.attended_norm(self.attended(attended, plus=hidden))
@@ -172,25 +179,38 @@ class FusedLayers:
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
         self.state = _state(layers, dtype)
+        device = next(layers[0].parameters()).device
+        self.rows = ROWS if _reorders(device, dtype) else 1
         made = {id(layer): FusedLayer(layer, dtype) for layer in _single(layers)}
         self.layers = [[made[id(one)] for one in _single([layer])] for layer in layers]
 
     def run(self, hidden: Tensor, layout: Layout, first: int, last: int | None) -> Tensor:
         """States after layers `first` to `last` - 1, [tokens, hidden]."""
+        hidden = self._round(hidden)
         for layer in [one for group in self.layers[first:last] for one in group]:
             hidden = layer(hidden, layout)
-        return hidden
+        return hidden[: layout.tokens]
 
     def run_to(self, tokens: Tensor, hidden: Tensor, layout: Layout) -> Tensor:
         """States of some tokens after all layers, [n, hidden]."""
         *before, last = [one for group in self.layers for one in group]
+        hidden = self._round(hidden)
         for layer in before:
             hidden = layer(hidden, layout)
-        return last.of(tokens, hidden, layout)
+        return last.of(self._round(tokens), hidden, layout)[: len(tokens)]
+
+    def _round(self, rows: Tensor) -> Tensor:
+        return _filled(rows, -(-len(rows) // self.rows) * self.rows)
 
     def fits(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
         """Whether these are still the layers' weights."""
         return self.state == _state(layers, dtype)
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """Rows with zeros after them, so many in all."""
+    missing = count - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _single(layers: Sequence[nn.Module]) -> list[nn.Module]:

@@ -23,7 +23,7 @@ Runs = tuple[tuple[int, int], ...]
 
 SHORT = 128
 """Longest sequence whose attention is written out in bf16 on a CPU: three times as fast as torch's
-fused kernel there at 40 tokens, twice at 128, slower at 256 (softmax in fp32; bf16's is slow)."""
+fused kernel there at 40 tokens, twice at 128, slower at 256."""
 
 
 def attend_by_runs(
@@ -51,10 +51,16 @@ def attend_by_runs(
 
 
 def _attend_short(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Attention over [sequences, heads, tokens, head size], written out."""
+    """Attention over [sequences, heads, tokens, head size], written out in fp32.
+
+    A product in bf16 is oneDNN's, which compiles and keeps one for every shape it meets, and runs
+    of sequences come in ever new shapes; fp32's takes any.
+    """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    weights = torch.matmul(query * factor, key.mT).softmax(-1, dtype=torch.float32)
-    return torch.matmul(weights.to(value.dtype), value)
+    q, k, v = (
+        x.to(torch.float32, memory_format=torch.contiguous_format) for x in (query, key, value)
+    )
+    return (q * factor @ k.mT).softmax(-1).matmul(v).to(value.dtype)
 
 
 def _dense(runs: Runs, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from as2ray.checkpoint import load, start
+from as2ray.models import fused
 from as2ray.models.ranker import Ranker
 
 QUESTION = "What is kovarin?"
@@ -44,6 +45,29 @@ def test_fused_layers_have_the_encoder_s_activation(checkpoint, pairs, act):
     np.testing.assert_allclose(scores(ranker, pairs[1], fused=True), own, atol=1e-6)
     ranker.precision = "bf16"
     np.testing.assert_allclose(scores(ranker, pairs[1], fused=True), own, atol=0.05)
+
+
+def test_fused_layers_filled_to_round_numbers_of_rows_score_the_same(
+    checkpoint, family, pairs, monkeypatch
+):
+    ranker = start(checkpoint(family, None, initializer_range=0.3), max_length=60, exits=[1, 2, 3])
+    ranker.precision, ranker.fused = "fp32", True
+    plain = ranker.score_exits([QUESTION] * 18, pairs[1])
+    monkeypatch.setattr(fused, "_reorders", lambda *_: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *_: None)
+    product, rows = fused.Dense.__call__, set()
+
+    def watched(self, x, *args, **kwargs):
+        rows.add(len(x))
+        return product(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(fused.Dense, "__call__", watched)
+    ranker = start(checkpoint(family, None, initializer_range=0.3), max_length=60, exits=[1, 2, 3])
+    ranker.precision, ranker.fused = "fp32", True
+    filled = ranker.score_exits([QUESTION] * 18, pairs[1])
+    np.testing.assert_allclose(filled, plain, atol=1e-5)
+    assert rows
+    assert all(count % fused.ROWS == 0 for count in rows)
 
 
 def test_fused_layers_follow_weights_that_change(checkpoint, pairs):

@@ -96,9 +96,20 @@ def test_attend_by_runs_bf16_with_dropout_is_close_to_fp32_wherever_backward_run
         torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attend_by_runs_bf16_on_a_cpu_is_fp32_s_attention_rounded(scale):
+    q, k, v = (x.detach().bfloat16() for x in packed(7, torch.float32))
+    exact = one_by_one(q.float(), k.float(), v.float(), scale)
+    torch.testing.assert_close(
+        attend_by_runs(q, k, v, RUNS, scale, 0.0), exact.bfloat16(), atol=1e-6, rtol=2**-7
+    )
+    assert torch.equal(q, packed(7, torch.float32)[0].bfloat16())
+
+
 def test_layout_of_lengths_groups_neighbours_of_equal_length():
     layout = Layout.of([5, 5, 3, 1, 1, 1], torch.device("cpu"))
     assert layout.runs == ((2, 5), (1, 3), (3, 1))
     assert layout.bounds.tolist() == [0, 5, 10, 13, 14, 15, 16]
     assert layout.first_tokens.tolist() == [0, 5, 10, 13, 14, 15]
     assert layout.longest == 5
+    assert layout.tokens == 16
