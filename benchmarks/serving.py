@@ -202,7 +202,7 @@ def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
     return port, [
         *(sys.executable, "-c", code, "serve", f"--model={args.cascade}", f"--port={port}"),
         # Room for about as many tokens as are ranked within the bound.
-        *(*flags, "--settings.batches.waiting_tokens=65536"),
+        *(*flags, "--settings.batches.waiting_tokens=65536", "--settings.limits.tokens=65536"),
     ]
 
 
