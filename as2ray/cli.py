@@ -1,12 +1,13 @@
 """The command line `as2ray`: one command for each file of `commands`.
 
-Knows jsonargparse. Must hold no logic of its own.
+Knows jsonargparse, and pydantic, which checks settings. Must hold no logic of its own.
 """
 
 import sys
 from collections.abc import Sequence
 
 from jsonargparse import CLI
+from pydantic import ValidationError
 
 from as2ray.commands.ask import ask
 from as2ray.commands.calibrate import calibrate
@@ -19,6 +20,7 @@ from as2ray.commands.index import index
 from as2ray.commands.rank import rank
 from as2ray.commands.serve import serve
 from as2ray.errors import As2rayError
+from as2ray.serving.settings import refused
 
 COMMANDS = {
     "corpora": Corpora,
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.insert(1, LEADING[given[0]])
     try:
         CLI(COMMANDS, args=given, as_positional=False)
-    except As2rayError as error:
+    except (As2rayError, ValidationError) as found:
+        error = refused(found) if isinstance(found, ValidationError) else found
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

@@ -271,6 +271,12 @@ def test_serve_of_what_is_no_ranker_is_refused_before_ray_starts(tmp_path, capsy
         (["--settings.token_file", "nowhere/tokens"], "one token a line"),
         (["--settings.refusal", "500"], "refusal"),
         (["--settings.limits.candidates", "0"], "candidates"),
+        (
+            ["--settings.batches.relief_drop", "2"],
+            "relief_drop=2.0\n  expected: Input should be less",
+        ),
+        (["--settings.batches.waiting_tokens", "600"], "it could never be ranked\n  expected:"),
+        (["--settings.replicas.least", "5"], "least=5 above most=1\n  expected:"),
     ],
 )
 def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys, flags, told):

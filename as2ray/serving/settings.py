@@ -13,6 +13,17 @@ from as2ray.records import MAX_CHARACTERS
 Model = ConfigDict(extra="forbid", frozen=True)
 
 
+def refused(error: ValidationError) -> RecipeError:
+    """The first of its complaints as an error of ours."""
+    first = error.errors()[0]
+    where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return RecipeError(
+        f"{where}={first['input']!r}" if where else what,
+        expected=what if where else "settings that fit one another",
+        mend="correct it",
+    )
+
+
 class Limits(BaseModel):
     """What one request may ask."""
 
@@ -122,12 +133,7 @@ class Served(Settings):
         try:
             return cls.model_validate({"models": models, **settings.model_dump()})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise RecipeError(
-                f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
-                expected="names of letters, digits and signs, without blanks",
-                mend="correct it",
-            ) from None
+            raise refused(error) from None
 
     @property
     def settings(self) -> Settings:
