@@ -29,6 +29,11 @@ DIALECTS: dict[str, Dialect] = {"/v2/rerank": "cohere", "/v1/rerank": "v1", "/re
 OPEN = ("/", "/health")
 """Paths that no token is asked for: they tell nothing."""
 
+PAUSE = 0.25
+"""Seconds after a refusal for want of room in which another request to the same path, as large or
+larger, is refused unread: to read it costs the ranker's machine time, and room is made by whole
+batches."""
+
 
 class Guard:
     """Middleware: token, size of the body, no trace in an error, times in the headers, the log.
@@ -45,6 +50,8 @@ class Guard:
     ) -> None:
         self.app, self.service, self.settings = app, service, settings
         self.tokens = [token.encode() for token in tokens]
+        self.full: dict[str, tuple[float, int, Refused]] = {}
+        """By path until when, from how many bytes on, and why requests are refused unread."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -66,8 +73,11 @@ class Guard:
             await self._guarded(scope, self._counted(scope, receive), tell)
         finally:
             seconds = time.perf_counter() - began
-            parts = (state.get(name) for name in ("asked", "answer", "refused"))
-            self._over(Seen(path, code, seconds, *parts))
+            asked, answer, refused = (state.get(name) for name in ("asked", "answer", "refused"))
+            size = _size(scope)
+            if size and asked is not None and refused is not None and refused.kind == "overloaded":
+                self.full[path] = time.monotonic() + PAUSE, size, refused
+            self._over(Seen(path, code, seconds, asked, answer, refused))
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -102,9 +112,12 @@ class Guard:
                     expected="the header `Authorization: Bearer TOKEN`",
                     mend="ask the operator for a token",
                 )
-        size = headers.get("content-length", "0")
-        if size.isdecimal() and int(size) > self.settings.limits.body_bytes:
+        size = _size(scope)
+        if size > self.settings.limits.body_bytes:
             raise self._too_large()
+        until, least, refused = self.full.get(path_of(scope), (0.0, 0, None))
+        if refused is not None and size >= least and time.monotonic() < until:
+            raise refused.with_traceback(None)
 
     def _counted(self, scope: Scope, receive: Receive) -> Receive:
         """What is received, up to the limit: a body in chunks has no length to look at."""
@@ -151,6 +164,12 @@ class Guard:
                 "relieved": seen.answer.relieved,
             }
         LOGGER.info(json.dumps(told, ensure_ascii=False))
+
+
+def _size(scope: Scope) -> int:
+    """Bytes of the body as it tells them; of a body in chunks 0."""
+    told = Headers(scope=scope).get("content-length", "")
+    return int(told) if told.isdecimal() else 0
 
 
 def path_of(scope: Scope) -> str:

@@ -6,6 +6,8 @@ import pytest
 from served import CANDIDATES, QUESTION
 
 from as2ray.errors import RecipeError
+from as2ray.serving import guard
+from as2ray.serving.asked import Refused
 from as2ray.serving.settings import Served, tokens_of
 
 RANK = {"question": QUESTION, "candidates": CANDIDATES}
@@ -184,6 +186,36 @@ def test_who_finds_no_room_gets_the_status_and_when_to_come_again(
     for answer in refused:
         assert answer.json()["error_type"] == "Overloaded"
         assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_after_a_refusal_for_want_of_room_as_large_requests_are_refused_unread(serve, monkeypatch):
+    client, asked = serve(), []
+
+    async def full(question, model):
+        asked.append(question)
+        raise Refused("overloaded", "many", expected="few", mend="wait", retry_after=3)
+
+    monkeypatch.setattr(client.service, "rank", full)
+    monkeypatch.setattr(guard, "PAUSE", 600.0)
+    for path in ("/rank", "/v2/rerank"):
+        same = RANK if path == "/rank" else {"query": QUESTION, "documents": CANDIDATES}
+        same |= {"model": "m"}
+        less = same | {"candidates" if path == "/rank" else "documents": CANDIDATES[:1]}
+        first, again = client.post(path, json=same), client.post(path, json=same)
+        assert (first.status_code, len(asked)) == (429, 1)
+        assert again.status_code == 429
+        assert again.headers["retry-after"] == "3"
+        assert again.json() == first.json()
+        client.post(path, json=less)  # might find room
+        assert len(asked) == 2
+        asked.clear()
+    assert client.service.seen[-1].refused.kind == "overloaded"
+    monkeypatch.setattr(guard, "PAUSE", 0.0)
+    later = serve()
+    monkeypatch.setattr(later.service, "rank", full)
+    for _ in range(2):
+        later.post("/rank", json=RANK)
+    assert len(asked) == 2
 
 
 def test_before_requests_are_refused_the_drop_ratio_rises_and_the_response_says_so(serve, together):
