@@ -199,7 +199,7 @@ def test_after_a_refusal_for_want_of_room_as_large_requests_are_refused_unread(s
     monkeypatch.setattr(guard, "PAUSE", 600.0)
     for path in ("/rank", "/v2/rerank"):
         same = RANK if path == "/rank" else {"query": QUESTION, "documents": CANDIDATES}
-        same |= {"model": "m"}
+        same = same | {"model": "m"}
         less = same | {"candidates" if path == "/rank" else "documents": CANDIDATES[:1]}
         first, again = client.post(path, json=same), client.post(path, json=same)
         assert (first.status_code, len(asked)) == (429, 1)
