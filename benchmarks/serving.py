@@ -8,35 +8,29 @@ a cascade (`--cascade`), FastAPI with sentence-transformers' CrossEncoder a poin
 same encoder, and so does Infinity, where `--infinity` names the Python of an environment with
 `infinity-emb[torch,server]`. A rate is sustained if at constant arrivals (open loop) p99 is within
 the bound and nothing was refused or failed. With `--soak 600` ours is then loaded for ten minutes.
+A service that still ranks what its clients gave up is waited for before another is measured.
 """
 
 import argparse
-import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
-
 from as2ray import checkpoint
 from as2ray.adapters.sentence_transformers import export
 from as2ray.evaluation.ratio import Ratio, alternate
 from as2ray.packaged import minilm
-from benchmarks.load import closed_loop, open_loop
+from benchmarks.load import Load, closed_loop, open_loop
 from benchmarks.ranking import by_question, questions_of, squad_table
 from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.service import free, rest, served
 from benchmarks.soak import soak
-
-GOODBYE = 30.0
-"""Seconds that a service may take to end."""
 
 STEP = 1.25
 """From one arrival rate tried to the next."""
@@ -79,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.infinity:
             commands["Infinity"] = _infinity(peer, args)
         services = {
-            name: stack.enter_context(_served(command, args.start))
+            name: stack.enter_context(served(command, args.start))
             for name, command in commands.items()
         }
         sides = {name: service.url for name, service in services.items()}
@@ -91,10 +85,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             where = f"{candidates} candidates"
             compared = _sustained(sides, bodies, bound, size)
             found = compared["CrossEncoder"]
-            latencies = {
-                name: {str(n): closed_loop(url, bodies, n, size.seconds) for n in size.clients}
-                for name, url in sides.items()
-            }
+            latencies: dict[str, dict[str, Load]] = {name: {} for name in services}
+            for name, service in services.items():
+                for clients in size.clients:
+                    load = closed_loop(service.url, bodies, clients, size.seconds)
+                    latencies[name][str(clients)] = load
+                    rest(service)
             busy = open_loop(sides["as2ray"], bodies, 3 * max(found.ours), size.seconds)
             kept = _kept(sides["as2ray"], bodies, ranker, questions, size)
             results[where] = {
@@ -195,7 +191,7 @@ def _kept(
 
 
 def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
-    port = _free()
+    port = free()
     code = "from as2ray.cli import main; main()"
     replicas = {"cpus": max(1, args.cores - 0.5), "gateway_cpus": 0.1}
     flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
@@ -207,62 +203,16 @@ def _ours(args: argparse.Namespace) -> tuple[int, list[str]]:
 
 
 def _fastapi(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
-    port, script = _free(), Path(__file__).with_name("serving_peer.py")
+    port, script = free(), Path(__file__).with_name("serving_peer.py")
     flags = [f"--model={model}", f"--port={port}", f"--cores={args.cores}"]
     return port, [sys.executable, str(script), *flags]
 
 
 def _infinity(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
-    port = _free()
+    port = free()
     flags = [f"--model-id={model}", f"--port={port}", "--host=127.0.0.1", "--device=cpu"]
     command = [str(args.infinity.with_name("infinity_emb")), "v2", *flags]
     return port, [*command, "--engine=torch", "--log-level=error"]
-
-
-def _free() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-@dataclass(frozen=True)
-class _Service:
-    """A service that runs."""
-
-    url: str
-    """Where it reranks."""
-    pid: int
-    """Of its first process; what it started are this one's children."""
-
-
-@contextmanager
-def _served(what: tuple[int, list[str]], patience: float) -> Iterator[_Service]:
-    """A service while it runs."""
-    port, command = what
-    address, until = f"http://127.0.0.1:{port}", time.monotonic() + patience
-    # A session of its own: when a driver dies, Ray ends all of its process group.
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        while not _answers(address):
-            if process.poll() is not None or time.monotonic() > until:
-                sys.exit(f"a service did not start within {patience:g} s: {' '.join(command)}")
-            time.sleep(0.2)
-        yield _Service(f"{address}/rerank", process.pid)
-    finally:
-        process.terminate()  # where a shell runs us in the background, an interrupt is ignored
-        try:
-            process.wait(GOODBYE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 if __name__ == "__main__":
