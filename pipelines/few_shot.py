@@ -54,6 +54,9 @@ class Protocol:
     """Epochs on however many questions."""
     remedies: tuple[Remedy, ...] = ("bm25", "weights")
     """Tried on every ranker that few-shot training has tuned."""
+    steps: tuple[float, ...] = STEPS
+    """The parts of the start that dev chooses among; one alone is taken whatever dev says, to keep
+    what dev does not measure."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the paper prints, by system."""
 
@@ -65,6 +68,12 @@ class Protocol:
                 f"sizes {self.sizes}, samples {self.samples}, epochs {self.epochs} at {self.at}, "
                 f"power {self.power}, least {self.least}",
                 expected="counts of at least 1 and a power of 0 or more",
+                mend="correct the recipe",
+            )
+        if not self.steps or not all(0 <= part <= 1 for part in self.steps):
+            raise RecipeError(
+                f"steps {self.steps}",
+                expected="parts of the start, each from 0 to 1, at least one",
                 mend="correct the recipe",
             )
 
@@ -134,7 +143,7 @@ def best_step(
     rows: pa.Table,
     measure: str,
     filter: Filter,
-    parts: Sequence[float] = STEPS,
+    parts: Sequence[float],
 ) -> float:
     """Leaves a ranker where dev likes it best on the way back to its start; the start's part."""
     ends = [{n: w.clone() for n, w in r.state_dict().items()} for r in (tuned, start)]

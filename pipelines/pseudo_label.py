@@ -328,11 +328,12 @@ def _with_keywords(bench: Bench, ranker: Path) -> dict[str, Evaluation]:
 
 def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
     """A stage with the ranker moved towards what it started from, as far as dev likes."""
-    study = bench.study
+    study, steps = bench.study, bench.study.protocol.steps
 
     def make(part: Path) -> dict[str, Any]:
         moved, begun = (checkpoint.load(s / "ranker") for s in (ranker, start))
-        found = best_step(moved, begun, table(bench.tables["dev"]), study.measures[0], study.filter)
+        dev = table(bench.tables["dev"])
+        found = best_step(moved, begun, dev, study.measures[0], study.filter, steps)
         checkpoint.save(moved, part / "ranker")
         log.info("%s: %.2f of its start", ranker.name, found)
         return {"part": found}
@@ -342,6 +343,7 @@ def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
         "start": digest(start),
         "measure": study.measures[0],
         "filter": study.filter,
+        "steps": list(steps),
     }
     return stage(bench.folder / "rankers" / f"{ranker.name}-towards", identity, make)
 

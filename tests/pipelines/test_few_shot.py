@@ -2,6 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
+import torch
 
 from as2ray.checkpoint import load
 from as2ray.corpora.sample import sample
@@ -15,7 +16,17 @@ def test_epochs_fall_from_32_on_32_questions():
     assert Protocol(power=1.0, least=2).epochs_of(512) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"samples": 0}, {"power": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sizes": ()},
+        {"sizes": (0,)},
+        {"samples": 0},
+        {"power": -1.0},
+        {"steps": ()},
+        {"steps": (0.5, 1.5)},
+    ],
+)
 def test_impossible_protocol_is_refused(wrong):
     with pytest.raises(RecipeError):
         Protocol(**wrong)
@@ -74,6 +85,15 @@ def test_between_moves_every_weight_a_part_of_the_way(rankers):
         np.testing.assert_allclose(weights.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6)
     with pytest.raises(CheckpointError, match="of one kind"):
         between(tuned, {}, 0.5)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_one_step_is_taken_whatever_dev_says(rankers, part):
+    tuned, start = rankers
+    own, other = ({n: w.clone() for n, w in r.state_dict().items()} for r in rankers)
+    assert best_step(tuned, start, tiny.candidates(4, seed=6), "RR", "raw", (part,)) == part
+    for name, weight in tuned.state_dict().items():
+        assert torch.allclose(weight, torch.lerp(own[name], other[name], part))
 
 
 def test_best_step_leaves_the_ranker_where_dev_likes_it_best(rankers):
