@@ -327,7 +327,8 @@ def _with_keywords(bench: Bench, ranker: Path) -> dict[str, Evaluation]:
 
 
 def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
-    """A stage with the ranker moved towards what it started from, as far as dev likes."""
+    """A stage with the ranker moved towards what it started from: of the protocol's steps the one
+    that dev likes best."""
     study, steps = bench.study, bench.study.protocol.steps
 
     def make(part: Path) -> dict[str, Any]:
