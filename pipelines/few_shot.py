@@ -4,8 +4,8 @@ Knows plain values, scores and checkpoints. Must not know stages or any one pipe
 
 Mokrii et al. train 32 epochs on 32 questions and fewer on more, and print neither the sizes nor the
 formula; FlexNeuART draws its samples independently. Their few-shot training made some rankers worse
-than they were ("a little bit is worse than none"). Two remedies, each with a part chosen on dev, or
-fixed (`steps`) for what dev does not measure:
+than they were ("a little bit is worse than none"). Two remedies, each with a part chosen on dev;
+the second's may be fixed (`steps`), to keep what dev does not measure:
 
     bm25     s = (1 - a) z(ranker) + a z(BM25), z within each question
     weights  w = (1 - a) tuned + a start (Wortsman et al. 2022), encoder and head alike
