@@ -24,7 +24,6 @@ from as2ray.distributed.tune import search
 from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.agreement import agreement, votes
-from as2ray.evaluation.measures import mean_average_precision
 from as2ray.evaluation.trec import read_run, scores_of_run
 from as2ray.latency import latencies
 from as2ray.models.cascade import CascadeRanker
@@ -35,6 +34,7 @@ from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import command
 from pipelines.steps import evaluated, table
+from pipelines.trials import ensemble_map, weighted
 from tune_spaces import ensembles
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _ensemble(folder: Path, members: Sequence[Path], dev: Path, trials: int) -> 
         stored = (scores, rows["question_id"].to_numpy(), rows["label"].to_numpy())
         with connected():
             tried = search(
-                _tried,
+                weighted,
                 partial(ensembles.suggest, members=len(members)),
                 {"quality": "max"},
                 stored,
@@ -138,26 +138,12 @@ def _ensemble(folder: Path, members: Sequence[Path], dev: Path, trials: int) -> 
             )
         weights = [ensembles.choice(config, len(members)) for config, _ in tried]
         weights.append((1.0 / len(members),) * len(members))
-        best = max(weights, key=lambda w: _quality(w, *stored))
+        best = max(weights, key=lambda w: ensemble_map(w, stored))
         checkpoint.save(EnsembleRanker(loaded, best), part / "ranker")
-        equal = _quality(weights[-1], *stored)
-        return {"weights": best, "dev MAP": _quality(best, *stored), "equal weights": equal}
+        equal = ensemble_map(weights[-1], stored)
+        return {"weights": best, "dev MAP": ensemble_map(best, stored), "equal weights": equal}
 
     return stage(folder, identity, make)
-
-
-Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Scores [rows, members], question ids [rows] and labels [rows] of a dev table."""
-
-
-def _tried(config: Mapping[str, Any], stored: Stored) -> dict[str, float]:
-    return {"quality": _quality(ensembles.choice(config, stored[0].shape[1]), *stored)}
-
-
-def _quality(
-    weights: Sequence[float], scores: np.ndarray, question: np.ndarray, label: np.ndarray
-) -> float:
-    return mean_average_precision(question, label, scores @ np.asarray(weights))
 
 
 def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:

@@ -26,6 +26,7 @@ from as2ray.models.sequential import SequentialRanker
 from as2ray.models.staged import StagedRanker
 from as2ray.stages import digest, stage
 from pipelines.steps import table
+from pipelines.trials import dropped, dropped_first
 from tune_spaces import drop_ratios
 
 
@@ -111,9 +112,9 @@ def searched(folder: Path, ranker: Path, replay: Replay, how: Search) -> tuple[P
     def make(part: Path) -> dict[str, Any]:
         with connected():
             firsts = drop_ratios.RATIOS if exits > 1 else ()
-            found = grid(_gridded, firsts, replay, part.resolve() / "grid")
+            found = grid(dropped_first, firsts, replay, part.resolve() / "grid")
             tried = search(
-                _tried,
+                dropped,
                 partial(drop_ratios.suggest, exits=exits),
                 {"quality": "max", "cost": "min"},
                 replay,
@@ -137,18 +138,6 @@ def searched(folder: Path, ranker: Path, replay: Replay, how: Search) -> tuple[P
     made = stage(folder / "searched" / ranker.name, identity, make)
     chosen = json.loads((made / "manifest.json").read_text())["found"]["chosen"]
     return made, Point.of(chosen)
-
-
-def _tried(config: Mapping[str, Any], replay: Replay) -> dict[str, float]:
-    point = replay.point(*drop_ratios.choice(config, len(replay.exits)))
-    return {"quality": point.quality, "cost": point.cost}
-
-
-def _gridded(first: float, replay: Replay) -> list[dict[str, Any]]:
-    """The part of the paper's grid that begins with a drop ratio."""
-    every = list(range(len(replay.exits)))
-    ratios = [drop for drop in drop_ratios.grid(len(every)) if drop[0] == first]
-    return [asdict(replay.point(every, drop)) for drop in ratios]
 
 
 def _draw(

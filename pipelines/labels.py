@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from as2ray.corpora.sample import sample
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.tune import grid
-from as2ray.evaluation.measures import evaluate
 from as2ray.records import CANDIDATES, count, fingerprint, question_starts
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.build import Settings, build
@@ -30,13 +29,12 @@ from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
 from as2ray.stages import digest, manifest, stage
 from pipelines.steps import TABLE, table
+from pipelines.trials import MEASURE, keywords
 from tune_spaces import bm25
 
 log = logging.getLogger(__name__)
 
 INDEX = "index"
-MEASURE = "RR"
-"""That k1 and b are chosen by: the paper's."""
 
 
 def tuned(folder: Path, dev: Path, here: bool) -> BM25:
@@ -53,10 +51,10 @@ def tuned(folder: Path, dev: Path, here: bool) -> BM25:
         data = rows, BM25().terms(rows["candidate"].to_pylist())
         choices = [list(points) for _, points in groupby(bm25.grid(), key=lambda point: point[0])]
         if here:
-            found = [one for points in choices for one in tried(points, data)]
+            found = [one for points in choices for one in keywords(points, data)]
         else:
             with connected():
-                found = grid(tried, choices, data, part.resolve() / "tune")
+                found = grid(keywords, choices, data, part.resolve() / "tune")
         best = max(found, key=lambda one: one[2])
         log.info("BM25: dev %s %.4f with k1 %g, b %g", MEASURE, best[2], best[0], best[1])
         return {"k1": best[0], "b": best[1], MEASURE: best[2], "grid": found}
@@ -64,17 +62,6 @@ def tuned(folder: Path, dev: Path, here: bool) -> BM25:
     identity = {"dev": manifest(dev)["found"]["fingerprint"], "grid": bm25.grid()}
     found = manifest(stage(folder, identity, make))["found"]
     return BM25(found["k1"], found["b"])
-
-
-def tried(points: Sequence[tuple[float, float]], data: Any) -> list[list[float]]:
-    """k1, b and the dev measure of each point."""
-    rows, terms = data
-    found = []
-    for k1, b in points:
-        scores = BM25(k1, b).scores_within(rows, terms)
-        measures = evaluate(rows, scores, [MEASURE], filter="no_all_negative").measures
-        found.append([k1, b, measures[MEASURE]])
-    return found
 
 
 def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> Path:

@@ -85,3 +85,13 @@ def test_room_does_not_import_what_it_must_not_know(room):
     for path in (PACKAGE / room).rglob("*.py"):
         seen = rooms_imported(path) & (WALLS[room] | set(ROOMS_WITH_RAY))
         assert not seen, f"{name_of(path)} imports {sorted(seen)}"
+
+
+def test_trials_over_stored_scores_load_without_the_frameworks():
+    # Each process of a search loads them: with transformers that takes seconds of a core.
+    code = (
+        "import sys, pipelines.trials\n"
+        "assert not {'torch', 'transformers', 'ray', 'matplotlib'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -21,10 +21,10 @@ from pipelines.labels import (
     retrieval_scores,
     retrieved,
     sampled,
-    tried,
     tuned,
 )
 from pipelines.steps import TABLE, table
+from pipelines.trials import keywords
 
 ROWS = [
     ("a", "which birds hunt mice", "a-0", "Owls hunt mice.", 1),
@@ -116,6 +116,6 @@ def test_tuned_takes_the_best_of_the_grid(source, tmp_path):
     assert (best.k1, best.b) == (found["k1"], found["b"])
     rows = table(source)
     terms = BM25().terms(rows["candidate"].to_pylist())
-    again = tried([(best.k1, best.b)], (rows, terms))
+    again = keywords([(best.k1, best.b)], (rows, terms))
     assert again == [[best.k1, best.b, found["RR"]]]
     assert found["RR"] == max(point[2] for point in found["grid"])

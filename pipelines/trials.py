@@ -1,0 +1,63 @@
+"""What one trial of a search over stored scores computes.
+
+Knows stored scores, replays of a cascade and the search spaces. Must not know stages or rankers:
+each process of a search loads this file, and what it imports comes along.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from as2ray.evaluation.measures import evaluate, mean_average_precision
+from as2ray.evaluation.simulation import Replay
+from as2ray.retrieval.bm25 import BM25
+from tune_spaces import drop_ratios, ensembles
+
+MEASURE = "RR"
+"""That k1 and b are chosen by: Mokrii et al.'s."""
+
+
+def keywords(points: Sequence[tuple[float, float]], data: Any) -> list[list[float]]:
+    """k1, b and the dev measure of each point.
+
+    Args:
+        points: k1 and b.
+        data: The dev table, and the terms of its candidates.
+    """
+    rows, terms = data
+    found = []
+    for k1, b in points:
+        scores = BM25(k1, b).scores_within(rows, terms)
+        measures = evaluate(rows, scores, [MEASURE], filter="no_all_negative").measures
+        found.append([k1, b, measures[MEASURE]])
+    return found
+
+
+def dropped(config: Mapping[str, Any], replay: Replay) -> dict[str, float]:
+    """Quality and cost of the exits and drop ratios of a trial's answers."""
+    point = replay.point(*drop_ratios.choice(config, len(replay.exits)))
+    return {"quality": point.quality, "cost": point.cost}
+
+
+def dropped_first(first: float, replay: Replay) -> list[dict[str, Any]]:
+    """The part of the paper's grid that begins with a drop ratio."""
+    every = list(range(len(replay.exits)))
+    ratios = [drop for drop in drop_ratios.grid(len(every)) if drop[0] == first]
+    return [asdict(replay.point(every, drop)) for drop in ratios]
+
+
+Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Scores [rows, members], question ids [rows] and labels [rows] of a dev table."""
+
+
+def weighted(config: Mapping[str, Any], stored: Stored) -> dict[str, float]:
+    """Quality of an ensemble with the weights of a trial's answers."""
+    return {"quality": ensemble_map(ensembles.choice(config, stored[0].shape[1]), stored)}
+
+
+def ensemble_map(weights: Sequence[float], stored: Stored) -> float:
+    """MAP of the members' weighted scores."""
+    scores, question, label = stored
+    return mean_average_precision(question, label, scores @ np.asarray(weights))
