@@ -5,7 +5,7 @@ import json
 import pytest
 from running import workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 TOLERANCE = 1e-4
 """Of the losses: a sum over other shares of a step rounds otherwise."""
