@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from as2ray.calibration import Calibration
 from as2ray.errors import As2rayError, CheckpointError, RecipeError
+from as2ray.models.average import Average
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
-from as2ray.models.cerberus import Average
 from as2ray.models.encoder import FAMILIES, longest, truncate
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.pointwise import PointwiseRanker

@@ -38,8 +38,8 @@ from as2ray.packaged import minilm
 from as2ray.records import question_numbers
 from as2ray.text.files import PairFiles
 from as2ray.text.stream import LOGITS, TEACHERS, MicroBatch, Stream
-from as2ray.training.config import Training
-from as2ray.training.loop import SELECTION, Loop
+from as2ray.training.config import SELECTION, Training
+from as2ray.training.loop import Loop
 from as2ray.training.run import LocalRun
 from as2ray.training.tracking import Tracking
 from as2ray.training.validation import Watched

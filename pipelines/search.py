@@ -21,7 +21,6 @@ from as2ray.distributed.tune import search_training
 from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
 from as2ray.stages import manifest, plain, stage
-from as2ray.training.job import Job
 from pipelines import distill
 from pipelines.experiment import planned, prepare, rankers
 from pipelines.recipe import Step, command
@@ -79,7 +78,7 @@ def run(
 
     def make(part: Path) -> dict[str, Any]:
         config, quality = search_training(
-            partial(_chosen, job=plan.resolved()),
+            partial(distillation.choice, student=plan.resolved()),
             distillation.suggest,
             part.resolve() / "tune",
             workers,
@@ -92,10 +91,7 @@ def run(
     found = manifest(stage(folder / "search", identity, make))["found"]
     config = found["choice"]
     log.info("%s: dev MAP %.4f with %s", recipe.student, found["dev MAP"], config)
-    assert isinstance(step.objective, Distillation)
-    objective, training = distillation.choice(config, step.objective, step.training)
-    best = replace(step, objective=objective, training=training)
-    return _write(recipe, best, folder / "best.yaml")
+    return _write(recipe, distillation.choice(config, step), folder / "best.yaml")
 
 
 def _before(recipe: Recipe, seed: int) -> distill.Recipe:
@@ -113,12 +109,6 @@ def _needed(recipe: Recipe, name: str) -> list[str]:
     direct = [*([step.start] if step.start else []), *step.teachers]
     found = {other for one in direct for other in [*_needed(recipe, one), one]}
     return [other for other in recipe.steps if other in found]
-
-
-def _chosen(config: Mapping[str, Any], job: Job) -> Job:
-    assert isinstance(job.objective, Distillation)
-    objective, training = distillation.choice(config, job.objective, job.training)
-    return replace(job, objective=objective, training=training)
 
 
 def _write(recipe: Recipe, best: Step, path: Path) -> Path:

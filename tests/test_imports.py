@@ -87,11 +87,19 @@ def test_room_does_not_import_what_it_must_not_know(room):
         assert not seen, f"{name_of(path)} imports {sorted(seen)}"
 
 
-def test_trials_over_stored_scores_load_without_the_frameworks():
-    # Each process of a search loads them: with transformers that takes seconds of a core.
-    code = (
-        "import sys, pipelines.trials\n"
-        "assert not {'torch', 'transformers', 'ray', 'matplotlib'} & sys.modules.keys()"
-    )
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("pipelines.trials", {"torch", "transformers", "ray", "matplotlib"}),
+        ("tune_spaces.distillation", {"transformers", "ray"}),
+        ("as2ray.training.job", {"transformers", "ray"}),
+        ("as2ray.distributed.ingest", {"torch", "transformers"}),
+        ("as2ray.distributed.train", {"transformers"}),
+        ("as2ray.distributed.tune", {"transformers"}),
+    ],
+)
+def test_what_trials_and_controllers_load_leaves_out_what_they_do_not_need(module, unneeded):
+    # Each process of a search or a run loads them: transformers' models take seconds of a core.
+    code = f"import sys, {module}\nassert not {unneeded} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

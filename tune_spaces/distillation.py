@@ -5,10 +5,12 @@ Knows Optuna's trials and what a run is told. Must not know how a trial trains.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from as2ray.objectives import Distillation
-from as2ray.training.config import Training
+
+Told = TypeVar("Told", bound=Any)
+"""What has an `objective` and a `training`: a job, or a step of a recipe."""
 
 ALPHA = (0.0, 0.1, 0.5, 0.9)
 TEMPERATURE = (1.0, 3.0, 5.0)
@@ -25,19 +27,19 @@ def suggest(trial: Any) -> None:
     trial.suggest_float("learning_rate", *LEARNING_RATE, log=True)
 
 
-def choice(
-    config: Mapping[str, Any], objective: Distillation, training: Training
-) -> tuple[Distillation, Training]:
-    """Both with a trial's answers in place of their own.
+def choice(config: Mapping[str, Any], student: Told) -> Told:
+    """A student's job or step with a trial's answers in place of its settings.
 
     Args:
         config: What `suggest` was answered.
-        objective: Of the student.
-        training: Of the student.
+        student: Its objective is a distillation.
     """
+    assert isinstance(student.objective, Distillation)
     alpha, temperature = float(config["alpha"]), float(config["temperature"])
     batch, rate = int(config["batch"]), float(config["learning_rate"])
-    return (
-        replace(objective, alpha=alpha, temperature=temperature),
-        replace(training, batch=batch, learning_rate=rate),
+    chosen: Told = replace(
+        student,
+        objective=replace(student.objective, alpha=alpha, temperature=temperature),
+        training=replace(student.training, batch=batch, learning_rate=rate),
     )
+    return chosen

@@ -1,6 +1,7 @@
 """Training under Ray Train: the same job, on any number of workers.
 
-Knows Ray Train. Must hold no training logic: a worker calls `training.job.train`.
+Knows Ray Train. Must hold no training logic: a worker calls `training.train.train`, and
+loads it only then: the controller, and a trial that starts a run, need no models.
 """
 
 import os
@@ -27,8 +28,8 @@ from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared
 from as2ray.distributed.ingest import RayEpochs
 from as2ray.distributed.plan import Workers, check
 from as2ray.text.files import PairFiles
-from as2ray.training.job import Job, train, train_here
-from as2ray.training.loop import SELECTION
+from as2ray.training.config import SELECTION
+from as2ray.training.job import Job
 from as2ray.training.run import Metrics
 
 
@@ -52,6 +53,8 @@ def fit(
     """
     folder = Path(folder).resolve()
     if workers.count == 0:
+        from as2ray.training.train import train_here
+
         return train_here(job, folder)
     check(workers)
     storage = Path(workers.storage).resolve() if workers.storage else folder.parent
@@ -83,6 +86,8 @@ def fit(
 
 
 def _worker(config: dict[str, Any]) -> None:
+    from as2ray.training.train import train
+
     job, workers = config["job"], Workers(**config["workers"])
     context = ray.train.get_context()
     # Ray holds a worker to its share of CPUs; on a node of our own all cores are ours to use.

@@ -17,8 +17,8 @@ from ray.tune.search.optuna import OptunaSearch
 
 from as2ray.distributed.plan import Workers, side_by_side
 from as2ray.distributed.train import fit
-from as2ray.training.job import Job, train
-from as2ray.training.loop import SELECTION
+from as2ray.training.config import SELECTION
+from as2ray.training.job import Job
 
 Metrics = Mapping[str, float]
 
@@ -108,6 +108,8 @@ def search_training(
     def run(config: dict[str, Any]) -> None:
         trial = folder / "runs" / tune.get_context().get_trial_id()
         if workers.count == 0:
+            from as2ray.training.train import train
+
             train(job(config), trial, _TuneRun())
         else:
             fit(job(config), trial, workers, [TuneReportCallback()])

@@ -18,7 +18,8 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError, RecipeError
 from as2ray.models.attention import Layout
-from as2ray.models.cerberus import Average, Heads
+from as2ray.models.average import Average
+from as2ray.models.cerberus import Heads
 from as2ray.models.encoder import Encoder, truncate
 from as2ray.models.ranker import SETTINGS, probability, unrounded
 from as2ray.models.staged import StagedRanker, check_exits

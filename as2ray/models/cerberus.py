@@ -8,7 +8,7 @@ survivors alone; with no other exit it is the paper's model.
 """
 
 from copy import deepcopy
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,10 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from as2ray.errors import RecipeError
 from as2ray.models.attention import Layout
+from as2ray.models.average import Average
 from as2ray.models.encoder import Encoder
 from as2ray.models.pointwise import classify
 from as2ray.models.ranker import probability
-
-Average = Literal["probabilities", "logits"]
-"""What of the heads is averaged into one score: the released model's choice, or the other."""
 
 
 class Heads(nn.Module):

@@ -17,6 +17,9 @@ Restart = Literal["epoch"]
 Precision = Literal["auto", "fp32", "bf16"]
 """Number format of training; fp16 would need its loss scaled, and serves for ranking alone."""
 
+SELECTION = "dev/AP"
+"""Metric that chooses the best checkpoint and stops a run early."""
+
 
 @dataclass(frozen=True)
 class Training:

@@ -26,7 +26,7 @@ from as2ray.models.ranker import Ranker
 from as2ray.objectives import Moment, Objective
 from as2ray.text.stream import MicroBatch
 from as2ray.training import parallel
-from as2ray.training.config import Training
+from as2ray.training.config import SELECTION, Training
 from as2ray.training.run import Run
 from as2ray.training.schedule import optimiser, rate
 from as2ray.training.tracking import Tracker, Tracking, tell, trackers
@@ -34,9 +34,6 @@ from as2ray.training.validation import Watched, WatchedPassages, validate
 
 _NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
 """What a full disk causes: of files, of safetensors, of torch's own format."""
-
-SELECTION = "dev/AP"
-"""Metric that chooses the best checkpoint and stops a run early."""
 
 
 class Epochs(Protocol):

@@ -17,7 +17,7 @@ from driver import job
 from ray.cluster_utils import Cluster
 from running import Run, told
 
-from as2ray.training.job import train_here
+from as2ray.training.train import train_here
 
 
 @pytest.fixture

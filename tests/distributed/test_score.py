@@ -14,8 +14,9 @@ from as2ray.objectives.distillation import Distillation
 from as2ray.text.files import PairFiles
 from as2ray.text.stream import LOGITS, TEACHERS, Stream
 from as2ray.training.config import Training
-from as2ray.training.job import Job, Model, train_here
+from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking
+from as2ray.training.train import train_here
 
 HERE = Workers(count=0)
 

@@ -13,8 +13,9 @@ from as2ray.checkpoint import load
 from as2ray.distributed.plan import Workers
 from as2ray.distributed.train import fit
 from as2ray.training.config import Training
-from as2ray.training.job import Job, Model, train_here
+from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking, read
+from as2ray.training.train import train_here
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,9 @@ from training_runs import loop_of, told
 from as2ray.errors import TrainingError
 from as2ray.objectives import Margin
 from as2ray.training.config import Training
-from as2ray.training.job import Job, Model, train_here
+from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking
+from as2ray.training.train import train_here
 
 
 def test_training_with_margin_learns_to_rank(checkpoint, corpus, tmp_path):

@@ -13,8 +13,8 @@ from as2ray.objectives import OBJECTIVES
 from as2ray.text.files import PairFiles
 from as2ray.text.stream import MicroBatch, Stream
 from as2ray.training import parallel
-from as2ray.training.config import Training
-from as2ray.training.loop import SELECTION, Loop
+from as2ray.training.config import SELECTION, Training
+from as2ray.training.loop import Loop
 from as2ray.training.run import LocalRun
 from as2ray.training.tracking import Tracking, read
 from as2ray.training.validation import Watched

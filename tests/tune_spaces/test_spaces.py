@@ -3,6 +3,7 @@ import pytest
 
 from as2ray.objectives import Distillation
 from as2ray.training.config import Training
+from as2ray.training.job import Job, Model
 from tune_spaces import bm25, distillation, drop_ratios, ensembles
 
 
@@ -41,11 +42,17 @@ def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
 def test_distillation_s_answers_take_the_place_of_a_student_s_settings():
     answers = {"alpha": 0.1, "temperature": 5.0, "batch": 24, "learning_rate": 3e-5}
     found = asked(distillation.suggest, answers)
-    objective, training = distillation.choice(
-        found, Distillation(lesson="sum", alpha=0.9), Training(epochs=7)
+    job = Job(
+        Model("encoder"),
+        ("train",),
+        {"dev": "dev"},
+        Training(epochs=7),
+        Distillation(lesson="sum", alpha=0.9),
     )
-    assert objective == Distillation(lesson="sum", alpha=0.1, temperature=5.0)
-    assert training == Training(epochs=7, batch=24, learning_rate=3e-5)
+    chosen = distillation.choice(found, job)
+    assert chosen.objective == Distillation(lesson="sum", alpha=0.1, temperature=5.0)
+    assert chosen.training == Training(epochs=7, batch=24, learning_rate=3e-5)
+    assert chosen.model == job.model
 
 
 def test_grid_of_bm25_is_the_paper_s_56_points():
