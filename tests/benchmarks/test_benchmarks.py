@@ -50,7 +50,7 @@ def run(name: str, tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[s
         env={**os.environ, "AS2RAY_DATA": str(tmp_path / "nowhere")},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,  # the test has 600 s; what is killed leaves its services running
     )
 
 
