@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -62,7 +61,8 @@ def hold_to_cores(count: int) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = min(count, os.cpu_count() or 1)
-    torch.set_num_threads(cores)
+    if torch := sys.modules.get("torch"):  # loaded later, it finds the cores by itself
+        torch.set_num_threads(cores)
     return cores
 
 
@@ -93,6 +93,8 @@ def finish(
 
 
 def _machine() -> dict[str, Any]:
+    import torch  # takes seconds, and streams need none
+
     return {
         "system": platform.platform(),
         "cores": os.cpu_count(),

@@ -27,6 +27,7 @@ from as2ray.stages import digest, manifest, stage
 from as2ray.text.files import PairFiles
 from as2ray.text.sentences import versioned
 from as2ray.training.job import Job
+from as2ray.training.run import link_or_copy
 from pipelines.recipe import Data
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,9 @@ def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
         # All is copied out of the run before it goes, in one step: a try that is interrupted goes
         # on from the whole run, or trains no more.
         if run.exists() or not (part / "ranker").exists():
-            shutil.copytree(fit(plan.resolved(), run, workers), part / "ranker", dirs_exist_ok=True)
+            best = fit(plan.resolved(), run, workers)
+            shutil.rmtree(part / "ranker", ignore_errors=True)
+            shutil.copytree(best, part / "ranker", copy_function=link_or_copy)
             if (run / "metrics.jsonl").exists():
                 shutil.copy(run / "metrics.jsonl", part)
             if (run / "tensorboard").exists():

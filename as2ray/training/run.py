@@ -59,11 +59,11 @@ class LocalRun:
                 mend="name a validation set and measure that the run computes",
             )
         value, best = float(metrics[self.selection]), self.best()
+        moved = Path(shutil.move(checkpoint, self._new("last")))
         if best is None or value >= float((best / "selection").read_text()):
-            copy = shutil.copytree(checkpoint, self._new("best"))
+            copy = shutil.copytree(moved, self._new("best"), copy_function=link_or_copy)
             (copy / "selection").write_text(repr(value))
             self._replace("best")
-        shutil.move(checkpoint, self._new("last"))
         self._replace("last")
 
     def _held(self, name: str) -> Path | None:
@@ -85,3 +85,11 @@ class LocalRun:
             os.rename(target, old)
         os.rename(self.folder / f".{name}-new", target)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """One file under two names, which takes no room; a copy where file systems have but one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -45,6 +45,18 @@ def test_constant_baseline_has_no_rank_correlation(random):
     assert result.spearman is None
 
 
+@pytest.mark.parametrize("questions", [2, 3, 8, 10, 40, 60])
+def test_wilcoxon_test_of_few_questions_with_ties_is_scipy_s(random, questions):
+    for differences in (
+        random.normal(size=questions),
+        random.integers(-2, 3, questions) / 4,
+        np.eye(1, questions)[0],
+    ):
+        result = compare(per_question(np.zeros(questions)), per_question(differences), "AP")
+        expected = stats.wilcoxon(differences).pvalue if differences.any() else 1.0
+        assert result.p_wilcoxon == pytest.approx(expected, abs=1e-12)
+
+
 def test_clearly_better_system_has_small_p_and_interval_above_zero(random):
     before = random.random(100) * 0.5
     after = before + 0.2 + random.normal(size=100) * 0.1

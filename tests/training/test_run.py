@@ -1,3 +1,5 @@
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -38,6 +40,23 @@ def test_run_after_reports_resumes_from_the_last_and_keeps_the_best(run, tmp_pat
     assert not list(tmp_path.glob("made-*"))  # the checkpoints were taken over
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_best_that_is_the_last_takes_no_room_of_its_own_where_files_have_two_names(
+    run, tmp_path, monkeypatch, links
+):
+    if not links:
+
+        def refused(*_):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refused)
+    run.report({"dev/AP": 0.5}, written(tmp_path, "first"))
+    best, last = (run.folder / name / "weights" for name in ("best", "last"))
+    assert best.samefile(last) == links
+    run.report({"dev/AP": 0.4}, written(tmp_path, "second"))
+    assert (best.read_text(), last.read_text()) == ("first", "second")
+
+
 def test_run_equal_values_keep_the_later_as_best(run, tmp_path):
     for number in range(2):
         run.report({"dev/AP": 0.5}, written(tmp_path, str(number)))
@@ -76,9 +95,7 @@ def test_run_killed_while_it_takes_a_checkpoint_over_still_has_the_older(
 
     with monkeypatch.context() as patch:
         # Another file system than the temporary folder's: a move copies file by file.
-        patch.setattr(shutil, "move", killed)
-        if best:
-            patch.setattr(shutil, "copytree", killed)
+        patch.setattr(shutil, "copytree" if best else "move", killed)
         with pytest.raises(KeyboardInterrupt):
             run.report({"dev/AP": 0.6 if best else 0.4}, written(tmp_path, "newer"))
     again = LocalRun(run.folder, "dev/AP")
@@ -87,12 +104,11 @@ def test_run_killed_while_it_takes_a_checkpoint_over_still_has_the_older(
     again.report({"dev/AP": 0.9}, written(tmp_path, "newest"))
     assert held(again.resume()) == "newest"
     assert held(again.best()) == "newest"
-    assert not (run.folder / "last" / "half").exists()
+    assert not list(run.folder.rglob("half"))
 
 
 def test_run_killed_between_old_and_new_still_has_the_older(run, tmp_path, monkeypatch):
     run.report({"dev/AP": 0.5}, written(tmp_path, "older"))
-    import os
 
     def killed(source, target, rename=os.rename):
         if Path(target).name == "last":
