@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,6 +118,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path.removeprefix("."): value}
 
 
+@cache
 def _packages() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
@@ -127,6 +129,7 @@ def _packages() -> dict[str, str]:
     return found
 
 
+@cache
 def _commit() -> str | None:
     """The commit of the code, with `+` where files differ from it; None outside a checkout."""
     here = Path(__file__).parent

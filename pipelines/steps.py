@@ -138,8 +138,8 @@ def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
         # on from the whole run, or trains no more.
         if run.exists() or not (part / "ranker").exists():
             best = fit(plan.resolved(), run, workers)
-            shutil.rmtree(part / "ranker", ignore_errors=True)
-            shutil.copytree(best, part / "ranker", copy_function=link_or_copy)
+            whole = part / "ranker"
+            shutil.copytree(best, whole, dirs_exist_ok=True, copy_function=link_or_copy)
             if (run / "metrics.jsonl").exists():
                 shutil.copy(run / "metrics.jsonl", part)
             if (run / "tensorboard").exists():

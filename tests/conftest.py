@@ -1,5 +1,6 @@
 """Tiny checkpoints and corpora for all tests, made once a session; see `tiny`."""
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
@@ -17,6 +18,13 @@ import torch
 import transformers
 
 Checkpoint = Callable[..., Path]
+
+
+def pytest_collection_finish():
+    """What is loaded by now stays: looked through at every collection of garbage, which
+    statsmodels orders for every table, it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

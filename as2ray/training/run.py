@@ -88,7 +88,11 @@ class LocalRun:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """One file under two names, which takes no room; a copy where file systems have but one."""
+    """One file under two names, which takes no room; a copy where file systems have but one.
+
+    What `target` was before, as a half copy, it is no more.
+    """
+    Path(target).unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:
