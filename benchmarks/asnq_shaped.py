@@ -106,8 +106,9 @@ def _real(data: Path) -> tuple[list[str], list[str]]:
 
 def _made_up() -> tuple[list[str], list[str]]:
     random = np.random.default_rng(0)
-    syllables = [c + v for c in "bdfglmnprst" for v in "aeiou"]
-    words = ["".join(random.choice(syllables, size)) for size in random.integers(1, 3, 5_000)]
+    syllables = np.array([c + v for c in "bdfglmnprst" for v in "aeiou"])
+    sizes = random.integers(1, 3, 5_000)
+    words = np.array(["".join(random.choice(syllables, size)) for size in sizes])
 
     def texts(count: int, least: int, most: int) -> list[str]:
         return [
