@@ -88,18 +88,26 @@ def test_room_does_not_import_what_it_must_not_know(room):
 
 
 @pytest.mark.parametrize(
-    ("module", "unneeded"),
+    "unneeded",
     [
-        ("pipelines.trials", {"torch", "transformers", "ray", "matplotlib"}),
-        ("tune_spaces.distillation", {"transformers", "ray"}),
-        ("as2ray.training.job", {"transformers", "ray"}),
-        ("as2ray.distributed.ingest", {"torch", "transformers"}),
-        ("as2ray.distributed.train", {"transformers"}),
-        ("as2ray.distributed.tune", {"transformers"}),
+        {
+            "pipelines.trials": {"torch", "transformers", "ray", "matplotlib"},
+            "tune_spaces.distillation": {"transformers", "ray"},
+            "as2ray.training.job": {"transformers", "ray"},
+        },
+        {
+            "as2ray.distributed.ingest": {"torch", "transformers"},
+            "as2ray.distributed.train": {"transformers"},
+            "as2ray.distributed.tune": {"transformers"},
+        },
     ],
+    ids=["without-ray", "with-ray"],
 )
-def test_what_trials_and_controllers_load_leaves_out_what_they_do_not_need(module, unneeded):
+def test_what_trials_and_controllers_load_leaves_out_what_they_do_not_need(unneeded):
     # Each process of a search or a run loads them: transformers' models take seconds of a core.
-    code = f"import sys, {module}\nassert not {unneeded} & sys.modules.keys()"
+    code = "import sys\n" + "".join(
+        f"import {module}\nassert not {names} & sys.modules.keys(), '{module}'\n"
+        for module, names in unneeded.items()
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -83,28 +83,36 @@ def test_gradient_checkpointing_with_dropout_trains_the_same_weights(checkpoint,
     assert_close(*weights)
 
 
+MIDWAY = {"epochs": 2, "batch": 50, "validate_every": 3, "every": 2}
+"""Of a run that is interrupted, and of one that is not."""
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, corpus, tmp_path_factory):
+    """A run that nothing interrupts, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    loop = loop_of(checkpoint("bert"), corpus, folder, **MIDWAY)
+    loop.fit()
+    return loop, folder
+
+
 @pytest.mark.parametrize(
     "stop_before",
     [(0, 2), (0, 5), (1, 0), (1, 3), (1, 7)],
     ids=["before-any-checkpoint", "mid-epoch", "between-epochs", "second-epoch", "last-step"],
 )
 def test_interrupted_run_with_dropout_goes_on_as_if_it_had_not_been(
-    checkpoint, corpus, tmp_path, stop_before
+    checkpoint, corpus, tmp_path, whole, stop_before
 ):
-    model, settings = (
-        checkpoint("bert"),
-        {"epochs": 2, "batch": 50, "validate_every": 3, "every": 2},
-    )
-    whole = loop_of(model, corpus, tmp_path / "whole", **settings)
-    whole.fit()
+    model, (loop, folder) = checkpoint("bert"), whole
     with pytest.raises(Interrupted):
-        loop_of(model, corpus, tmp_path / "cut", stop_before=stop_before, **settings).fit()
-    again = loop_of(model, corpus, tmp_path / "cut", **settings)
-    assert again.fit() == whole.progress
+        loop_of(model, corpus, tmp_path, stop_before=stop_before, **MIDWAY).fit()
+    again = loop_of(model, corpus, tmp_path, **MIDWAY)
+    assert again.fit() == loop.progress
     for names in (["loss", "learning_rate"], ["dev/AP", "epoch"]):
-        assert told(tmp_path / "cut", *names) == told(tmp_path / "whole", *names)
-    assert equal(weights_of(again), weights_of(whole))
-    best = [load(tmp_path / run / "best" / "ranker").state_dict() for run in ("whole", "cut")]
+        assert told(tmp_path, *names) == told(folder, *names)
+    assert equal(weights_of(again), weights_of(loop))
+    best = [load(run / "best" / "ranker").state_dict() for run in (folder, tmp_path)]
     assert equal(*best)
 
 
