@@ -1,4 +1,4 @@
-"""A recipe of large encoders: their published configurations, random weights, few layers."""
+"""A recipe of large encoders: their published widths, random weights, few layers."""
 
 import json
 from collections.abc import Iterator
@@ -16,12 +16,11 @@ from as2ray.distributed.plan import Workers
 from pipelines.distill import Recipe, run
 from pipelines.recipe import Step, read_recipe
 
-ELECTRA = {"vocab_size": 30_522, "max_position_embeddings": 512, "num_hidden_layers": 2}
+ELECTRA = {"max_position_embeddings": 512, "num_hidden_layers": 2}
 PUBLISHED = {
     "roberta-large": (
         "roberta",
         {
-            "vocab_size": 50_265,
             "hidden_size": 1_024,
             "num_attention_heads": 16,
             "intermediate_size": 4_096,
@@ -52,7 +51,6 @@ PUBLISHED = {
     "albert/albert-xxlarge-v2": (
         "albert",
         {
-            "vocab_size": 30_000,
             "embedding_size": 128,
             "hidden_size": 4_096,
             "num_attention_heads": 64,
@@ -65,7 +63,8 @@ PUBLISHED = {
         },
     ),
 }
-"""Of the encoders that the recipe names: family, and shape as on the hub, but for the depth."""
+"""Of the encoders that the recipe names: family, and shape as on the hub, but for the depth and the
+vocabulary."""
 
 
 @pytest.fixture
