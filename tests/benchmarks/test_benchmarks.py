@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +27,7 @@ NEEDS = {
 """What a benchmark asks for where it finds neither releases nor a GPU."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def encoder() -> Path:
     """The packaged encoder; where it is not installed the test is skipped."""
     try:
@@ -35,41 +36,96 @@ def encoder() -> Path:
         pytest.skip(error.came)
 
 
-def run(name: str, tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """A benchmark from the command line, where no raw release is to be found."""
+@pytest.fixture(scope="module")
+def cascade(encoder, tmp_path_factory) -> str:
+    """A checkpoint that drops half of the candidates after its first layer."""
+    made = start(encoder, exits=[1, 2])
+    made.drop = 0.5
+    return str(save(made, tmp_path_factory.mktemp("cascade") / "ranker"))
+
+
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A process of this Python, where no raw release is to be found."""
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            f"benchmarks.{name}",
-            "--output",
-            str(tmp_path / "out.json"),
-            *flags,
-        ],
+        [sys.executable, *command],
         cwd=ROOT,
-        env={**os.environ, "AS2RAY_DATA": str(tmp_path / "nowhere")},
+        env={**os.environ, "AS2RAY_DATA": str(folder / "nowhere")},
         capture_output=True,
         text=True,
         timeout=500,  # the test has 600 s; what is killed leaves its services running
     )
 
 
-def report(name: str, tmp_path: Path, *flags: str) -> dict:
-    """The JSON of a small run."""
-    done = run(name, tmp_path, "--small", *flags)
+def together(folder: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """How each benchmark ends, in one process, as loading takes longest; "" where well."""
+    code = (
+        "import importlib, json, sys, traceback\n"
+        "ends = {}\n"
+        "for name, flags in json.loads(sys.argv[1]).items():\n"
+        "    try:\n"
+        "        importlib.import_module(f'benchmarks.{name}').main(flags)\n"
+        "        ends[name] = ''\n"
+        "    except SystemExit as end:\n"
+        "        ends[name] = str(end)\n"
+        "    except Exception:\n"
+        "        ends[name] = traceback.format_exc()\n"
+        "print(json.dumps(ends))\n"
+    )
+    told = {
+        name: [*given, "--output", str(folder / f"{name}.json")] for name, given in flags.items()
+    }
+    done = started(folder, "-c", code, json.dumps(told))
     assert done.returncode == 0, done.stderr
-    assert f"benchmarks.{name}" in done.stdout
-    found = json.loads((tmp_path / "out.json").read_text())
+    ends = json.loads(done.stdout.splitlines()[-1])
+    shown = {name for name in flags if f"benchmarks.{name}" in done.stdout}
+    assert shown == {name for name, end in ends.items() if not end}
+    return ends
+
+
+def report(folder: Path, name: str) -> dict:
+    """What a small run wrote."""
+    found = json.loads((folder / f"{name}.json").read_text())
     assert {"benchmark", "small", "cores", "when", "machine", "claims", "results"} == set(found)
     assert (found["benchmark"], found["small"]) == (name, True)
     assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
     return found
 
 
+def alone(folder: Path, name: str, *flags: str) -> dict:
+    """What a benchmark writes that the command line starts."""
+    output = str(folder / f"{name}.json")
+    done = started(folder, "-m", f"benchmarks.{name}", "--small", "--output", output, *flags)
+    assert done.returncode == 0, done.stderr
+    assert f"benchmarks.{name}" in done.stdout
+    return report(folder, name)
+
+
+@pytest.fixture(scope="module")
+def small(cascade, tmp_path_factory) -> Callable[[str], dict]:
+    """What the small run of a ranker's benchmark wrote."""
+    folder = tmp_path_factory.mktemp("small")
+    # One core: threads that wait for each other on a busy machine would take minutes.
+    flags = {
+        "training": ["--cores", "1"],
+        "ranking": ["--cores", "1", "--cascade", cascade],
+        "two_in_one": ["--cores", "1"],
+        "retrieval": ["--cores", "1"],
+        "gpu": ["--device", "cpu", "--cascade", cascade],
+        "distillation": ["--cores", "1"],
+    }
+    ends = together(folder, {name: ["--small", *given] for name, given in flags.items()})
+
+    def wrote(name: str) -> dict:
+        assert ends[name] == ""
+        return report(folder, name)
+
+    return wrote
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("encoder")
 def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
-    results = report("streaming", tmp_path)["results"]
+    results = alone(tmp_path, "streaming")["results"]
     assert results["text"] == "made-up words"
     assert set(results["rates"]) == {"encode_batch", "encode_batch_fast", "stream"}
     assert all(rate["ratio"]["median"] > 0 for rate in results["rates"].values())
@@ -84,7 +140,7 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("encoder")
 def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
-    found = report("epoch", tmp_path)
+    found = alone(tmp_path, "epoch")
     [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
     assert exact["holds"]
     [one] = found["results"]["passes"]
@@ -133,24 +189,18 @@ def test_checksum_tells_a_row_that_came_twice_for_another():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_training_small_run_writes_both_ratios(tmp_path):
+def test_training_small_run_writes_both_ratios(small):
     pytest.importorskip("sentence_transformers")
-    # One core: threads that wait for each other on a busy machine would take minutes.
-    results = report("training", tmp_path, "--cores", "1")["results"]
+    results = small("training")["results"]
     [compared] = results.values()
     assert set(compared) == {"default", "bf16"}
     assert all(side["ratio"]["median"] > 0 for side in compared.values())
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_ranking_small_run_compares_both_rankers_with_two_peers(tmp_path):
+def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
     pytest.importorskip("sentence_transformers")
-    cascade = start(minilm(), exits=[1, 2, 6])
-    cascade.drop = 0.5
-    path = save(cascade, tmp_path / "cascade")
-    results = report("ranking", tmp_path, "--cores", "1", "--cascade", str(path))["results"]
+    results = small("ranking")["results"]
     for kind in ("text", "tokens"):
         compared = results[f"8 candidates, from {kind}"]
         assert set(compared) == {"packed", "cascade"}
@@ -161,26 +211,26 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(tmp_path):
     assert results["quality"]["questions"] > 0
 
 
-def test_two_in_one_small_run_writes_its_ratio(encoder, tmp_path):
-    found = report("two_in_one", tmp_path, "--cores", "1")
+@pytest.mark.slow
+def test_two_in_one_small_run_writes_its_ratio(small):
+    found = small("two_in_one")
     median = found["results"]["two rankers"]["ratio"]["median"]
     assert median > 0
     assert found["claims"][0]["holds"] == (median >= 1.8)
 
 
 @pytest.mark.slow
-def test_distillation_small_run_writes_every_ratio(encoder, tmp_path):
-    results = report("distillation", tmp_path, "--cores", "1")["results"]
+def test_distillation_small_run_writes_every_ratio(small):
+    results = small("distillation")["results"]
     assert {"stored / plain", "stored / in the loop", "one actor / in process"} < set(results)
     assert results["B11_3H1"]["parameters"] < results["B6_3H6"]["parameters"]
     assert all(found["ratio"]["median"] > 0 for found in results.values())
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_retrieval_small_run_compares_with_two_peers_and_times_ask(tmp_path):
+def test_retrieval_small_run_compares_with_two_peers_and_times_ask(small):
     pytest.importorskip("rank_bm25")
-    results = report("retrieval", tmp_path, "--cores", "1")["results"]
+    results = small("retrieval")["results"]
     for what in ("index", "search"):
         for peer in ("bm25s alone", "rank_bm25"):
             assert results[f"{what}, to {peer}"]["ratio"]["median"] > 0
@@ -189,13 +239,8 @@ def test_retrieval_small_run_compares_with_two_peers_and_times_ask(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_gpu_small_run_scores_packed_as_padded_on_any_device(tmp_path):
-    cascade = start(minilm(), exits=[1, 2])
-    cascade.drop = 0.5
-    path = save(cascade, tmp_path / "cascade")
-    flags = ("--device", "cpu", "--cascade", str(path))
-    found = report("gpu", tmp_path, *flags)
+def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
+    found = small("gpu")
     assert found["results"]["MiniLM"]["largest difference"] < 0.02
     assert found["results"]["MiniLM"]["part of the product"] > 0
     assert 0.5 < found["results"]["cascade"]["operations"] < 0.9
@@ -207,14 +252,10 @@ def test_rankers_are_measured_where_ray_is_not_installed():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_serving_small_run_loads_both_services(tmp_path):
+def test_serving_small_run_loads_both_services(cascade, tmp_path):
     pytest.importorskip("sentence_transformers")
-    cascade = start(minilm(), exits=[1, 2])
-    cascade.drop = 0.5
-    path = save(cascade, tmp_path / "cascade")
-    flags = ("--cores", "2", "--cascade", str(path), "--soak", "5")
-    found = report("serving", tmp_path, *flags)["results"]
+    flags = ("--cores", "2", "--cascade", cascade, "--soak", "5")
+    found = alone(tmp_path, "serving", *flags)["results"]
     soak = found.pop("soak")
     assert soak["load"]["answered"] > 0
     assert soak["load"]["failed"] == 0
@@ -232,31 +273,12 @@ def test_serving_small_run_loads_both_services(tmp_path):
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory) -> dict[str, str]:
-    """How each benchmark ends that finds nothing; one process, as loading takes longest."""
-    code = (
-        "import importlib, json, sys\n"
-        "ends = {}\n"
-        "for name, flags in json.loads(sys.argv[1]).items():\n"
-        "    try:\n"
-        "        importlib.import_module(f'benchmarks.{name}').main(flags)\n"
-        "    except SystemExit as end:\n"
-        "        ends[name] = str(end)\n"
-        "print(json.dumps(ends))\n"
-    )
-    folder = tmp_path_factory.mktemp("nowhere")
-    told = ["--data", str(folder), "--output", str(folder / "out.json")]
+    """How each benchmark ends that finds nothing."""
+    folder = tmp_path_factory.mktemp("nothing")
     more = {"gpu": ["--device", "cpu"], "serving": ["--cascade", "any"]}
-    flags = {name: [*told, *more.get(name, [])] for name in NEEDS}
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not (folder / "out.json").exists()
-    return json.loads(done.stdout)
+    ends = together(folder, {name: more.get(name, []) for name in NEEDS})
+    assert not list(folder.glob("*.json"))
+    return ends
 
 
 @pytest.mark.parametrize("name", NEEDS)
