@@ -61,7 +61,7 @@ def hold_to_cores(count: int) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = min(count, os.cpu_count() or 1)
-    if torch := sys.modules.get("torch"):  # loaded later, it finds the cores by itself
+    if torch := sys.modules.get("torch"):  # where it is not, nothing computes
         torch.set_num_threads(cores)
     return cores
 

@@ -134,12 +134,11 @@ def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
 
     def make(part: Path) -> Mapping[str, Any]:
         run, done = part / "run", part / "done"
-        # All is copied out of the run before it goes, in one step: a try that is interrupted goes
+        # All is taken out of the run before it goes, in one step: a try that is interrupted goes
         # on from the whole run, or trains no more.
         if run.exists() or not (part / "ranker").exists():
             best = fit(plan.resolved(), run, workers)
-            whole = part / "ranker"
-            shutil.copytree(best, whole, dirs_exist_ok=True, copy_function=link_or_copy)
+            shutil.copytree(best, part / "ranker", dirs_exist_ok=True, copy_function=link_or_copy)
             if (run / "metrics.jsonl").exists():
                 shutil.copy(run / "metrics.jsonl", part)
             if (run / "tensorboard").exists():

@@ -6,7 +6,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
 # A worker's report waits for the controller's next look, by default one every two seconds.
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-# Two processes of Ray that no test looks at: who tells of its use, who looks out for lost nodes.
+# Two processes of Ray that no test looks at: who tells of its use, who looks out
+# for nodes that are about to be taken away.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 

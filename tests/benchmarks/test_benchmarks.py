@@ -76,8 +76,9 @@ def together(folder: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, str]
     }
     done = started(folder, "-c", code, json.dumps(told))
     assert done.returncode == 0, done.stderr
-    ends = json.loads(done.stdout.splitlines()[-1])
-    shown = {name for name in flags if f"benchmarks.{name}" in done.stdout}
+    *tables, last = done.stdout.splitlines()
+    ends = json.loads(last)
+    shown = {name for name in flags if any(f"benchmarks.{name}" in line for line in tables)}
     assert shown == {name for name, end in ends.items() if not end}
     return ends
 
