@@ -26,7 +26,7 @@ from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.report import markdown, report, save
 from as2ray.evaluation.trec import read_run, scores_of_run
 from as2ray.filters import Filter
-from as2ray.objectives import Distillation, Margin
+from as2ray.objectives import Distillation, Listwise, Margin
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.pseudo_labels import PseudoLabels
 from as2ray.stages import digest, manifest, stage
@@ -96,7 +96,7 @@ class Study:
     """Sizes, samples, epochs, remedies."""
     training: Training = field(default_factory=lambda: PAPER)
     """Of every run; its epochs are the protocol's, by the number of questions."""
-    objective: str | Distillation | Margin = "margin"
+    objective: str | Distillation | Listwise | Margin = "margin"
     """Of every run."""
     measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
     """Names of ir-measures; the first one is drawn, and chooses what the remedies mix."""

@@ -71,7 +71,7 @@ class Step:
     """CERBERUS's heads after the last exit: a copy each of the layers above it."""
     objective: str | WithSettings = "cross_entropy"
     """Name of the loss; a cascade's is `uniform_exit` in the paper. Or the settings of a loss that
-    has any: distillation, margin, a joint model's."""
+    has any: distillation, lists of a question's candidates, margin, a joint model's."""
     teachers: list[str] = field(default_factory=list)
     """Steps before it whose rankers' stored logits it learns from."""
     seeds: list[int] | None = None

@@ -10,6 +10,7 @@ from as2ray.errors import RecipeError
 from as2ray.objectives.base import Always, Moment, Objective, Task
 from as2ray.objectives.cascade import Exits, early, every, in_turn, uniform
 from as2ray.objectives.distillation import Distillation
+from as2ray.objectives.listwise import Listwise
 from as2ray.objectives.pairwise import Margin
 from as2ray.objectives.pointwise import cross_entropy
 from as2ray.objectives.two_in_one import TwoInOne
@@ -17,6 +18,7 @@ from as2ray.objectives.two_in_one import TwoInOne
 __all__ = [
     "OBJECTIVES",
     "Distillation",
+    "Listwise",
     "Margin",
     "Moment",
     "Objective",
@@ -26,7 +28,7 @@ __all__ = [
     "objective",
 ]
 
-WithSettings = Distillation | Margin | TwoInOne
+WithSettings = Distillation | Listwise | Margin | TwoInOne
 """Objectives that recipes describe by their settings."""
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -36,6 +38,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     "early_exit": Exits(early),
     "every_exit": Exits(every),
     "margin": Margin(),
+    "listwise": Listwise(),
 }
 """Objectives by the name that recipes give them."""
 

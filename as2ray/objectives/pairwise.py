@@ -8,6 +8,7 @@ positive one has over the other. With a pointwise ranker this is the paper's mon
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,14 +16,16 @@ from torch import Tensor
 from as2ray.errors import RecipeError, TrainingError
 from as2ray.objectives.base import Moment, Task
 
-PAIR = "pair"
-"""What belongs to each sequence: the number of its pair."""
+LIST = "list"
+"""What belongs to each sequence: the number of its list, here a pair."""
 
 
 @dataclass(frozen=True)
 class Margin:
     """The loss of one positive and one negative a question and epoch."""
 
+    candidates: ClassVar[int] = 2
+    """Of a list."""
     margin: float = 1.0
     """How far an answer must stand above another candidate."""
 
@@ -41,20 +44,33 @@ class Margin:
 
         Args:
             logits: Shape [sequences, 1 or 2].
-            targets: `label` [sequences], 0 or 1, and `pair` [sequences]: each number twice, once
+            targets: `label` [sequences], 0 or 1, and `list` [sequences]: each number twice, once
                 with either label; `row`, below 0 in a batch that only keeps workers in step.
         """
-        if PAIR not in targets or logits.ndim != 2:
-            raise TrainingError(
-                f"batches with {sorted(targets)}, logits of shape {list(logits.shape)}",
-                expected=f"{PAIR!r} of each sequence, and a ranker with one output",
-                mend="train on a PairedStream, and name no exits or heads",
-            )
-        score = logits.float()
-        score = score[:, 1] - score[:, 0] if score.shape[1] == 2 else score[:, 0]
+        score = scores(logits, targets)
         if targets["row"][0] < 0:
             return score.sum() * 0.0
         answer = targets["label"] > 0
         # Numbers of pairs bring the two sides into one order.
-        ours, others = (score[side][targets[PAIR][side].argsort()] for side in (answer, ~answer))
+        ours, others = (score[side][targets[LIST][side].argsort()] for side in (answer, ~answer))
         return torch.clamp_min(self.margin - (ours - others), 0.0).sum()
+
+
+def scores(logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    """What orders the candidates of lists, shape [sequences], fp32.
+
+    Args:
+        logits: Shape [sequences, 1 or 2].
+        targets: `list` [sequences], among others.
+
+    Raises:
+        TrainingError: Batches that are not of lists, or a ranker with several outputs.
+    """
+    if LIST not in targets or logits.ndim != 2:
+        raise TrainingError(
+            f"batches with {sorted(targets)}, logits of shape {list(logits.shape)}",
+            expected=f"{LIST!r} of each sequence, and a ranker with one output",
+            mend="train on a ListStream, and name no exits or heads",
+        )
+    logits = logits.float()
+    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]

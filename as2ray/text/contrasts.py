@@ -1,9 +1,9 @@
-"""Questions as pairs of an answer and another candidate, drawn anew each epoch.
+"""Questions as lists of answers and other candidates, drawn anew each epoch.
 
 Knows the rows of Parquet files. Must not know tokens, losses or models.
 
-In an epoch every question with both kinds of candidates gives one pair (Mokrii et al. 2021,
-section 4; as in FlexNeuART, one random positive and one random negative).
+In an epoch every question with both kinds of candidates gives one list. Of two, it is one random
+positive and one random negative (Mokrii et al. 2021, section 4; as in FlexNeuART).
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from as2ray.errors import CorpusError
 from as2ray.records import question_starts
+from as2ray.text.packing import ragged_arange
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,36 @@ class Contrasts:
         rows = np.lexsort((~label, question))
         return cls(rows, first[both], positives[both], (size - positives)[both])
 
-    def draw(self, questions: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Row numbers of a positive and a negative of each question, shape [questions, 2]."""
-        first, positives = self.first[questions], self.positives[questions]
-        ours, others = random.random((2, len(questions)))
-        positive = first + (ours * positives).astype(np.int64)
-        negative = first + positives + (others * self.negatives[questions]).astype(np.int64)
-        drawn: np.ndarray = self.rows[np.stack([positive, negative], 1)]
+    def draw(
+        self, questions: np.ndarray, candidates: int, random: np.random.Generator
+    ) -> np.ndarray:
+        """Row numbers of a list of each question, both kinds in it, each row as likely as another
+        of its kind.
+
+        Half of a list are positives, as far as there are any, and the rest negatives; where one
+        kind runs out, the other fills its places.
+
+        Args:
+            questions: Their numbers, shape [questions].
+            candidates: Most rows of a list, at least 2.
+            random: Draws them.
+
+        Returns:
+            Positives, then negatives, then -1, shape [questions, candidates].
+        """
+        positives, negatives = self.positives[questions], self.negatives[questions]
+        ours = np.minimum(positives, candidates // 2)
+        others = np.minimum(negatives, candidates - ours)
+        ours = np.minimum(positives, candidates - others)
+        sizes = positives + negatives
+        owner, place = np.repeat(np.arange(len(questions)), sizes), ragged_arange(sizes)
+        other = place >= positives[owner]
+        # Shuffled inside each kind, which keeps its places.
+        row = (self.first[questions][owner] + place)[
+            np.lexsort((random.random(len(owner)), other, owner))
+        ]
+        column = np.where(other, place - (positives - ours)[owner], place)
+        kept = np.where(other, place - positives[owner] < others[owner], place < ours[owner])
+        drawn = np.full((len(questions), candidates), -1)
+        drawn[owner[kept], column[kept]] = self.rows[row[kept]]
         return drawn

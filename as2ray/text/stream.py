@@ -9,7 +9,7 @@ them end to end, cuts the result in *windows*, and shuffles inside each window. 
 without asking, any number of ranks trains on the same steps, and a run resumes at any step.
 
 What a row is, and whether an epoch goes through rows at all, other streams may say otherwise: of
-passages (`passage_stream`), of questions (`paired_stream`).
+passages (`passage_stream`), of questions (`list_stream`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class MicroBatch:
     step: int
     """Number of the step in its epoch, from 0."""
     pairs: int
-    """Pairs of the whole step over all ranks, or questions of a paired stream: what the loss is
+    """Pairs of the whole step over all ranks, or questions of a stream of lists: what the loss is
     divided by."""
     last: bool
     """Whether this rank's share of the step ends here."""
@@ -111,7 +111,7 @@ class Stream:
     files: PairFiles
     tokenizer: PairTokenizer
     batch: int
-    """Pairs of a step over all ranks (the global batch); of a paired stream, questions."""
+    """Pairs of a step over all ranks (the global batch); of a stream of lists, questions."""
     max_tokens: int = 8_192
     """Most tokens of a packed batch; a share that needs more is accumulated."""
     seed: int = 0
@@ -141,7 +141,7 @@ class Stream:
 
     @property
     def width(self) -> int:
-        """Sequences of a unit."""
+        """Most sequences of a unit."""
         return 1
 
     @property
@@ -157,7 +157,7 @@ class Stream:
     @cached_property
     def steps_a_window(self) -> int:
         """Steps that are shuffled and tokenised together."""
-        return max(1, self.window // self.batch)
+        return max(1, self.window // (self.batch * self.width))
 
     @property
     def windows(self) -> int:

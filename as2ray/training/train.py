@@ -5,15 +5,16 @@ Knows jobs, checkpoints and the loop. Must not know Ray.
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from as2ray import checkpoint
 from as2ray.models.ranker import Ranker
-from as2ray.objectives import Margin, TwoInOne, objective
+from as2ray.objectives import Listwise, Margin, TwoInOne, objective
 from as2ray.text.files import PairFiles
-from as2ray.text.paired_stream import PairedStream
+from as2ray.text.list_stream import ListStream
 from as2ray.text.passage_stream import PassageStream
 from as2ray.text.stream import Stream
 from as2ray.training import parallel
@@ -90,8 +91,9 @@ def _stream(job: Job, ranker: Ranker) -> Stream:
     return replace(stream, batch=max(1, round(training.batch_tokens / stream.mean_length())))
 
 
-def _kind(job: Job) -> type[Stream]:
+def _kind(job: Job) -> Callable[..., Stream]:
     """What a row of the run's data is."""
-    if job.joint:
-        return PassageStream
-    return PairedStream if isinstance(objective(job.objective), Margin) else Stream
+    task = objective(job.objective)
+    if isinstance(task, Listwise | Margin):
+        return partial(ListStream, candidates=task.candidates)
+    return PassageStream if job.joint else Stream

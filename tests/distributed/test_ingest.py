@@ -9,7 +9,7 @@ import pytest
 from as2ray.distributed.ingest import RayEpochs, from_row, to_table
 from as2ray.errors import CorpusError
 from as2ray.text.files import PairFiles
-from as2ray.text.paired_stream import PairedStream
+from as2ray.text.list_stream import ListStream
 from as2ray.text.stream import Stream
 from as2ray.text.tokens import PairTokenizer
 from benchmarks.consuming import Share, checksum, exact
@@ -35,7 +35,7 @@ def _same(a, b):
         np.testing.assert_array_equal(values, b.batch.of_sequence[name])
 
 
-@pytest.mark.parametrize("kind", [Stream, PairedStream])
+@pytest.mark.parametrize("kind", [Stream, ListStream])
 def test_rows_of_packed_batches_come_back_as_they_were(stream, kind):
     micros = list(stream(kind).epoch(0))
     rows = to_table(micros)
@@ -45,7 +45,7 @@ def test_rows_of_packed_batches_come_back_as_they_were(stream, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("start", "more"), [(0, {}), (7, {}), (2, {"kind": PairedStream, "window": 48})]
+    ("start", "more"), [(0, {}), (7, {}), (2, {"kind": ListStream, "window": 48})]
 )
 def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start, more):
     made = list(RayEpochs(stream(**more)).epoch(1, start))

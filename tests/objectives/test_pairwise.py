@@ -6,7 +6,7 @@ from as2ray.errors import RecipeError, TrainingError
 from as2ray.objectives import Margin, objective
 
 TARGETS = {
-    "pair": torch.tensor([7, 3, 3, 7, 9, 9]),
+    "list": torch.tensor([7, 3, 3, 7, 9, 9]),
     "label": torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]),
     "row": torch.arange(6),
 }
@@ -31,12 +31,12 @@ def test_margin_that_is_kept_has_no_gradient():
 
 
 def test_batch_that_keeps_workers_in_step_weighs_nothing():
-    targets = {"pair": torch.zeros(1), "label": torch.zeros(1), "row": torch.tensor([-1])}
+    targets = {"list": torch.zeros(1), "label": torch.zeros(1), "row": torch.tensor([-1])}
     assert Margin().loss(torch.ones(1, 2), targets) == 0
 
 
 def test_margin_of_unpaired_batches_or_several_outputs_is_refused():
-    with pytest.raises(TrainingError, match="PairedStream"):
+    with pytest.raises(TrainingError, match="ListStream"):
         Margin().loss(torch.zeros(6, 2), {"label": TARGETS["label"]})
     with pytest.raises(TrainingError, match=r"shape \[6, 2, 2\]"):
         Margin().loss(torch.zeros(6, 2, 2), TARGETS)

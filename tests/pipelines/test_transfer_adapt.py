@@ -10,6 +10,7 @@ import pytest
 from as2ray.checkpoint import load
 from as2ray.distributed.plan import Workers
 from as2ray.errors import LeakError, RecipeError, StageMismatchError
+from as2ray.objectives import Distillation, Listwise, Margin
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking, read
@@ -41,6 +42,7 @@ def recipe(checkpoint, data_root):
             "transfer-then-adapt": Step(["target"], training, start="transfer"),
             "union": Step(["general", "target"], training),
             "noise": Step(["noisy"], training),
+            "lists": Step(["target"], replace(training, batch=2), objective=Listwise(4)),
         },
         baseline="fine-tune",
         seeds=[0, 1],
@@ -55,7 +57,7 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe,
     run(recipe, tmp_path / "out", HERE)
     again = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
     assert made == again
-    assert len(made) == 5 + 2 * 5 * 2
+    assert len(made) == 5 + 2 * 6 * 2
     report = json.loads((tmp_path / "out" / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == set(recipe.steps)
     assert all(row["seeds"] == [0, 1] for row in report["rows"])
@@ -146,6 +148,24 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         read_recipe(Recipe, ["--config", str(tmp_path / "bad.yaml"), "--output", "out"])
     assert "learning_rte" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("listwise", "listwise"),
+        ("{candidates: 30}", Listwise(30)),
+        ("{margin: 0.5}", Margin(0.5)),
+        ("{alpha: 0.1}", Distillation(0.1)),
+    ],
+)
+def test_objective_in_a_recipe_is_known_by_its_settings(tmp_path, written, meant):
+    (tmp_path / "recipe.yaml").write_text(
+        "title: x\nmodel: {path: x}\ntables: {t: {corpus: wikiqa, split: dev}}\ndev: t\n"
+        f"tests: [t]\nbaseline: a\nsteps: {{a: {{train: [t], objective: {written}}}}}\n"
+    )
+    recipe, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])
+    assert recipe.steps["a"].objective == meant
 
 
 def test_step_of_other_seeds_than_its_start_is_refused(recipe):

@@ -8,7 +8,7 @@ import tiny
 from as2ray.errors import CorpusError, RecipeError
 from as2ray.text.contrasts import Contrasts
 from as2ray.text.files import PairFiles
-from as2ray.text.paired_stream import PAIR, PairedStream
+from as2ray.text.list_stream import LIST, ListStream
 from as2ray.text.stream import Stream
 from as2ray.text.tokens import PairTokenizer
 
@@ -23,22 +23,44 @@ def labelled(*questions: list[int]) -> pa.Table:
     return pa.table({"question_id": ids, "label": [x for labels in questions for x in labels]})
 
 
-def test_question_of_one_kind_alone_gives_no_pair():
+def test_question_of_one_kind_alone_gives_no_list():
     found = Contrasts.of([labelled([0, 1, 0], [1, 1], [0]), labelled([0, 0, 1])])
     assert len(found) == 2
     random = np.random.default_rng(0)
-    drawn = {tuple(found.draw(np.array([0, 1]), random).ravel().tolist()) for _ in range(50)}
+    drawn = {tuple(found.draw(np.array([0, 1]), 2, random).ravel().tolist()) for _ in range(50)}
     assert drawn == {(1, a, 8, b) for a in (0, 2) for b in (6, 7)}
 
 
 def test_draw_takes_every_positive_and_negative_alike():
     found = Contrasts.of([labelled([1, 0, 1, 0, 0, 1])])
     random = np.random.default_rng(1)
-    rows = found.draw(np.zeros(6_000, np.int64), random)
+    rows = found.draw(np.zeros(6_000, np.int64), 2, random)
     for side, among in ((0, {0, 2, 5}), (1, {1, 3, 4})):
         counts = Counter(rows[:, side].tolist())
         assert counts.keys() == among
         assert all(abs(n - 2_000) < 200 for n in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("candidates", "positives", "negatives"),
+    [(2, 1, 1), (3, 1, 2), (4, 2, 2), (5, 2, 3), (6, 2, 4), (7, 2, 5), (9, 2, 5)],
+)
+def test_list_is_half_positives_where_both_kinds_last(candidates, positives, negatives):
+    found = Contrasts.of([labelled([0, 1, 0, 0, 1, 0, 0])])
+    [rows] = found.draw(np.array([0]), candidates, np.random.default_rng(2))
+    assert len(rows) == candidates
+    drawn = rows[rows >= 0].tolist()
+    assert len(set(drawn)) == len(drawn) == positives + negatives
+    assert set(drawn[:positives]) <= {1, 4}
+    assert set(drawn[positives:]) <= {0, 2, 3, 5, 6}
+
+
+def test_positives_fill_the_places_of_negatives_that_are_missing():
+    found = Contrasts.of([labelled([1, 1, 0, 1, 1], [0, 1])])
+    first, second = found.draw(np.array([0, 1]), 4, np.random.default_rng(3)).tolist()
+    assert set(first[:3]) < {0, 1, 3, 4}
+    assert first[3] == 2
+    assert second == [6, 5, -1, -1]
 
 
 def test_corpus_without_contrasts_is_refused(tmp_path):
@@ -47,14 +69,18 @@ def test_corpus_without_contrasts_is_refused(tmp_path):
         Contrasts.find(PairFiles.find(tiny.write_corpus(tmp_path, table)).paths)
 
 
-@pytest.mark.parametrize(("ranks", "batch", "max_tokens"), [(1, 16, 8192), (3, 7, 80), (4, 3, 100)])
-def test_paired_stream_gives_each_question_once_both_sides_in_one_batch(
-    corpus, tokenizer, ranks, batch, max_tokens
+@pytest.mark.parametrize("candidates", [2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "batch", "max_tokens"), [(1, 16, 8192), (3, 7, 160), (4, 3, 200)]
+)
+def test_stream_of_lists_gives_each_question_once_whole_in_one_batch(
+    corpus, tokenizer, ranks, batch, max_tokens, candidates
 ):
     files = PairFiles.find(corpus)
     table = files.table()
+    settings = {"window": 80, "candidates": candidates}
     streams = [
-        PairedStream(files, tokenizer, batch, max_tokens, 5, rank, ranks, window=20)
+        ListStream(files, tokenizer, batch, max_tokens, 5, rank, ranks, **settings)
         for rank in range(ranks)
     ]
     asked: Counter[str] = Counter()
@@ -65,9 +91,14 @@ def test_paired_stream_gives_each_question_once_both_sides_in_one_batch(
                 continue
             assert micro.batch.tokens <= max_tokens
             assert micro.pairs == min(batch, stream.units - micro.step * batch)
-            for pair in np.unique(of[PAIR]):
-                rows = of["row"][of[PAIR] == pair]
-                assert table["label"].to_numpy()[rows].sum() == 1
+            for number in np.unique(of[LIST]):
+                rows = of["row"][of[LIST] == number]
+                assert len(set(rows.tolist())) == len(rows) == candidates
+                assert (
+                    table["label"].to_numpy()[rows].sum()
+                    == of["label"][of[LIST] == number].sum()
+                    == 1
+                )
                 (question,) = set(table["question_id"].take(pa.array(rows)).to_pylist())
                 asked[question] += 1
     assert len(asked) == 80
@@ -81,8 +112,8 @@ def drawn(stream: Stream, epoch: int, start: int = 0) -> dict[int, list[int]]:
     return {step: sorted(rows) for step, rows in found.items()}
 
 
-def test_paired_stream_draws_anew_each_epoch_and_resumes(corpus, tokenizer):
-    stream = PairedStream(PairFiles.find(corpus), tokenizer, 9, window=30)
+def test_stream_of_lists_draws_anew_each_epoch_and_resumes(corpus, tokenizer):
+    stream = ListStream(PairFiles.find(corpus), tokenizer, 9, window=60)
     whole = drawn(stream, 0)
     assert sum(map(len, whole.values())) == 160
     assert drawn(stream, 0, 4) == {step: rows for step, rows in whole.items() if step >= 4}
@@ -92,6 +123,6 @@ def test_paired_stream_draws_anew_each_epoch_and_resumes(corpus, tokenizer):
     }
 
 
-def test_pair_that_does_not_fit_a_batch_is_refused(corpus, tokenizer):
+def test_list_that_may_not_fit_a_batch_is_refused(corpus, tokenizer):
     with pytest.raises(RecipeError, match=r"max_tokens >= 80 \(2 x max_length\)"):
-        PairedStream(PairFiles.find(corpus), tokenizer, 9, 79)
+        ListStream(PairFiles.find(corpus), tokenizer, 9, 79)

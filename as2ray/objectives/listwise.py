@@ -1,0 +1,57 @@
+"""Listwise cross entropy (ListNet's top-one form: Cao et al. 2007, section 4): over the list of a
+question's candidates, L = - sum of y_i log softmax(s)_i, y the labels divided by their sum.
+
+Knows logits, labels and which sequences are a list. Must not know models or how lists are drawn.
+
+s is a candidate's logit; with two logits, what the positive one has over the other. Scores of one
+question are compared with each other alone: they order its candidates and are no probabilities.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from as2ray.errors import RecipeError
+from as2ray.objectives.base import Moment, Task
+from as2ray.objectives.pairwise import LIST, scores
+
+
+@dataclass(frozen=True)
+class Listwise:
+    """The loss of one list a question and epoch."""
+
+    candidates: int = 16
+    """Most candidates of a list: as far as there are any, half positives, half negatives."""
+
+    def __post_init__(self) -> None:
+        if self.candidates < 2:
+            raise RecipeError(
+                f"lists of {self.candidates} candidates",
+                expected="2 or more",
+                mend="correct the recipe",
+            )
+
+    def at(self, moment: Moment) -> Task:
+        """The same loss at every step."""
+        return Task(self.loss, {})
+
+    def loss(self, logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Summed over the lists of the batch; the loop divides by the lists of the step.
+
+        Args:
+            logits: Shape [sequences, 1 or 2].
+            targets: `label` [sequences], 0 or 1, and `list` [sequences]: a number for each list,
+                which holds both labels; `row`, below 0 in a batch that only keeps workers in step.
+        """
+        score = scores(logits, targets)
+        if targets["row"][0] < 0:
+            return score.sum() * 0.0
+        found, of = targets[LIST].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        nothing = torch.zeros(len(found), device=score.device)
+        highest = nothing.scatter_reduce(0, of, score.detach(), "amax", include_self=False)
+        sums = nothing.index_add(0, of, (score - highest[of]).exp())
+        label = targets["label"].float()
+        weight = label / nothing.index_add(0, of, label)[of]
+        return (weight * ((sums.log() + highest)[of] - score)).sum()
