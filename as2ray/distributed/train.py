@@ -28,7 +28,6 @@ from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared
 from as2ray.distributed.ingest import RayEpochs
 from as2ray.distributed.plan import Workers, check
 from as2ray.text.files import PairFiles
-from as2ray.training.config import SELECTION
 from as2ray.training.job import Job
 from as2ray.training.run import Metrics
 
@@ -49,7 +48,7 @@ def fit(
         callbacks: Of Ray Train, told of every report; not where this process trains.
 
     Returns:
-        Folder of the best ranker.
+        Folder of the ranker that was selected.
     """
     folder = Path(folder).resolve()
     if workers.count == 0:
@@ -76,12 +75,12 @@ def fit(
             callbacks=list(callbacks),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=1,
-                checkpoint_score_attribute=SELECTION,
+                checkpoint_score_attribute=job.training.selection,
                 checkpoint_score_order="max",
             ),
         ),
     )
-    best = trainer.fit().get_best_checkpoint(SELECTION, "max")
+    best = trainer.fit().get_best_checkpoint(job.training.selection, "max")
     return Path(best.path) / "ranker"
 
 

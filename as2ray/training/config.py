@@ -20,6 +20,9 @@ Precision = Literal["auto", "fp32", "bf16"]
 SELECTION = "dev/AP"
 """Metric that chooses the best checkpoint and stops a run early."""
 
+Selection = Literal["dev/AP", "epoch"]
+"""Whose highest value chooses the checkpoint that a run is about."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -55,6 +58,9 @@ class Training:
     """Share parameters and optimiser state out over the workers (FSDP2) instead of copying."""
     validate_every: int | None = None
     """Steps between validations; by default once an epoch."""
+    selection: Selection = "dev/AP"
+    """Which checkpoint is the run's ranker: the one with the highest dev MAP, or, by `epoch`, the
+    last. A small dev table chooses between late epochs nearly at random."""
     patience: int | None = None
     """Validations without a better dev measure before the run stops; by default it never does."""
     seed: int = 0
@@ -71,6 +77,7 @@ class Training:
             "restart": self.restart is None or self.restart in get_args(Restart),
             "weight_decay": self.weight_decay >= 0,
             "schedule": self.schedule in get_args(Schedule),
+            "selection": self.selection in get_args(Selection),
             "precision": self.precision in get_args(Precision),
             "seed": self.seed >= 0,
             "warmup": 0 <= self.warmup < 1,
@@ -85,6 +92,6 @@ class Training:
                 f"training settings out of range: {wrong}",
                 expected="counts >= 1, learning rates > 0, 0 <= warmup < 1 (triangular: > 0), "
                 f"clip, weight_decay and seed >= 0, a schedule of {get_args(Schedule)}, "
-                f"a precision of {get_args(Precision)}",
+                f"a precision of {get_args(Precision)}, a selection of {get_args(Selection)}",
                 mend="correct the recipe",
             )

@@ -18,7 +18,6 @@ from as2ray.text.list_stream import ListStream
 from as2ray.text.passage_stream import PassageStream
 from as2ray.text.stream import Stream
 from as2ray.training import parallel
-from as2ray.training.config import SELECTION
 from as2ray.training.job import Job
 from as2ray.training.loop import Epochs, Loop, Progress
 from as2ray.training.run import LocalRun, Run
@@ -59,8 +58,8 @@ def train(
 
 
 def train_here(job: Job, folder: str | Path) -> Path:
-    """Trains in this process alone, without Ray; the best ranker's folder."""
-    run = LocalRun(folder, SELECTION)
+    """Trains in this process alone, without Ray; the folder of the ranker that was selected."""
+    run = LocalRun(folder, job.training.selection)
     train(job, folder, run)
     best = run.best()
     assert best is not None  # the last step of a run is always validated
