@@ -50,7 +50,7 @@ def test_two_workers_killed_half_way_end_as_one_process_does(
     killed = []
 
     def kill_once():
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while time.monotonic() < deadline and not killed:
             reported = _told(folder, "dev/AP")
             if len(reported) >= 2:
