@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
-    parser.add_argument("--start", type=float, default=120.0, help="seconds for a service to start")
+    parser.add_argument("--start", type=float, default=300.0, help="seconds for a service to start")
     parser.add_argument("--soak", type=float, help="seconds at 80 %% of the sustained rate")
     parser.add_argument("--ranker", type=Path, help="what the peers serve; by default MiniLM")
     parser.add_argument("--infinity", type=Path, help="Python with infinity-emb[torch,server]")

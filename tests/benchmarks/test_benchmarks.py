@@ -249,7 +249,7 @@ def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
 
 def test_rankers_are_measured_where_ray_is_not_installed():
     code = "import sys; sys.modules['ray'] = None; import benchmarks.gpu, benchmarks.ranking"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=500)
 
 
 @pytest.mark.slow

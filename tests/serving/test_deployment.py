@@ -69,7 +69,7 @@ def status(address: str) -> int:
         return 0
 
 
-def wait(done, what: str, seconds: float = 270.0) -> None:
+def wait(done, what: str, seconds: float = 450.0) -> None:
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, f"after {seconds:g} s not yet: {what}"

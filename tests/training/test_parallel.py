@@ -89,7 +89,7 @@ def work(rank: int, models: dict[str, Path], root: Path) -> None:
         init_method=meeting,
         rank=rank,
         world_size=RANKS,
-        timeout=timedelta(seconds=60),  # ranks out of step fail, and do not hang the tests
+        timeout=timedelta(seconds=300),  # ranks out of step fail, and do not hang the tests
     )
     for name, case in CASES.items():
         found = run(case, models, root, name)
