@@ -16,7 +16,7 @@ def test_every_ranker_has_its_size_and_its_time_against_the_first(checkpoint, co
     assert found["first"].parameters == sizes[0]
     assert found["both"].parameters == sum(sizes)
     assert found["first"].slower is None
-    assert found["both"].slower.median > 0.2  # 2 on an idle machine; a busy one tells little
+    assert found["both"].slower.median > 0.2  # one after the other; a busy machine tells little
     rates = found["both"].rates
     assert found["both"].microseconds[0] == pytest.approx(sum(1e6 / rate for rate in rates) / 3)
     assert len(found["both"].rates) == 3
