@@ -13,23 +13,26 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from as2ray.loading import uncollected
 
-from as2ray.calibration import Calibration
-from as2ray.errors import As2rayError, CheckpointError, RecipeError
-from as2ray.models.average import Average
-from as2ray.models.cascade import CascadeNetwork, CascadeRanker
-from as2ray.models.encoder import FAMILIES, longest, truncate
-from as2ray.models.ensemble import EnsembleRanker
-from as2ray.models.pointwise import PointwiseRanker
-from as2ray.models.published import quiet, refuse_gaps
-from as2ray.models.ranker import SETTINGS, Precision, Ranker
-from as2ray.models.sequential import SequentialNetwork, SequentialRanker
-from as2ray.models.staged import StagedRanker
-from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
-from as2ray.text.tokens import PairTokenizer
+with uncollected():
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    from as2ray.calibration import Calibration
+    from as2ray.errors import As2rayError, CheckpointError, RecipeError
+    from as2ray.models.average import Average
+    from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+    from as2ray.models.encoder import FAMILIES, longest, truncate
+    from as2ray.models.ensemble import EnsembleRanker
+    from as2ray.models.pointwise import PointwiseRanker
+    from as2ray.models.published import quiet, refuse_gaps
+    from as2ray.models.ranker import SETTINGS, Precision, Ranker
+    from as2ray.models.sequential import SequentialNetwork, SequentialRanker
+    from as2ray.models.staged import StagedRanker
+    from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
+    from as2ray.text.tokens import PairTokenizer
 
 RANKERS: dict[str, tuple[Any, type[Ranker]]] = {
     "pointwise": (AutoModelForSequenceClassification, PointwiseRanker),

@@ -3,7 +3,6 @@
 import gc
 import os
 
-gc.disable()  # a fifth of the time that loading torch and transformers takes; see below
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
 # A worker's report waits for the controller's next look, by default one every two seconds.
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
@@ -17,19 +16,26 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tiny
-import torch
-import transformers
+
+from as2ray.loading import uncollected
+
+with uncollected():
+    import tiny
+    import torch
+    import transformers
 
 Checkpoint = Callable[..., Path]
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """What is loaded by now stays: looked through at every collection of garbage, which
     statsmodels orders for every table, it takes half a second."""
+    with uncollected():
+        found = yield
     gc.collect()
     gc.freeze()
-    gc.enable()
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

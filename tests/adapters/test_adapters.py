@@ -149,19 +149,3 @@ def test_a_ranker_is_asked_by_one_thread_at_a_time(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(placed.place, "m", "auto", QUESTION, TEXTS, None) for _ in range(4)]
         assert [one.result() for one in asked] == [[]] * 4
-
-
-@pytest.mark.slow
-def test_adapters_load_without_ray():
-    import subprocess
-    import sys
-
-    for name in ("langchain_core", "llama_index.core", "haystack"):
-        pytest.importorskip(name, reason="the extra `adapters` is not installed")
-    code = (
-        "import sys, as2ray.adapters.langchain, as2ray.adapters.llama_index\n"
-        "import as2ray.adapters.haystack\n"
-        "assert 'ray' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -2,7 +2,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,36 +56,40 @@ def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def together(folder: Path, flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """How each benchmark ends, in one process, as loading takes longest; "" where well."""
+def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """How each run of a benchmark ends, in one process, as loading takes longest; "" where well.
+
+    What the first writes is `0.json`, and so on.
+    """
     code = (
         "import importlib, json, sys, traceback\n"
-        "ends = {}\n"
-        "for name, flags in json.loads(sys.argv[1]).items():\n"
+        "ends = []\n"
+        "for name, flags in json.loads(sys.argv[1]):\n"
         "    try:\n"
         "        importlib.import_module(f'benchmarks.{name}').main(flags)\n"
-        "        ends[name] = ''\n"
+        "        ends.append('')\n"
         "    except SystemExit as end:\n"
-        "        ends[name] = str(end)\n"
+        "        ends.append(str(end))\n"
         "    except Exception:\n"
-        "        ends[name] = traceback.format_exc()\n"
+        "        ends.append(traceback.format_exc())\n"
         "print(json.dumps(ends))\n"
     )
-    told = {
-        name: [*given, "--output", str(folder / f"{name}.json")] for name, given in flags.items()
-    }
+    told = [
+        (name, [*flags, "--output", str(folder / f"{number}.json")])
+        for number, (name, flags) in enumerate(runs)
+    ]
     done = started(folder, "-c", code, json.dumps(told))
     assert done.returncode == 0, done.stderr
     *tables, last = done.stdout.splitlines()
     ends = json.loads(last)
-    shown = {name for name in flags if any(f"benchmarks.{name}" in line for line in tables)}
-    assert shown == {name for name, end in ends.items() if not end}
+    shown = {name for name, _ in runs if any(f"benchmarks.{name}" in line for line in tables)}
+    assert shown == {name for (name, _), end in zip(runs, ends, strict=True) if not end}
     return ends
 
 
-def report(folder: Path, name: str) -> dict:
+def report(path: Path, name: str) -> dict:
     """What a small run wrote."""
-    found = json.loads((folder / f"{name}.json").read_text())
+    found = json.loads(path.read_text())
     assert {"benchmark", "small", "cores", "when", "machine", "claims", "results"} == set(found)
     assert (found["benchmark"], found["small"]) == (name, True)
     assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
@@ -94,19 +98,19 @@ def report(folder: Path, name: str) -> dict:
 
 def alone(folder: Path, name: str, *flags: str) -> dict:
     """What a benchmark writes that the command line starts."""
-    output = str(folder / f"{name}.json")
-    done = started(folder, "-m", f"benchmarks.{name}", "--small", "--output", output, *flags)
+    output = folder / f"{name}.json"
+    done = started(folder, "-m", f"benchmarks.{name}", "--small", "--output", str(output), *flags)
     assert done.returncode == 0, done.stderr
     assert f"benchmarks.{name}" in done.stdout
-    return report(folder, name)
+    return report(output, name)
 
 
 @pytest.fixture(scope="module")
-def small(cascade, tmp_path_factory) -> Callable[[str], dict]:
-    """What the small run of a ranker's benchmark wrote."""
-    folder = tmp_path_factory.mktemp("small")
+def runs(cascade, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, str]]:
+    """What the small run of a ranker's benchmark wrote, and how each ends that finds nothing."""
+    folder = tmp_path_factory.mktemp("runs")
     # One core: threads that wait for each other on a busy machine would take minutes.
-    flags = {
+    small = {
         "training": ["--cores", "1"],
         "ranking": ["--cores", "1", "--cascade", cascade],
         "two_in_one": ["--cores", "1"],
@@ -114,13 +118,26 @@ def small(cascade, tmp_path_factory) -> Callable[[str], dict]:
         "gpu": ["--device", "cpu", "--cascade", cascade],
         "distillation": ["--cores", "1"],
     }
-    ends = together(folder, {name: ["--small", *given] for name, given in flags.items()})
+    more = {"gpu": ["--device", "cpu"], "serving": ["--cascade", "any"]}
+    ends = together(
+        folder,
+        [(name, ["--small", *flags]) for name, flags in small.items()]
+        + [(name, more.get(name, [])) for name in NEEDS],
+    )
+    written = {int(path.stem) for path in folder.glob("*.json")}
+    assert written == {number for number, end in enumerate(ends) if not end}
 
     def wrote(name: str) -> dict:
-        assert ends[name] == ""
-        return report(folder, name)
+        number = list(small).index(name)
+        assert ends[number] == ""
+        return report(folder / f"{number}.json", name)
 
-    return wrote
+    return wrote, dict(zip(NEEDS, ends[len(small) :], strict=True))
+
+
+@pytest.fixture(scope="module")
+def small(runs) -> Callable[[str], dict]:
+    return runs[0]
 
 
 @pytest.mark.slow
@@ -247,11 +264,6 @@ def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
     assert 0.5 < found["results"]["cascade"]["operations"] < 0.9
 
 
-def test_rankers_are_measured_where_ray_is_not_installed():
-    code = "import sys; sys.modules['ray'] = None; import benchmarks.gpu, benchmarks.ranking"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=500)
-
-
 @pytest.mark.slow
 def test_serving_small_run_loads_both_services(cascade, tmp_path):
     pytest.importorskip("sentence_transformers")
@@ -272,18 +284,8 @@ def test_serving_small_run_loads_both_services(cascade, tmp_path):
     assert of["in process"]["ratio"]["median"] > 0
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory) -> dict[str, str]:
-    """How each benchmark ends that finds nothing."""
-    folder = tmp_path_factory.mktemp("nothing")
-    more = {"gpu": ["--device", "cpu"], "serving": ["--cascade", "any"]}
-    ends = together(folder, {name: more.get(name, []) for name in NEEDS})
-    assert not list(folder.glob("*.json"))
-    return ends
-
-
 @pytest.mark.parametrize("name", NEEDS)
-def test_benchmark_without_what_it_needs_says_so(name, ends):
+def test_benchmark_without_what_it_needs_says_so(name, runs):
     if not all(map(find_spec, ("rank_bm25", "sentence_transformers"))):
         pytest.skip("the extra 'benchmarks' is not installed")
-    assert NEEDS[name] in ends[name]
+    assert NEEDS[name] in runs[1][name]

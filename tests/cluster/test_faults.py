@@ -1,9 +1,14 @@
-"""Nodes that come and go, and drivers that die: training goes on with the same losses."""
+"""Nodes that come and go, workers and drivers that die: training goes on with the same losses."""
 
 import json
+from pathlib import Path
 
 import pytest
 from running import workers
+
+from as2ray.checkpoint import load
+from as2ray.text.files import PairFiles
+from as2ray.training.validation import Watched, validate
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -34,10 +39,17 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     assert found == pytest.approx({step: undisturbed[step] for step in found}, abs=TOLERANCE)
 
 
-def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, expected):
+def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
+    cluster, start, arguments, expected
+):
     cluster.add_node(num_cpus=2)
     run = start(8, pace=1, cpus=2)
+    # By the third the first one's checkpoint is known to the controller.
     run.until(lambda: len(run.maps()) >= 3)
+    [worker] = workers()
+    lost = max(run.maps())
+    worker.kill()
+    run.until(lambda: max(run.maps()) > lost)
     run.process.kill()
     run.process.wait()
     told = run.folder / "metrics.jsonl"
@@ -50,3 +62,6 @@ def test_driver_that_was_killed_and_is_started_again_goes_on(cluster, start, exp
     # A run that begins anew forgets what an earlier one told.
     assert told.read_text().startswith(marked)
     assert again.losses() == pytest.approx(expected(8), abs=TOLERANCE)
+    ranker = load(Path(output.splitlines()[-1]), precision="fp32")
+    dev = {"dev": Watched.pack(PairFiles.find(arguments[2]).table(), ranker, 400)}
+    assert validate(ranker, dev)["dev/AP"] == pytest.approx(max(again.maps().values()))
