@@ -11,7 +11,7 @@ from contextlib import contextmanager
 @contextmanager
 def uncollected() -> Iterator[None]:
     """No garbage is collected meanwhile: what a library makes as it is loaded stays, and looking
-    through it again and again takes a fifth of the time that torch and transformers need."""
+    through it again and again takes a sixth of the time that torch and transformers need."""
     enabled = gc.isenabled()
     gc.disable()
     try:

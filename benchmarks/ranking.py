@@ -80,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ours["cascade"] = checkpoint.load(args.cascade, device="cpu")
         for candidates, questions in size.questions.items():
             rows = questions_of(table, candidates, questions)
-            for kind in ("text", "tokens"):
-                compared = _compare(ours, model, rows, kind, args, size.repeats)
+            for kind, compared in _compare(ours, model, rows, args, size.repeats).items():
                 results[f"{candidates} candidates, from {kind}"] = {
                     name: {peer: ratio.as_json() for peer, ratio in of.items()}
                     for name, of in compared.items()
@@ -135,23 +134,28 @@ def _compare(
     ours: dict[str, Ranker],
     model: Path,
     rows: pa.Table,
-    kind: str,
     args: argparse.Namespace,
     repeats: int,
-) -> dict[str, dict[str, Ratio]]:
-    """For each side of ours and each peer how many times as fast ours is."""
+) -> dict[str, dict[str, dict[str, Ratio]]]:
+    """From text and from tokens, for each side of ours and each peer how many times as fast ours
+    is."""
     names = [name for name in PEERS if args.peers or PEERS[name][0] == "torch"]
     peers = {name: _Peer(name, model, rows, args) for name in names}
+    found = {}
     try:
-        sides = {name: _ours(ranker, rows, kind) for name, ranker in ours.items()}
-        sides |= {name: peer.side(kind, rows.num_rows) for name, peer in peers.items()}
-        first, *others = sides.values()
-        ratios = alternate(first, others, repeats)
+        for kind in ("text", "tokens"):
+            sides = {name: _ours(ranker, rows, kind) for name, ranker in ours.items()}
+            sides |= {name: peer.side(kind, rows.num_rows) for name, peer in peers.items()}
+            first, *others = sides.values()
+            ratios = alternate(first, others, repeats)
+            rates = dict(zip(sides, [ratios[0].ours, *(ratio.theirs for ratio in ratios)]))
+            found[kind] = {
+                name: {peer: Ratio(rates[name], rates[peer]) for peer in peers} for name in ours
+            }
     finally:
         for peer in peers.values():
             peer.end()
-    rates = dict(zip(sides, [ratios[0].ours, *(ratio.theirs for ratio in ratios)]))
-    return {name: {peer: Ratio(rates[name], rates[peer]) for peer in peers} for name in ours}
+    return found
 
 
 def _ours(ranker: Ranker, rows: pa.Table, kind: str) -> Callable[[], float]:

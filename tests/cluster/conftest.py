@@ -20,9 +20,12 @@ from running import Run, told
 from as2ray.training.train import train_here
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head with one CPU, which no worker takes: data's. It soon sees that a node is lost."""
+    """A head with one CPU, which no worker takes: data's. It soon sees that a node is lost.
+
+    A test adds the nodes that it needs.
+    """
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
     made = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})

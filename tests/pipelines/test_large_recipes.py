@@ -1,4 +1,4 @@
-"""A recipe of large encoders: their published widths, random weights, few layers."""
+"""A recipe of large encoders: their published widths, random weights, few and thinner layers."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ PUBLISHED = {
         {
             "hidden_size": 1_024,
             "num_attention_heads": 16,
-            "intermediate_size": 4_096,
+            "intermediate_size": 1_024,
             "max_position_embeddings": 514,
             "num_hidden_layers": 2,
         },
@@ -35,7 +35,7 @@ PUBLISHED = {
             "embedding_size": 1_024,
             "hidden_size": 1_024,
             "num_attention_heads": 16,
-            "intermediate_size": 4_096,
+            "intermediate_size": 1_024,
         },
     ),
     "google/electra-base-discriminator": (
@@ -45,7 +45,7 @@ PUBLISHED = {
             "embedding_size": 768,
             "hidden_size": 768,
             "num_attention_heads": 12,
-            "intermediate_size": 3_072,
+            "intermediate_size": 768,
         },
     ),
     "albert/albert-xxlarge-v2": (
@@ -54,7 +54,7 @@ PUBLISHED = {
             "embedding_size": 128,
             "hidden_size": 4_096,
             "num_attention_heads": 64,
-            "intermediate_size": 16_384,
+            "intermediate_size": 4_096,
             "max_position_embeddings": 512,
             "num_hidden_layers": 1,
             "hidden_act": "gelu",
@@ -63,8 +63,8 @@ PUBLISHED = {
         },
     ),
 }
-"""Of the encoders that the recipe names: family, and shape as on the hub, but for the depth and the
-vocabulary."""
+"""Of the encoders that the recipe names: family, and shape as on the hub, but for the depth, the
+vocabulary and the feed-forward layers, which are as wide as the others."""
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def wait(done, what: str, seconds: float = 450.0) -> None:
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, f"after {seconds:g} s not yet: {what}"
-        time.sleep(0.2)
+        time.sleep(1)
 
 
 def rank(address: str) -> httpx.Response:
