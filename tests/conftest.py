@@ -38,6 +38,12 @@ def pytest_collection():
     return found
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that no process has one left when the others end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quiet():
     """One thread for tiny products, and no progress bars."""
