@@ -14,14 +14,14 @@ os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import tiny
 
 from as2ray.loading import uncollected
 
-with uncollected():
-    import tiny
-    import torch
+if TYPE_CHECKING:
     import transformers
 
 Checkpoint = Callable[..., Path]
@@ -47,6 +47,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def _quiet():
     """One thread for tiny products, and no progress bars."""
+    import torch
+    import transformers
+
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -59,7 +62,7 @@ def family(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def published() -> Callable[[str], transformers.PreTrainedTokenizerBase]:
+def published() -> Callable[[str], "transformers.PreTrainedTokenizerBase"]:
     """The family's tokenizer of transformers."""
     return cache(tiny.published_tokenizer)
 

@@ -1,19 +1,24 @@
 """Tiny stand-ins for what a hub would give: tokenizers, checkpoints, and a corpus to learn from.
 
-Everything is made from seeds, the same in every process; nothing is downloaded.
+Everything is made from seeds, the same in every process; nothing is downloaded. Torch and
+transformers are loaded by what makes models: the process that hands out tests makes none.
 """
+
+from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-import transformers
 from tokenizers import pre_tokenizers
 
 from as2ray.records import CANDIDATES
+
+if TYPE_CHECKING:
+    import transformers
 
 FAMILIES = ("bert", "roberta", "electra", "albert")
 
@@ -93,6 +98,8 @@ def _unigram() -> list[tuple[str, float]]:
 
 def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
     """A small tokenizer of the class that transformers has for the family."""
+    import transformers
+
     if family == "roberta":
         vocabulary, merges = _bpe()
         return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)
@@ -103,6 +110,8 @@ def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
 
 def config_of(family: str, vocabulary: int, **changes: object) -> transformers.PreTrainedConfig:
     """A configuration of a few thousand weights."""
+    import transformers
+
     common = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
@@ -124,6 +133,9 @@ def network_of(
     family: str, vocabulary: int, labels: int | None = 2, seed: int = 0, **changes: object
 ) -> transformers.PreTrainedModel:
     """A random classifier whose logits differ, or a plain encoder where `labels` is None."""
+    import torch
+    import transformers
+
     torch.manual_seed(seed)
     if labels is None:
         return transformers.AutoModel.from_config(config_of(family, vocabulary, **changes)).eval()
