@@ -39,9 +39,10 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that no process has one left when the others end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Rooms with slow tests come first, so that no process has a long file left when the others
+    end."""
+    slow = {item.path.parent for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path.parent not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
