@@ -95,7 +95,7 @@ class Study:
     protocol: Protocol = field(default_factory=Protocol)
     """Sizes, samples, epochs, remedies."""
     training: Training = field(default_factory=lambda: PAPER)
-    """Of every run; its epochs are the protocol's, by the number of questions."""
+    """Of every run, but for its epochs: those are the protocol's, by the number of questions."""
     objective: str | Distillation | Listwise | Margin = "margin"
     """Of every run."""
     measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
@@ -117,6 +117,12 @@ class Study:
                 expected="at least one test, and each name of letters, digits and . - _ once; "
                 f"{names[:6]} are taken",
                 mend="correct the recipe",
+            )
+        if self.training.epochs != PAPER.epochs:
+            raise RecipeError(
+                f"training.epochs {self.training.epochs}",
+                expected="no epochs there: a run's fall with its number of questions",
+                mend="set protocol.epochs, protocol.at, protocol.power and protocol.least",
             )
         if (self.retrieve is not None and self.retrieve < 1) or not self.measures:
             raise RecipeError(

@@ -33,7 +33,7 @@ def study(checkpoint, data_root):
         transfers={"general": Data("qnli", "dev", questions=10)},
         labels=PseudoLabels(negatives=3),
         protocol=Protocol(sizes=(8, None), samples=1, epochs=2, at=8),
-        training=replace(PAPER, epochs=1, learning_rate=1e-3, precision="fp32"),
+        training=replace(PAPER, learning_rate=1e-3, precision="fp32"),
         measures=["RR"],
         tracking=Tracking(tensorboard=False),
     )
@@ -83,6 +83,7 @@ def test_source_named_like_another_start_or_table_is_refused(study, name):
         {"retrieve": 5},  # under a filter by which questions that BM25 misses would not count
         {"measures": []},
         {"tests": {}},
+        {"training": replace(PAPER, epochs=8)},  # which the protocol would override
     ],
 )
 def test_impossible_study_is_refused(study, wrong):
