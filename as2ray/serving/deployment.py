@@ -9,6 +9,7 @@ checkpoint changes by `user_config` is another model, loaded beside the old one 
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,9 @@ GONE = (RayActorError, ReplicaUnavailableError)
 
 SIDE_BY_SIDE = 2
 """Most batches that a replica ranks at a time, each with its part of the cores."""
+
+HEARD = 10.0
+"""Seconds for which an answer shows that a model's replicas live; later they are asked."""
 
 PATHS = (
     *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
@@ -156,7 +160,9 @@ class Gateway:
         self.ranker, self.settings = ranker, settings
         self.models: dict[str, str] = {}
         self.known: dict[str, Facts] = {}
-        """Of checkpoints; asked once, so that health does not wait in line."""
+        """Of checkpoints."""
+        self.heard: dict[str, float] = {}
+        """When a replica last answered with a checkpoint, in seconds of the monotonic clock."""
         self.observed = Observed()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -179,31 +185,38 @@ class Gateway:
     async def rank(self, asked: Asked, model: str) -> Answer:
         """The answer of a model."""
         asked, within = replace(asked, model=model), self.settings.limits.seconds
-        found = await self._told(self._of(self.models[model]).rank, asked, within)
+        found = await self._told(self.models[model], "rank", asked, within)
         if isinstance(found, Refused):
             raise found
         return found  # type: ignore[no-any-return]
 
     async def facts(self, model: str) -> Facts:
-        """What a model is."""
+        """What a model is, from a replica that lives.
+
+        While replicas answer they are not asked, so that the health of a busy service does not wait
+        in line; nor where none need live, as a probe would keep one from ending.
+        """
         checkpoint = self.models[model]
-        if checkpoint not in self.known:
-            self.known[checkpoint] = await self._told(self._of(checkpoint).facts)
+        silent = time.monotonic() - self.heard.get(checkpoint, -math.inf) > HEARD
+        if checkpoint not in self.known or (silent and self.settings.replicas.least):
+            self.known[checkpoint] = await self._told(checkpoint, "facts")
         return self.known[checkpoint]
 
-    async def _told(self, method: DeploymentHandle, *given: object) -> Any:
+    async def _told(self, checkpoint: str, what: str, *given: object) -> Any:
         """What a replica says; asked again once if it dies."""
-        within = self.settings.limits.seconds
+        method, within = getattr(self._of(checkpoint), what), self.settings.limits.seconds
         try:
             async with asyncio.timeout(within):
                 try:
-                    return await method.remote(*given)
+                    found = await method.remote(*given)
                 except GONE:
-                    return await method.remote(*given)
+                    found = await method.remote(*given)
         except BackPressureError:
             raise _full() from None
         except (TimeoutError, DeploymentUnavailableError, *GONE):
             raise too_late(within) from None
+        self.heard[checkpoint] = time.monotonic()
+        return found
 
     async def metrics(self) -> str:
         """Of all gateways."""

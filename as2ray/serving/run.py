@@ -4,6 +4,7 @@ Knows Ray. Must not know what is served.
 """
 
 import ipaddress
+import signal
 import sys
 
 from ray import serve
@@ -17,7 +18,7 @@ NAME = "as2ray"
 
 
 def run(args: Served, host: str, port: int) -> None:
-    """Serves until it is interrupted.
+    """Serves until it is interrupted or terminated; ends in order either way.
 
     Args:
         args: What is served.
@@ -28,6 +29,8 @@ def run(args: Served, host: str, port: int) -> None:
         sys.stderr.write(f"as2ray: {host} may be reached by others, and no token is asked\n")
     application = build(args)
     with connected():
+        # Ray's own handler ends its processes first, and then nothing can end in order.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             serve.start(
                 http_options={
@@ -41,6 +44,7 @@ def run(args: Served, host: str, port: int) -> None:
             sys.stderr.write("as2ray: interrupted\n")
         finally:
             _end()
+            signal.signal(signal.SIGTERM, before)
 
 
 def _end() -> None:

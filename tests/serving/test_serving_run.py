@@ -1,6 +1,7 @@
 """Around Serve, without it: how `as2ray serve` ends, and what gateways make of replicas' errors."""
 
 import asyncio
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -15,17 +16,18 @@ from as2ray.serving.settings import Served
 
 
 class Serve:
-    """Stands in for `ray.serve`, and is interrupted once it serves."""
+    """Stands in for `ray.serve`; a signal comes once it serves."""
 
-    def __init__(self, others: dict) -> None:
-        self.applications, self.done = others, []
+    def __init__(self, others: dict, ends: signal.Signals) -> None:
+        self.applications, self.ends, self.done = others, ends, []
 
     def start(self, **_) -> None:
         pass
 
     def run(self, application, name, blocking) -> None:
         self.applications[name] = application
-        raise KeyboardInterrupt
+        signal.raise_signal(self.ends)
+        raise AssertionError(f"{self.ends!r} does not end it")
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace(applications=self.applications)
@@ -40,12 +42,18 @@ class Serve:
 @pytest.mark.parametrize(
     ("others", "done"), [({}, ["shutdown"]), ({"another": 1}, ["delete as2ray"])]
 )
-def test_an_interrupt_ends_our_application_and_no_other(monkeypatch, others, done):
-    serve = Serve(others)
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, ends):
+    serve = Serve(dict(others), ends)
     monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(run, "connected", nullcontext)
     monkeypatch.setattr(run, "build", lambda args: args)
-    run.run(Served(models={"a": "x"}), "127.0.0.1", 8000)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        run.run(Served(models={"a": "x"}), "127.0.0.1", 8000)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert serve.done == done
 
 
@@ -67,14 +75,16 @@ class Replicas:
 
 
 FULL = BackPressureError(num_queued_requests=1, max_queued_requests=1)
+FACTS = Facts(60, (1, 2), (0.5,))
 
 
 @pytest.fixture
 def gateway():
-    def make(*ends) -> deployment.Gateway:
+    def make(*ends, least: int = 1) -> deployment.Gateway:
         made = object.__new__(deployment.Gateway)  # to make one as Serve does takes a replica
-        made.ranker, made.settings = Replicas(*ends), Served(models={"a": "x"}).settings
-        made.models, made.known = {"a": "x"}, {}
+        settings = Served(models={"a": "x"}, replicas={"least": least}).settings
+        made.ranker, made.settings = Replicas(*ends), settings
+        made.models, made.known, made.heard = {"a": "x"}, {}, {}
         return made
 
     return make
@@ -99,7 +109,30 @@ def test_a_gateway_tells_replicas_that_are_full_or_gone_by_their_kind(gateway, a
 
 
 def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
-    facts = Facts(60, (1, 2), (0.5,))
-    made = gateway(RayActorError(), facts)
+    made = gateway(RayActorError(), FACTS)
     for _ in range(2):
-        assert asyncio.run(made.facts("a")) == facts
+        assert asyncio.run(made.facts("a")) == FACTS
+
+
+def test_facts_of_a_model_that_answers_no_more_are_not_told(gateway, monkeypatch):
+    made = gateway(FACTS, RayActorError(), RayActorError())
+    asyncio.run(made.facts("a"))
+    monkeypatch.setattr(deployment, "HEARD", 0.0)
+    with pytest.raises(Refused):
+        asyncio.run(made.facts("a"))
+
+
+def test_a_model_that_answers_is_not_asked_for_its_facts(gateway):
+    made = gateway(FACTS, "answer")
+    asyncio.run(made.facts("a"))
+    made.heard["x"] -= 2 * deployment.HEARD
+    asyncio.run(made.rank(Asked("q", ["a"]), "a"))
+    assert asyncio.run(made.facts("a")) == FACTS
+    assert not made.ranker.ends
+
+
+def test_facts_wake_no_replica_where_none_need_live(gateway, monkeypatch):
+    made = gateway(FACTS, least=0)
+    monkeypatch.setattr(deployment, "HEARD", 0.0)
+    for _ in range(2):
+        assert asyncio.run(made.facts("a")) == FACTS
