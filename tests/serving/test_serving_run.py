@@ -39,6 +39,17 @@ class Serve:
         self.done.append("shutdown")
 
 
+@pytest.fixture
+def handlers():
+    """Those of a process that no shell started in the background, where SIGINT is ignored."""
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(
     ("others", "done"), [({}, ["shutdown"]), ({"another": 1}, ["delete as2ray"])]
 )
@@ -48,12 +59,8 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, e
     monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(run, "connected", nullcontext)
     monkeypatch.setattr(run, "build", lambda args: args)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        run.run(Served(models={"a": "x"}), "127.0.0.1", 8000)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    run.run(Served(models={"a": "x"}), "127.0.0.1", 8000)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert serve.done == done
 
 
