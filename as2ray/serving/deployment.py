@@ -43,7 +43,7 @@ SIDE_BY_SIDE = 2
 """Most batches that a replica ranks at a time, each with its part of the cores."""
 
 HEARD = 10.0
-"""Seconds for which an answer shows that a model's replicas live; later they are asked."""
+"""Seconds for which an answer shows that replicas live; later one is asked."""
 
 PATHS = (
     *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
@@ -161,8 +161,8 @@ class Gateway:
         self.models: dict[str, str] = {}
         self.known: dict[str, Facts] = {}
         """Of checkpoints."""
-        self.heard: dict[str, float] = {}
-        """When a replica last answered with a checkpoint, in seconds of the monotonic clock."""
+        self.heard = -math.inf
+        """When a replica last answered, in seconds of the monotonic clock."""
         self.observed = Observed()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -193,11 +193,12 @@ class Gateway:
     async def facts(self, model: str) -> Facts:
         """What a model is, from a replica that lives.
 
-        While replicas answer they are not asked, so that the health of a busy service does not wait
-        in line; nor where none need live, as a probe would keep one from ending.
+        While replicas answer, with any model, they are not asked, so that the health of a busy
+        service does not wait in line, nor load a model in another's place; nor where none need
+        live, as a probe would keep one from ending.
         """
         checkpoint = self.models[model]
-        silent = time.monotonic() - self.heard.get(checkpoint, -math.inf) > HEARD
+        silent = time.monotonic() - self.heard > HEARD
         if checkpoint not in self.known or (silent and self.settings.replicas.least):
             self.known[checkpoint] = await self._told(checkpoint, "facts")
         return self.known[checkpoint]
@@ -215,7 +216,7 @@ class Gateway:
             raise _full() from None
         except (TimeoutError, DeploymentUnavailableError, *GONE):
             raise too_late(within) from None
-        self.heard[checkpoint] = time.monotonic()
+        self.heard = time.monotonic()
         return found
 
     async def metrics(self) -> str:

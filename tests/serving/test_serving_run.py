@@ -91,7 +91,7 @@ def gateway():
         made = object.__new__(deployment.Gateway)  # to make one as Serve does takes a replica
         settings = Served(models={"a": "x"}, replicas={"least": least}).settings
         made.ranker, made.settings = Replicas(*ends), settings
-        made.models, made.known, made.heard = {"a": "x"}, {}, {}
+        made.models, made.known, made.heard = {"a": "x", "b": "y"}, {}, 0.0
         return made
 
     return make
@@ -121,25 +121,26 @@ def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
         assert asyncio.run(made.facts("a")) == FACTS
 
 
-def test_facts_of_a_model_that_answers_no_more_are_not_told(gateway, monkeypatch):
+def test_facts_are_not_told_where_no_replica_answers_any_more(gateway, monkeypatch):
     made = gateway(FACTS, RayActorError(), RayActorError())
     asyncio.run(made.facts("a"))
-    monkeypatch.setattr(deployment, "HEARD", 0.0)
+    monkeypatch.setattr(deployment, "HEARD", -1.0)
     with pytest.raises(Refused):
         asyncio.run(made.facts("a"))
 
 
-def test_a_model_that_answers_is_not_asked_for_its_facts(gateway):
+@pytest.mark.parametrize("model", ["a", "b"])
+def test_replicas_that_answer_with_any_model_are_not_asked_for_facts(gateway, model):
     made = gateway(FACTS, "answer")
     asyncio.run(made.facts("a"))
-    made.heard["x"] -= 2 * deployment.HEARD
-    asyncio.run(made.rank(Asked("q", ["a"]), "a"))
+    made.heard -= 2 * deployment.HEARD
+    asyncio.run(made.rank(Asked("q", ["a"]), model))
     assert asyncio.run(made.facts("a")) == FACTS
     assert not made.ranker.ends
 
 
 def test_facts_wake_no_replica_where_none_need_live(gateway, monkeypatch):
     made = gateway(FACTS, least=0)
-    monkeypatch.setattr(deployment, "HEARD", 0.0)
+    monkeypatch.setattr(deployment, "HEARD", -1.0)
     for _ in range(2):
         assert asyncio.run(made.facts("a")) == FACTS
