@@ -88,6 +88,19 @@ def _of_ensemble(path: str | Path) -> dict[str, Any] | None:
         return found if found.get("ranker") == "ensemble" else None
 
 
+def depth(path: str | Path) -> int:
+    """Layers of a checkpoint's encoder; its weights are not read.
+
+    Args:
+        path: A folder or a hub id.
+
+    Raises:
+        CheckpointError: No encoder or ranker.
+    """
+    with _typed(path), quiet():
+        return int(_config(path).num_hidden_layers)
+
+
 def start(
     path: str | Path,
     *,
@@ -201,13 +214,7 @@ def _dressed(kind: Any, network: Any, pairs: PairTokenizer, tokenizer: Any) -> R
 def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[Ranker, bool]:
     """The ranker, and whether its head is new: if `new_head`, one is made where there is none."""
     with _typed(path), quiet():
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type not in FAMILIES:
-            raise CheckpointError(
-                f"{path}: a checkpoint of type {config.model_type!r}",
-                expected=f"one of {FAMILIES}",
-                mend="choose another checkpoint",
-            )
+        config = _config(path)
         settings = getattr(config, SETTINGS, {})
         kind = settings.get("ranker", "pointwise")
         if kind not in RANKERS:
@@ -239,6 +246,17 @@ def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[
     ranker.calibration = tuple(map(Calibration.of, settings.get("calibration", [])))
     ranker.threshold = settings.get("threshold")
     return ranker, new_head
+
+
+def _config(path: str | Path) -> Any:
+    config = AutoConfig.from_pretrained(path)
+    if config.model_type not in FAMILIES:
+        raise CheckpointError(
+            f"{path}: a checkpoint of type {config.model_type!r}",
+            expected=f"one of {FAMILIES}",
+            mend="choose another checkpoint",
+        )
+    return config
 
 
 def _lengths_to_use(

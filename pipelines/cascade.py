@@ -9,7 +9,7 @@ search for drop ratios and exits that the paper leaves as future work.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -19,7 +19,8 @@ from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.report import markdown, report, save
-from as2ray.evaluation.simulation import Point, Replay
+from as2ray.evaluation.simulation import Point
+from as2ray.pruning import drop_ratios
 from as2ray.savings import savings
 from as2ray.stages import digest, stage
 from pipelines.drop_search import Search, replays, searched
@@ -49,6 +50,8 @@ class Recipe(Steps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for drop in self.drops:
+            drop_ratios(drop, 2)
         for name, steps in self.sequential.items():
             wrong = [s for s in steps if s not in self.steps or self.is_cascade(s)]
             if wrong or not steps or name in self.steps:
@@ -58,6 +61,18 @@ class Recipe(Steps):
                     mend="describe them under `steps`",
                 )
             self.seeds_shared(name, steps)
+
+    def systems(self) -> list[str]:
+        """A pointwise ranker; of a cascade each exit, each drop ratio and the searched ones."""
+        names = []
+        for name in [*self.steps, *self.sequential]:
+            if name in self.steps and not self.is_cascade(name):
+                names.append(name)
+                continue
+            exits = self.exits_of(name) if name in self.steps else ()
+            names += [system for system, _, _ in _systems(self, name, exits)]
+            names += [f"{name}, searched"] if name in self.steps else []
+        return names
 
     def is_cascade(self, step: str) -> bool:
         """Whether a step trains a cascade."""
@@ -132,7 +147,7 @@ def _measured(
     dev = step.dev or recipe.dev
     stored = replays(folder, ranker, {**tests, "dev": tables[dev]}, recipe.filter)
     for test in tests:
-        for system, used, drop in _systems(recipe, name, stored[test]):
+        for system, used, drop in _systems(recipe, name, stored[test].exits):
             replay = stored[test]
             scores = replay.scored(used, drop).rank_by
             evaluation = evaluate(replay.table, scores, recipe.measures, filter=recipe.filter)
@@ -145,12 +160,14 @@ def _measured(
             yield test, f"{name}, searched", found, stored[test].point(used, chosen.drop)
 
 
-def _systems(recipe: Recipe, name: str, replay: Replay) -> Iterator[tuple[str, list[int], float]]:
+def _systems(
+    recipe: Recipe, name: str, exits: Sequence[int]
+) -> Iterator[tuple[str, list[int], float]]:
     """Rows of the table: each exit alone, then all with each drop ratio."""
-    every = list(range(len(replay.exits)))
+    every = list(range(len(exits)))
     if name in recipe.steps:
         for number in every[:-1]:
-            yield f"{name}, exit {replay.exits[number]}", [number], 0.0
+            yield f"{name}, exit {exits[number]}", [number], 0.0
     for drop in recipe.drops:
         yield f"{name}, drop {drop:g}", every, drop
 

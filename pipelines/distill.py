@@ -77,6 +77,14 @@ class Recipe(Steps):
                     mend="name such a step",
                 )
 
+    def systems(self) -> list[str]:
+        """Steps, ensembles, and with searched drop ratios the students that have several exits."""
+        return [*self.steps, *self.ensembles, *(f"{s}-searched" for s in self.searches())]
+
+    def searches(self) -> list[str]:
+        """Steps whose rankers' drop ratios are searched."""
+        return [name for name in self.steps if len(self.exits_of(name)) > 1]
+
 
 def run(
     recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
@@ -102,7 +110,7 @@ def run(
             place = folder / "rankers" / f"{name}-seed{seed}"
             done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
     for (name, seed), made in list(done.items()):
-        if name in recipe.steps and len(recipe.exits_of(name)) > 1:
+        if name in recipe.searches():
             stored = replays(folder, made, {"dev": tables[recipe.dev]}, recipe.filter)["dev"]
             done[f"{name}-searched", seed], _ = searched(folder, made, stored, recipe.search)
     for (name, seed), made in done.items():

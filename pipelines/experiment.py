@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from as2ray import corpora
+from as2ray import checkpoint, corpora, packaged
 from as2ray.distributed.plan import Workers
+from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save
+from as2ray.models.staged import check_exits
 from as2ray.objectives import TwoInOne
 from as2ray.training.job import Job
 from as2ray.training.tracking import read
@@ -42,7 +44,13 @@ def rankers(
         workers: What to take of the cluster.
         tables: Stages of the recipe's tables.
         passages: The same by passages, for steps that train joint models.
+
+    Raises:
+        RecipeError: A step asks for layers or exits that its encoder does not have, or for a joint
+            model where there are no passages.
+        CheckpointError: A model to start from is none.
     """
+    _refuse_unfit(recipe, passages is not None)
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
         for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
@@ -52,6 +60,30 @@ def rankers(
             stage = folder / "rankers" / f"{name}-seed{seed}"
             done[name] = trained(stage, plan, workers)
             yield name, seed, stage
+
+
+def _refuse_unfit(recipe: Recipe, passages: bool) -> None:
+    """All that would end a later step, when those before it are trained, looked at first."""
+    paths = {s.model or recipe.model.path for s in recipe.steps.values() if not s.start}
+    depths = {path: checkpoint.depth(packaged.resolve(path)) for path in sorted(paths)}
+    held: dict[str, int] = {}
+    for name, step in recipe.steps.items():
+        depth = held[step.start] if step.start else depths[step.model or recipe.model.path]
+        if isinstance(step.objective, TwoInOne) and not passages:
+            raise RecipeError(
+                f"step {name!r} with objective {step.objective}",
+                expected="a joint model's objective in `pipelines.two_in_one` alone",
+                mend="run that pipeline, or name another objective",
+            )
+        if not 1 <= (layers := step.layers or depth) <= depth:
+            raise RecipeError(
+                f"step {name!r} with {layers} layers of an encoder that has {depth}",
+                expected=f"1 to {depth} layers",
+                mend="lower `layers`",
+            )
+        if step.exits:
+            check_exits(step.exits, layers)
+        held[name] = layers
 
 
 def planned(

@@ -15,8 +15,9 @@ from jsonargparse import ArgumentParser
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
+from as2ray.evaluation.presets import as_measure
 from as2ray.filters import Filter
-from as2ray.objectives import WithSettings
+from as2ray.objectives import Distillation, Exits, WithSettings, objective
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from as2ray.training.tracking import Tracking
@@ -95,7 +96,7 @@ class Recipe:
     steps: dict[str, Step]
     """Steps by name, each after those it starts from."""
     baseline: str | dict[str, str]
-    """Step against which the others are tested, or for each test its own."""
+    """System against which the others are tested, or for each reported table its own."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Each step is trained once with each."""
     measures: list[str] = field(default_factory=lambda: ["AP", "RR", "P@1"])
@@ -136,6 +137,7 @@ class Recipe:
                     expected=f"some of {sorted(there)}: the recipe's, its start's, its teachers'",
                     mend="correct the step's seeds",
                 )
+            self._refuse_unfit(name)
         selecting = {self.dev, *(step.dev for step in self.steps.values())} - {None}
         if "dev" in self.tests and selecting != {"dev"}:
             raise RecipeError(
@@ -149,13 +151,51 @@ class Recipe:
                 expected=f"some of {sorted(self.tables)}",
                 mend="describe them under `tables`",
             )
-        baselines = {test: self.against(test) for test in self.tests}
-        if wrong := {t: b for t, b in baselines.items() if b not in self.steps}:
+        for measure in self.measures:
+            as_measure(measure)
+        systems = self.systems()
+        baselines = {test: self.against(test) for test in self.reported()}
+        if wrong := {t: b for t, b in baselines.items() if b not in systems}:
             raise RecipeError(
                 f"baseline {wrong}",
-                expected=f"one of {list(self.steps)}",
+                expected=f"one of {systems}",
                 mend="name one",
             )
+
+    def _refuse_unfit(self, name: str) -> None:
+        """A step whose model and objective do not go together; before any other is trained."""
+        step, exits, heads = self.steps[name], self.exits_of(name), self.heads_of(name)
+        asked = objective(step.objective)
+        if step.start and step.model:
+            raise RecipeError(
+                f"step {name!r} starts from step {step.start!r} and from {step.model!r}",
+                expected="one of the two",
+                mend="leave `start` or `model` out",
+            )
+        if bool(step.teachers) != isinstance(asked, Distillation):
+            raise RecipeError(
+                f"step {name!r} with objective {step.objective!r} and teachers {step.teachers}",
+                expected="teachers for distillation, and for no other objective",
+                mend="describe `objective` by alpha and temperature, or name no teachers",
+            )
+        if isinstance(asked, Distillation):
+            asked.check(max(1, heads), len(step.teachers))
+        elif bool(exits) != isinstance(asked, Exits) or (heads and not exits):
+            raise RecipeError(
+                f"step {name!r} with objective {step.objective!r}, exits {list(exits)}, "
+                f"{heads} heads",
+                expected="exits, heads after them if any, and an objective such as 'uniform_exit'; "
+                "or no exits, and another",
+                mend="name the cascade's `exits`, or another objective",
+            )
+
+    def systems(self) -> list[str]:
+        """Names of what the reports compare, any of which may be the baseline."""
+        return list(self.steps)
+
+    def reported(self) -> list[str]:
+        """The tables that are reported."""
+        return self.tests
 
     def seeds_of(self, step: str) -> list[int]:
         """The seeds that a step is trained with."""
@@ -186,6 +226,11 @@ class Recipe:
         """Exits of the cascade that a step trains, its own or its start's; none of another."""
         found = self.steps[step]
         return found.exits or (self.exits_of(found.start) if found.start else ())
+
+    def heads_of(self, step: str) -> int:
+        """CERBERUS's heads of what a step trains, its own or its start's."""
+        found = self.steps[step]
+        return found.heads or (self.heads_of(found.start) if found.start else 0)
 
     def against(self, test: str) -> str | None:
         """The baseline of a test."""

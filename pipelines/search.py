@@ -44,11 +44,7 @@ class Recipe(distill.Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        students = [
-            name
-            for name, step in self.steps.items()
-            if isinstance(step.objective, Distillation) and step.teachers
-        ]
+        students = [n for n, s in self.steps.items() if isinstance(s.objective, Distillation)]
         if self.student not in students:
             raise RecipeError(
                 f"student {self.student!r}",

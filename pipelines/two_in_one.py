@@ -72,6 +72,10 @@ class Recipe(Steps):
                 mend="describe it under `tables`",
             )
 
+    def reported(self) -> list[str]:
+        """What is selected on, and the tests."""
+        return [*self.selects, *self.tests]
+
     def rule(self, step: Step) -> Rule:
         """What a step's ranker goes by when it selects."""
         if not isinstance(step.objective, TwoInOne) or not step.objective.passages:
@@ -93,7 +97,7 @@ def run(
     folder, sources = Path(output).resolve(), sources or {}
     tables = prepare(recipe, folder / "tables", sources)
     passages = _by_passages(recipe, folder / "passages", tables)
-    found: Found = {test: {} for test in [*recipe.selects, *recipe.tests]}
+    found: Found = {test: {} for test in recipe.reported()}
     gaps: dict[str, dict[str, list[float]]] = {test: {} for test in recipe.selects}
     for name, seed, ranker in rankers(recipe, folder, workers, tables, passages):
         tests = {test: tables[test] for test in recipe.tests}

@@ -18,6 +18,7 @@ from as2ray.objectives.two_in_one import TwoInOne
 __all__ = [
     "OBJECTIVES",
     "Distillation",
+    "Exits",
     "Listwise",
     "Margin",
     "Moment",

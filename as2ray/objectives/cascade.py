@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from as2ray.errors import TrainingError
 from as2ray.objectives.base import Moment, Task
 from as2ray.objectives.pointwise import cross_entropy
 
@@ -52,7 +53,17 @@ class Exits:
     sampler: Sampler
 
     def at(self, moment: Moment) -> Task:
-        """The exits that learn at a moment."""
+        """The exits that learn at a moment.
+
+        Raises:
+            TrainingError: The ranker has none.
+        """
+        if moment.exits == 0:
+            raise TrainingError(
+                "a ranker without exits",
+                expected="a cascade: this objective samples its exits",
+                mend="name the cascade's `exits`, or take an objective such as 'cross_entropy'",
+            )
         return Task(of_exits, {"exits": self.sampler(moment)})
 
 

@@ -78,13 +78,13 @@ class Distillation:
         """
         outputs = [logits] if logits.ndim == 2 else list(logits.unbind(1))
         heads, teachers = outputs[exits:], _teachers(targets)
-        weights = self._weights(len(heads))
+        self.check(len(heads), len(teachers))
         parts = [
             weight * self._pair(head, teacher, targets)
-            for number, (head, weight) in enumerate(zip(heads, weights))
-            for teacher in self._taught_by(number, step, teachers, len(heads))
+            for number, (head, weight) in enumerate(zip(heads, self.weights or [1.0] * len(heads)))
+            for teacher in self._taught_by(number, step, teachers)
         ]
-        of_exits = teachers if self.teacher is None else [self._only(teachers)]
+        of_exits = teachers if self.teacher is None else [teachers[self.teacher]]
         parts += [
             self._pair(output, teacher, targets) / len(of_exits)
             for output in outputs[:exits]
@@ -92,42 +92,42 @@ class Distillation:
         ]
         return torch.stack(parts).sum()
 
-    def _weights(self, heads: int) -> Sequence[float]:
+    def check(self, heads: int, teachers: int) -> None:
+        """Refuses a student and teachers that do not go with these settings.
+
+        Args:
+            heads: Of the student; one where it has no more than its classifier.
+            teachers: How many teach it.
+
+        Raises:
+            RecipeError: Other heads than weights or, where each has its own, than teachers; no
+                such teacher.
+        """
         if self.weights is not None and len(self.weights) != heads:
-            raise TrainingError(
+            raise RecipeError(
                 f"{len(self.weights)} weights for {heads} heads",
                 expected="a weight for each head",
                 mend="correct the recipe's weights",
             )
-        return self.weights or [1.0] * heads
-
-    def _taught_by(
-        self, head: int, step: int, teachers: Sequence[Tensor], heads: int
-    ) -> Sequence[Tensor]:
-        if self.teacher is not None:
-            return [self._only(teachers)]
-        if self.lesson == "sum":
-            return teachers
-        if self.lesson == "in_turn":
-            return [teachers[step % len(teachers)]]
-        if heads != len(teachers):
-            raise TrainingError(
-                f"{heads} heads and {len(teachers)} teachers",
+        if self.teacher is not None and not 0 <= self.teacher < teachers:
+            raise RecipeError(
+                f"teacher {self.teacher} of {teachers}",
+                expected=f"a number from 0 to {teachers - 1}",
+                mend="correct the recipe's teacher",
+            )
+        if self.teacher is None and self.lesson == "own" and heads != teachers:
+            raise RecipeError(
+                f"{heads} heads and {teachers} teachers",
                 expected="a teacher for each head",
                 mend="give as many teachers as heads, name one `teacher`, or take lesson 'sum'",
             )
-        return [teachers[head]]
 
-    def _only(self, teachers: Sequence[Tensor]) -> Tensor:
-        """The one teacher of all heads."""
-        assert self.teacher is not None
-        if not 0 <= self.teacher < len(teachers):
-            raise TrainingError(
-                f"teacher {self.teacher} of {len(teachers)}",
-                expected=f"a number from 0 to {len(teachers) - 1}",
-                mend="correct the recipe's teacher",
-            )
-        return teachers[self.teacher]
+    def _taught_by(self, head: int, step: int, teachers: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.teacher is not None:
+            return [teachers[self.teacher]]
+        if self.lesson == "sum":
+            return teachers
+        return [teachers[step % len(teachers) if self.lesson == "in_turn" else head]]
 
     def _pair(self, student: Tensor, teacher: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Equation 1 of one head and one teacher."""

@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
+from as2ray.errors import TrainingError
 from as2ray.objectives import objective
 from as2ray.objectives.base import Moment
 from as2ray.objectives.cascade import early, every, in_turn, of_exits, uniform
@@ -35,6 +36,12 @@ def test_early_prefers_low_exits_at_first_and_none_later():
     assert first[0] > 1.5 * first[2]
     assert first[1] > 1.5 * first[3]
     assert drawn(early, begin=2_000) == pytest.approx(dict.fromkeys(range(4), 0.25), abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["uniform_exit", "exits_in_turn", "early_exit", "every_exit"])
+def test_ranker_without_exits_is_refused(name):
+    with pytest.raises(TrainingError, match="a ranker without exits"):
+        objective(name).at(Moment(0, 1, 0, exits=0))
 
 
 def test_loss_is_the_sum_over_the_exits_that_were_asked_for():

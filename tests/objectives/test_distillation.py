@@ -114,11 +114,11 @@ def test_alpha_1_is_the_cross_entropy(heads, targets):
 
 
 def test_teachers_that_do_not_fit_are_refused(heads, targets):
-    with pytest.raises(TrainingError, match="2 heads and 3 teachers"):
+    with pytest.raises(RecipeError, match="2 heads and 3 teachers"):
         loss(Distillation(), heads[:, :2], targets)
-    with pytest.raises(TrainingError, match="teacher 3 of 3"):
+    with pytest.raises(RecipeError, match="teacher 3 of 3"):
         loss(Distillation(teacher=3), heads, targets)
-    with pytest.raises(TrainingError, match="2 weights for 3 heads"):
+    with pytest.raises(RecipeError, match="2 weights for 3 heads"):
         loss(Distillation(weights=(1.0, 1.0)), heads, targets)
     with pytest.raises(TrainingError, match="teacher_logits"):
         loss(Distillation(), heads, {"label": targets["label"]})

@@ -46,8 +46,10 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     out = tmp_path / "out"
     systems = [row["system"] for row in json.loads((out / "test.json").read_text())["rows"]]
     of_cascade = ["exit 1", "exit 2", "drop 0", "drop 0.5", "searched"]
-    assert {f"cascade, {what}" for what in of_cascade} <= set(systems)
-    assert {"one", "three", "sequence, drop 0", "sequence, drop 0.5"} <= set(systems)
+    of_sequence = ["drop 0", "drop 0.5"]
+    expected = {"one", "three", *(f"cascade, {what}" for what in of_cascade)}
+    assert set(systems) == expected | {f"sequence, {what}" for what in of_sequence}
+    assert set(recipe.systems()) == set(systems)
     costs = json.loads((out / "test-cost.json").read_text())
     assert costs["cascade, drop 0.5"][0]["layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
     assert costs["sequence, drop 0.5"][0]["layers"] == pytest.approx((1 + 3 * 0.5) / 3)
@@ -76,6 +78,13 @@ def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
     steps = {**recipe.steps, "three": replace(recipe.steps["three"], seeds=[1])}
     with pytest.raises(RecipeError, match=r"'sequence' is made of steps with seeds .*\[0\].*\[1\]"):
         replace(recipe, seeds=[0, 1], steps=steps)
+
+
+def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_ratios_is_not(recipe):
+    alone = {"steps": {"cascade": recipe.steps["cascade"]}, "sequential": {}}
+    with pytest.raises(RecipeError, match=r"baseline .*'cascade'"):
+        replace(recipe, **alone, baseline="cascade")
+    assert replace(recipe, **alone, baseline="cascade, drop 0").against("test") == "cascade, drop 0"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     run(recipe, tmp_path, HERE)
     systems = {*recipe.steps, "all", "pruning-searched"}
     report = json.loads((tmp_path / "test.json").read_text())
-    assert {row["system"] for row in report["rows"]} == systems
+    assert {row["system"] for row in report["rows"]} == systems == set(recipe.systems())
     pruning = load(tmp_path / "searched" / "pruning-seed0" / "ranker")
     assert isinstance(pruning, CascadeRanker)
     assert pruning.exits[-1] == 2

@@ -57,7 +57,7 @@ def test_step_that_does_not_distil_is_refused(recipe):
         replace(recipe, student="teacher")
 
 
-def test_student_without_teachers_is_refused(recipe):
-    steps = {**recipe.steps, "student": replace(recipe.steps["student"], teachers=[])}
-    with pytest.raises(RecipeError, match=r"student 'student'(.|\n)*from teachers"):
-        replace(recipe, steps=steps)
+@pytest.mark.parametrize("student", ["teacher", "nobody", ""])
+def test_student_that_does_not_distil_is_refused(recipe, student):
+    with pytest.raises(RecipeError, match=rf"student '{student}'(.|\n)*from teachers"):
+        replace(recipe, student=student)

@@ -156,13 +156,14 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
         ("listwise", "listwise"),
         ("{candidates: 30}", Listwise(30)),
         ("{margin: 0.5}", Margin(0.5)),
-        ("{alpha: 0.1}", Distillation(0.1)),
+        ("{alpha: 0.1}, teachers: [b]", Distillation(0.1)),
     ],
 )
 def test_objective_in_a_recipe_is_known_by_its_settings(tmp_path, written, meant):
     (tmp_path / "recipe.yaml").write_text(
         "title: x\nmodel: {path: x}\ntables: {t: {corpus: wikiqa, split: dev}}\ndev: t\n"
-        f"tests: [t]\nbaseline: a\nsteps: {{a: {{train: [t], objective: {written}}}}}\n"
+        "tests: [t]\nbaseline: a\n"
+        f"steps: {{b: {{train: [t]}}, a: {{train: [t], objective: {written}}}}}\n"
     )
     recipe, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])
     assert recipe.steps["a"].objective == meant

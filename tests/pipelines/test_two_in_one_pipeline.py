@@ -117,6 +117,11 @@ def test_recipe_without_a_table_to_select_on_is_refused(recipe):
             replace(recipe, selects=selects)
 
 
+def test_selections_without_a_baseline_are_refused_before_anything_is_trained(recipe):
+    with pytest.raises(RecipeError, match="'hotpot-dev': None"):
+        replace(recipe, baseline={"test": "sentences"})
+
+
 def test_drop_ratio_out_of_range_is_refused_before_anything_is_trained(recipe):
     with pytest.raises(RecipeError, match="drop"):
         replace(recipe, drop=1.0)
