@@ -10,6 +10,7 @@ error that names what differs.
 import json
 import logging
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from as2ray.errors import StageMismatchError
+from as2ray.errors import As2rayError, StageMismatchError
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,12 @@ def stage(
     (part / IDENTITY).write_text(json.dumps(wanted, indent=2))
     log.info("%s/%s: making it", folder.parent.name, folder.name)
     began = time.perf_counter()
-    found = make(part)
+    try:
+        found = make(part)
+    except As2rayError:
+        if [path.name for path in part.iterdir()] == [IDENTITY]:
+            shutil.rmtree(part)  # nothing is lost, and what was corrected may take its place
+        raise
     manifest = {
         "identity": wanted,
         "found": plain(found or {}),

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -24,9 +25,9 @@ from as2ray.pruning import drop_ratios
 from as2ray.savings import savings
 from as2ray.stages import digest, stage
 from pipelines.drop_search import Search, replays, searched
-from pipelines.experiment import Found, prepare, rankers, tell
+from pipelines.experiment import Found, prepare, rankers, shapes, tell
 from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import command
+from pipelines.recipe import check_names, command
 from pipelines.steps import evaluated, table
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Recipe(Steps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_names("sequential ranker", self.sequential)
         for drop in self.drops:
             drop_ratios(drop, 2)
         for name, steps in self.sequential.items():
@@ -91,6 +93,7 @@ def run(
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
+    _refuse_unordered(recipe, folder)
     tables = prepare(recipe, folder / "tables", sources or {})
     found: Found = {test: {} for test in recipe.tests}
     costs: dict[str, dict[str, list[Point]]] = {test: {} for test in recipe.tests}
@@ -105,6 +108,19 @@ def run(
         _tell_drops(recipe, folder, test, found[test])
     if recipe.timed:
         _tell_times(recipe, folder, tables)
+
+
+def _refuse_unordered(recipe: Recipe, folder: Path) -> None:
+    """Sequential rankers that could not be made of their members, once these are trained."""
+    held = shapes(recipe, folder)
+    for name, steps in recipe.sequential.items():
+        depths = [held[step].depth for step in steps]
+        if any(a >= b for a, b in pairwise(depths)):
+            raise RecipeError(
+                f"sequential ranker {name!r} of {dict(zip(steps, depths))} layers",
+                expected="rankers of growing depth",
+                mend="name the shallowest first",
+            )
 
 
 def _all(

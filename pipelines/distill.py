@@ -32,7 +32,7 @@ from as2ray.stages import digest, stage
 from pipelines.drop_search import Search, replays, searched
 from pipelines.experiment import Found, prepare, rankers, tell
 from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import command
+from pipelines.recipe import check_names, command
 from pipelines.steps import evaluated, table
 from pipelines.trials import ensemble_map, weighted
 from tune_spaces import ensembles
@@ -60,6 +60,11 @@ class Recipe(Steps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_names("ensemble", self.ensembles)
+        if self.trials < 0:
+            raise RecipeError(
+                f"{self.trials} trials", expected="0 or more", mend="correct the recipe"
+            )
         for name, members in self.ensembles.items():
             if name in self.steps or not members or not set(members) <= self.steps.keys():
                 raise RecipeError(
@@ -111,7 +116,8 @@ def run(
             done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
     for (name, seed), made in list(done.items()):
         if name in recipe.searches():
-            stored = replays(folder, made, {"dev": tables[recipe.dev]}, recipe.filter)["dev"]
+            dev = tables[recipe.steps[name].dev or recipe.dev]
+            stored = replays(folder, made, {"dev": dev}, recipe.filter)["dev"]
             done[f"{name}-searched", seed], _ = searched(folder, made, stored, recipe.search)
     for (name, seed), made in done.items():
         runs = folder / "runs" / f"{name}-seed{seed}"

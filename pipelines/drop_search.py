@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from as2ray import checkpoint
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.tune import grid, search
+from as2ray.errors import RecipeError
 from as2ray.evaluation import plots
 from as2ray.evaluation.cost import Shape
 from as2ray.evaluation.simulation import Point, Replay, cheapest, pareto
@@ -40,6 +41,12 @@ class Search:
     """Of Optuna's search, beside the paper's grid."""
     seed: int = 0
     """Of its sampler."""
+
+    def __post_init__(self) -> None:
+        if self.tolerance < 0 or self.trials < 0 or self.seed < 0:
+            raise RecipeError(
+                f"search with {self}", expected="no number below 0", mend="correct the recipe"
+            )
 
 
 def replays(

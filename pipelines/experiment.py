@@ -5,7 +5,7 @@ Knows recipes and the stages they share. Must not know any one pipeline.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from as2ray.evaluation.measures import Evaluation
 from as2ray.evaluation.report import markdown, report, save
 from as2ray.models.staged import check_exits
 from as2ray.objectives import TwoInOne
+from as2ray.stages import MANIFEST
 from as2ray.training.job import Job
 from as2ray.training.tracking import read
 from pipelines.recipe import Recipe, Step
@@ -46,44 +47,104 @@ def rankers(
         passages: The same by passages, for steps that train joint models.
 
     Raises:
-        RecipeError: A step asks for layers or exits that its encoder does not have, or for a joint
-            model where there are no passages.
+        RecipeError: See `shapes`.
         CheckpointError: A model to start from is none.
     """
-    _refuse_unfit(recipe, passages is not None)
+    shapes(recipe, folder, passages is not None)
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
         for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
             step = recipe.steps[name]
             read = (passages or {}) if isinstance(step.objective, TwoInOne) else tables
             plan = planned(recipe, step, seed, folder, workers, read, done)
-            stage = folder / "rankers" / f"{name}-seed{seed}"
-            done[name] = trained(stage, plan, workers)
-            yield name, seed, stage
+            done[name] = trained(_stage(folder, name, seed), plan, workers)
+            yield name, seed, done[name]
 
 
-def _refuse_unfit(recipe: Recipe, passages: bool) -> None:
-    """All that would end a later step, when those before it are trained, looked at first."""
-    paths = {s.model or recipe.model.path for s in recipe.steps.values() if not s.start}
-    depths = {path: checkpoint.depth(packaged.resolve(path)) for path in sorted(paths)}
-    held: dict[str, int] = {}
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a step's ranker before it is trained."""
+
+    depth: int
+    """Layers of its encoder, up to the last exit."""
+    exits: tuple[int, ...] = ()
+    heads: int = 0
+    joint: bool = False
+    answers: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"exits {list(self.exits)}" * bool(self.exits), f"{self.heads} heads"]
+        kind = "a joint model" if self.joint else "an encoder"
+        return f"{kind} of {self.depth} layers, {', '.join(filter(None, parts))}"
+
+
+def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Shape]:
+    """The ranker of each step, and what would end a later step when those before it are trained.
+
+    Args:
+        recipe: Its steps.
+        folder: Of the pipeline's stages: what is finished needs its model no more.
+        passages: Whether joint models can be trained.
+
+    Raises:
+        RecipeError: A step asks for layers, exits or heads that do not go with what it starts
+            from, or for a joint model where there are no passages.
+        CheckpointError: A model to start from is none.
+    """
+    depths: dict[str, int] = {}
+    held: dict[str, Shape] = {}
     for name, step in recipe.steps.items():
-        depth = held[step.start] if step.start else depths[step.model or recipe.model.path]
-        if isinstance(step.objective, TwoInOne) and not passages:
+        joint = isinstance(step.objective, TwoInOne)
+        answers = isinstance(step.objective, TwoInOne) and step.objective.answers
+        done = [_stage(folder, name, seed) for seed in recipe.seeds_of(name)]
+        if step.start:
+            before = held[step.start]
+        elif all((stage / MANIFEST).is_file() for stage in done):
+            held[name] = _finished(done[0], step)
+            continue
+        else:
+            path = step.model or recipe.model.path
+            if path not in depths:
+                depths[path] = checkpoint.depth(packaged.resolve(path))
+            before = Shape(depths[path])
+        if before.exits or before.joint:
+            fine = step.layers is None and (step.exits is None or step.exits == before.exits)
+            fine = fine and step.heads in (0, before.heads) and answers <= before.answers
+            fine = fine and joint == before.joint
+            made = before
+        else:
+            layers = before.depth if step.layers is None else step.layers
+            fine = 1 <= layers <= before.depth
+            if fine and step.exits is not None:
+                check_exits(step.exits, layers)
+            last = step.exits[-1] if step.exits else layers
+            # A checkpoint with heads of its own ends at its last exit.
+            fine = fine and step.heads >= 0 and (not (step.heads and step.start) or last < layers)
+            made = Shape(last, step.exits or (), step.heads, joint, answers)
+        taught = [teacher for teacher in step.teachers if held[teacher].joint]
+        if not fine or (joint and not passages) or taught:
             raise RecipeError(
-                f"step {name!r} with objective {step.objective}",
-                expected="a joint model's objective in `pipelines.two_in_one` alone",
-                mend="run that pipeline, or name another objective",
+                f"step {name!r} with layers {step.layers}, exits {step.exits}, {step.heads} heads, "
+                f"objective {step.objective!r}, starting from {before}"
+                + (f", taught by the joint models {taught}" if taught else ""),
+                expected="layers and exits that its encoder has, heads on layers above the last "
+                "exit; a cascade or joint model goes on as it is; joint models in "
+                "`pipelines.two_in_one` alone, and never as teachers",
+                mend="correct the step",
             )
-        if not 1 <= (layers := step.layers or depth) <= depth:
-            raise RecipeError(
-                f"step {name!r} with {layers} layers of an encoder that has {depth}",
-                expected=f"1 to {depth} layers",
-                mend="lower `layers`",
-            )
-        if step.exits:
-            check_exits(step.exits, layers)
-        held[name] = layers
+        held[name] = made
+    return held
+
+
+def _finished(stage: Path, step: Step) -> Shape:
+    depth = checkpoint.depth(stage / "ranker")
+    joint = isinstance(step.objective, TwoInOne)
+    answers = isinstance(step.objective, TwoInOne) and step.objective.answers
+    return Shape(depth, step.exits or (), step.heads, joint, answers)
+
+
+def _stage(folder: Path, name: str, seed: int) -> Path:
+    return folder / "rankers" / f"{name}-seed{seed}"
 
 
 def planned(
@@ -134,7 +195,7 @@ def _lessons(
 
 def prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
     """Stages of the tables; those evaluated on first, so that training tables can avoid them."""
-    held_out = {recipe.dev, *recipe.tests, *(s.dev for s in recipe.steps.values() if s.dev)}
+    held_out = recipe.held_out()
     done: dict[str, Path] = {}
     for name in sorted(recipe.tables, key=lambda name: name not in held_out):
         data = recipe.tables[name]
@@ -142,7 +203,7 @@ def prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[st
         others = {n: path for n, path in others.items() if n in held_out}
         done[name] = prepared(folder / name, data, sources.get(data.corpus), others)
     if recipe.leaks == "error":
-        for name in recipe.tables.keys() - held_out:
+        for name in sorted({t for step in recipe.steps.values() for t in step.train} - held_out):
             for other in sorted(held_out):
                 corpora.check_leaks({name: table(done[name]), other: table(done[other])})
     return done
@@ -195,6 +256,9 @@ def _curve(recipe: Recipe, folder: Path, test: str) -> None:
             series.setdefault(name, []).extend(points)
             steps = np.abs(np.diff([y for _, y in points]))
             moves.setdefault(name, []).extend(steps.tolist())
+    if not any(series.values()):
+        log.warning("no curve of %s: it was not followed when the rankers were trained", test)
+        return
     plots.learning_curve(
         series, f"{recipe.title}: {test}", "epoch", "MAP", folder / f"{test}-curve.png"
     )

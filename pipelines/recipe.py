@@ -5,7 +5,7 @@ Knows jsonargparse. Must not know what a pipeline does with a recipe.
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -48,6 +48,17 @@ class Data:
     """Draw at most so many negatives of each question."""
     seed: int = 0
     """Of these draws."""
+
+    def __post_init__(self) -> None:
+        numbers = {"questions": self.questions, "negatives": self.negatives, "seed": self.seed}
+        least = {"questions": 1, "negatives": 0, "seed": 0}
+        wrong = {n: v for n, v in numbers.items() if v is not None and v < least[n]}
+        if wrong or not 0 <= self.noise <= 1:
+            raise RecipeError(
+                f"table of {self.corpus!r} with {wrong or f'noise {self.noise}'}",
+                expected="questions >= 1, negatives and seed >= 0, noise from 0 to 1",
+                mend="correct the recipe",
+            )
 
 
 @dataclass(frozen=True)
@@ -113,14 +124,10 @@ class Recipe:
     """What follows the runs."""
 
     def __post_init__(self) -> None:
-        names = {self.dev, *self.tests}
+        check_names("step", self.steps)
+        check_names("table", self.tables)
+        names = {self.dev, *self.reported()}
         for name, step in self.steps.items():
-            if not re.fullmatch(r"[\w.+-]+", name):
-                raise RecipeError(
-                    f"a step named {name!r}",
-                    expected="letters, digits and . + - _: it names folders and runs",
-                    mend="rename it",
-                )
             names |= {*step.train, *([step.dev] if step.dev else [])}
             before = list(self.steps)[: list(self.steps).index(name)]
             needed = [*([step.start] if step.start else []), *step.teachers]
@@ -138,6 +145,7 @@ class Recipe:
                     mend="correct the step's seeds",
                 )
             self._refuse_unfit(name)
+            self._refuse_tables(name)
         selecting = {self.dev, *(step.dev for step in self.steps.values())} - {None}
         if "dev" in self.tests and selecting != {"dev"}:
             raise RecipeError(
@@ -151,8 +159,20 @@ class Recipe:
                 expected=f"some of {sorted(self.tables)}",
                 mend="describe them under `tables`",
             )
+        if not self.measures or not self.reported() or any(s < 0 for s in self.seeds):
+            raise RecipeError(
+                f"measures {self.measures}, reports of {self.reported()}, seeds {self.seeds}",
+                expected="at least one measure and one table to report, seeds of 0 or more",
+                mend="name them",
+            )
         for measure in self.measures:
             as_measure(measure)
+        if unknown := sorted(n for n in self.published if n not in self.may_print()):
+            raise RecipeError(
+                f"published numbers of {unknown}",
+                expected=f"some of {sorted(self.may_print())}",
+                mend="name a table that is reported",
+            )
         systems = self.systems()
         baselines = {test: self.against(test) for test in self.reported()}
         if wrong := {t: b for t, b in baselines.items() if b not in systems}:
@@ -189,6 +209,24 @@ class Recipe:
                 mend="name the cascade's `exits`, or another objective",
             )
 
+    def _refuse_tables(self, name: str) -> None:
+        """A step that trains on nothing, twice on one table, or on what it is measured on."""
+        step, held_out = self.steps[name], self.held_out()
+        fine = len(step.train) == len(set(step.train)) > 0
+        # The run's dev table has this name in a stage's identity.
+        fine = fine and ("dev" not in step.train or (step.dev or self.dev) == "dev")
+        if not fine or (self.leaks != "keep" and held_out & set(step.train)):
+            raise RecipeError(
+                f"step {name!r} trains on {step.train}; held out are {sorted(held_out)}",
+                expected="at least one table, each once, none named 'dev' but dev, and none that "
+                "is held out unless `leaks` is `keep`",
+                mend="name a table of the training split",
+            )
+
+    def held_out(self) -> set[str]:
+        """The tables that select checkpoints or are reported."""
+        return {self.dev, *self.reported(), *(s.dev for s in self.steps.values() if s.dev)}
+
     def systems(self) -> list[str]:
         """Names of what the reports compare, any of which may be the baseline."""
         return list(self.steps)
@@ -196,6 +234,10 @@ class Recipe:
     def reported(self) -> list[str]:
         """The tables that are reported."""
         return self.tests
+
+    def may_print(self) -> set[str]:
+        """Names of the reports, beside which papers' numbers may stand."""
+        return set(self.reported())
 
     def seeds_of(self, step: str) -> list[int]:
         """The seeds that a step is trained with."""
@@ -235,6 +277,21 @@ class Recipe:
     def against(self, test: str) -> str | None:
         """The baseline of a test."""
         return self.baseline if isinstance(self.baseline, str) else self.baseline.get(test)
+
+
+def check_names(what: str, names: Iterable[str]) -> None:
+    """Refuses names that cannot name folders and runs.
+
+    Raises:
+        RecipeError: A name of other characters.
+    """
+    for name in names:
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise RecipeError(
+                f"a {what} named {name!r}",
+                expected="letters, digits and . + - _: it names folders and runs",
+                mend="rename it",
+            )
 
 
 def read_recipe(

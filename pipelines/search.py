@@ -22,7 +22,7 @@ from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
 from as2ray.stages import manifest, plain, stage
 from pipelines import distill
-from pipelines.experiment import planned, prepare, rankers
+from pipelines.experiment import planned, prepare, rankers, shapes
 from pipelines.recipe import Step, command
 from tune_spaces import distillation
 
@@ -45,6 +45,12 @@ class Recipe(distill.Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         students = [n for n, s in self.steps.items() if isinstance(s.objective, Distillation)]
+        if self.searched < 1 or self.grace < 1:
+            raise RecipeError(
+                f"{self.searched} trials, {self.grace} validations of grace",
+                expected="at least 1 of each",
+                mend="correct the recipe",
+            )
         if self.student not in students:
             raise RecipeError(
                 f"student {self.student!r}",
@@ -66,6 +72,7 @@ def run(
     """
     folder = Path(output).resolve()
     seed = recipe.seeds_of(recipe.student)[0]
+    shapes(recipe, folder)
     tables = prepare(recipe, folder / "tables", sources or {})
     made = rankers(_before(recipe, seed), folder, workers, tables)
     done = {name: ranker for name, _, ranker in made}

@@ -15,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray import checkpoint, corpora, packaged
+from as2ray.corpora.files import present
 from as2ray.corpora.sample import sample
 from as2ray.distributed.plan import Workers
 from as2ray.distributed.score import score
 from as2ray.distributed.train import fit
+from as2ray.errors import StageMismatchError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.trec import read_run, scores_of_run, write_run
 from as2ray.filters import Filter
@@ -45,8 +47,11 @@ def prepared(
         data: What to prepare.
         source: Folder of the raw release, or `hub`; by default the corpus' place in AS2RAY_DATA.
         without: Stages whose questions are left out.
+
+    Raises:
+        StageMismatchError: The stage is there, of other data or of another release.
     """
-    others = without or {}
+    others, now = without or {}, _sizes(data, source)
     splitter = corpora.get(data.corpus).resolve(data.options).get("splitter")
     identity = {
         "data": data,
@@ -69,14 +74,30 @@ def prepared(
             path.rename(part / path.name)
         shutil.rmtree(part / "release")
         entry = found["splits"][data.split]
-        return {**entry, **_changed(part, data)}
+        return {**entry, **_changed(part, data), "source": now}
 
-    return stage(folder, identity, make)
+    made = stage(folder, identity, make)
+    before = manifest(made)["found"].get("source", {})
+    if before and now and before != now:
+        raise StageMismatchError(
+            f"{made} was made of {before}, and there is {now} (bytes)",
+            expected="the same release under the same name",
+            mend="choose another --output, or remove this stage and those built on it",
+        )
+    return made
+
+
+def _sizes(data: Data, source: str | None) -> dict[str, int]:
+    """The release's file of a split in bytes; nothing where it is not there, or no file."""
+    corpus = corpora.get(data.corpus)
+    where, names = corpora.located(corpus, source), corpus.files.get(data.split, ())
+    path = None if where == corpora.HUB else present(Path(where), names)
+    return {path.name: path.stat().st_size} if path else {}
 
 
 def _changed(part: Path, data: Data) -> Mapping[str, Any]:
     """Draws and turns labels over; what that changes in the manifest."""
-    if not (data.noise or data.questions or data.negatives is not None):
+    if not (data.noise or data.questions is not None or data.negatives is not None):
         return {}
     changed = sample(table(part), data.questions, data.negatives, data.seed)
     changed = corpora.flip_labels(changed, data.noise, data.seed) if data.noise else changed
@@ -145,6 +166,8 @@ def trained(folder: Path, plan: Plan, workers: Workers) -> Path:
                 shutil.copytree(run / "tensorboard", part / "tensorboard", dirs_exist_ok=True)
             if run.exists():
                 run.rename(done)
+            if workers.count and workers.storage:
+                shutil.rmtree(best.parents[1], ignore_errors=True)  # the run's, and copied
         if done.exists():
             shutil.rmtree(done)
         return {"workers": workers}

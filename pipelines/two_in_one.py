@@ -65,16 +65,21 @@ class Recipe(Steps):
             for name in self.selects
             if name not in self.tables or self.tables[name].corpus != hotpotqa.CORPUS.name
         ]
+        wrong += [name for name in self.selects if name in self.tests]
         if wrong or not self.selects:
             raise RecipeError(
                 f"supporting facts to select on {self.selects}",
-                expected="at least one of the recipe's tables of hotpotqa",
-                mend="describe it under `tables`",
+                expected="at least one of the recipe's tables of hotpotqa, none of its tests",
+                mend="describe it under `tables`; under another name for a test, too",
             )
 
     def reported(self) -> list[str]:
         """What is selected on, and the tests."""
         return [*self.selects, *self.tests]
+
+    def may_print(self) -> set[str]:
+        """What is selected on has a report of the answers, too."""
+        return {*self.reported(), *(name + ANSWERS for name in self.selects)}
 
     def rule(self, step: Step) -> Rule:
         """What a step's ranker goes by when it selects."""
@@ -116,7 +121,9 @@ def run(
             found.setdefault(test, {}).setdefault(name, {})[seed] = evaluation
     for test in [test for test in found if test.endswith(ANSWERS)]:
         answered = found.pop(test)
-        tell(replace(recipe, baseline=next(iter(answered))), folder, {test: answered})
+        named = [recipe.against(test), recipe.against(test.removesuffix(ANSWERS)), *answered]
+        baseline = next(name for name in named if name in answered)
+        tell(replace(recipe, baseline=str(baseline)), folder, {test: answered})
     tell(recipe, folder, found)
     for test, of in gaps.items():
         for name, seeds in of.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from as2ray.errors import StageMismatchError
+from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.stages import digest, manifest, stage
 
 
@@ -73,3 +73,19 @@ def test_digest_follows_the_identity_alone(tmp_path):
         for name, n in (("a", 1), ("b", 1), ("c", 2))
     )
     assert a == b != c
+
+
+def test_stage_refused_before_it_wrote_anything_may_be_asked_for_otherwise(tmp_path):
+    def refuse(part):
+        raise RecipeError("precision 2", expected="at most 1", mend="correct it")
+
+    def fail_late(part):
+        (part / "half").touch()
+        refuse(part)
+
+    with pytest.raises(RecipeError):
+        stage(tmp_path / "s", {"precision": 2}, refuse)
+    assert stage(tmp_path / "s", {"precision": 1}, lambda part: None).is_dir()
+    with pytest.raises(RecipeError):
+        stage(tmp_path / "t", {"precision": 2}, fail_late)
+    assert (tmp_path / "t.part" / "half").exists()

@@ -40,6 +40,6 @@ def choice(config: Mapping[str, Any], student: Told) -> Told:
     chosen: Told = replace(
         student,
         objective=replace(student.objective, alpha=alpha, temperature=temperature),
-        training=replace(student.training, batch=batch, learning_rate=rate),
+        training=replace(student.training, batch=batch, batch_tokens=None, learning_rate=rate),
     )
     return chosen

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from jsonargparse import ArgumentError, ArgumentParser
 
 from as2ray.errors import CorpusError, CountMismatchError
 from as2ray.records import Counts, by_question, question_starts, validate
@@ -107,7 +108,7 @@ class Corpus:
         """All options: those given, the defaults for the rest.
 
         Raises:
-            CorpusError: An option that the reader does not have.
+            CorpusError: An option that the reader does not have, or of another type.
         """
         unknown = sorted(set(options) - set(self.options))
         if unknown:
@@ -116,9 +117,20 @@ class Corpus:
                 expected=f"some of {sorted(self.options) or 'none at all'}",
                 mend="correct the spelling or leave the option out",
             )
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_function_arguments(self.reader, as_group=False, skip={"split", "source"})
+        try:
+            if unset := [k for k, v in options.items() if v is None is not self.options[k]]:
+                raise ArgumentError(None, f"no value for {unset}")
+            found = vars(parser.parse_object(dict(options)))
+        except ArgumentError as error:
+            raise CorpusError(
+                f"options {dict(options)} for corpus {self.name!r}: {error}",
+                expected=f"values like the defaults {self.options}",
+                mend="correct the value",
+            ) from error
         # A recipe in YAML knows lists alone; options compare as tuples.
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-        return {**self.options, **given}
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
     def pieces(self, split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
         """The candidates of a split as a stream of valid tables; no question is in two of them.

@@ -50,17 +50,18 @@ def locate(source: Path, names: Sequence[str]) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """A text file, unpacked if it ends in `.gz`; only `\\n` ends a line.
+    """A text file, unpacked if it ends in `.gz`; only `\\n` ends a line, and a mark of the byte
+    order at its start is no text.
 
     Raises:
         CorpusError: The file is cut short or is not UTF-8.
     """
     with damage(path):
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as text:
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="\n") as text:
                 yield text
         else:
-            with open(path, encoding="utf-8", newline="\n") as text:
+            with open(path, encoding="utf-8-sig", newline="\n") as text:
                 yield text
 
 
@@ -138,9 +139,16 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if not line.strip():
                 continue
             try:
-                yield number, json.loads(line)
+                value = json.loads(line)
             except json.JSONDecodeError as error:
                 raise not_json(path, number, error) from error
+            except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+                raise CorpusError(
+                    f"{path}, line {number:,}: {error}",
+                    expected="JSON values that can be held",
+                    mend="correct the line",
+                ) from error
+            yield number, value
 
 
 def json_records(path: Path, block: int = 1 << 20) -> Iterator[Any]:

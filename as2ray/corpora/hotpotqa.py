@@ -88,8 +88,9 @@ def reader(split: str, source: Source, *, complete: bool = False) -> Iterator[pa
     """
     rows: list[dict[str, Any]] = []
     for number, question in enumerate(questions(split, source, complete), 1):
-        rows += _rows(question)
-        if number % QUESTIONS == 0:
+        with files.sound(f"{source}, question {question.id}"):
+            rows += _rows(question)
+        if number % QUESTIONS == 0 and rows:
             yield _table(rows)
             rows = []
     if rows:
@@ -117,7 +118,8 @@ def questions(split: str, source: Source, complete: bool = False) -> Iterator[Qu
         path = files.locate(Path(source), FILES[split])
         records, where = files.json_records(path), str(path)
     for number, record in enumerate(records):
-        question = _question(record, number, f"{where}, record {number:,}")
+        with files.sound(named := f"{where}, record {number:,}"):
+            question = _question(record, number, named)
         if not (complete and any(question.beyond())):
             yield question
 
@@ -176,9 +178,10 @@ def _rows(question: Question) -> Iterator[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(
-        rows, schema=pa.schema([*CANDIDATES, *(OPTIONAL.field(name) for name in COLUMNS)])
-    )
+    schema = pa.schema([*CANDIDATES, *(OPTIONAL.field(name) for name in COLUMNS)])
+    first, last = rows[0]["question_id"], rows[-1]["question_id"]
+    with files.sound(f"questions {first} to {last}"):
+        return pa.Table.from_pylist(rows, schema=schema)
 
 
 CORPUS: Final = Corpus(

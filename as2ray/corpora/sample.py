@@ -29,6 +29,12 @@ def sample(
     Raises:
         CorpusError: More questions than there are, or a negative number.
     """
+    if seed < 0 or (negatives is not None and negatives < 0):
+        raise CorpusError(
+            f"negatives {negatives}, seed {seed}",
+            expected="0 or more",
+            mend="correct the number",
+        )
     starts = question_starts(table["question_id"])
     if questions is not None and not 0 < questions <= len(starts):
         raise CorpusError(

@@ -69,7 +69,8 @@ def reader(
         "seed": seed,
         "splitter": splitter,
     }
-    yield from strict(BUILDING, split, source, options)
+    with files.sound(str(source)):
+        yield from strict(BUILDING, split, source, options)
 
 
 def _paths(split: str, source: Source) -> list[Path]:

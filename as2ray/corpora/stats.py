@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from as2ray.errors import CorpusError
 from as2ray.records import Counts, count, question_starts
 
 
@@ -47,7 +48,15 @@ class Stats:
 
 
 def stats(table: pa.Table) -> Stats:
-    """The numbers of a candidates table that holds its questions whole and is not empty."""
+    """The numbers of a candidates table that holds its questions whole.
+
+    Raises:
+        CorpusError: It is empty.
+    """
+    if not table.num_rows:
+        raise CorpusError(
+            "a table without rows", expected="at least one candidate", mend="look at the source"
+        )
     starts = question_starts(table["question_id"])
     sizes = np.diff(np.append(starts, table.num_rows))
     positives = np.add.reduceat(table["label"].to_numpy().astype(np.int64), starts)

@@ -125,7 +125,9 @@ def _questions(path: Path) -> Iterator[Question]:
                 yield Question(id, text, candidates)
         return
     for line, record in files.json_lines(path):
-        yield _question(record, line, f"{path}, line {line:,}")
+        with files.sound(where := f"{path}, line {line:,}"):
+            found = _question(record, line, where)
+        yield found
 
 
 def _question(record: Any, line: int, where: str) -> Question:
@@ -136,8 +138,10 @@ def _question(record: Any, line: int, where: str) -> Question:
         raise CorpusError(
             f"{where}: label {wrong[0]!r}", expected="label 0 or 1", mend="correct the line"
         )
+    if odd := [said for said in (text, *(s for s, _ in pairs)) if not isinstance(said, str)]:
+        raise CorpusError(f"{where}: {odd[0]!r}", expected="text", mend="correct the line")
     # The files with <num> have no ids; the position in the file is the same in every copy.
-    return Question(record.get("id", f"q{line - 1:06d}"), text, pairs)
+    return Question(str(record.get("id", f"q{line - 1:06d}")), text, pairs)
 
 
 CORPUS: Final = Corpus(

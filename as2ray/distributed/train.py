@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import ray.train
 import torch
@@ -68,7 +69,7 @@ def fit(
             resources_per_worker={"CPU": workers.cpus, "GPU": workers.gpus},
         ),
         run_config=RunConfig(
-            name=folder.name,
+            name=named(folder, storage),
             storage_path=str(storage),
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
@@ -82,6 +83,27 @@ def fit(
     )
     best = trainer.fit().get_best_checkpoint(job.training.selection, "max")
     return Path(best.path) / "ranker"
+
+
+def named(folder: Path, storage: Path) -> str:
+    """A run's name, by which Ray finds its checkpoints again, whoever wrote them.
+
+    On a storage that runs share it is one that no other has, kept in the run's folder for a later
+    try there.
+
+    Args:
+        folder: Of the run alone.
+        storage: Where the folder of that name with its checkpoints lies.
+    """
+    if storage == folder.parent:
+        return folder.name
+    kept = folder / "name"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(".part")
+        part.write_text(f"{folder.parent.name.removesuffix('.part')}-{uuid4().hex[:8]}")
+        part.rename(kept)
+    return kept.read_text()
 
 
 def _worker(config: dict[str, Any]) -> None:

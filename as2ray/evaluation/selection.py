@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from as2ray.errors import RecipeError
 from as2ray.records import question_starts
 
 Rule = Literal["joint", "sentences", "passages"]
@@ -33,6 +34,12 @@ class Selecting:
     """Sentences above it are selected: the paper's lies between the labels -1 and 1."""
     fallback: bool = False
     """Where a selected passage has none above, its best is; not in the paper, raises recall."""
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise RecipeError(
+                f"the first {self.top} passages", expected="at least 1", mend="correct the recipe"
+            )
 
     def chosen(self, scores: np.ndarray) -> list[int]:
         """Places of the selected sentences of a passage.

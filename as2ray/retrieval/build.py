@@ -196,8 +196,10 @@ def _read_shard(given: tuple[Path, list[Piece]], root: Path, settings: Settings)
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     for document in read(parts, root, settings.columns, skipped):
         for heading, text in document.blocks:
-            for start, end in split(text, settings.splitter):
-                rows["sentences"].append((text[start:end], len(rows["paragraphs"])))
+            # Lines are the matter of the splitter of that name alone.
+            said = text if settings.splitter == "lines" else text.replace("\n", " ")
+            for start, end in split(said, settings.splitter):
+                rows["sentences"].append((said[start:end], len(rows["paragraphs"])))
             rows["paragraphs"].append((heading, len(rows["documents"])))
         rows["documents"].append((document.id, document.title))
     for name, schema in TABLES.items():

@@ -119,7 +119,7 @@ def read(
     for piece in parts:
         path, base = Path(piece.path), Path(root)
         name = _readable(path.name if path == base else path.relative_to(base).as_posix())
-        table = path.name.endswith(TABLES)
+        table = path.name.lower().endswith(TABLES)
         found = _rows(piece, name, columns) if table else _one(path, name, skipped)
         for document in found:
             said = "".join(block.text for block in document.blocks)
@@ -146,7 +146,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _pieces(path: Path) -> list[Piece]:
-    if path.suffix != ".parquet":
+    if path.suffix.lower() != ".parquet":
         return [Piece(str(path))]
     with files.damage(path):
         return [Piece(str(path), g) for g in range(pq.read_metadata(path).num_row_groups)]
@@ -178,11 +178,14 @@ def _rows(piece: Piece, name: str, columns: Columns) -> Iterator[Document]:
     if piece.group is None:
         rows: Iterator[tuple[int, Any]] = files.json_lines(path)
     else:
-        with files.damage(path):
+        with files.damage(path), files.sound(str(path)):
             file = pq.ParquetFile(path)
             before = sum(file.metadata.row_group(g).num_rows for g in range(piece.group))
-            table: pa.Table = file.read_row_group(piece.group)
-        rows = enumerate(table.to_pylist(), before + 1)
+            names = set(file.schema_arrow.names)
+            files.need(dict.fromkeys(names), [columns.text], str(path))
+            wanted = sorted(names & {columns.text, columns.id, columns.title})
+            table: pa.Table = file.read_row_group(piece.group, columns=wanted)
+            rows = enumerate(table.to_pylist(), before + 1)
     for number, row in rows:
         (text,) = files.need(row, [columns.text], f"{path}, row {number:,}")
         if not isinstance(text, str | None):

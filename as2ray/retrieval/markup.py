@@ -6,7 +6,8 @@ left out: they answer no question in words.
 
 import re
 from html.parser import HTMLParser
-from typing import Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 from markdown_it import MarkdownIt
 
@@ -17,19 +18,20 @@ class Block(NamedTuple):
     heading: str
     """The heading that it stands under; empty before the first."""
     text: str
-    """On one line."""
+    """On one line; of plain text on its own lines."""
 
 
 def plain(text: str) -> tuple[str, list[Block]]:
     """Paragraphs between blank lines; plain text has neither title nor headings."""
-    paragraphs = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text))
-    return "", [Block("", p) for p in paragraphs if p]
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    paragraphs = ("\n".join(p) for said, p in groupby(lines, bool) if said)
+    return "", [Block("", p) for p in paragraphs]
 
 
 def markdown(text: str) -> tuple[str, list[Block]]:
     """Title (the first heading) and paragraphs of Markdown; front matter and code are left out."""
     title, heading, blocks, inside = "", "", list[Block](), ""
-    front = re.match(r"---\s*\n.*?\n---\s*\n", text, re.DOTALL)
+    front = _FRONT_MATTER.match(text)
     for token in _MARKDOWN.parse(text[front.end() :] if front else text):
         if token.type == "heading_open":
             inside = "heading"
@@ -40,21 +42,26 @@ def markdown(text: str) -> tuple[str, list[Block]]:
             elif said:
                 blocks.append(Block(heading, said))
         elif token.type == "html_block":
-            within = html(token.content)[1]
-            blocks += [Block(block.heading or heading, block.text) for block in within]
+            page = _read(token.content)
+            blocks += [Block(block.heading or heading, block.text) for block in page.blocks]
+            title, heading = title or page.title, page.heading or heading
     return title, blocks
 
 
 def html(text: str) -> tuple[str, list[Block]]:
     """Title and paragraphs of a page."""
-    page = _Page()
-    page.feed(text)
-    page.close()
-    page.end_block()
+    page = _read(text)
     return page.title, page.blocks
 
 
 _MARKDOWN: Final = MarkdownIt("commonmark").enable("table")
+_FRONT_MATTER: Final = re.compile(
+    r"---[ \t]*\r?\n(?!\s*\n)"
+    r"(?:(?:[ \t].*|-(?: .*)?|#.*|[\w\"'][^:\n]*:(?:[ \t].*)?|)\r?\n)*?"
+    r"---[ \t]*(?:\r?\n|$)"
+)
+"""YAML between two rulers: keys, what is indented, lists, comments. Prose there is none."""
+_TAG: Final = re.compile(r"</?(\w+)")
 
 
 def _said(token: object) -> str:
@@ -62,9 +69,15 @@ def _said(token: object) -> str:
     for child in getattr(token, "children", None) or []:
         if child.type in ("text", "code_inline"):
             parts.append(child.content)
-        elif child.type in ("softbreak", "hardbreak"):
+        elif child.type in ("softbreak", "hardbreak") or _breaks(child):
             parts.append(" ")
     return "".join(parts)
+
+
+def _breaks(child: Any) -> bool:
+    """Whether it is a tag inside a line that ends a word, as `<br>` in a table's cell does."""
+    tag = _TAG.match(child.content) if child.type == "html_inline" else None
+    return tag is not None and tag[1].lower() in _BREAKS
 
 
 _HEADINGS: Final = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
@@ -72,8 +85,17 @@ _SILENT: Final = frozenset({"script", "style", "noscript", "template", "nav", "p
 _BREAKS: Final = _HEADINGS | {
     *("p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "tr", "td", "th"),
     *("table", "blockquote", "br", "hr", "figure", "figcaption", "header", "footer", "main"),
-    *("aside", "body", "title", "head", "form"),
+    *("aside", "body", "title", "head", "form", "fieldset", "legend", "label", "button"),
+    *("select", "option", "textarea", "details", "summary", "dialog", "address", "caption"),
 }
+
+
+def _read(text: str) -> "_Page":
+    page = _Page()
+    page.feed(text)
+    page.close()
+    page.end_block()
+    return page
 
 
 class _Page(HTMLParser):

@@ -46,9 +46,9 @@ class PairFiles:
         """All rows and columns in memory.
 
         Raises:
-            CorpusError: A file that is damaged.
+            CorpusError: A file that is damaged, or of other columns than another.
         """
-        return pa.concat_tables([_whole(path) for path in self.paths])
+        return _one_table([_whole(path) for path in self.paths])
 
     def read(self, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
         """The rows `numbers` in that order; reads only the row groups that hold them."""
@@ -59,7 +59,18 @@ class PairFiles:
         for file in np.unique(which):
             inside = wanted[which == file] - (ends[file] - self.rows[file])
             tables.append(_read_rows(self.paths[file], inside, columns))
-        return pa.concat_tables(tables).take(pa.array(place))
+        return _one_table(tables).take(pa.array(place))
+
+
+def _one_table(tables: Sequence[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowInvalid as error:
+        raise CorpusError(
+            f"{len(tables)} Parquet files of one table: {error}",
+            expected="the same columns, of the same types, in all",
+            mend="prepare the corpus again, or give one of the files",
+        ) from error
 
 
 def _parquet_files(path: Path) -> list[Path]:

@@ -136,7 +136,9 @@ def trackers(tracking: Tracking, folder: Path, resumed: int) -> list[Tracker]:
     if tracking.tensorboard:
         found.append(TensorBoard(folder / "tensorboard", resumed))
     if tracking.mlflow:
-        found.append(MLflow(tracking.mlflow, folder.name))
+        # A pipeline's run lies in the stage that it makes.
+        stage = folder.parent.name.removesuffix(".part")
+        found.append(MLflow(tracking.mlflow, stage if folder.name == "run" else folder.name))
     return found
 
 

@@ -40,10 +40,11 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
 
 
 def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
-    cluster, start, arguments, expected
+    cluster, start, arguments, expected, tmp_path
 ):
     cluster.add_node(num_cpus=2)
-    run = start(8, pace=1, cpus=2)
+    shared = str(tmp_path / "storage")
+    run = start(8, pace=1, cpus=2, storage=shared)
     # By the third the first one's checkpoint is known to the controller.
     run.until(lambda: len(run.maps()) >= 3)
     [worker] = workers()
@@ -56,7 +57,7 @@ def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
     first, *rest = told.read_text().splitlines(keepends=True)
     marked = json.dumps({**json.loads(first), "marked": True}) + "\n"
     told.write_text("".join([marked, *rest]))
-    again = start(8, pace=1, cpus=2)
+    again = start(8, pace=1, cpus=2, storage=shared)
     output = again.output()
     assert again.process.returncode == 0, output
     # A run that begins anew forgets what an earlier one told.

@@ -70,6 +70,23 @@ def test_record_without_a_context_is_refused(write):
         read("hotpotqa", "dev", write("hotpot_dev_distractor_v1.json", [record]))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"supporting_facts": None},
+        {"supporting_facts": [["Ann", "one"]]},
+        {"context": [["Ann", None]]},
+        {"context": [["Ann", [3]]]},
+        {"question": None},
+        {"question": "\ud800"},
+    ],
+)
+def test_record_of_other_types_is_refused(write, other):
+    path = write("hotpot_dev_distractor_v1.json", [RECORD | other])
+    with pytest.raises(CorpusError, match=r"record 0|question a1|questions a1"):
+        read("hotpotqa", "dev", path)
+
+
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_json_records_come_one_by_one_however_the_file_is_cut(write, block):
     values = [{"a": [1, "],["]}, {"b": "ä"}, {}, {"c": None}]

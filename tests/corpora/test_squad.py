@@ -63,6 +63,9 @@ def test_squad_splitter_is_an_option(squad):
         ({"candidates": "page"}, "candidates 'page'"),
         ({"per_question": 0}, "per_question 0"),
         ({"splitter": "punkt"}, "unknown sentence splitter 'punkt'"),
+        ({"negatives": 3}, "negatives"),
+        ({"per_question": 2.5}, "per_question"),
+        ({"seed": None}, "no value for .'seed'"),
     ],
 )
 def test_squad_impossible_option_is_refused(squad, options, came):
@@ -107,3 +110,15 @@ def test_grades_agree_with_the_definition_word_by_word():
     assert grades_of(page, 0, [(2, "cat")]).tolist() == [4, 3, 2, 1, 2, 1]
     assert grades_of(page, 1, [(0, "CAT"), (10, "Concat")]).tolist() == [2, 1, 4, 4, 3, 1]
     assert np.all(grades_of(page, 0, [(2, "cat sat")])[[0, 4]] == [4, 2])
+
+
+def test_squad_options_may_be_written_as_text(squad):
+    some = read("squad", "dev", squad, per_question="2", negatives=["1"])
+    assert some.equals(read("squad", "dev", squad, per_question=2, negatives=(1,)))
+
+
+@pytest.mark.parametrize("content", [{"data": 3}, {"data": [{"title": 3, "paragraphs": [4]}]}])
+def test_squad_of_other_types_is_refused(write, content):
+    path = write("dev-v1.1.json", content)
+    with pytest.raises(CorpusError):
+        read("squad", "dev", path)

@@ -171,3 +171,13 @@ def test_trecqa_line_without_candidates_key_is_refused(write):
 )
 def test_detokenise_treebank_tokens_become_plain_text(tokens, plain):
     assert detokenise(tokens) == plain
+
+
+def test_trecqa_numbers_are_names_and_other_values_no_text(write):
+    pair = {"sentence": "Me .", "label": 1}
+    path = write("dev.jsonl", json.dumps({"id": 7, "question": "Who ?", "candidates": [pair]}))
+    assert read("trecqa", "dev", path, verify=False)["question_id"].to_pylist() == ["7"]
+    for wrong in ({"candidates": [pair | {"sentence": None}]}, {"candidates": 3}, {"question": 4}):
+        write("dev.jsonl", json.dumps({"question": "Who ?", "candidates": [pair], **wrong}))
+        with pytest.raises(CorpusError, match="line 1"):
+            read("trecqa", "dev", path)

@@ -162,7 +162,7 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
 def test_objective_in_a_recipe_is_known_by_its_settings(tmp_path, written, meant):
     (tmp_path / "recipe.yaml").write_text(
         "title: x\nmodel: {path: x}\ntables: {t: {corpus: wikiqa, split: dev}}\ndev: t\n"
-        "tests: [t]\nbaseline: a\n"
+        "tests: [t]\nleaks: keep\nbaseline: a\n"
         f"steps: {{b: {{train: [t]}}, a: {{train: [t], objective: {written}}}}}\n"
     )
     recipe, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])

@@ -10,7 +10,7 @@ import tiny
 
 from as2ray.checkpoint import load
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.errors import LeakError, RecipeError
 from as2ray.objectives import TwoInOne
 from as2ray.training.config import Training
 from as2ray.training.tracking import read
@@ -112,9 +112,20 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
 
 
 def test_recipe_without_a_table_to_select_on_is_refused(recipe):
-    for selects in ([], ["test"], ["nothing"]):
+    for selects in ([], ["test"], ["general"]):
         with pytest.raises(RecipeError, match="supporting facts to select on"):
-            replace(recipe, selects=selects)
+            replace(recipe, selects=selects, tests=["test"], leaks="keep")
+    with pytest.raises(RecipeError, match="supporting facts to select on"):
+        replace(recipe, tests=["test", "hotpot-dev"])  # whose report there would be two of
+
+
+def test_training_questions_of_what_is_selected_on_are_refused(recipe, tmp_path):
+    again = Data("hotpotqa", "train", questions=10)
+    leaky = replace(recipe, tables={**recipe.tables, "again": again}, selects=["again"])
+    with pytest.raises(LeakError, match="'hotpot' and 'again'"):
+        run(leaky, tmp_path, HERE)
+    with pytest.raises(RecipeError, match="'sentences' trains on"):
+        replace(recipe, selects=["hotpot"])
 
 
 def test_selections_without_a_baseline_are_refused_before_anything_is_trained(recipe):
@@ -140,6 +151,7 @@ steps:
   joint: {train: [hotpot], objective: {consistency: true, similarity: true}}
   passages: {train: [hotpot], objective: {sentences: false}}
 baseline: joint
+leaks: keep
 """
     )
     recipe, *_ = read_recipe(

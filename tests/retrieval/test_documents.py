@@ -5,8 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.errors import CorpusError
-from as2ray.retrieval.build import build
+from as2ray.retrieval.build import Settings, build
 from as2ray.retrieval.documents import Columns, Skipped, pieces, read
+from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.markup import Block, html, markdown, plain
 
 
@@ -68,7 +69,7 @@ def test_html_left_open_inside_what_is_silent_comes_back():
 
 
 def test_plain_text_is_cut_at_blank_lines():
-    assert plain("One\ntwo.\n \nThree.\n")[1] == [Block("", "One two."), Block("", "Three.")]
+    assert plain("One\ntwo.\n \nThree.\n")[1] == [Block("", "One\ntwo."), Block("", "Three.")]
 
 
 def test_parquet_is_read_by_row_groups_with_columns_of_any_name(tmp_path):
@@ -83,6 +84,80 @@ def test_parquet_is_read_by_row_groups_with_columns_of_any_name(tmp_path):
     ]
     numbered, _ = all_of(tmp_path, Columns(text="body", id="none"))
     assert [d.id for d in numbered] == ["t.parquet#1", "t.parquet#2", "t.parquet#3"]
+
+
+def test_tag_inside_a_line_of_markdown_ends_a_word_where_a_page_s_does():
+    text = "| part | note |\n|---|---|\n| A | valve<br>gasket |\n\nOne<b>two</b> three\n"
+    assert [block.text for block in markdown(text)[1]][-2:] == ["valve gasket", "Onetwo three"]
+
+
+def test_html_summaries_and_fields_end_a_paragraph():
+    page = "<details><summary>Resetting the pump</summary>Hold it.</details><label>One</label>Two"
+    assert [block.text for block in html(page)[1]] == [
+        "Resetting the pump",
+        "Hold it.",
+        "One",
+        "Two",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("---\ntitle: x\ntags:\n  - a\n- b\n# c\n---\nText.\n", ["Text."]),
+        ("---\r\ntitle: x\r\n---\r\nText.\r\n", ["Text."]),
+        ("---\n---\nText.\n\n---\n\nMore.\n", ["Text.", "More."]),
+        ("---\n\nPenguins swim.\n\n---\n\nText.\n", ["Penguins swim.", "Text."]),
+        ("---\nPenguins swim.\n\n---\n\nText.\n", ["Penguins swim.", "Text."]),
+    ],
+)
+def test_front_matter_is_left_out_and_prose_after_a_ruler_is_not(text, left):
+    assert [block.text for block in markdown(text)[1]] == left
+
+
+def test_front_matter_without_an_end_takes_no_longer_than_its_length():
+    assert markdown("---\nkey: x\n" + "  \n \t\n" * 20_000 + "Text.")[1][-1].text == "Text."
+
+
+def test_heading_of_raw_html_in_markdown_is_the_title():
+    text = '<h1 align="center">Ants</h1>\n\nThey dig.\n'
+    assert markdown(text) == ("Ants", [Block("Ants", "They dig.")])
+
+
+def test_splitter_lines_takes_each_line_of_plain_text_and_others_none(tmp_path):
+    (tmp_path / "faq.txt").write_text("Whales sing. Dogs bark\nCats\tpurr\n\nOwls\nhunt.\n")
+    split = {}
+    for splitter in ("lines", "syntok"):
+        build(tmp_path / "faq.txt", tmp_path / splitter, Settings(splitter=splitter))
+        held = SentenceIndex.open(tmp_path / splitter)
+        split[splitter] = held.texts(range(len(held)))
+    assert split["lines"] == ["Whales sing. Dogs bark", "Cats purr", "Owls", "hunt."]
+    assert split["syntok"] == ["Whales sing.", "Dogs bark Cats purr", "Owls hunt."]
+
+
+def test_table_s_other_columns_are_not_read_and_endings_may_be_in_capitals(tmp_path):
+    rows = {"text": ["One here."], "expires": pa.array([4_000_000], pa.date32())}
+    pq.write_table(pa.table(rows), tmp_path / "T.PARQUET")
+    (tmp_path / "u.JSONL").write_bytes(b'\xef\xbb\xbf{"text": "Two here."}\n')
+    found, skipped = all_of(tmp_path)
+    assert [d.blocks[0].text for d in found] == ["One here.", "Two here."]
+    assert not skipped.counts
+
+
+@pytest.mark.parametrize(
+    "value", [pa.array([b"\xff"]).cast(pa.binary()).view(pa.string()), pa.array([4], pa.int64())]
+)
+def test_table_whose_text_is_none_is_refused(tmp_path, value):
+    pq.write_table(pa.table({"text": value}), tmp_path / "t.parquet")
+    with pytest.raises(CorpusError):
+        all_of(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["1" * 5_000, "[" * 100_000], ids=["digits", "brackets"])
+def test_json_that_python_cannot_hold_is_refused(tmp_path, value):
+    (tmp_path / "t.jsonl").write_text(f'{{"text": "x", "n": {value}}}\n')
+    with pytest.raises(CorpusError, match="line 1"):
+        all_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,14 @@ def test_table_of_a_file_that_is_damaged_inside_is_refused_by_name(tmp_path, tab
     for read in (files.table, lambda: files.read(np.arange(3), ["question"])):
         with pytest.raises(CorpusError, match=r"part-000\.parquet"):
             read()
+
+
+def test_files_of_one_table_with_other_columns_are_refused(tmp_path):
+    for name, kind in (("a", pa.int8()), ("b", pa.string())):
+        values = pa.array([1]).cast(kind)
+        pq.write_table(pa.table({"label": values}), tmp_path / f"{name}.parquet")
+    files = PairFiles.find(tmp_path)
+    with pytest.raises(CorpusError, match="2 Parquet files of one table"):
+        files.table()
+    with pytest.raises(CorpusError, match="2 Parquet files of one table"):
+        files.read(np.arange(2), ["label"])

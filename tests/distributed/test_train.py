@@ -1,0 +1,21 @@
+"""Where runs under Ray Train keep their checkpoints; `tests/cluster` trains."""
+
+import shutil
+
+from as2ray.distributed.train import named
+
+
+def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
+    # A pipeline's runs are all called alike, and Ray resumes whatever has the name.
+    folders = [tmp_path / "rankers" / f"step-seed{n}.part" / "run" for n in range(2)]
+    names = [named(folder, tmp_path / "storage") for folder in folders]
+    assert len(set(names)) == 2
+    assert names == [named(folder, tmp_path / "storage") for folder in folders]
+    assert all(name.startswith(f"step-seed{n}-") for n, name in enumerate(names))
+    # What was thrown away is not gone on with.
+    shutil.rmtree(folders[0])
+    assert named(folders[0], tmp_path / "storage") not in names
+
+
+def test_run_in_its_own_folder_has_the_folder_s_name(tmp_path):
+    assert named(tmp_path / "x.part" / "run", tmp_path / "x.part") == "run"
