@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from as2ray.corpora.sample import sample
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.tune import grid
+from as2ray.errors import RecipeError
 from as2ray.records import CANDIDATES, count, fingerprint, question_starts
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.build import Settings, build
@@ -117,7 +119,9 @@ def candidates_indexed(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
     return stage(folder, identity, make)
 
 
-def labelled(folder: Path, index: Path, queries: Sequence[Query], how: PseudoLabels) -> Path:
+def labelled(
+    folder: Path, index: Path, queries: Sequence[Query], how: PseudoLabels, divides: bool = False
+) -> Path:
     """A stage with a candidates table of questions that BM25 has labelled.
 
     Args:
@@ -125,6 +129,11 @@ def labelled(folder: Path, index: Path, queries: Sequence[Query], how: PseudoLab
         index: Stage of the index.
         queries: The questions.
         how: How labels are made.
+        divides: Whether it will be `divided`.
+
+    Raises:
+        CorpusError: No question finds a positive and a negative.
+        RecipeError: Only one does, and the table will be divided.
     """
     asked = hashlib.sha256("\n".join(f"{q.id} {q.text}" for q in queries).encode())
     identity = {
@@ -135,10 +144,54 @@ def labelled(folder: Path, index: Path, queries: Sequence[Query], how: PseudoLab
 
     def make(part: Path) -> Mapping[str, Any]:
         found = pseudo_labels(SentenceIndex.open(index / INDEX), queries, how)
-        log.info("%s: %s, left out %s", folder.name, count(found.table), dict(found.left_out))
-        return {**_written(part, found.table), "left_out": dict(found.left_out)}
+        counts, left_out = count(found.table), dict(found.left_out)
+        log.info("%s: %s, left out %s", folder.name, counts, left_out)
+        if divides and counts.questions < 2:
+            raise too_few(
+                f"{counts.questions} questions that BM25 can label of {len(queries)}, "
+                f"left out {left_out}"
+            )
+        return {**_written(part, found.table), "left_out": left_out}
 
     return stage(folder, identity, make)
+
+
+def too_few(came: str) -> RecipeError:
+    """The error of a table that cannot be divided."""
+    return RecipeError(
+        came,
+        expected="at least two: one to train, one to choose the checkpoint",
+        mend="give a file of questions, or more documents",
+    )
+
+
+def divided(folder: Path, source: Path, share: int) -> dict[str, Path]:
+    """Stages `train` and `dev` with a table's questions, at least one in each.
+
+    Args:
+        folder: Of both stages.
+        source: Stage of the table, of two questions or more.
+        share: About one question in so many is dev's: by a hash of its text, the same however many
+            there are.
+    """
+    ids: dict[str, list[str]] = {"train": [], "dev": []}
+    for query in questions_of(source):
+        number = int.from_bytes(hashlib.sha256(query.text.encode()).digest()[:4])
+        ids["dev" if number % share == 0 else "train"].append(query.id)
+    for own, other in (("train", "dev"), ("dev", "train")):
+        if not ids[own]:
+            ids[own].append(ids[other].pop())
+
+    def one(name: str) -> Path:
+        def make(part: Path) -> Mapping[str, Any]:
+            rows = table(source)
+            kept = pc.is_in(rows["question_id"], value_set=pa.array(ids[name]))
+            return _written(part, rows.filter(kept))
+
+        found = manifest(source)["found"]["fingerprint"]
+        return stage(folder / name, {"table": found, "part": name, "share": share}, make)
+
+    return {name: one(name) for name in ids}
 
 
 def questions_of(stage: Path) -> list[Query]:

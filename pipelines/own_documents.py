@@ -7,44 +7,47 @@ Nobody has to label anything. Questions are a user's (`--questions`, one a line)
 documents. Annotated ones (`--annotated`, a prepared table) come last: a few hundred help.
 """
 
-import hashlib
 import logging
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from as2ray import checkpoint, packaged
+from as2ray import checkpoint, corpora, packaged
 from as2ray.calibration import Kind
 from as2ray.distributed.cluster import connected
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.errors import CorpusError, RecipeError
 from as2ray.objectives import Margin
-from as2ray.records import fingerprint, validate
+from as2ray.records import count, fingerprint, validate
 from as2ray.retrieval.answers import Answerer
 from as2ray.retrieval.build import Settings
 from as2ray.retrieval.index import SentenceIndex
 from as2ray.retrieval.pseudo_labels import PseudoLabels, Query
 from as2ray.retrieval.questions import Kind as Questions
 from as2ray.retrieval.questions import made
-from as2ray.stages import digest, stage
+from as2ray.stages import MANIFEST, digest, stage
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from pipelines.generator import QuestionGenerator
-from pipelines.labels import INDEX, indexed, labelled
+from pipelines.labels import INDEX, divided, indexed, labelled, too_few
 from pipelines.recipe import described
-from pipelines.steps import TABLE, Plan, table, trained
+from pipelines.steps import TABLE, Plan, refuse_unfit, table, trained
 
 log = logging.getLogger(__name__)
 
 SHARE = 10
 """One question in so many chooses the checkpoint and calibrates the scores."""
+
+QUERIES = pa.schema([("id", pa.string()), ("text", pa.string()), ("without", pa.int64())])
+"""The columns of stored questions: the fields of `Query`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class OwnDocuments:
     prompt: str = ""
     """What it is given before a sentence."""
     most: int | None = 20_000
-    """Draw so many questions, if there are more."""
+    """Draw so many questions, if there are more; a generator is asked for few more than that."""
     annotated: dict[str, str] = field(default_factory=dict)
     """Folders of candidates tables that people labelled: `train`, `dev`, or both."""
     model: Model = field(default_factory=lambda: Model(packaged.NAME))
@@ -105,6 +108,19 @@ class OwnDocuments:
                 expected="at least 1 question, or all of them",
                 mend="correct it",
             )
+        blank = [question for question in self.ask if not question.strip()]
+        if not 0 < self.precision <= 1 or blank:
+            raise RecipeError(
+                f"precision {self.precision}, {len(blank)} blank questions in ask",
+                expected="a precision above 0, at most 1, and words in each question",
+                mend="correct them",
+            )
+        if not self.kinds and self.questions is None:
+            raise RecipeError(
+                "no kinds of questions, and no file of them",
+                expected=f"some of {get_args(Questions)}, or a file of questions",
+                mend="name a kind, or give a file",
+            )
         made_of = self.kinds if self.questions is None else []
         if ("generator" in made_of) != (self.generator is not None):
             raise RecipeError(
@@ -119,35 +135,51 @@ def run(own: OwnDocuments) -> Path:
 
     Args:
         own: What to do.
+
+    Raises:
+        RecipeError: An output among the documents, too few questions, or layers or exits that the
+            model does not have.
+        CorpusError: No documents, or annotated tables that are none or have one label only.
+        LeakError: Annotated tables that share questions.
+        CheckpointError: A model that is none.
     """
     folder = Path(own.output).resolve()
     documents = Path(own.documents).resolve()
+    _refuse_within(folder, documents)
+    if not (folder / "pseudo" / MANIFEST).is_file():
+        refuse_unfit(own.model)
+    asked = None if own.questions is None else _asked(own.questions, own.most)
+    given = _annotated(folder / "tables", own.annotated)
     index = indexed(folder / "index", documents, own.index, own.shards)
-    held = SentenceIndex.open(index / INDEX)
-    parts = _divided(_questions(own, held))
-    tables = {
-        name: labelled(folder / "tables" / name, index, queries, own.labels)
-        for name, queries in parts.items()
-    }
+    queries = _made(folder / "questions", index, own) if asked is None else asked
+    every = labelled(folder / "tables" / "labelled", index, queries, own.labels, divides=True)
+    tables = divided(folder / "tables", every, SHARE)
     objective: str | Margin = "uniform_exit" if own.model.exits else "margin"
     training, adapt = (_rates(training, own.model) for training in (own.training, own.adapt))
     job = Job(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, training)
     job = replace(job, objective=objective)
     ranker = trained(folder / "pseudo", Plan(job, tables), own.workers)
-    dev = tables["dev"]
-    if own.annotated:
-        given = {
-            n: _given(folder / "tables" / f"annotated-{n}", own.annotated[n]) for n in own.annotated
-        }
-        dev = given.get("dev", dev)
-        if "train" in given:
-            named = {"train": given["train"], "dev": dev}
-            job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
-            job = replace(job, training=adapt)
-            ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
+    dev = given.get("dev", tables["dev"])
+    if "train" in given:
+        named = {"train": given["train"], "dev": dev}
+        job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
+        job = replace(job, training=adapt)
+        ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
     answering = _calibrated(folder / "answering", ranker, dev, own) / "ranker"
-    sys.stdout.write(f"{_told(own, held, answering)}\n")
+    sys.stdout.write(f"{_told(own, SentenceIndex.open(index / INDEX), answering)}\n")
     return answering
+
+
+def _refuse_within(folder: Path, documents: Path) -> None:
+    """The next run would take an output among the documents for some of them."""
+    if not folder.is_relative_to(documents):
+        return
+    if not any(part.startswith(".") for part in folder.relative_to(documents).parts):
+        raise RecipeError(
+            f"output {folder} inside documents {documents}",
+            expected="an output elsewhere, or in a hidden folder: all others there are read",
+            mend="name another output",
+        )
 
 
 def _rates(training: Training, model: Model) -> Training:
@@ -157,51 +189,62 @@ def _rates(training: Training, model: Model) -> Training:
     return replace(training, head_learning_rate=10 * training.learning_rate)
 
 
-def _questions(own: OwnDocuments, index: SentenceIndex) -> list[Query]:
-    if own.questions is None:
-        asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
-        return made(index, own.kinds, own.most, generator=asks)
+def _asked(source: str, most: int | None) -> list[Query]:
+    """A user's questions, or some drawn from all of them."""
     try:
-        lines = Path(own.questions).read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: a line may hold a form feed or a separator of Unicode's.
+        lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
-            f"{own.questions}: {error}",
+            f"{source}: {error}",
             expected="a file of questions in UTF-8, one a line",
             mend="correct the path or the file",
         ) from error
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not texts:
         raise RecipeError(
-            f"{own.questions}: no question",
+            f"{source}: no question",
             expected="one a line",
             mend="write some, or none at all",
         )
     queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
-    if own.most is None or own.most >= len(queries):
+    if most is None or most >= len(queries):
         return queries
-    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), own.most))]
+    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), most))]
 
 
-def _divided(queries: Sequence[Query]) -> dict[str, list[Query]]:
-    """Some for dev, by a hash of their texts: the same however many there are."""
-    parts: dict[str, list[Query]] = {"train": [], "dev": []}
-    for query in queries:
-        number = int.from_bytes(hashlib.sha256(query.text.encode()).digest()[:4])
-        parts["dev" if number % SHARE == 0 else "train"].append(query)
-    if not parts["dev"] and len(parts["train"]) > 1:
-        parts["dev"].append(parts["train"].pop())
-    if not parts["dev"]:
-        raise RecipeError(
-            f"{len(queries)} questions",
-            expected="at least two: one to train, one to choose the checkpoint",
-            mend="give a file of questions, or more documents",
-        )
-    return parts
+def _made(folder: Path, index: Path, own: OwnDocuments) -> list[Query]:
+    """Questions made of the documents, read from the stage that holds them."""
+
+    def make(part: Path) -> Mapping[str, Any]:
+        asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
+        queries = made(SentenceIndex.open(index / INDEX), own.kinds, own.most, generator=asks)
+        if len(queries) < 2:
+            raise too_few(f"{len(queries)} questions made of {own.kinds}")
+        rows = pa.Table.from_pylist([query._asdict() for query in queries], QUERIES)
+        pq.write_table(rows, part / TABLE, compression="zstd")
+        return {"questions": len(queries)}
+
+    how = {"kinds": own.kinds, "most": own.most, "generator": own.generator, "prompt": own.prompt}
+    found = table(stage(folder, {"index": digest(index), **how}, make))
+    return [Query(**row) for row in found.to_pylist()]
 
 
-def _given(folder: Path, source: str) -> Path:
-    """A stage with an annotated table as it was given."""
-    rows = validate(table(Path(source)), source)
+def _annotated(folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
+    """Stages with the annotated tables as they were given, looked at before the first is made."""
+    rows = {name: validate(table(Path(source)), source) for name, source in sources.items()}
+    for name, found in rows.items():
+        if not 0 < count(found).positives < found.num_rows:
+            raise CorpusError(
+                f"{sources[name]}: {count(found)}",
+                expected="both labels: answers, and candidates that are none",
+                mend="give a table that has both",
+            )
+    corpora.check_leaks(rows)
+    return {name: _given(folder / f"annotated-{name}", found) for name, found in rows.items()}
+
+
+def _given(folder: Path, rows: pa.Table) -> Path:
     found = fingerprint(rows)
 
     def make(part: Path) -> Mapping[str, Any]:

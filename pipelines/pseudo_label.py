@@ -23,13 +23,14 @@ from as2ray import checkpoint
 from as2ray.distributed.plan import Workers
 from as2ray.errors import RecipeError
 from as2ray.evaluation.measures import Evaluation, evaluate
+from as2ray.evaluation.presets import as_measure
 from as2ray.evaluation.report import markdown, report, save
 from as2ray.evaluation.trec import read_run, scores_of_run
 from as2ray.filters import Filter
-from as2ray.objectives import Distillation, Listwise, Margin
+from as2ray.objectives import Distillation, Exits, Listwise, Margin, TwoInOne, objective
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.pseudo_labels import PseudoLabels
-from as2ray.stages import digest, manifest, stage
+from as2ray.stages import MANIFEST, digest, manifest, stage
 from as2ray.training.config import Training
 from as2ray.training.job import Job, Model
 from as2ray.training.tracking import Tracking
@@ -45,7 +46,7 @@ from pipelines.labels import (
     tuned,
 )
 from pipelines.recipe import Data, command
-from pipelines.steps import Plan, evaluated, prepared, table, trained
+from pipelines.steps import Plan, evaluated, prepared, refuse_unfit, table, trained
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ class Study:
     """Sizes, samples, epochs, remedies."""
     training: Training = field(default_factory=lambda: PAPER)
     """Of every run, but for its epochs: those are the protocol's, by the number of questions."""
-    objective: str | Distillation | Listwise | Margin = "margin"
-    """Of every run."""
+    objective: str | Listwise | Margin = "margin"
+    """Of every run; one of exits where the model has `exits`. There are no teachers."""
     measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
     """Names of ir-measures; the first one is drawn, and chooses what the remedies mix."""
     filter: Filter = "no_all_negative"
@@ -129,6 +130,17 @@ class Study:
                 f"retrieve {self.retrieve}, measures {self.measures}",
                 expected="retrieve of at least 1 or none, and at least one measure",
                 mend="correct the recipe",
+            )
+        for measure in self.measures:
+            as_measure(measure)
+        asked = objective(self.objective)
+        cascades = isinstance(asked, Exits)
+        if isinstance(asked, Distillation | TwoInOne) or cascades != bool(self.model.exits):
+            raise RecipeError(
+                f"objective {self.objective!r} of a model with exits {self.model.exits}",
+                expected="exits and an objective such as 'uniform_exit'; or no exits, and one such "
+                "as 'margin'; no teachers and no passages",
+                mend="name another objective, or correct the model's exits",
             )
         if self.retrieve is not None and self.elsewhere:
             raise RecipeError(
@@ -212,16 +224,15 @@ def run(
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
 
     Raises:
-        RecipeError: A sample larger than the target's annotated questions.
+        RecipeError: A sample larger than the target's annotated questions, or layers or exits that
+            the model does not have.
+        CheckpointError: A model that is none.
     """
-    bench = _bench(study, Path(output).resolve(), workers, sources or {})
+    folder = Path(output).resolve()
+    if not any(folder.glob(f"rankers/*/{MANIFEST}")):
+        refuse_unfit(study.model)
+    bench = _bench(study, folder, workers, sources or {})
     every = questions_in(bench.tables["train"])
-    if beyond := [size for size in study.protocol.sizes if size is not None and size > every]:
-        raise RecipeError(
-            f"samples of {beyond} of {every:,} questions",
-            expected=f"sizes of at most {every:,}, or null for all",
-            mend="correct the protocol",
-        )
     found: Found = {KEYWORDS: {0: _keywords(bench)}}
     for start, ranker in _starts(bench):
         if ranker is not None:
@@ -253,9 +264,10 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
 
     held_out = {name: make(name, data, {}) for name, data in study.reported.items()}
     held_out["dev"] = make("dev", study.dev, held_out)
-    learnt = {"train": study.train, **study.transfers}
-    learnt |= {"unlabelled": study.unlabelled} if study.unlabelled else {}
-    tables = held_out | {name: make(name, data, held_out) for name, data in learnt.items()}
+    tables = held_out | {"train": make("train", study.train, held_out)}
+    _refuse_beyond(study, tables["train"])
+    learnt = {**study.transfers, **({"unlabelled": study.unlabelled} if study.unlabelled else {})}
+    tables |= {name: make(name, data, held_out) for name, data in learnt.items()}
     more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.documents)]
     chosen = tuned(folder / "bm25", tables["dev"], workers.count == 0)
     indexed = ("train", "unlabelled", "dev", *study.tests)
@@ -266,7 +278,19 @@ def _bench(study: Study, folder: Path, workers: Workers, sources: Mapping[str, s
             stage = folder / "retrieved" / name
             how = study.retrieve, name == "train"
             tables[name] = retrieved(stage, tables[name], index, *how)
+        _refuse_beyond(study, tables["train"])  # without those for which BM25 finds nothing
     return Bench(study, folder, workers, tables, chosen, index)
+
+
+def _refuse_beyond(study: Study, train: Path) -> None:
+    """Samples that are larger than the target's annotated questions."""
+    every = questions_in(train)
+    if beyond := [size for size in study.protocol.sizes if size is not None and size > every]:
+        raise RecipeError(
+            f"samples of {beyond} of {every:,} questions",
+            expected=f"sizes of at most {every:,}, or null for all",
+            mend="correct the protocol",
+        )
 
 
 def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:

@@ -198,6 +198,14 @@ class Recipe:
                 expected="teachers for distillation, and for no other objective",
                 mend="describe `objective` by alpha and temperature, or name no teachers",
             )
+        # A list is never cut: it is the least that a packed batch must hold.
+        least = self.model.max_length * getattr(asked, "candidates", 1)
+        if step.training.max_tokens < least:
+            raise RecipeError(
+                f"step {name!r} with max_tokens {step.training.max_tokens:,}",
+                expected=f"at least {least:,}: max_length, or that of a whole list",
+                mend="raise training.max_tokens, or make lists shorter",
+            )
         if isinstance(asked, Distillation):
             asked.check(max(1, heads), len(step.teachers))
         elif bool(exits) != isinstance(asked, Exits) or (heads and not exits):

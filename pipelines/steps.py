@@ -20,15 +20,16 @@ from as2ray.corpora.sample import sample
 from as2ray.distributed.plan import Workers
 from as2ray.distributed.score import score
 from as2ray.distributed.train import fit
-from as2ray.errors import StageMismatchError
+from as2ray.errors import RecipeError, StageMismatchError
 from as2ray.evaluation.measures import Evaluation, evaluate
 from as2ray.evaluation.trec import read_run, scores_of_run, write_run
 from as2ray.filters import Filter
+from as2ray.models.staged import check_exits
 from as2ray.records import count, fingerprint
 from as2ray.stages import digest, manifest, stage
 from as2ray.text.files import PairFiles
 from as2ray.text.sentences import versioned
-from as2ray.training.job import Job
+from as2ray.training.job import Job, Model
 from as2ray.training.run import link_or_copy
 from pipelines.recipe import Data
 
@@ -110,6 +111,28 @@ def _changed(part: Path, data: Data) -> Mapping[str, Any]:
 def table(folder: Path) -> pa.Table:
     """The table of a prepared stage."""
     return PairFiles.find(folder).table()
+
+
+def refuse_unfit(model: Model) -> None:
+    """Looks at a model to start from before anything is made for it; its weights are not read.
+
+    Args:
+        model: With its layers and exits.
+
+    Raises:
+        CheckpointError: No encoder or ranker.
+        RecipeError: Layers or exits that it does not have.
+    """
+    depth = checkpoint.depth(packaged.resolve(model.path))
+    layers = depth if model.layers is None else model.layers
+    if not 1 <= layers <= depth:
+        raise RecipeError(
+            f"{layers} layers of an encoder that has {depth}",
+            expected=f"1 to {depth} layers",
+            mend="correct `model.layers`",
+        )
+    if model.exits is not None:
+        check_exits(model.exits, layers)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def made(
     Args:
         index: Of the documents' sentences.
         kinds: What they are made of.
-        most: Draw so many, if there are more.
+        most: Draw so many, if there are more; a generator is given sentences, in an order that is
+            drawn, until it has asked so many.
         seed: Of the draws.
         generator: Of the kind `generator`.
 
@@ -70,7 +71,11 @@ def made(
     random = Random(seed)
     found: dict[str, Query] = {}
     for kind in kinds:
-        for query in _of_kind(index, kind, random, generator):
+        if kind == "generator" and generator is not None:
+            some = _generated(index, generator, most, seed)
+        else:
+            some = _of_kind(index, kind, random)
+        for query in some:
             found.setdefault(query.text.casefold(), query)
     queries = list(found.values())
     if most is not None and most < len(queries):
@@ -78,9 +83,7 @@ def made(
     return queries
 
 
-def _of_kind(
-    index: SentenceIndex, kind: Kind, random: Random, generator: Generator | None
-) -> Iterator[Query]:
+def _of_kind(index: SentenceIndex, kind: Kind, random: Random) -> Iterator[Query]:
     if kind == "headings":
         yield from _headings(index)
     elif kind == "leading":
@@ -92,12 +95,25 @@ def _of_kind(
             question = question_of(index.sentence(number).text, random)
             if question is not None:
                 yield Query(f"words-{number}", question)
-    elif generator is not None:
-        for start in range(0, len(index), AT_ONCE):
-            some = range(start, min(start + AT_ONCE, len(index)))
-            for number, question in zip(some, generator(index.texts(some))):
-                if question.strip():
-                    yield Query(f"generated-{number}", question.strip())
+
+
+def _generated(
+    index: SentenceIndex, generator: Generator, most: int | None, seed: int
+) -> Iterator[Query]:
+    """In the sentences' order; no more sentences are read than `most` distinct questions take."""
+    order: Sequence[int] = range(len(index))
+    if most is not None:
+        order = Random(f"{seed} sentences").sample(order, len(order))
+    found, distinct = dict[int, str](), set[str]()
+    for start in range(0, len(order), AT_ONCE):
+        some = order[start : start + AT_ONCE]
+        asked = (question.strip() for question in generator(index.texts(some)))
+        found |= {number: question for number, question in zip(some, asked) if question}
+        distinct |= {found[number].casefold() for number in some if number in found}
+        if most is not None and len(distinct) >= most:
+            break
+    for number in sorted(found):
+        yield Query(f"generated-{number}", found[number])
 
 
 def _headings(index: SentenceIndex) -> Iterator[Query]:

@@ -8,15 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from as2ray.errors import RecipeError
 from as2ray.records import CANDIDATES, count, fingerprint, validate
 from as2ray.retrieval.bm25 import BM25
 from as2ray.retrieval.build import Settings
 from as2ray.retrieval.index import SentenceIndex
+from as2ray.retrieval.pseudo_labels import PseudoLabels, Query
 from as2ray.stages import stage
 from pipelines.labels import (
     INDEX,
     candidates_indexed,
+    divided,
     indexed,
+    labelled,
     questions_of,
     retrieval_scores,
     retrieved,
@@ -108,6 +112,25 @@ def test_sample_is_a_stage_with_some_questions(source, tmp_path):
     drawn = sampled(tmp_path / "sample", source, 1, 0, True)
     assert len(questions_of(drawn)) == 1
     assert [q.text for q in questions_of(source)] == ["which birds hunt mice", "when do cats sleep"]
+
+
+@pytest.mark.parametrize("share", [1, 10**9])  # by their hashes all are dev's, or none
+def test_neither_part_of_a_divided_table_is_empty(source, tmp_path, share):
+    parts = divided(tmp_path / "parts", source, share)
+    assert [len(questions_of(parts[name])) for name in ("train", "dev")] == [1, 1]
+    found = json.loads((parts["dev"] / "manifest.json").read_text())["found"]
+    assert found["fingerprint"] == fingerprint(table(parts["dev"]))
+    assert {row[0] for part in parts.values() for row in texts(part)} == {"a", "b"}
+
+
+def test_one_labelled_question_that_cannot_be_divided_leaves_no_stage(source, tmp_path):
+    index = candidates_indexed(tmp_path / "index", [source], BM25())
+    queries = [Query("a", "cats and mice"), Query("b", "zebra")]
+    with pytest.raises(RecipeError, match="1 questions that BM25 can label of 2") as told:
+        labelled(tmp_path / "labelled", index, queries, PseudoLabels(), divides=True)
+    assert told.value.expected.startswith("at least two")
+    assert not (tmp_path / "labelled").exists()
+    assert len(questions_of(labelled(tmp_path / "one", index, queries, PseudoLabels()))) == 1
 
 
 def test_tuned_takes_the_best_of_the_grid(source, tmp_path):

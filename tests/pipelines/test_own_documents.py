@@ -1,6 +1,8 @@
 """From a folder of documents to answers, end to end with a tiny encoder."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -8,10 +10,19 @@ import tiny
 from as2ray.checkpoint import load
 from as2ray.cli import main
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError, StageMismatchError
+from as2ray.errors import (
+    CheckpointError,
+    CorpusError,
+    LeakError,
+    RecipeError,
+    StageMismatchError,
+)
+from as2ray.retrieval.build import Settings
 from as2ray.training.config import Training
 from as2ray.training.job import Model
-from pipelines.own_documents import OwnDocuments, _questions, run
+from pipelines import own_documents
+from pipelines.labels import indexed, questions_of
+from pipelines.own_documents import OwnDocuments, _asked, _made, run
 
 TINY = Training(epochs=1, batch=8, learning_rate=1e-3, precision="fp32")
 
@@ -60,8 +71,6 @@ def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp
 
 
 def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
-    from dataclasses import replace
-
     lines = [f"what {kind} has {topic}" for topic in tiny.TOPICS for kind in ("metal", "glass")]
     (tmp_path / "questions.txt").write_text("\n".join(lines) + "\n\n")
     annotated = tiny.write_corpus(tmp_path / "annotated", tiny.candidates(12))
@@ -81,11 +90,72 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
     assert 0 < found["found"]["counts"]["questions"] < 8
 
 
-def test_more_questions_than_asked_for_are_drawn_from_all_of_them(own, tmp_path):
-    from dataclasses import replace
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        # By its hash each is dev's.
+        (["paper kovarin", "stone zelimut"], ["paper kovarin", "stone zelimut"]),
+        # So is the first, which finds nothing.
+        (["zebras sleep", "metal kovarin", "metal zelimut"], ["metal kovarin", "metal zelimut"]),
+    ],
+)
+def test_questions_that_leave_a_part_empty_are_divided_all_the_same(own, tmp_path, lines, parts):
+    (tmp_path / "few.txt").write_text("\n".join(lines))
+    run(replace(own, questions=str(tmp_path / "few.txt"), ask=[]))
+    each = [questions_of(tmp_path / "out" / "tables" / part) for part in ("train", "dev")]
+    assert sorted(query.text for part in each for query in part) == parts
+    assert [len(part) for part in each] == [1, 1]
 
+
+def test_finished_output_runs_again_without_the_model_that_it_started_from(own, tmp_path):
+    base = shutil.copytree(own.model.path, tmp_path / "base")
+    own = replace(own, model=Model(str(base), max_length=32), ask=[])
+    ranker = run(own)
+    shutil.rmtree(base)
+    assert run(own) == ranker
+    shutil.rmtree(tmp_path / "out" / "pseudo")
+    with pytest.raises(CheckpointError, match="base"):
+        run(own)
+
+
+def test_file_of_questions_ends_a_question_at_the_end_of_a_line_alone(tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_bytes("\ufeffwhat is metal?\r\nwhat\u2028is\x0cglass? \n".encode())
+    texts = [query.text for query in _asked(str(path), None)]
+    assert texts == ["what is metal?", "what\u2028is\x0cglass?"]
+
+
+def test_questions_that_a_generator_has_asked_are_read_again(own, documents, tmp_path, monkeypatch):
+    class Asks:
+        def __init__(self, path, prompt):
+            assert path == "t5"
+
+        def __call__(self, sentences):
+            return [f"What about {sentence}" for sentence in sentences]
+
+    monkeypatch.setattr(own_documents, "QuestionGenerator", Asks)
+    own = replace(own, kinds=["headings", "generator"], generator="t5", most=6)
+    index = indexed(tmp_path / "index", documents, Settings())
+    queries = _made(tmp_path / "made", index, own)
+    assert len(queries) == 6
+    monkeypatch.delattr(own_documents, "QuestionGenerator")
+    assert _made(tmp_path / "made", index, own) == queries
+    with pytest.raises(StageMismatchError, match="prompt"):
+        _made(tmp_path / "made", index, replace(own, prompt="ask:"))
+
+
+def test_documents_that_make_too_few_questions_leave_room_for_other_kinds(own, tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.txt").write_text("Kovarin has metal things inside. Zelimut has glass.")
+    index = indexed(tmp_path / "index", tmp_path / "plain", Settings())
+    with pytest.raises(RecipeError, match="0 questions made"):
+        _made(tmp_path / "made", index, replace(own, kinds=["headings"]))
+    assert not (tmp_path / "made").exists()
+
+
+def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
     (tmp_path / "many.txt").write_text("".join(f"question {n}\n" for n in range(100)))
-    few = _questions(replace(own, questions=str(tmp_path / "many.txt"), most=10), None)
+    few = _asked(str(tmp_path / "many.txt"), 10)
     numbers = [int(query.id.removeprefix("own-")) for query in few]
     assert len(numbers) == 10
     assert numbers == sorted(numbers)
@@ -93,8 +163,6 @@ def test_more_questions_than_asked_for_are_drawn_from_all_of_them(own, tmp_path)
 
 
 def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
-    from dataclasses import replace
-
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(RecipeError, match="no question"):
         run(replace(own, questions=str(tmp_path / "none.txt")))
@@ -106,8 +174,44 @@ def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9?\n")
     with pytest.raises(RecipeError, match="latin"):
         run(replace(own, questions=str(tmp_path / "latin.txt")))
-    for wrong in ({"most": 0}, {"generator": "t5"}, {"kinds": ["generator"]}):
+    for wrong in (
+        *({"most": 0}, {"generator": "t5"}, {"kinds": ["generator"]}, {"kinds": []}),
+        *({"precision": 0.0}, {"precision": 1.5}, {"ask": ["metal?", " "]}),
+    ):
         with pytest.raises(RecipeError):
             replace(own, **wrong)
+    replace(own, kinds=[], questions="mine.txt")
     with pytest.raises(RecipeError, match="annotated tables"):
         replace(own, annotated={"test": "x"})
+
+
+@pytest.mark.parametrize("wrong", [{"layers": 0}, {"layers": 99}, {"exits": (2, 99)}])
+def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_read(
+    own, tmp_path, wrong
+):
+    with pytest.raises(RecipeError, match="layers"):
+        run(replace(own, model=replace(own.model, **wrong)))
+    with pytest.raises(CheckpointError, match="nowhere"):
+        run(replace(own, model=Model(str(tmp_path / "nowhere"))))
+    assert not (tmp_path / "out").exists()
+
+
+def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(own, tmp_path):
+    rows = tiny.candidates(6)
+    answers = rows.filter([label == 1 for label in rows["label"].to_pylist()])
+    folders = {
+        name: str(tiny.write_corpus(tmp_path / name, made))
+        for name, made in {"whole": rows, "part": rows[:10], "answers": answers}.items()
+    }
+    with pytest.raises(LeakError, match="'train' and 'dev'"):
+        run(replace(own, annotated={"train": folders["whole"], "dev": folders["part"]}))
+    with pytest.raises(CorpusError, match="both labels"):
+        run(replace(own, annotated={"dev": folders["answers"]}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_among_the_documents_is_refused_unless_nobody_reads_it(own, documents):
+    for output in (documents, documents / "out"):
+        with pytest.raises(RecipeError, match="inside documents"):
+            run(replace(own, output=str(output)))
+    assert run(replace(own, output=str(documents / ".out"), ask=[])).is_dir()

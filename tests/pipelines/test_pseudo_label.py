@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError, StageMismatchError
+from as2ray.errors import EvaluationError, RecipeError, StageMismatchError
+from as2ray.objectives import Distillation, TwoInOne
 from as2ray.records import question_starts
 from as2ray.retrieval.pseudo_labels import PseudoLabels
 from as2ray.stages import manifest, stage
@@ -84,11 +85,30 @@ def test_source_named_like_another_start_or_table_is_refused(study, name):
         {"measures": []},
         {"tests": {}},
         {"training": replace(PAPER, epochs=8)},  # which the protocol would override
+        {"objective": "marginal"},
+        {"objective": "uniform_exit"},
+        {"model": Model("x", exits=(2,))},
+        {"objective": Distillation()},
+        {"objective": TwoInOne()},
     ],
 )
 def test_impossible_study_is_refused(study, wrong):
     with pytest.raises(RecipeError):
         replace(study, **wrong)
+
+
+def test_cascade_and_its_objective_are_a_study_and_unknown_measures_are_none(study):
+    replace(study, objective="uniform_exit", model=Model("x", exits=(2,)))
+    with pytest.raises(EvaluationError, match="MAPP"):
+        replace(study, measures=["RR", "MAPP"])
+
+
+def test_layers_that_the_model_does_not_have_are_refused_before_tables_are_made(study, tmp_path):
+    for wrong in ({"layers": 99}, {"exits": (2, 99)}):
+        model, how = replace(study.model, **wrong), "uniform_exit" if "exits" in wrong else "margin"
+        with pytest.raises(RecipeError, match="layers"):
+            run(replace(study, model=model, objective=how), tmp_path, Workers(count=0))
+    assert not list(tmp_path.iterdir())
 
 
 def test_tests_elsewhere_are_reported_and_not_found_by_bm25(study, tmp_path):
@@ -105,15 +125,18 @@ def test_tests_elsewhere_are_reported_and_not_found_by_bm25(study, tmp_path):
         replace(study, retrieve=5, filter="raw")
 
 
-def test_sample_larger_than_the_target_is_refused_before_anything_is_trained(study, tmp_path):
+def test_sample_larger_than_the_target_is_refused_once_its_questions_are_there(study, tmp_path):
     with pytest.raises(RecipeError, match=r"\[9999\]"):
         run(replace(study, protocol=Protocol(sizes=(8, 9_999))), tmp_path, Workers(count=0))
-    assert not (tmp_path / "rankers").exists()
+    assert not (tmp_path / "tables" / "general").exists()
+    assert not (tmp_path / "bm25").exists()
 
 
 def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path):
+    base = shutil.copytree(study.model.path, tmp_path / "base")
     study = replace(
         study,
+        model=Model(str(base), max_length=32),
         train=Data("wikiqa", "train", questions=10),
         unlabelled=Data("wikiqa", "train"),
         transfers={},
@@ -126,6 +149,8 @@ def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path
     )
     assert len(annotated) == 10
     assert len(labelled) > 20
+    shutil.rmtree(base)  # a finished study needs it no more
+    run(study, tmp_path, Workers(count=0))
 
 
 def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(study, tmp_path):

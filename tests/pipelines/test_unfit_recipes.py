@@ -10,7 +10,7 @@ import pytest
 from as2ray.distributed.plan import Workers
 from as2ray.errors import CheckpointError, EvaluationError, RecipeError, StageMismatchError
 from as2ray.evaluation.selection import Selecting
-from as2ray.objectives import Distillation, TwoInOne
+from as2ray.objectives import Distillation, Listwise, TwoInOne
 from pipelines import cascade, distill
 from pipelines.drop_search import Search
 from pipelines.recipe import Data, Recipe, Step
@@ -48,6 +48,7 @@ def _run_with(recipe: Recipe, step: Step, folder: Path) -> None:
         ({**TAUGHT, "exits": (2,), "heads": 2}, "2 heads and 1 teachers"),
         ({**TAUGHT, "objective": Distillation(teacher=1)}, "teacher 1 of 1"),
         ({**TAUGHT, "objective": Distillation(weights=(1.0, 1.0))}, "2 weights for 1 heads"),
+        ({"objective": Listwise(300)}, "max_tokens 8,192"),
         ({"start": "first", "model": "bert-base-uncased"}, "from step 'first' and from 'bert"),
     ],
 )

@@ -114,6 +114,30 @@ def test_words_of_a_sentence_are_some_of_its_own_in_order(index):
     assert len(places) == 3
 
 
+def test_generator_is_given_no_more_sentences_than_the_questions_take(tmp_path):
+    lines = [f"Sentence number {n}." for n in range(1_000)]
+    (tmp_path / "many.txt").write_text("\n\n".join(lines))
+    build(tmp_path / "many.txt", tmp_path / "i")
+    held, given = SentenceIndex.open(tmp_path / "i"), list[str]()
+
+    def asks(sentences):
+        given.extend(sentences)
+        return [f"What is {s}" if int(s[16:-1]) % 2 else " " for s in sentences]
+
+    few = made(held, ["generator"], most=20, generator=asks)
+    assert len(few) == 20
+    assert len(given) <= 128
+    numbers = [int(query.id.removeprefix("generated-")) for query in few]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > 500
+    assert few == made(held, ["generator"], most=20, generator=asks)
+    every = made(held, ["generator"], generator=asks)
+    assert every == made(held, ["generator"], most=500, generator=asks)
+    assert [query.text for query in every] == [f"What is {line}" for line in lines[1::2]]
+    # One that says the same about all is heard to the end.
+    assert len(made(held, ["generator"], most=2, generator=lambda s: ["What?"] * len(s))) == 1
+
+
 def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
     def asks(sentences):
         return [f"Who is {s.split()[0]}?" if "Crows" in s else "" for s in sentences]

@@ -8,7 +8,7 @@ from training_runs import loop_of
 from as2ray.errors import RecipeError, TrainingError
 from as2ray.objectives.base import Always
 from as2ray.training.config import Training
-from as2ray.training.tracking import JsonLines, MLflow, TensorBoard, read
+from as2ray.training.tracking import JsonLines, MLflow, TensorBoard, Tracking, read, trackers
 
 
 def test_json_lines_of_a_resumed_run_lose_what_came_after_and_a_cut_line(tmp_path):
@@ -48,12 +48,15 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
 def test_mlflow_run_holds_the_metrics(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    tracker = MLflow(uri, "run")
+    # A pipeline's runs are all called `run`: they have the name of the stage that they make.
+    made = trackers(Tracking(tensorboard=False, mlflow=uri), tmp_path / "x-seed0.part" / "run", 0)
+    (tracker,) = (one for one in made if isinstance(one, MLflow))
     tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
     tracker.close()
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name("as2ray")
     (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "x-seed0"
     assert run.data.metrics == {"dev/AP": 0.5, "P_at_1": 0.25}
 
 
