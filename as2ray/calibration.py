@@ -60,12 +60,7 @@ def fit(scores: np.ndarray, labels: np.ndarray, kind: Kind = "temperature") -> C
         EvaluationError: Scores outside 0 to 1, labels of one kind alone, or no such map.
     """
     _check(scores, labels)
-    if len(np.unique(labels)) < 2:
-        raise EvaluationError(
-            f"{len(labels):,} labels that are all {labels[0]}",
-            expected="answers and others",
-            mend="fit on a split that has both",
-        )
+    check_both(labels)
     if kind == "temperature":
         logits, signs = _logits(scores), 2.0 * labels - 1.0
         # Smooth and with one minimum in 1 / T; searched over T from a hundredth to a hundred.
@@ -105,16 +100,32 @@ def abstention(best: np.ndarray, right: np.ndarray, precision: float = 0.5) -> f
         A score of `best`, or 1 where no threshold reaches the precision.
     """
     _check(best, right)
-    if not 0 < precision <= 1:
-        raise EvaluationError(
-            f"precision {precision}", expected="above 0, at most 1", mend="correct it"
-        )
+    check_precision(precision)
     order = np.argsort(-best, kind="stable")
     share = np.cumsum(right[order]) / np.arange(1, len(best) + 1)
     # Equal scores are given together or not at all.
     ends = np.flatnonzero(np.append(best[order][1:] != best[order][:-1], True))
     enough = ends[share[ends] >= precision]
     return float(best[order][enough[-1]]) if len(enough) else 1.0
+
+
+def check_precision(precision: float) -> None:
+    """Refuses a precision that no threshold reaches, or that every one does."""
+    if not 0 < precision <= 1:
+        raise EvaluationError(
+            f"precision {precision}", expected="above 0, at most 1", mend="correct it"
+        )
+
+
+def check_both(labels: np.ndarray) -> None:
+    """Refuses labels other than 0 and 1, or of one kind alone, on which nothing can be fitted."""
+    _check_labels(labels)
+    if len(np.unique(labels)) < 2:
+        raise EvaluationError(
+            f"{len(labels):,} labels that are all {next(iter(labels), None)}",
+            expected="answers and others",
+            mend="fit on a split that has both",
+        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,17 @@ def _logits(scores: np.ndarray) -> np.ndarray:
     return np.asarray(logit(np.clip(np.asarray(scores, np.float64), EDGE, 1.0 - EDGE)))
 
 
+def _check_labels(labels: np.ndarray) -> None:
+    if not np.isin(labels, (0, 1)).all():
+        raise EvaluationError(
+            f"labels {np.unique(labels)[:4].tolist()}",
+            expected="0 or 1",
+            mend="map the labels to these two",
+        )
+
+
 def _check(scores: np.ndarray, labels: np.ndarray) -> None:
+    _check_labels(labels)
     fine = len(scores) == len(labels) > 0 and np.all((scores >= 0) & (scores <= 1))
     if not fine:
         raise EvaluationError(

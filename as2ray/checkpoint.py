@@ -240,6 +240,7 @@ def _read(path: str | Path, *, max_length: int | None, new_head: bool) -> tuple[
         )
         refuse_gaps(path, report, network, new_head)
         tokenizer = AutoTokenizer.from_pretrained(path)
+        _refuse_foreign(path, tokenizer, config.vocab_size)
         definition = tokenizer.backend_tokenizer.to_str()
     pairs = PairTokenizer(definition, **_lengths_to_use(config, settings, max_length))
     ranker = _dressed(ranks, network, pairs, tokenizer)
@@ -257,6 +258,19 @@ def _config(path: str | Path) -> Any:
             mend="choose another checkpoint",
         )
     return config
+
+
+def _refuse_foreign(path: str | Path, tokenizer: Any, embeddings: int) -> None:
+    """Refuses a tokenizer that transformers made of nothing, or of more ids than the network's."""
+    words = len(tokenizer) - len(set(tokenizer.all_special_ids))
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if words <= 0 or highest >= embeddings:
+        raise CheckpointError(
+            f"{path}: a tokenizer of {words} words and ids up to {highest}, for {embeddings} "
+            "embeddings",
+            expected="the files of the tokenizer that the network was trained with",
+            mend="copy tokenizer.json and tokenizer_config.json from where the network came from",
+        )
 
 
 def _lengths_to_use(
@@ -291,6 +305,23 @@ def _typed(path: str | Path) -> Iterator[None]:
         ) from error
 
 
+def new_folder(path: str | Path) -> Path:
+    """A place where nothing lies yet: asked before the work whose result is to go there.
+
+    Raises:
+        CheckpointError: Something lies there, or no folder can.
+    """
+    folder = Path(path)
+    above = next(place for place in folder.absolute().parents if os.path.lexists(place))
+    if os.path.lexists(folder) or not above.is_dir():
+        raise CheckpointError(
+            f"output {path}, where {folder if above.is_dir() else above} lies",
+            expected="a new folder: nothing that lies there is overwritten",
+            mend="choose another name, or move what lies there away",
+        )
+    return folder
+
+
 def save(
     ranker: Ranker, folder: str | Path, weights: dict[str, torch.Tensor] | None = None
 ) -> Path:
@@ -300,8 +331,12 @@ def save(
         ranker: What to write.
         folder: Where to.
         weights: The ranker's weights where they do not lie in it whole (sharded training).
+
+    Raises:
+        CheckpointError: A file lies there, or a folder of something else.
     """
     folder, number = Path(folder), uuid4().hex[:8]
+    _refuse_other(folder)
     new, old = (folder.with_name(f".{folder.name}-{which}-{number}") for which in ("new", "old"))
     try:
         new.mkdir(parents=True)
@@ -316,6 +351,20 @@ def save(
         raise
     shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _refuse_other(folder: Path) -> None:
+    """Refuses to replace what is no checkpoint: it would be lost."""
+    if folder.is_dir():
+        fine = (folder / "config.json").is_file() or not any(folder.iterdir())
+    else:
+        fine = not os.path.lexists(folder)
+    if not fine:
+        raise CheckpointError(
+            f"a checkpoint for {folder}, where something else lies",
+            expected="nothing, an empty folder, or a checkpoint, which is replaced",
+            mend="choose another name, or move what lies there away",
+        )
 
 
 def _write(ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:

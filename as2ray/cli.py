@@ -3,6 +3,7 @@
 Knows jsonargparse, and pydantic, which checks settings. Must hold no logic of its own.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.insert(1, LEADING[given[0]])
     try:
         CLI(COMMANDS, args=given, as_positional=False)
-    except (As2rayError, ValidationError) as found:
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read has what they wanted, as `head` has
+        # Python flushes once more when it ends, and would tell of the pipe then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (As2rayError, ValidationError, OSError) as found:
         error = refused(found) if isinstance(found, ValidationError) else found
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

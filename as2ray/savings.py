@@ -46,8 +46,12 @@ def savings(ranker: Ranker, table: pa.Table, drop: Drop | None = None, repeats: 
         repeats: Passes with and without dropping, in turns.
 
     Raises:
-        RecipeError: A ranker of one stage.
+        RecipeError: A ranker of one stage, or no pass at all.
     """
+    if repeats < 1:
+        raise RecipeError(
+            f"repeats={repeats}", expected="1 pass or more", mend="leave it out, for 3"
+        )
     if not isinstance(ranker, StagedRanker):
         raise RecipeError(
             f"a {type(ranker).__name__}",

@@ -91,3 +91,11 @@ def test_abstention_is_the_lowest_score_that_keeps_the_precision(pairs, precisio
 def test_abstention_of_impossible_precision_is_refused():
     with pytest.raises(EvaluationError, match="precision 0"):
         abstention(np.array([0.5]), np.array([1]), 0.0)
+
+
+@pytest.mark.parametrize("labels", [[0, 2], [-1, 1], [0, 1, 2], [0.5, 1]])
+def test_labels_other_than_0_and_1_are_refused(labels):
+    scores, labels = np.linspace(0, 1, len(labels)), np.array(labels)
+    for measure in (fit, abstention, reliability):
+        with pytest.raises(EvaluationError, match=r"labels \["):
+            measure(scores, labels)

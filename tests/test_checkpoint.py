@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import shutil
@@ -346,3 +347,55 @@ def test_start_from_what_goes_on_as_it_is_refuses_to_be_another(checkpoint, tmp_
     with pytest.raises(RecipeError, match="goes on as it is"):
         start(folder, max_length=60, **asked)
     assert type(start(folder, max_length=60, **held)) is type(load(folder))
+
+
+@pytest.mark.parametrize("read", [load, start])
+def test_checkpoint_without_a_tokenizer_is_refused(checkpoint, copy_of, family, read):
+    folder = copy_of(checkpoint(family))
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="a tokenizer of 0 words"):
+        read(folder)
+
+
+def test_checkpoint_with_a_vocabulary_file_alone_ranks_as_before(checkpoint, published, copy_of):
+    path = checkpoint("bert")
+    folder = copy_of(path)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    words = published("bert").get_vocab()
+    (folder / "vocab.txt").write_text("\n".join(sorted(words, key=words.get)), encoding="utf-8")
+    assert load(folder).rank(PAIR[0], PAIR[1:]) == load(path).rank(PAIR[0], PAIR[1:])
+
+
+@pytest.mark.parametrize("read", [load, start])
+def test_checkpoint_with_a_tokenizer_of_more_ids_than_embeddings_is_refused(
+    checkpoint, published, copy_of, read
+):
+    folder = copy_of(checkpoint("bert"))
+    longer = copy.deepcopy(published("bert"))
+    longer.add_tokens(["kovarinne"])
+    longer.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"ids up to \d+, for \d+ embeddings"):
+        read(folder)
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of something else", "a broken link"])
+def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path, what):
+    place = tmp_path / "notes"
+    if what == "a file":
+        place.write_text("mine")
+    elif what == "a broken link":
+        place.symlink_to("nowhere")
+    else:
+        place.mkdir()
+        (place / "mine.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="something else lies"):
+        save(load(checkpoint("bert")), place)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    held = {"a file": place, "a folder of something else": place / "mine.txt"}
+    assert what not in held or held[what].read_text() == "mine"
+
+
+def test_save_into_an_empty_folder_fills_it(checkpoint, tmp_path):
+    assert load(save(load(checkpoint("bert")), tmp_path)).exits == ()

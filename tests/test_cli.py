@@ -1,13 +1,16 @@
 """The command line, as a user calls it."""
 
 import json
+import os
 
+import pyarrow as pa
 import pytest
 import tiny
 
 from as2ray.checkpoint import load, save, start
 from as2ray.cli import main
 from as2ray.evaluation.trec import write_qrels, write_run
+from as2ray.models.ranker import Ranker
 
 
 @pytest.fixture
@@ -217,6 +220,14 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     assert lines[0]["score"] >= lines[1]["score"]
     main([*asked, "--passages", str(tmp_path / "p.jsonl")])
     assert "passage 0" in capsys.readouterr().out
+    for flags in (["--drop", "0.5"], ["--candidates", "c.txt"]):
+        with pytest.raises(SystemExit):
+            main([*asked, "--passages", str(tmp_path / "p.jsonl"), *flags])
+        assert "expected: passages alone" in capsys.readouterr().err
+    (tmp_path / "p.jsonl").write_text('["Lala."]\n[]\n')
+    with pytest.raises(SystemExit):
+        main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 2: '[]'" in capsys.readouterr().err
     (tmp_path / "p.jsonl").write_text("not a list\n")
     with pytest.raises(SystemExit):
         main([*asked, "--passages", str(tmp_path / "p.jsonl")])
@@ -284,3 +295,153 @@ def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys,
         main(["serve", "--model", cascade, *flags])
     assert stopped.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def refused(capsys, *arguments: object) -> str:
+    """What a command that ends in order, by an error of the user's, tells."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(one) for one in arguments])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    return told
+
+
+def test_rank_of_candidates_after_a_byte_order_mark_does_not_see_it(checkpoint, tmp_path, capsys):
+    (tmp_path / "c.txt").write_text("Kovarin.\n", encoding="utf-8-sig")
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--json_lines", "true"]
+    main([*asked, "--candidates", str(tmp_path / "c.txt")])
+    assert json.loads(capsys.readouterr().out)["text"] == "Kovarin."
+
+
+def spoilt(table: pa.Table, how: str) -> pa.Table:
+    if how == "no labels":
+        return table.drop_columns(["label"])
+    if how == "a pair twice":
+        return pa.concat_tables([table, table.slice(table.num_rows - 1)])
+    labels = table["label"].to_pylist()
+    labels[3] = {"label 2": 2, "a null label": None}[how]
+    return table.set_column(table.column_names.index("label"), "label", pa.array(labels, pa.int8()))
+
+
+@pytest.mark.parametrize("how", ["no labels", "a pair twice", "label 2", "a null label"])
+def test_table_that_is_no_candidates_table_is_refused(tmp_path, capsys, how):
+    table = tiny.write_corpus(tmp_path / "table", spoilt(tiny.candidates(12, seed=3), how))
+    evaluated = refused(capsys, "evaluate", "--model", "constant", "--table", table)
+    given = ["--model", "nowhere", "--output", tmp_path / "out", "--table", table]
+    assert "CorpusError" in evaluated
+    assert "CorpusError" in refused(capsys, "calibrate", *given)
+
+
+@pytest.fixture
+def unscored(monkeypatch):
+    """Nothing may be scored."""
+
+    def score(*_):
+        raise AssertionError("scored")
+
+    monkeypatch.setattr(Ranker, "score_table", score)
+    monkeypatch.setattr(Ranker, "score_exits", score)
+
+
+@pytest.mark.usefixtures("unscored")
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--measures", '["AP", "nothing"]'], "measure 'nothing'"),
+        (["--measures", "[]"], "no measures"),
+        (["--baseline", "nowhere"], "CheckpointError: nowhere"),
+        (["--output", "nowhere/x.run"], "in a folder that is there"),
+        (["--output", "."], "in a folder that is there"),
+        (["--output", ".."], "in a folder that is there"),
+        (["--output", "config.json"], "name it .run"),
+        (["--output", "config.run"], "another config.json beside it"),
+        (["--output", "config.json/x.run"], "in a folder that is there"),
+    ],
+)
+def test_evaluate_tells_before_it_scores(
+    checkpoint, prepared, tmp_path, monkeypatch, capsys, flags, told
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("mine")
+    assert told in refused(capsys, "evaluate", "--model", checkpoint(), "--table", prepared, *flags)
+    assert (tmp_path / "config.json").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("unscored")
+def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
+    table = tiny.candidates(4)
+    answers = table.filter(table["label"].to_numpy() == 1)
+    prepared = tiny.write_corpus(tmp_path / "table", answers)
+    asked = ["--model", checkpoint(), "--table", prepared, "--filter", "clean"]
+    assert "no question left" in refused(capsys, "evaluate", *asked)
+    assert "no question left" in refused(capsys, "calibrate", *asked, "--output", tmp_path / "out")
+
+
+def test_evaluate_again_writes_over_its_own_run_and_measures(prepared, tmp_path, capsys):
+    run = tmp_path / "my.run"
+    for model in ("constant", "bm25"):
+        main(["evaluate", "--model", model, "--table", str(prepared), "--output", str(run)])
+    written = json.loads(run.with_suffix(".json").read_text())["measures"]
+    assert f"AP       {written['AP']:.4f}" in capsys.readouterr().out
+
+
+def test_calibrate_over_what_is_there_is_refused_before_the_table_is_read(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    asked = ["calibrate", "--model", "nowhere", "--table", "nowhere"]
+    for output in (tmp_path, tmp_path / "mine.txt", "."):
+        assert "expected: a new folder" in refused(capsys, *asked, "--output", output)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    out = ["--output", tmp_path / "out"]
+    assert "precision 1.5" in refused(capsys, *asked, *out, "--precision", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--exits", "12,4"], "ascending numbers of layers"),
+        (["--exits", "0,4"], "ascending numbers of layers"),
+        (["--candidates", "0"], "candidates=0"),
+        (["--tokens", "-3"], "tokens=-3"),
+        (["--table", "nowhere"], "no model"),
+        (["--corpus", "wikiqa"], "no model"),
+        (["--model", "MODEL", "--table", "TABLE", "--repeats", "0"], "repeats=0"),
+    ],
+)
+def test_cost_of_what_cannot_be_is_refused(cascade, prepared, capsys, flags, told):
+    names = {"MODEL": cascade, "TABLE": prepared}
+    assert told in refused(capsys, "cost", *(names.get(flag, flag) for flag in flags))
+
+
+@pytest.mark.parametrize("options", ['{"source": "x"}', '{"filter": "raw"}', '{1: 2, "a": 3}'])
+def test_options_that_a_corpus_does_not_have_are_refused(tmp_path, capsys, options):
+    named = ["--corpus", "python_reference", "--options", options]
+    prepare = ["--output", tmp_path / "out", "--splits", '{"test": "raw"}']
+    for command in (
+        ["evaluate", "--model", "constant", *named],
+        ["corpora", "stats", "--split", "dev", *named],
+        ["corpora", "prepare", *prepare, *named],
+    ):
+        assert "unknown options" in refused(capsys, *command)
+
+
+def test_error_of_the_system_is_told_in_a_line(monkeypatch, capsys):
+    def fails(*_):
+        raise PermissionError(13, "Permission denied", "locked")
+
+    monkeypatch.setattr("as2ray.corpora.list_corpora", fails)
+    assert "PermissionError: [Errno 13]" in refused(capsys, "corpora", "list")
+
+
+def test_reader_who_goes_away_is_no_error(checkpoint, tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.txt").write_text("This one.\nThat other one.\n")
+    read, write = os.pipe()
+    os.close(read)
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?"]
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, "--candidates", str(tmp_path / "c.txt")])
+    monkeypatch.undo()
+    assert stopped.value.code == 1
+    assert not capsys.readouterr().err

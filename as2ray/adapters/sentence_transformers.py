@@ -15,6 +15,9 @@ from as2ray.errors import CheckpointError
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Ranker
 
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+"""What `CrossEncoder` makes scores of logits by."""
+
 
 def export(ranker: Ranker, folder: str | Path) -> Path:
     """Writes a ranker that `CrossEncoder(folder)` and `CrossEncoder.rank` give the same scores of.
@@ -39,6 +42,11 @@ def export(ranker: Ranker, folder: str | Path) -> Path:
     made = deepcopy(ranker)
     made.calibration, made.threshold = (), None
     network = made.network
+    # A ranker that came from a CrossEncoder may carry another activation, of another head.
+    vars(network.config).pop("sbert_ce_default_activation_function", None)
+    network.config.sentence_transformers = {"activation_fn": SIGMOID}
+    if made.published_tokenizer is not None:  # CrossEncoder cuts pairs to its length
+        made.published_tokenizer.model_max_length = ranker.tokenizer.max_length
     if network.config.num_labels == 2:
         head = network.classifier
         if isinstance(head, nn.Linear):

@@ -1,14 +1,13 @@
 """`as2ray calibrate`: scores that are probabilities."""
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from as2ray.calibration import Kind, Reliability, reliability
-from as2ray.commands.shown import console, rows_of, table_of
+from as2ray.calibration import Kind, Reliability, check_precision, reliability
+from as2ray.commands.shown import console, kept_of, rows_of, table_of
 from as2ray.evaluation import plots
-from as2ray.filters import Filter, filter_mask
+from as2ray.filters import Filter
 
 
 def calibrate(
@@ -27,7 +26,7 @@ def calibrate(
 
     Args:
         model: Checkpoint folder or hub id.
-        output: Where the calibrated ranker goes, with a reliability plot.
+        output: A new folder, where the calibrated ranker goes, with a reliability plot.
         kind: One temperature, or an isotonic map.
         table: Folder of a prepared table.
         corpus: Name of a corpus in place of a table.
@@ -38,13 +37,15 @@ def calibrate(
         precision: Share of right ones among the answers that `as2ray ask` gives, at least; it
             abstains below the score that this takes.
     """
-    from as2ray.checkpoint import load, save
+    from as2ray.checkpoint import load, new_folder, save
 
+    folder = new_folder(output)
+    check_precision(precision)
     rows = rows_of(table, corpus, split, source, options)
-    rows = rows.filter(pa.array(filter_mask(rows, filter)))
+    rows = rows.filter(pa.array(kept_of(rows, filter)))
     ranker = load(model)
     ranker.calibrate(rows, kind, precision)
-    save(ranker, output)
+    save(ranker, folder)
     texts, label = (rows["question"].to_pylist(), rows["candidate"].to_pylist()), rows["label"]
     shown = table_of("stage", "ECE before", "after", "Brier before", "after")
     drawn: dict[str, Reliability] = {}
@@ -56,6 +57,6 @@ def calibrate(
         numbers = (before.ece, after.ece, before.brier, after.brier)
         shown.add_row(str(name), *(f"{number:.4f}" for number in numbers))
         drawn |= {f"{name} before".strip(): before, f"{name} after".strip(): after}
-    plots.reliability_diagram(drawn, model, Path(output) / "reliability.png")
+    plots.reliability_diagram(drawn, model, folder / "reliability.png")
     console().print(shown)
     console().print(f"abstains below {ranker.threshold:.4f}")

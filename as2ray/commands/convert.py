@@ -9,10 +9,11 @@ def convert(file: str, base: str, output: str, max_length: int = 128) -> None:
     Args:
         file: The file.
         base: The encoder that it was made from, such as google/electra-base-discriminator.
-        output: Folder to write.
+        output: A new folder.
         max_length: Most tokens of a pair.
     """
     from as2ray.adapters.cerberus import read
-    from as2ray.checkpoint import save
+    from as2ray.checkpoint import new_folder, save
 
-    sys.stdout.write(f"{save(read(file, base, max_length), output)}\n")
+    folder = new_folder(output)
+    sys.stdout.write(f"{save(read(file, base, max_length), folder)}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from as2ray import corpora
-from as2ray.commands.shown import console, table_of
+from as2ray.commands.shown import console, known_options, table_of
 from as2ray.filters import Filter
 
 
@@ -61,7 +61,8 @@ class Corpora:
             verify: Whether published counts must be met.
             options: The corpus' own options.
         """
-        manifest = corpora.prepare(corpus, source, output, splits, verify, **options)
+        given = known_options(corpus, options)
+        manifest = corpora.prepare(corpus, source, output, splits, verify, **given)
         console().print_json(json.dumps(manifest))
 
     def stats(
@@ -81,5 +82,6 @@ class Corpora:
             source: Folder of the raw release, or `hub`; by default its place in the data root.
             options: The corpus' own options.
         """
-        table = corpora.read(corpus, split, source, filter, **options)
+        given = known_options(corpus, options)
+        table = corpora.read(corpus, split, source, filter, **given)
         console().print_json(json.dumps(asdict(corpora.stats(table))))

@@ -3,7 +3,9 @@
 from typing import Any
 
 from as2ray.commands.shown import console, numbers_of, ratios_of, rows_of, table_of
+from as2ray.errors import RecipeError
 from as2ray.evaluation.cost import Shape, layer_cost, operation_cost
+from as2ray.models.staged import check_exits
 
 
 def cost(
@@ -39,7 +41,15 @@ def cost(
     """
     shown = table_of("", "cascade", "sequential ranker")
     if model is None:
+        if table or corpus or min(candidates, tokens) < 1:
+            raise RecipeError(
+                f"table={table}, corpus={corpus}, candidates={candidates}, tokens={tokens}, and "
+                "no model",
+                expected="a model with a table, or candidates and tokens above 0 alone",
+                mend="name a model, or correct the numbers",
+            )
         layers, given = numbers_of(exits, int), ratios_of(drop)
+        check_exits(layers, layers[-1])
         ratios = 0.3 if given is None else given
         shape = Shape(layers=layers[-1])
         paper = [layer_cost(layers, ratios, sequential=s) for s in (False, True)]

@@ -1,15 +1,16 @@
 """`as2ray evaluate`: measures of a ranker or a run, and tests against another."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from as2ray.commands.shown import console, ratios_of, rows_of, table_of
+from as2ray.commands.shown import console, kept_of, ratios_of, rows_of, table_of
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.measures import Evaluation
+from as2ray.evaluation.measures import Evaluation, Measure, as_measure
 from as2ray.evaluation.measures import evaluate as measured
 from as2ray.evaluation.runs import evaluate_run
 from as2ray.evaluation.significance import compare
@@ -56,12 +57,9 @@ def evaluate(
             expected="either --model, or --run (with --qrels, --table or --corpus)",
             mend="give one of them",
         )
-    if output and Path(output).suffix == ".json":
-        raise EvaluationError(
-            f"output={output}",
-            expected="a name for the run; the measures go beside it, to the same name with .json",
-            mend="name it .run",
-        )
+    wanted = _wanted(measures)
+    if output:
+        _check_output(Path(output))
     if qrels is not None:
         if table or corpus or drop or output:
             raise EvaluationError(
@@ -70,20 +68,26 @@ def evaluate(
                 mend="leave the others out",
             )
         judged = read_qrels(_file(qrels))
-        found = evaluate_run(read_run(_file(str(run))), judged, measures)
+        found, *others = (
+            evaluate_run(read_run(_file(path)), judged, wanted)
+            for path in (str(run), *([baseline] if baseline else []))
+        )
         _show(found)
-        if baseline:
-            _compare(evaluate_run(read_run(_file(baseline)), judged, measures), found)
+        for other in others:
+            _compare(other, found)
         return
     rows = rows_of(table, corpus, split, source, options)
-    scores = _scores(str(model or _file(str(run))), rows, ratios_of(drop))
-    result = measured(rows, scores, measures, filter=filter)
+    kept_of(rows, filter)
+    score = _scorer(str(model or _file(str(run))), rows, ratios_of(drop))
+    of_baseline = _scorer(baseline, rows) if baseline else None
+    scores = score()
+    result = measured(rows, scores, wanted, filter=filter)
     _show(result.per_question)
     console().print(f"{result.counts} ({filter}), ties {result.ties}, table {result.fingerprint}")
     if output:
         _write(Path(output), rows, scores, result)
-    if baseline:
-        against = measured(rows, _scores(baseline, rows), measures, filter=filter)
+    if of_baseline:
+        against = measured(rows, of_baseline(), wanted, filter=filter)
         _compare(against.per_question, result.per_question)
 
 
@@ -93,21 +97,45 @@ def _file(path: str) -> str:
     return path
 
 
-def _scores(system: str, rows: pa.Table, drop: float | list[float] | None = None) -> np.ndarray:
-    """Scores of a model's name or a run's path for every row."""
+def _wanted(measures: list[str]) -> list[Measure]:
+    if not measures:
+        raise EvaluationError("no measures", expected="one or more", mend="leave the flag out")
+    return [as_measure(measure) for measure in measures]
+
+
+def _check_output(run: Path) -> None:
+    """Refuses a place where a run cannot go, or its measures would end another file."""
+    beside = run.with_suffix(".json") if run.name else run
+    fine = run.parent.is_dir() and not run.is_dir() and run != beside
+    # Where evaluate wrote the measures, the run lies beside them.
+    if not fine or (beside.exists() and not run.exists()):
+        raise EvaluationError(
+            f"output={run}" + (f", with another {beside.name} beside it" if fine else ""),
+            expected="a name for the run in a folder that is there; the measures go beside it, "
+            "to the same name with .json",
+            mend="name it .run, and as no other file there is named",
+        )
+
+
+def _scorer(
+    system: str, rows: pa.Table, drop: float | list[float] | None = None
+) -> Callable[[], np.ndarray]:
+    """What scores every row by a model's name or a run's path, which are read now."""
     if drop is not None and (system in ("constant", "bm25") or Path(system).is_file()):
         raise EvaluationError(
             f"drop={drop} of {system}", expected="a ranker that has stages", mend="leave it out"
         )
     if system == "constant":
-        return np.zeros(rows.num_rows)
+        return lambda: np.zeros(rows.num_rows)
     if system == "bm25":
-        return BM25().scores_within(rows)
+        return lambda: BM25().scores_within(rows)
     if Path(system).is_file():
-        return scores_of_run(read_run(system), rows)
+        scores = scores_of_run(read_run(system), rows)
+        return lambda: scores
     from as2ray.checkpoint import load
 
-    return load(system).score_table(rows, drop).rank_by
+    ranker = load(system)
+    return lambda: ranker.score_table(rows, drop).rank_by
 
 
 def _show(per_question: pa.Table) -> None:

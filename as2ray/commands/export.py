@@ -8,10 +8,11 @@ def export(model: str, output: str) -> None:
 
     Args:
         model: Checkpoint folder or hub id.
-        output: Folder to write.
+        output: A new folder.
     """
     from as2ray.adapters.sentence_transformers import export as write
-    from as2ray.checkpoint import load
+    from as2ray.checkpoint import load, new_folder
 
-    written = write(load(model, precision="fp32", device="cpu"), output)
+    folder = new_folder(output)
+    written = write(load(model, precision="fp32", device="cpu"), folder)
     sys.stdout.write(f"{written}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from as2ray.commands.shown import ratios_of
-from as2ray.errors import CheckpointError, CorpusError
+from as2ray.errors import CheckpointError, CorpusError, RecipeError
 from as2ray.models.ranker import Precision, Ranker
 from as2ray.records import Ranked, RankedPassage
 
@@ -35,6 +35,12 @@ def rank(
         drop: Other drop ratios than a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
         json_lines: Print one JSON object a line.
     """
+    if passages is not None and (drop is not None or candidates != "-"):
+        raise RecipeError(
+            f"passages={passages} with drop={drop}, candidates={candidates}",
+            expected="passages alone, or candidates with drop ratios",
+            mend="leave one out",
+        )
     from as2ray.checkpoint import load
 
     ranker = load(model, precision=precision)
@@ -70,13 +76,14 @@ def _passage(line: str, number: int) -> list[str]:
         found: Any = json.loads(line)
     except json.JSONDecodeError:
         found = line
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    fine = isinstance(found, list) and found and all(isinstance(text, str) for text in found)
+    if not fine:
         raise CorpusError(
             f"passage {number}: {line[:80]!r}",
             expected='a JSON list of sentences, such as ["One.", "Two."]',
             mend="write one such list a line",
         )
-    return found
+    return list(found)
 
 
 def _lines(source: str) -> list[str]:
@@ -87,7 +94,8 @@ def _lines(source: str) -> list[str]:
             f"{source}: {error}", expected="a file of UTF-8 text", mend="check the path"
         ) from error
     # A sentence may hold what `splitlines` takes for an end, such as U+2028.
-    return [line.strip() for line in text.split("\n") if line.strip()]
+    lines = text.removeprefix("\ufeff").split("\n")  # the mark that some editors begin a file with
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _shown(found: Ranked | RankedPassage) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from as2ray.calibration import Calibration, Kind, abstention, fit
+from as2ray.calibration import Calibration, Kind, abstention, check_both, check_precision, fit
 from as2ray.errors import EvaluationError, RecipeError
 from as2ray.models.encoder import Encoder
 from as2ray.models.lanes import Found, Part, even, side_by_side
@@ -257,7 +257,7 @@ class Ranker(nn.Module, ABC):
         Returns:
             For each question its candidates, best first.
         """
-        pairs = [(question, _listed(candidates)) for question, candidates in pairs]
+        pairs = [(question, listed(candidates)) for question, candidates in pairs]
         sizes = [len(candidates) for _, candidates in pairs]
         if np.ndim(drop) == 2 and len(np.asarray(drop)) == len(pairs):  # type: ignore[arg-type]
             drop = np.asarray(drop)[: int(np.max(np.flatnonzero(sizes), initial=-1)) + 1]
@@ -305,9 +305,14 @@ class Ranker(nn.Module, ABC):
             table: A development split; every question counts, also those without an answer.
             kind: Which map.
             precision: Share of right ones among the answers given, at least.
+
+        Raises:
+            EvaluationError: Labels of one kind alone, or a precision outside (0, 1].
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         label = table["label"].to_numpy()
+        check_precision(precision)
+        check_both(label)
         self.calibration = tuple(fit(of, label, kind) for of in self.score_exits(*texts).T)
         scored, question = self.score_table(table), question_numbers(table)
         order = np.lexsort((-scored.rank_by, question))
@@ -347,7 +352,7 @@ class Ranker(nn.Module, ABC):
         return [Ranked(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
 
 
-def _listed(candidates: Sequence[str]) -> list[str]:
+def listed(candidates: Sequence[str]) -> list[str]:
     """Refuses one text, whose characters would be ranked."""
     if isinstance(candidates, str):
         raise EvaluationError(

@@ -21,7 +21,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from as2ray.errors import CheckpointError
 from as2ray.joint import Joint
 from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import SETTINGS, Ranker, check_readable, check_top_k, unrounded
+from as2ray.models.ranker import SETTINGS, Ranker, check_readable, check_top_k, listed, unrounded
 from as2ray.models.spans import Span, best_spans
 from as2ray.pruning import Drop, Scored
 from as2ray.records import Ranked, RankedPassage, ShortAnswer
@@ -175,15 +175,20 @@ class TwoInOneRanker(Ranker):
             top_k: How many to return; all by default, 2 in the paper.
             threshold: Sentences above it are selected (the paper: 0, between labels -1 and 1).
             fallback: Where none is above, select the best; not in the paper, and raises recall.
+
+        Raises:
+            EvaluationError: One text in place of a list, or one that cannot be read.
+            RecipeError: No passage asked for.
         """
         check_top_k(top_k)
-        held = [number for number, sentences in enumerate(passages) if sentences]
-        texts = [list(passages[number]) for number in held]
+        lists = [listed(sentences) for sentences in passages]
+        held = [number for number, sentences in enumerate(lists) if sentences]
+        texts = [lists[number] for number in held]
         for text in [question, *(text for sentences in texts for text in sentences)]:
             check_readable(text)
         scores, of_each = self.score_passages([question] * len(held), texts)
         ends = np.cumsum([len(sentences) for sentences in texts])
-        found = [RankedPassage(n, -np.inf, ()) for n, own in enumerate(passages) if not own]
+        found = [RankedPassage(n, -np.inf, ()) for n, own in enumerate(lists) if not own]
         for number, score, sentences, end in zip(held, scores, texts, ends):
             own = of_each[end - len(sentences) : end]
             chosen = np.flatnonzero(own > threshold)

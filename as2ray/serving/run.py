@@ -4,14 +4,19 @@ Knows Ray. Must not know what is served.
 """
 
 import ipaddress
+import os
 import signal
+import socket
 import sys
 
+import ray
 from ray import serve
 
 from as2ray.distributed.cluster import connected
+from as2ray.distributed.plan import nodes
+from as2ray.errors import RecipeError, ResourceError
 from as2ray.serving.deployment import build
-from as2ray.serving.settings import Served
+from as2ray.serving.settings import Replicas, Served
 
 NAME = "as2ray"
 """Of the application."""
@@ -24,11 +29,20 @@ def run(args: Served, host: str, port: int) -> None:
         args: What is served.
         host: Address to listen on.
         port: Port to listen on.
+
+    Raises:
+        RecipeError: The port is taken, or there is no such host or port here.
+        ResourceError: Replicas that a Ray of its own has no room for: it would wait for ever.
     """
+    own = os.environ.get("RAY_ADDRESS", "local") == "local" and not ray.is_initialized()
+    if own:  # on a cluster, proxies listen on its machines
+        _check_free(host, port)
     if args.token_file is None and not _is_loopback(host):
         sys.stderr.write(f"as2ray: {host} may be reached by others, and no token is asked\n")
     application = build(args)
     with connected():
+        if own:  # to a cluster, nodes may come
+            _check_room(args.replicas)
         # Ray's own handler ends its processes first, and then nothing can end in order.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -45,6 +59,38 @@ def run(args: Served, host: str, port: int) -> None:
         finally:
             _end()
             signal.signal(signal.SIGTERM, before)
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        with socket.socket(socket.getaddrinfo(host, None)[0][0]) as listener:
+            # As servers do: a port whose last connections are not forgotten yet is free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise RecipeError(
+            f"host {host}, port {port}: {error}",
+            expected="an address of this machine and a free port",
+            mend="choose another --port or --host, or end what listens there",
+        ) from error
+
+
+def _check_room(replicas: Replicas) -> None:
+    """Refuses what does not fit on the one node of a Ray of our own."""
+    [node] = nodes()
+    count = max(replicas.least, 1)
+    needs = {
+        "CPU": count * replicas.cpus + replicas.gateways * replicas.gateway_cpus,
+        "GPU": count * replicas.gpus,
+    }
+    if any(need > node.get(name, 0.0) + 1e-9 for name, need in needs.items()):
+        raise ResourceError(
+            f"{count} replicas and {replicas.gateways} gateways: {needs['CPU']:g} CPU, "
+            f"{needs['GPU']:g} GPU",
+            expected=f"at most {node.get('CPU', 0):g} CPU and {node.get('GPU', 0):g} GPU (what "
+            "this machine has)",
+            mend="lower --settings.replicas.cpus (fractions are allowed), or serve on a cluster",
+        )
 
 
 def _end() -> None:

@@ -82,6 +82,8 @@ def spoilt(weights, how):
         return {n: w for n, w in weights.items() if not n.startswith("head")}
     if how == "another width":
         return {**weights, "embeddings.LayerNorm.bias": torch.zeros(3)}
+    if how == "names that are numbers":
+        return dict(enumerate(weights.values()))
     return {"weights": object()}
 
 
@@ -93,6 +95,7 @@ def spoilt(weights, how):
         "a layer with a weight missing",
         "no heads",
         "another width",
+        "names that are numbers",
         "no tensors",
     ],
 )
@@ -106,3 +109,22 @@ def test_a_file_that_does_not_fit_is_refused(theirs, base, how, tmp_path):
 def test_a_missing_file_is_refused(base, tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         read(tmp_path / "nowhere.pt", base, max_length=60)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"junk\n" * 9, b"\x80\x02.", b"\x80\x02j12."],
+    ids=["empty", "a word", "lines", "a pickle of nothing", "a pickle that is cut"],
+)
+def test_a_file_that_torch_did_not_write_is_refused(base, tmp_path, content):
+    (tmp_path / "junk.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"junk\.pt"):
+        read(tmp_path / "junk.pt", base, max_length=60)
+
+
+def test_convert_over_what_is_there_is_refused(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["convert", "--file", "nowhere", "--base", "nowhere", "--output", str(tmp_path)])
+    assert "expected: a new folder" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "mine"

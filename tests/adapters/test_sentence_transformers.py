@@ -1,5 +1,8 @@
 """An exported ranker scores in sentence-transformers as it does here."""
 
+import json
+import shutil
+
 import pytest
 
 from as2ray.adapters.sentence_transformers import export
@@ -45,3 +48,47 @@ def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tm
     with pytest.raises(CheckpointError, match=r"CascadeRanker(.|\n)*as2ray\.load"):
         export(load(cascade), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+    ],
+)
+def test_exported_ranker_that_was_a_cross_encoder_of_logits_has_our_scores(
+    checkpoint, labels, said, tmp_path
+):
+    path = shutil.copytree(checkpoint("bert", labels, initializer_range=0.3), tmp_path / "theirs")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **said}))
+    ranker = load(path, precision="fp32", device="cpu")
+    export(ranker, tmp_path / "out")
+    found = CrossEncoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
+    expected = [one.score for one in ranker.rank(QUESTION, TEXTS)]
+    assert [one["score"] for one in found] == pytest.approx(expected, abs=1e-5)
+    assert all(getattr(ranker.network.config, name) == value for name, value in said.items())
+
+
+def test_exported_ranker_cuts_pairs_to_the_same_length(checkpoint, family, tmp_path):
+    path = checkpoint(family, 2, initializer_range=0.3)
+    ranker = load(path, precision="fp32", device="cpu", max_length=24)
+    before = ranker.published_tokenizer.model_max_length
+    long = ["Kovarin ne kovarin lala muri badesso. " * 4, "Lala muri. " * 12]
+    found = CrossEncoder(str(export(ranker, tmp_path / "out")), device="cpu")
+    assert found.max_length == 24
+    expected = {one.index: one.score for one in ranker.rank(QUESTION, long)}
+    scores = {one["corpus_id"]: one["score"] for one in found.rank(QUESTION, long)}
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert ranker.published_tokenizer.model_max_length == before
+
+
+def test_export_over_what_is_there_is_refused(checkpoint, tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    for output in (tmp_path, tmp_path / "mine.txt", tmp_path / "mine.txt" / "inside"):
+        with pytest.raises(SystemExit):
+            main(["export", "--model", "nowhere", "--output", str(output)])
+        assert "expected: a new folder" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "mine"

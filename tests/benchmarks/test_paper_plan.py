@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from as2ray.evaluation.cost import Shape
+from as2ray.objectives import Distillation
 from as2ray.training.config import Training
 from as2ray.training.job import Model
 from benchmarks.plan import DEVICES, SHAPES, TOKENS, Work, main, measured, pairs, works
@@ -37,15 +38,17 @@ def test_step_costs_its_epochs_thrice_and_a_validation_after_each():
 
 
 def test_cascade_costs_its_mean_exit_also_in_a_step_that_starts_from_it():
-    first = Step(["train"], Training(epochs=1), exits=(4, 6, 8, 10, 12))
-    trains, _, again, _ = works(_recipe(one=first, two=Step(["train"], Training(epochs=1), "one")))
+    learn = {"train": ["train"], "training": Training(epochs=1), "objective": "uniform_exit"}
+    first = Step(**learn, exits=(4, 6, 8, 10, 12))
+    trains, _, again, _ = works(_recipe(one=first, two=Step(**learn, start="one")))
     assert trains.operations == pytest.approx(2 * 8_672 * 3 * 8 * _layer(TOKENS["wikiqa"]))
     assert again.operations == trains.operations
 
 
 def test_student_pays_for_its_teachers_logits():
     teacher = Step(["train"], Training(epochs=1), model="roberta-large")
-    student = Step(["train"], Training(epochs=1), teachers=["teacher"])
+    taught = {"teachers": ["teacher"], "objective": Distillation()}
+    student = Step(["train"], Training(epochs=1), **taught)
     stored = list(works(_recipe(teacher=teacher, student=student)))[-1]
     assert stored.shape == SHAPES["roberta-large"]
     assert stored.operations == pytest.approx(2 * 8_672 * 24 * _layer(TOKENS["wikiqa"], 1_024))

@@ -1,9 +1,11 @@
 import numpy as np
+import pyarrow as pa
 import pytest
 import tiny
 
 from as2ray.calibration import reliability
 from as2ray.checkpoint import load, save, start
+from as2ray.errors import EvaluationError
 
 QUESTION = "What is kovarin?"
 
@@ -64,3 +66,17 @@ def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
     assert ranker.threshold is not None
     ranker.keep([1, 3])
     assert (ranker.calibration, ranker.threshold) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("label", "precision", "told"), [(0, 0.5, "labels"), (None, 1.5, "precision 1.5")]
+)
+def test_what_no_score_could_mend_is_refused_before_any_is_made(
+    checkpoint, monkeypatch, label, precision, told
+):
+    ranker, table = load(checkpoint("bert")), tiny.candidates(6)
+    monkeypatch.setattr(ranker, "score_exits", None)
+    if label is not None:
+        table = table.set_column(4, "label", pa.array([label] * table.num_rows, pa.int8()))
+    with pytest.raises(EvaluationError, match=told):
+        ranker.calibrate(table, precision=precision)

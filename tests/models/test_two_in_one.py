@@ -200,3 +200,9 @@ def test_joint_model_as_a_teacher_is_refused(model):
 def test_no_passages_or_all_but_the_last_are_not_returned(model, top_k):
     with pytest.raises(RecipeError, match=f"top_k={top_k}"):
         model.rank_passages("What is kovarin?", PASSAGES, top_k=top_k)
+
+
+def test_one_text_in_place_of_a_passage_s_sentences_is_refused(model):
+    for passages in (["ab", "c"], "ab"):
+        with pytest.raises(EvaluationError, match="one text"):
+            model.rank_passages("What?", passages)

@@ -2,13 +2,15 @@
 
 import asyncio
 import signal
-from contextlib import nullcontext
+import socket
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from as2ray.errors import RecipeError, ResourceError
 from as2ray.serving import deployment, run
 from as2ray.serving.asked import Asked, Refused
 from as2ray.serving.service import Facts
@@ -59,9 +61,60 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, e
     monkeypatch.setattr(run, "serve", serve)
     monkeypatch.setattr(run, "connected", nullcontext)
     monkeypatch.setattr(run, "build", lambda args: args)
-    run.run(Served(models={"a": "x"}), "127.0.0.1", 8000)
+    monkeypatch.setattr(run, "nodes", lambda: [{"CPU": 2.0}])
+    run.run(Served(models={"a": "x"}), "127.0.0.1", 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert serve.done == done
+
+
+@pytest.fixture
+def started(monkeypatch) -> list:
+    """What was started of a Ray of one node of two CPUs, which here is none at all."""
+    found = []
+
+    @contextmanager
+    def connected():
+        found.append("ray")
+        yield
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(run, "connected", connected)
+    monkeypatch.setattr(run.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(run, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(run, "build", lambda args: args)
+    monkeypatch.setattr(run, "serve", SimpleNamespace(start=lambda **_: found.append("serve")))
+    return found
+
+
+def test_a_port_that_is_taken_is_told_before_ray_starts(started):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RecipeError, match=rf"host 127\.0\.0\.1, port {port}: .*in use"):
+            run.run(Served(models={"a": "x"}), "127.0.0.1", port)
+    assert not started
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("203.0.113.1", 0)])
+def test_an_address_that_is_not_here_is_told_before_ray_starts(started, host, port):
+    with pytest.raises(RecipeError, match=f"port {port}"):
+        run.run(Served(models={"a": "x"}), host, port)
+    assert not started
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        {"cpus": 64},
+        {"cpus": 64, "least": 0},
+        {"cpus": 2},
+        {"cpus": 1, "least": 2, "most": 2},
+        {"cpus": 1, "gpus": 1},
+    ],
+)
+def test_replicas_without_room_on_a_ray_of_our_own_are_refused(started, replicas):
+    with pytest.raises(ResourceError, match="what this machine has"):
+        run.run(Served(models={"a": "x"}, replicas=replicas), "127.0.0.1", 0)
+    assert started == ["ray"]
 
 
 class Replicas:
