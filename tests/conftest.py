@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tiny
+from hypothesis import settings
 
 from as2ray.loading import uncollected
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import transformers
 
 Checkpoint = Callable[..., Path]
+
+# An example that waits for a core is no defect.
+settings.register_profile("as2ray", deadline=None)
+settings.load_profile("as2ray")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -150,7 +150,7 @@ def test_wrong_options_are_refused(make_table):
         mean_average_precision(["q"], [0, 1], [1.0, 2.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scored())
 def test_ap_and_rr_equal_naive_oracle_and_quick_metric(make_table, case):
     labels, scores = case
@@ -165,7 +165,7 @@ def test_ap_and_rr_equal_naive_oracle_and_quick_metric(make_table, case):
     assert quick == pytest.approx(result.measures["AP"], abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scored(), st.randoms(use_true_random=False), st.sampled_from(["pessimistic", "by_id"]))
 def test_measures_do_not_depend_on_order_of_rows(make_table, case, random, ties):
     labels, scores = case
@@ -180,7 +180,7 @@ def test_measures_do_not_depend_on_order_of_rows(make_table, case, random, ties)
     assert quick == pytest.approx(straight.measures["AP"], abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scored())
 def test_measures_do_not_depend_on_monotone_transform(make_table, case):
     labels, scores = case

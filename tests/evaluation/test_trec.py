@@ -25,7 +25,7 @@ def test_run_has_trec_columns(make_table, tmp_path):
     assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 mine\nq0 Q0 q0-1 2 0.25 mine\n"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 1), min_size=1, max_size=12),
     st.sampled_from([0.0, 1.0, 1 / 3, -1e300, 1e-300]),

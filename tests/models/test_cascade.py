@@ -91,9 +91,7 @@ def shared(folder) -> CascadeRanker:
     return cascade(folder)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_result_does_not_depend_on_the_questions_that_share_the_batch(checkpoint, data):
     ranker = shared(checkpoint("bert", None))

@@ -31,7 +31,6 @@ def test_answers_are_as_described_whatever_is_asked(described, path, method, mod
     @given(case=described[path][method].as_strategy(generation_mode=mode))
     @settings(
         max_examples=8,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -14,7 +14,7 @@ def test_likeness_is_words_of_both_over_words_of_either():
 texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=7).map(" ".join), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts, texts, st.sampled_from([0.1, 0.5, 0.7, 0.75, 0.8, 1.0]))
 def test_near_duplicates_are_those_of_comparing_every_pair(one, other, least):
     expected = {

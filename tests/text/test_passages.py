@@ -70,9 +70,7 @@ def test_passage_without_sentences_is_refused(tokenizer):
         encode_passages(tokenizer, [QUESTION] * 2, [["Lala."], []])
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     max_length=st.integers(20, 80),

@@ -57,7 +57,7 @@ def content(stream: Stream, epoch: int = 0, start: int = 0) -> list[tuple[object
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     ranks=st.integers(1, 4),
     batch=st.integers(1, 70),
