@@ -114,7 +114,14 @@ def drop_ratios(drop: Drop, stages: int, questions: int | None = None) -> np.nda
     Raises:
         RecipeError: A ratio outside [0, 1), or another number of them.
     """
-    ratios = np.asarray(drop, np.float64)
+    try:
+        ratios = np.asarray(drop, np.float64)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"drop ratios {drop!r}",
+            expected="one number, or as many for each question",
+            mend="give one drop ratio for all",
+        ) from error
     if ratios.ndim == 0:
         ratios = np.full(stages - 1, ratios)
     if questions is not None and ratios.ndim < 2:

@@ -39,7 +39,7 @@ from as2ray.packaged import minilm
 from as2ray.records import question_numbers, question_starts
 from as2ray.text.files import PairFiles
 from benchmarks import asnq_shaped
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.report import Claim, arguments, finish, held_cores, hold_to_cores
 
 PEERS = {
     "default": ("torch", {}),
@@ -191,7 +191,7 @@ class _Peer:
                     "max_length": 128,
                     "backend": backend,
                     "model_kwargs": keywords,
-                    "cores": list(range(args.cores)),
+                    "cores": held_cores(args.cores),
                     "questions": by_question(rows),
                 }
             )

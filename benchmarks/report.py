@@ -54,13 +54,18 @@ def arguments(
     return parser.parse_args(argv)
 
 
+def held_cores(count: int) -> list[int]:
+    """The first `count` cores that this process may use: not all machines give it their first."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))[:count]
+    return list(range(min(count, os.cpu_count() or 1)))
+
+
 def hold_to_cores(count: int) -> int:
     """Keeps this process and its children to its first `count` cores; how many it has then."""
+    cores = len(held_cores(count))
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = min(count, os.cpu_count() or 1)
+        os.sched_setaffinity(0, held_cores(count))
     if torch := sys.modules.get("torch"):  # where it is not, nothing computes
         torch.set_num_threads(cores)
     return cores

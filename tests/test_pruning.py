@@ -1,10 +1,12 @@
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.pruning import Scored, kept, survive
+from as2ray.errors import RecipeError
+from as2ray.pruning import Scored, drop_ratios, kept, survive
 
 
 def test_kept_follows_the_paper_s_example():
@@ -45,3 +47,9 @@ def test_rank_by_puts_a_later_stage_above_any_score_and_keeps_close_scores_apart
 def test_rank_by_puts_a_survivor_of_score_0_above_a_dropped_of_score_1():
     scored = Scored(np.array([1.0, 0.0, 1.0, 1e-20], np.float32), np.array([0, 1, 1, 2]))
     assert np.argsort(-scored.rank_by, kind="stable").tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("drop", ["abc", [[0.1], [0.2, 0.3]], None])
+def test_drop_ratios_that_are_no_numbers_are_refused(drop):
+    with pytest.raises(RecipeError, match="drop ratios"):
+        drop_ratios(drop, 3)

@@ -6,8 +6,8 @@ loads it only then: the controller, and a trial that starts a run, need no model
 
 import os
 import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -121,15 +121,22 @@ def _worker(config: dict[str, Any]) -> None:
     )
 
 
+@contextmanager
+def reading(held: Checkpoint | None) -> Iterator[Path | None]:
+    """A checkpoint of Ray's as a folder, which is gone afterwards where it had to be copied."""
+    if held is None:
+        yield None
+        return
+    with held.as_directory() as folder:
+        yield Path(folder)
+
+
 class _RayRun:
     """Reports to Ray Train, which keeps the best and the last checkpoint."""
 
-    def resume(self) -> Path | None:
-        """The last checkpoint, copied to this machine."""
-        held = ray.train.get_checkpoint()
-        if held is None:
-            return None
-        return Path(held.to_directory(tempfile.mkdtemp(prefix="as2ray-resume-")))
+    def resume(self) -> AbstractContextManager[Path | None]:
+        """The last checkpoint, on this machine as long as it is read."""
+        return reading(ray.train.get_checkpoint())
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
         """Hands metrics and checkpoint over; a barrier for all workers."""

@@ -4,8 +4,8 @@ Knows Ray Tune. Must not know what a trial computes.
 """
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from as2ray.distributed.plan import Workers, side_by_side
-from as2ray.distributed.train import fit
+from as2ray.distributed.train import fit, reading
 from as2ray.training.config import SELECTION
 from as2ray.training.job import Job
 
@@ -151,12 +151,9 @@ def _held(workers: Workers) -> dict[str, float]:
 class _TuneRun:
     """Reports a run in the trial's own process to Ray Tune."""
 
-    def resume(self) -> Path | None:
+    def resume(self) -> AbstractContextManager[Path | None]:
         """The trial's last checkpoint."""
-        held = tune.get_checkpoint()
-        if held is None:
-            return None
-        return Path(held.to_directory(tempfile.mkdtemp(prefix="as2ray-resume-")))
+        return reading(tune.get_checkpoint())
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
         """Hands metrics and checkpoint over; Tune may end the trial here."""

@@ -142,9 +142,11 @@ def _refuse_white_space(names: Sequence[str]) -> None:
 def _lines(path: Path | str, columns: int) -> Iterator[tuple[str, list[str]]]:
     # Each line that is not blank with its place; refuses another number of columns.
     first: dict[tuple[str, str], int] = {}
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             place, parts = f"{path}:{number}", line.split()
+            if line != line.encode(errors="replace").decode():
+                _refuse(place, f"bytes that are no UTF-8: {line[:80]!r}", "text in UTF-8")
             if parts and len(parts) != columns:
                 _refuse(place, f"{len(parts)} columns: {line[:80]!r}", f"{columns} columns")
             if parts:

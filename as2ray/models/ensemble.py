@@ -20,6 +20,10 @@ TOLERANCE = 1e-6
 """How far from 1 weights may sum."""
 
 
+FOLLOWED = frozenset({"precision", "concurrent", "fused", "max_tokens"})
+"""Settings of how it scores, which its members have when it gets them."""
+
+
 class EnsembleRanker(Ranker):
     """Several rankers as one.
 
@@ -29,6 +33,12 @@ class EnsembleRanker(Ranker):
     """
 
     text_only = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in FOLLOWED:
+            for member in getattr(self, "members", ()):
+                setattr(member, name, value)
 
     def __init__(self, members: Sequence[Ranker], weights: Sequence[float] | None = None) -> None:
         weights = [1.0 / max(1, len(members))] * len(members) if weights is None else weights

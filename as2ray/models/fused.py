@@ -219,6 +219,9 @@ def _single(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _state(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
-    """What changes when a weight does: where each lies, and how often it was written to."""
+    """What changes when a weight does: where each lies, and how often it was written to; what is
+    written through `.data`, as averages of weights are, counts no version and changes a sum.
+    """
     weights = [w for layer in layers for w in layer.parameters()]
-    return dtype, tuple((w.data_ptr(), w._version) for w in weights)
+    sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
+    return dtype, tuple(sums), tuple((w.data_ptr(), w._version) for w in weights)

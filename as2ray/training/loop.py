@@ -265,13 +265,13 @@ class Loop:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _resume(self) -> Progress:
-        folder = self.run.resume()
-        if folder is None:
-            return Progress()
-        parallel.load_weights(self.model, weights_of(self.ranker, folder / "ranker"))
-        moments = torch.load(folder / "moments.pt", weights_only=True)
-        parallel.load_optimiser_state(self.model, self.optimiser, moments)
-        return Progress(**json.loads((folder / "progress.json").read_text()))
+        with self.run.resume() as folder:
+            if folder is None:
+                return Progress()
+            parallel.load_weights(self.model, weights_of(self.ranker, folder / "ranker"))
+            moments = torch.load(folder / "moments.pt", weights_only=True)
+            parallel.load_optimiser_state(self.model, self.optimiser, moments)
+            return Progress(**json.loads((folder / "progress.json").read_text()))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Knows files. Must not know Ray: `distributed/train.py` has a `Run` that reports 
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +18,8 @@ Metrics = Mapping[str, float]
 class Run(Protocol):
     """What the loop needs of the place in which it runs."""
 
-    def resume(self) -> Path | None:
-        """The last checkpoint of an earlier, interrupted try; None to begin."""
+    def resume(self) -> AbstractContextManager[Path | None]:
+        """The last checkpoint of an earlier, interrupted try, while it is read; None to begin."""
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
         """Takes the metrics of a validation, and takes the checkpoint folder over.
@@ -40,9 +41,9 @@ class LocalRun:
         self.selection = selection
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def resume(self) -> Path | None:
+    def resume(self) -> AbstractContextManager[Path | None]:
         """See `Run`."""
-        return self._held("last")
+        return nullcontext(self._held("last"))
 
     def best(self) -> Path | None:
         """The checkpoint with the highest `selection` so far; of equals the later, as Ray's."""

@@ -2,7 +2,9 @@
 
 import shutil
 
-from as2ray.distributed.train import named
+from ray.train import Checkpoint
+
+from as2ray.distributed.train import named, reading
 
 
 def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
@@ -15,6 +17,14 @@ def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
     # What was thrown away is not gone on with.
     shutil.rmtree(folders[0])
     assert named(folders[0], tmp_path / "storage") not in names
+
+
+def test_checkpoint_is_read_where_it_lies_or_as_a_copy_that_goes(tmp_path):
+    (tmp_path / "weights").write_text("here")
+    with reading(Checkpoint.from_directory(str(tmp_path))) as folder:
+        assert (folder / "weights").read_text() == "here"
+    with reading(None) as folder:
+        assert folder is None
 
 
 def test_run_in_its_own_folder_has_the_folder_s_name(tmp_path):

@@ -105,3 +105,11 @@ def test_run_of_other_candidates_is_refused_with_numbers(make_table, tmp_path):
         scores_of_run(run, make_table([[1], [1]]))
     with pytest.raises(EvaluationError, match="1 twice"):
         scores_of_run(run.take([0, 1, 2, 2]), make_table([[1, 0, 0]]))
+
+
+def test_qrels_may_begin_with_a_byte_order_mark_and_are_utf_8(tmp_path):
+    (tmp_path / "q").write_text("é 0 a 1\n", encoding="utf-8-sig")
+    assert read_qrels(tmp_path / "q")["question_id"].to_pylist() == ["é"]
+    (tmp_path / "q").write_text("x 0 a 1\né 0 a 1\n", encoding="latin-1")
+    with pytest.raises(EvaluationError, match="q:2: bytes that are no UTF-8"):
+        read_qrels(tmp_path / "q")

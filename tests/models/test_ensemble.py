@@ -64,3 +64,9 @@ def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, p
     ensemble = EnsembleRanker(members, [n / 55 for n in range(11)])
     loaded = load(save(ensemble, tmp_path / "saved"), precision="fp32")
     assert [member.tokenizer.max_length for member in loaded.members] == [*range(20, 31)]
+
+
+def test_settings_of_an_ensemble_are_its_members_too(members):
+    ensemble = EnsembleRanker(members)
+    ensemble.precision, ensemble.fused, ensemble.max_tokens = "bf16", True, 512
+    assert {(m.precision, m.fused, m.max_tokens) for m in members} == {("bf16", True, 512)}

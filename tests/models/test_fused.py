@@ -80,6 +80,16 @@ def test_fused_layers_follow_weights_that_change(checkpoint, pairs):
     np.testing.assert_allclose(after, scores(ranker, pairs[1], fused=False), atol=1e-6)
 
 
+def test_fused_layers_follow_weights_that_are_written_past_autograd(checkpoint, pairs):
+    ranker = load(checkpoint("bert"), precision="fp32", max_length=60, device="cpu")
+    before = scores(ranker, pairs[1], fused=True)
+    for weight in ranker.network.parameters():
+        weight.data.copy_(weight.data * 1.3)  # as averages of weights are written
+    after = scores(ranker, pairs[1], fused=True)
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, scores(ranker, pairs[1], fused=False), atol=1e-6)
+
+
 def test_training_runs_transformers_own_layers(checkpoint, family, packed):
     ranker = load(checkpoint(family), max_length=60, device="cpu")
     scores(ranker, ["Lala."], fused=True)

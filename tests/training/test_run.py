@@ -22,21 +22,27 @@ def written(tmp_path, content: str) -> Path:
     return folder
 
 
-def held(folder: Path | None) -> str:
+def held(run: LocalRun) -> str | None:
+    """What a later try goes on with."""
+    with run.resume() as folder:
+        return None if folder is None else weights(folder)
+
+
+def weights(folder: Path | None) -> str:
     assert folder is not None
     return (folder / "weights").read_text()
 
 
 def test_run_before_its_first_report_has_nothing(run):
-    assert run.resume() is None
+    assert held(run) is None
     assert run.best() is None
 
 
 def test_run_after_reports_resumes_from_the_last_and_keeps_the_best(run, tmp_path):
     for number, value in enumerate([0.5, 0.7, 0.6]):
         run.report({"dev/AP": value}, written(tmp_path, str(number)))
-    assert held(run.resume()) == "2"
-    assert held(run.best()) == "1"
+    assert held(run) == "2"
+    assert weights(run.best()) == "1"
     assert not list(tmp_path.glob("made-*"))  # the checkpoints were taken over
 
 
@@ -60,21 +66,21 @@ def test_best_that_is_the_last_takes_no_room_of_its_own_where_files_have_two_nam
 def test_run_equal_values_keep_the_later_as_best(run, tmp_path):
     for number in range(2):
         run.report({"dev/AP": 0.5}, written(tmp_path, str(number)))
-    assert held(run.best()) == "1"
+    assert weights(run.best()) == "1"
 
 
 def test_run_of_another_process_goes_on_where_it_ended(run, tmp_path):
     run.report({"dev/AP": 0.5}, written(tmp_path, "first"))
     again = LocalRun(run.folder, "dev/AP")
-    assert held(again.resume()) == "first"
+    assert held(again) == "first"
     again.report({"dev/AP": 0.4}, written(tmp_path, "second"))
-    assert held(again.best()) == "first"
-    assert held(again.resume()) == "second"
+    assert weights(again.best()) == "first"
+    assert held(again) == "second"
 
 
 def test_run_report_without_a_checkpoint_changes_nothing(run):
     run.report({"dev/AP": 0.5}, None)
-    assert run.resume() is None
+    assert held(run) is None
 
 
 def test_run_report_without_the_selecting_metric_is_refused_with_those_there(run, tmp_path):
@@ -99,11 +105,11 @@ def test_run_killed_while_it_takes_a_checkpoint_over_still_has_the_older(
         with pytest.raises(KeyboardInterrupt):
             run.report({"dev/AP": 0.6 if best else 0.4}, written(tmp_path, "newer"))
     again = LocalRun(run.folder, "dev/AP")
-    assert held(again.resume()) == "older"
-    assert held(again.best()) == "older"
+    assert held(again) == "older"
+    assert weights(again.best()) == "older"
     again.report({"dev/AP": 0.9}, written(tmp_path, "newest"))
-    assert held(again.resume()) == "newest"
-    assert held(again.best()) == "newest"
+    assert held(again) == "newest"
+    assert weights(again.best()) == "newest"
     assert not list(run.folder.rglob("half"))
 
 
@@ -120,4 +126,4 @@ def test_run_killed_between_old_and_new_still_has_the_older(run, tmp_path, monke
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             run.report({"dev/AP": 0.4}, written(tmp_path, "newer"))
-    assert held(LocalRun(run.folder, "dev/AP").resume()) == "older"
+    assert held(LocalRun(run.folder, "dev/AP")) == "older"
