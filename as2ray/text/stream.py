@@ -230,7 +230,9 @@ class Stream:
         if size == 0:
             yield MicroBatch(step, pairs, True, encoded.placeholder())
             return
-        groups = list(cut(encoded.lengths[start : start + size], self.max_tokens))
+        lengths = encoded.lengths[start : start + size]
+        # The windows of a passage stay together: one that is longer makes room for itself.
+        groups = list(cut(lengths, max(self.max_tokens, int(lengths.max()))))
         for i, group in enumerate(groups):
             yield MicroBatch(step, pairs, i == len(groups) - 1, encoded.pack(start + group))
 

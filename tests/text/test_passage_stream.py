@@ -47,6 +47,23 @@ def test_epoch_gives_every_passage_and_sentence_once_with_its_label(stream):
         np.testing.assert_array_equal(held, micro.batch.of_sequence["passage_label"])
 
 
+def test_passage_whose_windows_exceed_the_budget_is_a_batch_of_its_own_size(tokenizer, tmp_path):
+    rows = passages_of(4)
+    longer = rows.to_pylist()
+    lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
+    for name in lists:
+        longer[3][name] = longer[3][name] * 20
+    pq.write_table(pa.Table.from_pylist(longer, rows.schema), tmp_path / "part.parquet")
+    stream = PassageStream(PairFiles.find(tmp_path), tokenizer, batch=8, max_tokens=100)
+    micros = list(stream.epoch(0))
+    sizes = sorted(int(micro.batch.lengths.sum()) for micro in micros)
+    assert sizes[-1] > 10 * 60
+    assert sum(micro.pairs for micro in micros if micro.last) == len(longer)
+    # A sentence between two windows may stand in both.
+    marks = sum(len(micro.batch.of_mark["label"]) for micro in micros)
+    assert marks >= sum(len(row["label"]) for row in longer)
+
+
 def test_share_without_a_passage_is_a_placeholder_with_a_mark(stream, tokenizer):
     lonely = PassageStream(stream.files, tokenizer, 1, 400, rank=1, ranks=2)
     micro = next(iter(lonely.epoch(0)))
