@@ -25,7 +25,7 @@ from as2ray.pruning import drop_ratios
 from as2ray.savings import savings
 from as2ray.stages import digest, stage
 from pipelines.drop_search import Search, replays, searched
-from pipelines.experiment import Found, prepare, rankers, shapes, tell
+from pipelines.experiment import Found, outlines, prepare, rankers, tell
 from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import check_names, command
 from pipelines.steps import evaluated, table
@@ -112,7 +112,7 @@ def run(
 
 def _refuse_unordered(recipe: Recipe, folder: Path) -> None:
     """Sequential rankers that could not be made of their members, once these are trained."""
-    held = shapes(recipe, folder)
+    held = outlines(recipe, folder)
     for name, steps in recipe.sequential.items():
         depths = [held[step].depth for step in steps]
         if any(a >= b for a, b in pairwise(depths)):

@@ -47,10 +47,10 @@ def rankers(
         passages: The same by passages, for steps that train joint models.
 
     Raises:
-        RecipeError: See `shapes`.
+        RecipeError: See `outlines`.
         CheckpointError: A model to start from is none.
     """
-    shapes(recipe, folder, passages is not None)
+    outlines(recipe, folder, passages is not None)
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
         for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
@@ -62,7 +62,7 @@ def rankers(
 
 
 @dataclass(frozen=True)
-class Shape:
+class Outline:
     """What is known of a step's ranker before it is trained."""
 
     depth: int
@@ -78,7 +78,7 @@ class Shape:
         return f"{kind} of {self.depth} layers, {', '.join(filter(None, parts))}"
 
 
-def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Shape]:
+def outlines(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Outline]:
     """The ranker of each step, and what would end a later step when those before it are trained.
 
     Args:
@@ -92,7 +92,7 @@ def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Sh
         CheckpointError: A model to start from is none.
     """
     depths: dict[str, int] = {}
-    held: dict[str, Shape] = {}
+    held: dict[str, Outline] = {}
     for name, step in recipe.steps.items():
         joint = isinstance(step.objective, TwoInOne)
         answers = isinstance(step.objective, TwoInOne) and step.objective.answers
@@ -100,13 +100,14 @@ def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Sh
         if step.start:
             before = held[step.start]
         elif all((stage / MANIFEST).is_file() for stage in done):
-            held[name] = _finished(done[0], step)
+            depth = checkpoint.depth(done[0] / "ranker")
+            held[name] = Outline(depth, step.exits or (), step.heads, joint, answers)
             continue
         else:
             path = step.model or recipe.model.path
             if path not in depths:
                 depths[path] = checkpoint.depth(packaged.resolve(path))
-            before = Shape(depths[path])
+            before = Outline(depths[path])
         if before.exits or before.joint:
             fine = step.layers is None and (step.exits is None or step.exits == before.exits)
             fine = fine and step.heads in (0, before.heads) and answers <= before.answers
@@ -120,7 +121,7 @@ def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Sh
             last = step.exits[-1] if step.exits else layers
             # A checkpoint with heads of its own ends at its last exit.
             fine = fine and step.heads >= 0 and (not (step.heads and step.start) or last < layers)
-            made = Shape(last, step.exits or (), step.heads, joint, answers)
+            made = Outline(last, step.exits or (), step.heads, joint, answers)
         taught = [teacher for teacher in step.teachers if held[teacher].joint]
         if not fine or (joint and not passages) or taught:
             raise RecipeError(
@@ -134,13 +135,6 @@ def shapes(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Sh
             )
         held[name] = made
     return held
-
-
-def _finished(stage: Path, step: Step) -> Shape:
-    depth = checkpoint.depth(stage / "ranker")
-    joint = isinstance(step.objective, TwoInOne)
-    answers = isinstance(step.objective, TwoInOne) and step.objective.answers
-    return Shape(depth, step.exits or (), step.heads, joint, answers)
 
 
 def _stage(folder: Path, name: str, seed: int) -> Path:

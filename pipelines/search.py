@@ -22,7 +22,7 @@ from as2ray.errors import RecipeError
 from as2ray.objectives import Distillation
 from as2ray.stages import manifest, plain, stage
 from pipelines import distill
-from pipelines.experiment import planned, prepare, rankers, shapes
+from pipelines.experiment import outlines, planned, prepare, rankers
 from pipelines.recipe import Step, command
 from tune_spaces import distillation
 
@@ -72,7 +72,7 @@ def run(
     """
     folder = Path(output).resolve()
     seed = recipe.seeds_of(recipe.student)[0]
-    shapes(recipe, folder)
+    outlines(recipe, folder)
     tables = prepare(recipe, folder / "tables", sources or {})
     made = rankers(_before(recipe, seed), folder, workers, tables)
     done = {name: ranker for name, _, ranker in made}

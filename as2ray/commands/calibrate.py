@@ -5,8 +5,9 @@ from typing import Any
 import pyarrow as pa
 
 from as2ray.calibration import Kind, Reliability, check_precision, reliability
-from as2ray.commands.shown import console, kept_of, rows_of, table_of
+from as2ray.commands.shown import console, rows_of, table_of
 from as2ray.evaluation import plots
+from as2ray.evaluation.measures import kept_of
 from as2ray.filters import Filter
 
 

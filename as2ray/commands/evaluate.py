@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from as2ray.commands.shown import console, kept_of, ratios_of, rows_of, table_of
+from as2ray.commands.shown import console, ratios_of, rows_of, table_of
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.measures import Evaluation, Measure, as_measure
+from as2ray.evaluation.measures import Evaluation, Measure, as_measure, kept_of
 from as2ray.evaluation.measures import evaluate as measured
 from as2ray.evaluation.runs import evaluate_run
 from as2ray.evaluation.significance import compare

@@ -6,15 +6,13 @@ Knows the terminal. Must not know any one command.
 import sys
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
 from as2ray import corpora
 from as2ray.errors import EvaluationError, RecipeError
-from as2ray.filters import Filter, filter_mask
-from as2ray.records import count, validate
+from as2ray.records import validate
 from as2ray.text.files import PairFiles
 
 N = TypeVar("N", int, float)
@@ -46,18 +44,6 @@ def known_options(corpus: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, if the corpus has such: no others may meet the arguments beside them."""
     corpora.get(corpus).resolve({str(name): value for name, value in options.items()})
     return options
-
-
-def kept_of(rows: pa.Table, filter: Filter) -> np.ndarray:
-    """Rows whose question counts, bool, shape [rows]; refuses none at all."""
-    kept = filter_mask(rows, filter)
-    if not kept.any():
-        raise EvaluationError(
-            f"no question left of {count(rows)} under the filter {filter!r}",
-            expected="at least one question",
-            mend="choose the filter 'raw', or a table that has labels",
-        )
-    return kept
 
 
 def ratios_of(drop: str | None) -> float | list[float] | None:

@@ -36,6 +36,7 @@ __all__ = [
     "as_measure",
     "evaluate",
     "filter_mask",
+    "kept_of",
     "mean_average_precision",
 ]
 
@@ -89,13 +90,7 @@ def evaluate(
     """
     wanted = [as_measure(m) for m in measures]
     values = checked_scores(scores, table.num_rows)
-    kept = filter_mask(table, filter)
-    if not kept.any():
-        raise EvaluationError(
-            f"no question left of {count(table)} under the filter {filter!r}",
-            expected="at least one question",
-            mend="choose the filter 'raw', or evaluate a table that has labels",
-        )
+    kept = kept_of(table, filter)
     questions = table.filter(pa.array(kept))
     columns = _calculate(wanted, questions, values[kept], ties, relevance)
     return Evaluation(
@@ -143,6 +138,22 @@ def mean_average_precision(
     rank = np.arange(len(hit)) - np.repeat(starts, size) + 1
     gained = np.add.reduceat(hit * found / rank, starts)
     return float(np.mean(gained / np.maximum(np.add.reduceat(hit, starts), 1)))
+
+
+def kept_of(table: pa.Table, filter: Filter) -> np.ndarray:
+    """Rows whose question counts, bool, shape [rows].
+
+    Raises:
+        EvaluationError: None does.
+    """
+    kept = filter_mask(table, filter)
+    if not kept.any():
+        raise EvaluationError(
+            f"no question left of {count(table)} under the filter {filter!r}",
+            expected="at least one question",
+            mend="choose the filter 'raw', or a table that has labels",
+        )
+    return kept
 
 
 def _calculate(
