@@ -1,29 +1,20 @@
-"""Typed errors: each says what came, what was expected, and how to mend it.
-
-Knows nothing of the other rooms.
-"""
+"""Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
 
 class As2rayError(Exception):
-    """Base of every error that a user can cause and mend.
+    """Base of every error that a user can cause and fix.
 
     Args:
-        came: What came, with its numbers or names.
-        expected: What would have been accepted.
-        mend: What to do now.
+        problem: What is wrong, with its numbers or names, and what is accepted.
+        fix: What to do about it.
     """
 
-    def __init__(self, came: str, *, expected: str, mend: str) -> None:
-        self.came, self.expected, self.mend = came, expected, mend
-        super().__init__(f"{came}\n  expected: {expected}\n  to mend:  {mend}")
+    def __init__(self, problem: str, fix: str | None = None) -> None:
+        self.problem, self.fix = problem, fix
+        super().__init__(problem, fix)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling, and errors cross processes.
-        return _rebuild, (type(self), self.came, self.expected, self.mend)
-
-
-def _rebuild(cls: type[As2rayError], came: str, expected: str, mend: str) -> As2rayError:
-    return cls(came, expected=expected, mend=mend)
+    def __str__(self) -> str:
+        return self.problem if self.fix is None else f"{self.problem}\n  fix: {self.fix}"
 
 
 class CorpusError(As2rayError):
@@ -42,7 +33,7 @@ class CheckpointError(As2rayError):
     """A checkpoint has unknown, missing or misshapen weights, or is no ranker."""
 
 
-class RecipeError(As2rayError):
+class ConfigError(As2rayError):
     """A recipe or a command-line value is out of its range."""
 
 
@@ -50,7 +41,7 @@ class TrainingError(As2rayError):
     """A run of training cannot go on."""
 
 
-class StageMismatchError(As2rayError):
+class StaleStageError(As2rayError):
     """An output folder holds a stage that was made from something else."""
 
 
@@ -58,7 +49,7 @@ class ResourceError(As2rayError):
     """The cluster cannot give what the resource plan asks."""
 
 
-class IndexFolderError(As2rayError):
+class SentenceIndexError(As2rayError):
     """An index of documents is missing, broken, of another version, or cannot be written."""
 
 

@@ -18,31 +18,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from as2ray.corpora.store import PART, ROW_GROUP
+from as2ray.corpora.preparation import ROW_GROUP_SIZE, ROWS_PER_PART
 from as2ray.text.sentences import split
 
-EACH = 356
+CANDIDATES_PER_QUESTION = 356
 """Candidates a question: 20,377,568 pairs / 57,242 questions."""
 
-PAPERS = 23_662_238
+PAPER_NUM_PAIRS = 23_662_238
 """Pairs that the Cascade Transformer and CERBERUS trained on."""
 
-PAPERS_EACH = PAPERS / 57_242
+PAPER_CANDIDATES_PER_QUESTION = PAPER_NUM_PAIRS / 57_242
 """Their candidates a question, some 413."""
 
-POSITIVE = 61_186 / 20_377_568
+POSITIVE_RATE = 61_186 / 20_377_568
 """Part of the pairs that is positive."""
 
-QUESTIONS = "asnq/unique.train"
-ARTICLES = ("squad/dev-v1.1.json.gz", "squad/train-part-v1.1.json.gz")
+QUESTION_FILE = "asnq/unique.train"
+ARTICLE_FILES = ("squad/dev-v1.1.json.gz", "squad/train-part-v1.1.json.gz")
 
 
-def present(data: Path) -> bool:
+def has_source_files(data_root: Path) -> bool:
     """Whether the data root has the questions and the articles."""
-    return all((data / name).is_file() for name in (QUESTIONS, *ARTICLES))
+    return all((data_root / name).is_file() for name in (QUESTION_FILE, *ARTICLE_FILES))
 
 
-def write(folder: Path, rows: int, data: Path | None, each: float = EACH) -> Path:
+def write_corpus(
+    folder: Path,
+    num_rows: int,
+    data_root: Path | None,
+    candidates_per_question: float = CANDIDATES_PER_QUESTION,
+) -> Path:
     """The corpus as Parquet files, cut as `corpora.prepare` cuts them.
 
     Args:
@@ -52,24 +57,29 @@ def write(folder: Path, rows: int, data: Path | None, each: float = EACH) -> Pat
         each: Candidates a question.
     """
     folder.mkdir(parents=True)
-    questions, left, right = _texts(data)
-    for part, start in enumerate(range(0, rows, PART)):
-        numbers = np.arange(start, min(start + PART, rows))
-        table = _candidates(numbers, each, questions, left, right)
+    questions, left, right = _load_texts(data_root)
+    for part, start in enumerate(range(0, num_rows, ROWS_PER_PART)):
+        numbers = np.arange(start, min(start + ROWS_PER_PART, num_rows))
+        table = _make_candidates(numbers, candidates_per_question, questions, left, right)
         path = folder / f"part-{part:05d}.parquet"
-        pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd")
+        pq.write_table(table, path, row_group_size=ROW_GROUP_SIZE, compression="zstd")
     return folder
 
 
-def _candidates(
-    numbers: np.ndarray, each: float, questions: pa.Array, left: pa.Array, right: pa.Array
+def _make_candidates(
+    row_numbers: np.ndarray,
+    candidates_per_question: float,
+    questions: pa.Array,
+    first_halves: pa.Array,
+    second_halves: pa.Array,
 ) -> pa.Table:
-    random = np.random.default_rng([0, int(numbers[0])])
+    random = np.random.default_rng([0, int(row_numbers[0])])
     halves = [
-        half.take(pa.array(random.integers(len(half), size=len(numbers)))) for half in (left, right)
+        half.take(pa.array(random.integers(len(half), size=len(row_numbers))))
+        for half in (first_halves, second_halves)
     ]
-    question = (numbers / each).astype(np.int64)
-    inside = numbers - np.ceil(question * each).astype(np.int64)
+    question = (row_numbers / candidates_per_question).astype(np.int64)
+    inside = row_numbers - np.ceil(question * candidates_per_question).astype(np.int64)
     ids = pa.array(question).cast(pa.string())
     return pa.table(
         {
@@ -79,32 +89,32 @@ def _candidates(
                 ids, pa.array(inside).cast(pa.string()), "-"
             ),
             "candidate": pc.binary_join_element_wise(*halves, " "),
-            "label": pa.array((random.random(len(numbers)) < POSITIVE).astype(np.int8)),
+            "label": pa.array((random.random(len(row_numbers)) < POSITIVE_RATE).astype(np.int8)),
         }
     )
 
 
 @lru_cache(maxsize=1)
-def _texts(data: Path | None) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _load_texts(data_root: Path | None) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Questions, and the first and second halves of sentences."""
-    questions, sentences = _made_up() if data is None else _real(data)
+    questions, sentences = _generate_texts() if data_root is None else _read_real_texts(data_root)
     words = [s.split() for s in sentences]
     left = [" ".join(w[: len(w) // 2]) for w in words]
     right = [" ".join(w[len(w) // 2 :]) for w in words]
     return pa.array(questions), pa.array(left), pa.array(right)
 
 
-def _real(data: Path) -> tuple[list[str], list[str]]:
+def _read_real_texts(data_root: Path) -> tuple[list[str], list[str]]:
     sentences: list[str] = []
-    for name in ARTICLES:
-        with gzip.open(data / name) as file:
+    for name in ARTICLE_FILES:
+        with gzip.open(data_root / name) as file:
             articles = json.load(file)["data"]
         texts = (p["context"] for a in articles for p in a["paragraphs"])
         sentences += (t[s.start : s.end] for t in texts for s in split(t))
-    return (data / QUESTIONS).read_text().splitlines(), sentences
+    return (data_root / QUESTION_FILE).read_text().splitlines(), sentences
 
 
-def _made_up() -> tuple[list[str], list[str]]:
+def _generate_texts() -> tuple[list[str], list[str]]:
     random = np.random.default_rng(0)
     syllables = np.array([c + v for c in "bdfglmnprst" for v in "aeiou"])
     sizes = random.integers(1, 3, 5_000)

@@ -24,105 +24,125 @@ from typing import Any
 import numpy as np
 import ray
 
-from as2ray.packaged import minilm
-from as2ray.text.cached_stream import CachedStream, write_tokens
-from as2ray.text.files import PairFiles
-from as2ray.text.stream import WINDOW, Stream
-from as2ray.text.tokens import PairTokenizer
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.data.packed_dataset import WINDOW, Stream
+from as2ray.tables.parquet import ParquetTable
+from as2ray.text.tokenization import PairTokenizer
 from benchmarks import asnq_shaped
-from benchmarks.consuming import consume, exact
-from benchmarks.memory import Watch, apart
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.consuming import consume_epoch, is_exact
+from benchmarks.memory import MemoryMonitor, run_in_new_process
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
+from benchmarks.token_cache import CachedStream, write_tokens
 
-WORKERS = 2
-BATCH = 32
-GROWTH = (100_000, 1_000_000, 10_000_000)
+NUM_WORKERS = 2
+BATCH_SIZE = 32
+EPOCH_SIZES = (100_000, 1_000_000, 10_000_000)
 """Pairs of the epochs that show how cost grows, as far as they are fewer than those asked for."""
 
-SAMPLE = 100_000
+SAMPLE_SIZE = 100_000
 """Pairs that the straight loop reads."""
 
-SMALL = (16_384,)
+SMALL_EPOCH_SIZES = (16_384,)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    args = arguments(__doc__, argv, _flags)
-    sizes = SMALL if args.small else (*(n for n in GROWTH if n < args.pairs), args.pairs)
-    data = args.data if asnq_shaped.present(args.data) else None
-    sampled = next((n for n in sizes if n >= SAMPLE), sizes[-1])
+    args = parse_arguments(__doc__, argv, _add_flags)
+    sizes = (
+        SMALL_EPOCH_SIZES
+        if args.small
+        else (*(n for n in EPOCH_SIZES if n < args.pairs), args.pairs)
+    )
+    data = args.data if asnq_shaped.has_source_files(args.data) else None
+    sampled = next((n for n in sizes if n >= SAMPLE_SIZE), sizes[-1])
     passes, loop = [], {}
     for pairs in sizes:
         with TemporaryDirectory(prefix="as2ray-epoch-", dir=args.folder) as folder:
             # Apart, so that what it takes to make the corpus is not counted as the epoch's memory.
             made = Path(folder) / "texts"
-            texts = apart(asnq_shaped.write, made, pairs, data, asnq_shaped.PAPERS_EACH)
-            passes.append(apart(_pass, Path(folder), texts, pairs, args))
+            texts = run_in_new_process(
+                asnq_shaped.write_corpus,
+                made,
+                pairs,
+                data,
+                asnq_shaped.PAPER_CANDIDATES_PER_QUESTION,
+            )
+            passes.append(run_in_new_process(_run_epoch, Path(folder), texts, pairs, args))
             if pairs == sampled:
-                loop = apart(_straight, texts, min(SAMPLE, pairs), args.cores)
+                loop = run_in_new_process(_run_baseline, texts, min(SAMPLE_SIZE, pairs), args.cores)
     results = {
         "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
         "cached": args.cached,
         "passes": passes,
         "datasets": loop,
     }
-    finish("epoch", args, claims(passes, loop), results)
+    write_report("epoch", args, build_claims(passes, loop), results)
 
 
-def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, default=asnq_shaped.PAPERS, help="of the epoch")
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pairs", type=int, default=asnq_shaped.PAPER_NUM_PAIRS, help="of the epoch"
+    )
     parser.add_argument("--cached", action="store_true", help="tokenise once, read token ids")
     parser.add_argument("--folder", type=Path, help="where the corpus is made, and removed")
 
 
-def claims(passes: list[dict[str, Any]], loop: dict[str, float]) -> list[Claim]:
+def build_claims(epochs: list[dict[str, Any]], baseline: dict[str, float]) -> list[Claim]:
     """What epochs of growing size show, beside the straight loop's rate."""
-    last, slopes = passes[-1], _slopes(passes)
-    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in passes]
+    last, slopes = epochs[-1], _compute_seconds_per_pair(epochs)
+    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in epochs]
     growth = max(slopes) / min(slopes)
-    spilled = max(p["memory"]["spilled"] for p in passes)
+    spilled = max(p["memory"]["spilled"] for p in epochs)
     named = f"an epoch of {last['pairs']:,} pairs"
-    first = max(p["first"] for p in passes)
+    first = max(p["first"] for p in epochs)
     return [
         Claim(
             "every pair exactly once, both workers in step",
             "checksums",
-            all(p["exact"] for p in passes),
+            all(p["exact"] for p in epochs),
         ),
         Claim(f"{named}: pairs/s", f"{last['pairs'] / last['end']:,.0f}", None),
         Claim("... tokens/s", f"{last['tokens'] / last['end']:,.0f}", None),
         Claim("... seconds", f"{last['end']:,.0f}", None),
         Claim("first packed batch within 15 s of the call", f"{first:.1f} s", first <= 15),
-        Claim("cost grows linearly (within 20 %)", f"{growth:.2f}", _all(slopes, growth <= 1.2)),
+        Claim(
+            "cost grows linearly (within 20 %)",
+            f"{growth:.2f}",
+            _holds_if_several(slopes, growth <= 1.2),
+        ),
         Claim(
             "memory flat (within 10 %) from the second epoch on",
             ", ".join(f"{m:,.0f} MB" for m in memory),
-            _all(memory[1:], max(memory[1:], default=0) <= 1.1 * min(memory[1:], default=0)),
+            _holds_if_several(
+                memory[1:], max(memory[1:], default=0) <= 1.1 * min(memory[1:], default=0)
+            ),
         ),
         Claim("nothing spilled", f"{spilled:,.0f} MB", spilled == 0),
         Claim(
             "times a straight loop over datasets' stream",
-            f"{last['pairs'] / last['end'] / loop['rate']:.2f}",
+            f"{last['pairs'] / last['end'] / baseline['rate']:.2f}",
             None,
         ),
     ]
 
 
-def _all(values: Sequence[float], holds: bool) -> bool | None:
+def _holds_if_several(values: Sequence[float], holds: bool) -> bool | None:
     """Nothing is claimed of one value alone."""
     return holds if len(values) > 1 else None
 
 
-def _slopes(passes: list[dict[str, Any]]) -> list[float]:
+def _compute_seconds_per_pair(epochs: list[dict[str, Any]]) -> list[float]:
     """Seconds a pair between one size and the next: the start of an epoch is in neither."""
-    ends = [(p["pairs"], p["end"]) for p in passes]
+    ends = [(p["pairs"], p["end"]) for p in epochs]
     found = [(t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairwise(ends)]
-    return found or [passes[0]["end"] / passes[0]["pairs"]]
+    return found or [epochs[0]["end"] / epochs[0]["pairs"]]
 
 
-def _pass(folder: Path, texts: Path, pairs: int, args: argparse.Namespace) -> dict[str, Any]:
+def _run_epoch(
+    folder: Path, corpus_folder: Path, num_pairs: int, args: argparse.Namespace
+) -> dict[str, Any]:
     """Consumes an epoch of a corpus from a cold start."""
-    cores = hold_to_cores(args.cores)
+    cores = limit_cores(args.cores)
     spill = folder / "spilled"
     spill.mkdir()
     ray.init(
@@ -132,26 +152,30 @@ def _pass(folder: Path, texts: Path, pairs: int, args: argparse.Namespace) -> di
         logging_level="ERROR",
         object_spilling_directory=str(spill),
     )
-    tokenizer, files, seconds = PairTokenizer.from_folder(minilm()), PairFiles.find(texts), 0.0
+    tokenizer, files, seconds = (
+        PairTokenizer.from_folder(packaged_minilm()),
+        ParquetTable.open(corpus_folder),
+        0.0,
+    )
     kind = CachedStream if args.cached else Stream
     if args.cached:
-        files, seconds = _cached(files, tokenizer, folder / "tokens")
+        files, seconds = _tokenize_corpus(files, tokenizer, folder / "tokens")
     window = 2_048 if args.small else WINDOW
     streams = [
-        kind(files, tokenizer, BATCH, window=window, rank=rank, ranks=WORKERS)
-        for rank in range(WORKERS)
+        kind(files, tokenizer, BATCH_SIZE, window=window, rank=rank, ranks=NUM_WORKERS)
+        for rank in range(NUM_WORKERS)
     ]
-    with Watch(spill) as watch:
-        worker = ray.remote(num_cpus=0)(consume)
+    with MemoryMonitor(spill) as watch:
+        worker = ray.remote(num_cpus=0)(consume_epoch)
         began = time.time()
-        shares = ray.get([worker.remote(s, cores / WORKERS, began) for s in streams])
+        shares = ray.get([worker.remote(s, cores / NUM_WORKERS, began) for s in streams])
     ray.shutdown()
     return {
-        "pairs": pairs,
-        "tokens": sum(s.tokens for s in shares),
-        "first": max(s.first for s in shares),
-        "end": max(s.end for s in shares),
-        "exact": exact(shares, pairs, streams[0].steps),
+        "pairs": num_pairs,
+        "tokens": sum(s.num_tokens for s in shares),
+        "first": max(s.first_batch_s for s in shares),
+        "end": max(s.total_s for s in shares),
+        "exact": is_exact(shares, num_pairs, streams[0].steps),
         "tokenised_once_seconds": seconds,
         "bytes": sum(Path(path).stat().st_size for path in files.paths),
         "workers": [asdict(share) for share in shares],
@@ -159,34 +183,41 @@ def _pass(folder: Path, texts: Path, pairs: int, args: argparse.Namespace) -> di
     }
 
 
-def _cached(files: PairFiles, tokenizer: PairTokenizer, folder: Path) -> tuple[PairFiles, float]:
+def _tokenize_corpus(
+    files: ParquetTable, tokenizer: PairTokenizer, folder: Path
+) -> tuple[ParquetTable, float]:
     """The corpus tokenised by tasks, a file each, and the seconds that took."""
     began = time.perf_counter()
     write = ray.remote(num_cpus=1)(write_tokens)
     ray.get([write.remote(path, tokenizer, folder) for path in files.paths])
-    return PairFiles.find(folder), time.perf_counter() - began
+    return ParquetTable.open(folder), time.perf_counter() - began
 
 
-def _straight(folder: Path, pairs: int, cores: int) -> dict[str, float]:
+def _run_baseline(folder: Path, num_pairs: int, num_cores: int) -> dict[str, float]:
     """The straight loop over a sample: its clock, its rate, and its peak memory in MB."""
     from datasets import load_dataset
     from tokenizers import Tokenizer
 
-    hold_to_cores(cores)
-    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    limit_cores(num_cores)
+    tokenizer = Tokenizer.from_file(str(packaged_minilm() / "tokenizer.json"))
     tokenizer.enable_truncation(128, strategy="only_second")
     tokenizer.enable_padding()
     paths = sorted(map(str, folder.glob("*.parquet")))
     began, first, tokens = time.perf_counter(), 0.0, 0
     rows = load_dataset("parquet", data_files=paths, split="train", streaming=True)
-    rows = rows.shuffle(seed=0, buffer_size=WINDOW).take(pairs)
-    for batch in rows.iter(batch_size=BATCH):
+    rows = rows.shuffle(seed=0, buffer_size=WINDOW).take(num_pairs)
+    for batch in rows.iter(batch_size=BATCH_SIZE):
         encoded = tokenizer.encode_batch(list(zip(batch["question"], batch["candidate"])))
         ids = np.array([e.ids for e in encoded], np.int32)
         tokens += ids.size
         first = first or time.perf_counter() - began
     seconds = time.perf_counter() - began
-    rates = {"pairs": pairs, "first": first, "rate": pairs / seconds, "padded_tokens": tokens}
+    rates = {
+        "pairs": num_pairs,
+        "first": first,
+        "rate": num_pairs / seconds,
+        "padded_tokens": tokens,
+    }
     return {**rates, "memory": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
 
 

@@ -23,25 +23,25 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from as2ray import checkpoint
-from as2ray.evaluation.cost import Shape, operations
-from as2ray.evaluation.ratio import alternate
-from as2ray.models.ranker import Ranker, probability, resolve_precision
-from as2ray.packaged import minilm
-from as2ray.records import question_numbers
-from as2ray.savings import savings
-from as2ray.text.packing import Sequences
-from benchmarks.ranking import questions_of, squad_table
-from benchmarks.report import Claim, arguments, finish
+from as2ray.cascade.cost import EncoderShape, count_flops
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.models.ranker import Ranker, positive_probability, resolve_dtype
+from as2ray.profiling.savings import measure_savings
+from as2ray.profiling.speed_ratio import measure_alternately
+from as2ray.tables.schema import question_indices
+from as2ray.text.packing import TokenSequences
+from benchmarks.ranking import load_squad_table, select_questions
+from benchmarks.report import Claim, parse_arguments, write_report
 
 SHAPES = {
-    "MiniLM": Shape(384, 1_536, 384, 6),
-    "RoBERTa-base": Shape(),
-    "RoBERTa-large": Shape(1_024, 4_096, 1_024, 24),
+    "MiniLM": EncoderShape(384, 1_536, 384, 6),
+    "RoBERTa-base": EncoderShape(),
+    "RoBERTa-large": EncoderShape(1_024, 4_096, 1_024, 24),
 }
 """What is measured. All have the encoder's vocabulary and heads of 64, MiniLM of 32."""
 
-ROUNDING = 0.02
+MAX_SCORE_DIFFERENCE = 0.02
 """Most by which bf16 may move a probability."""
 
 
@@ -50,13 +50,13 @@ class Size:
     """How much a run does."""
 
     shapes: tuple[str, ...]
-    questions: int
-    candidates: int
-    tokens: int
+    num_questions: int
+    num_candidates: int
+    max_batch_tokens: int
     """Of a batch."""
-    product: int
+    matmul_size: int
     """Rows and columns of the matrices whose product the device's rate is taken from."""
-    repeats: int
+    num_repeats: int
 
 
 FULL = Size(tuple(SHAPES), 64, 400, 131_072, 8_192, 5)
@@ -65,44 +65,48 @@ SMALL = Size(("MiniLM",), 2, 8, 512, 512, 1)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    args = arguments(__doc__, argv, _more)
+    args = parse_arguments(__doc__, argv, _add_flags)
     size = SMALL if args.small else FULL
     if args.device.type != "cuda" and not args.small:
         sys.exit("skipped: needs a CUDA GPU")
-    rows = questions_of(squad_table(args.data, args.small), size.candidates, size.questions)
+    rows = select_questions(
+        load_squad_table(args.data, args.small), size.num_candidates, size.num_questions
+    )
     texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
-    question, claims, results = question_numbers(rows), [], {}
+    question, claims, results = question_indices(rows), [], {}
     for name in size.shapes:
         with TemporaryDirectory(prefix="as2ray-gpu-") as folder:
-            path = _written(SHAPES[name], args.encoder or minilm(), Path(folder))
-            ranker = checkpoint.load(path, device=args.device, max_length=128)
-            padded = _Padded(path, ranker, size.tokens)
-        ranker.max_tokens = size.tokens
+            path = _write_random_checkpoint(
+                SHAPES[name], args.encoder or packaged_minilm(), Path(folder)
+            )
+            ranker = load(path, device=args.device, max_length=128)
+            padded = _PaddedRanker(path, ranker, size.max_batch_tokens)
+        ranker.max_batch_tokens = size.max_batch_tokens
         encoded = ranker.tokenizer.encode(*texts)
-        results[name] = _compared(ranker, padded, encoded, question, size)
-        claims += _claims(name, results[name])
+        results[name] = _compare(ranker, padded, encoded, question, size)
+        claims += _build_claims(name, results[name])
     if args.cascade:
-        results["cascade"], claim = _saving(args, rows, size)
+        results["cascade"], claim = _measure_saving(args, rows, size)
         claims.append(claim)
-    finish("gpu", args, claims, results)
+    write_report("gpu", args, claims, results)
 
 
-def _more(parser: argparse.ArgumentParser) -> None:
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=torch.device, default=torch.device(best))
     parser.add_argument("--encoder", type=Path, help="BERT whose words are used; by default MiniLM")
     parser.add_argument("--cascade", type=Path, help="cascade checkpoint with its drop ratios")
 
 
-def _written(shape: Shape, encoder: Path, folder: Path) -> Path:
+def _write_random_checkpoint(shape: EncoderShape, encoder: Path, folder: Path) -> Path:
     """A checkpoint of random weights in the encoder's words."""
     config = AutoConfig.from_pretrained(encoder)
     config.update(
         {
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.intermediate,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": 12 if shape.hidden == 384 else shape.hidden // 64,
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": 12 if shape.hidden_size == 384 else shape.hidden_size // 64,
             "num_labels": 1,
         }
     )
@@ -112,7 +116,7 @@ def _written(shape: Shape, encoder: Path, folder: Path) -> Path:
     return folder
 
 
-class _Padded:
+class _PaddedRanker:
     """The same network as transformers runs it.
 
     Args:
@@ -121,33 +125,35 @@ class _Padded:
         tokens: Of a batch, padding counted.
     """
 
-    def __init__(self, path: Path, ranker: Ranker, tokens: int) -> None:
-        self.device, self.tokens = ranker.device, tokens
+    def __init__(self, path: Path, ranker: Ranker, max_batch_tokens: int) -> None:
+        self.device, self.max_batch_tokens = ranker.device, max_batch_tokens
         self.network = (
             AutoModelForSequenceClassification.from_pretrained(
                 path,
                 attn_implementation="sdpa",
-                dtype=resolve_precision(ranker.precision, self.device),
+                dtype=resolve_dtype(ranker.dtype, self.device),
             )
             .to(self.device)
             .eval()
         )
 
     @torch.inference_mode()
-    def scores(self, encoded: Sequences) -> np.ndarray:
+    def predict_sequences(self, encoded: TokenSequences) -> np.ndarray:
         """Probabilities in the order of the sequences, shape [sequences]."""
         found = np.empty(len(encoded), np.float32)
-        for which, batch in self._batches(encoded):
-            found[which] = probability(self.network(**batch).logits).cpu().numpy()
+        for which, batch in self._iter_batches(encoded):
+            found[which] = positive_probability(self.network(**batch).logits).cpu().numpy()
         return found
 
-    def _batches(self, encoded: Sequences) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    def _iter_batches(
+        self, encoded: TokenSequences
+    ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         order = np.argsort(-encoded.lengths, kind="stable")
         starts = np.cumsum(encoded.lengths) - encoded.lengths
         begun = 0
         while begun < len(order):
             longest = int(encoded.lengths[order[begun]])
-            which = order[begun : begun + max(1, self.tokens // longest)]
+            which = order[begun : begun + max(1, self.max_batch_tokens // longest)]
             begun += len(which)
             column = np.arange(longest)
             real = column < encoded.lengths[which, None]
@@ -161,48 +167,55 @@ class _Padded:
             yield which, {n: tensor.to(self.device) for n, tensor in tensors.items()}
 
 
-def _compared(
-    ranker: Ranker, padded: _Padded, encoded: Sequences, question: np.ndarray, size: Size
+def _compare(
+    ranker: Ranker,
+    padded: _PaddedRanker,
+    encoded: TokenSequences,
+    question_index: np.ndarray,
+    size: Size,
 ) -> dict[str, Any]:
     """Rates, memory and the largest difference of a score."""
 
     def packed() -> np.ndarray:
-        return ranker.score_sequences(encoded, question).score
+        return ranker.predict_sequences(encoded, question_index).scores
 
-    memory = {"packed": _peak(packed), "padded": _peak(lambda: padded.scores(encoded))}
-    moved = float(np.max(np.abs(packed() - padded.scores(encoded))))
-    (ratio,) = alternate(
-        _rate(packed, len(encoded)),
-        [_rate(lambda: padded.scores(encoded), len(encoded))],
-        size.repeats,
+    memory = {
+        "packed": _measure_peak_memory(packed),
+        "padded": _measure_peak_memory(lambda: padded.predict_sequences(encoded)),
+    }
+    moved = float(np.max(np.abs(packed() - padded.predict_sequences(encoded))))
+    (ratio,) = measure_alternately(
+        _build_workload(packed, len(encoded)),
+        [_build_workload(lambda: padded.predict_sequences(encoded), len(encoded))],
+        size.num_repeats,
     )
-    shape = Shape.of(ranker.network.config)
+    shape = EncoderShape.from_config(ranker.network.config)
     lengths = [encoded.lengths.astype(np.float64)]
-    each = operations(shape, [shape.layers], lengths, sequential=True) / len(encoded)
-    product = _product(size.product, ranker)
+    each = count_flops(shape, [shape.num_layers], lengths, sequential=True) / len(encoded)
+    product = _measure_matmul(size.matmul_size, ranker)
     return {
         "pairs a second": ratio.as_json(),
         "operations a pair": each,
         "product": product,
-        "part of the product": float(np.median(ratio.ours)) * each / product,
+        "part of the product": float(np.median(ratio.rates)) * each / product,
         "peak memory, MB": memory,
         "largest difference": moved,
     }
 
 
-def _claims(name: str, found: dict[str, Any]) -> list[Claim]:
-    rates, ratio = found["pairs a second"], found["pairs a second"]["ratio"]
-    each, memory = found["operations a pair"], found["peak memory, MB"]
+def _build_claims(name: str, results: dict[str, Any]) -> list[Claim]:
+    rates, ratio = results["pairs a second"], results["pairs a second"]["ratio"]
+    each, memory = results["operations a pair"], results["peak memory, MB"]
     used = (float(np.median(rates[side])) * each / 1e12 for side in ("ours", "theirs"))
     spread = f"{ratio['median']:.2f} ({ratio['min']:.2f}..{ratio['max']:.2f})"
     told = f"{np.median(rates['ours']):,.0f} pairs/s, {spread} x padded SDPA"
-    moved = found["largest difference"]
+    moved = results["largest difference"]
     return [
         Claim(f"{name}, packed", told, None),
         Claim(
             f"{name}: TFLOP/s packed, padded; of one large product",
-            f"{', '.join(f'{rate:.2f}' for rate in used)}; {found['product'] / 1e12:.2f} "
-            f"({found['part of the product']:.0%})",
+            f"{', '.join(f'{rate:.2f}' for rate in used)}; {results['product'] / 1e12:.2f} "
+            f"({results['part of the product']:.0%})",
             None,
         ),
         Claim(
@@ -210,61 +223,71 @@ def _claims(name: str, found: dict[str, Any]) -> list[Claim]:
             ", ".join("not told" if of is None else f"{of:,.0f}" for of in memory.values()),
             None,
         ),
-        Claim(f"{name}: scores differ by <= {ROUNDING}", f"{moved:.4f}", moved <= ROUNDING),
+        Claim(
+            f"{name}: scores differ by <= {MAX_SCORE_DIFFERENCE}",
+            f"{moved:.4f}",
+            moved <= MAX_SCORE_DIFFERENCE,
+        ),
     ]
 
 
-def _saving(args: argparse.Namespace, rows: pa.Table, size: Size) -> tuple[dict[str, Any], Claim]:
+def _measure_saving(
+    args: argparse.Namespace, rows: pa.Table, size: Size
+) -> tuple[dict[str, Any], Claim]:
     """What the cascade saves by the clock, from tokens to scores, and by the count."""
-    ranker = checkpoint.load(args.cascade, device=args.device)
-    ranker.max_tokens = size.tokens
+    ranker = load(args.cascade, device=args.device)
+    ranker.max_batch_tokens = size.max_batch_tokens
     encoded = ranker.tokenizer.encode(rows["question"].to_pylist(), rows["candidate"].to_pylist())
-    question = question_numbers(rows)
+    question = question_indices(rows)
 
     def dropping() -> object:
-        return ranker.score_sequences(encoded, question)
+        return ranker.predict_sequences(encoded, question)
 
     def whole() -> object:
-        return ranker.score(ranker.pack(encoded), len(encoded))
+        return ranker.predict_scores(ranker.pack(encoded), len(encoded))
 
-    (ratio,) = alternate(_rate(dropping, 1), [_rate(whole, 1)], size.repeats)
-    taken, counted = 1 / ratio.median, savings(ranker, rows, repeats=1).operations
+    (ratio,) = measure_alternately(
+        _build_workload(dropping, 1), [_build_workload(whole, 1)], size.num_repeats
+    )
+    taken, counted = 1 / ratio.median, measure_savings(ranker, rows, num_repeats=1).relative_flops
     told = f"{taken:.2f} of the time, {counted:.2f} of the operations"
     claim = "cascade's saving is what was counted, within 10 %"
     found = {"time": ratio.as_json(), "operations": counted}
     return found, Claim(claim, told, abs(taken / counted - 1) <= 0.1)
 
 
-def _rate(work: Callable[[], object], units: int) -> Callable[[], float]:
+def _build_workload(function: Callable[[], object], num_units: int) -> Callable[[], float]:
     """Units a second; the work ends with its scores on the CPU."""
 
     def side() -> float:
         began = time.perf_counter()
-        work()
-        return units / (time.perf_counter() - began)
+        function()
+        return num_units / (time.perf_counter() - began)
 
     return side
 
 
-def _peak(work: Callable[[], object]) -> float | None:
+def _measure_peak_memory(function: Callable[[], object]) -> float | None:
     """Most memory of the GPU that the work takes, its weights counted, in MB."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.reset_peak_memory_stats()
-    work()
+    function()
     return torch.cuda.max_memory_allocated() / 1024**2
 
 
-def _product(size: int, ranker: Ranker) -> float:
+def _measure_matmul(matmul_size: int, ranker: Ranker) -> float:
     """Operations a second of one large product in the ranker's precision."""
-    dtype = resolve_precision(ranker.precision, ranker.device)
-    left, right = (torch.randn(size, size, device=ranker.device, dtype=dtype) for _ in range(2))
+    dtype = resolve_dtype(ranker.dtype, ranker.device)
+    left, right = (
+        torch.randn(matmul_size, matmul_size, device=ranker.device, dtype=dtype) for _ in range(2)
+    )
 
     def one() -> object:
         return torch.mm(left, right)[0, 0].item()  # waits for the product
 
     one()
-    return float(np.median([_rate(one, 2 * size**3)() for _ in range(5)]))
+    return float(np.median([_build_workload(one, 2 * matmul_size**3)() for _ in range(5)]))
 
 
 if __name__ == "__main__":

@@ -19,101 +19,107 @@ T = TypeVar("T")
 MB = 1024**2
 
 
-def apart(work: Callable[..., T], *given: object) -> T:
+def run_in_new_process(function: Callable[..., T], *args: object) -> T:
     """The result of `work` in a fresh process, which has its own memory and its own Ray."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(work, *given).result()
+        return pool.submit(function, *args).result()
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPeaks:
     """Peaks while an epoch ran, MB.
 
     Each process counts with its own peak, without shared pages. The peak of their sum would grow
     with the length of the run: the longer it is, the likelier all are at their peaks at once.
     """
 
-    driver: float
-    workers: float
+    driver_mb: float
+    workers_mb: float
     """All of them together."""
-    processes: int
+    num_worker_processes: int
     """Workers that were seen."""
-    object_store: float
+    object_store_mb: float
     """The highest of the store as a whole."""
-    spilled: float
+    spilled_mb: float
     """The most that lay in the folder of spilled objects."""
-    each: dict[str, float] = field(default_factory=dict)
+    process_mb: dict[str, float] = field(default_factory=dict)
     """Every process of the run, Ray's own among them, by its name and id."""
 
 
-class Watch:
+class MemoryMonitor:
     """Follows the memory of this process and of all that it started, five times a second.
 
     Args:
         spill: Folder of spilled objects, where Ray was told one.
     """
 
-    def __init__(self, spill: Path | None = None) -> None:
-        self._spill, self._spilled, self._store = spill, 0.0, 0.0
-        self._peaks: dict[int, float] = {}
+    def __init__(self, spill_folder: Path | None = None) -> None:
+        self._spill_folder, self._spilled_bytes, self._object_store_bytes = spill_folder, 0.0, 0.0
+        self._peak_bytes: dict[int, float] = {}
         self._names: dict[int, str] = {}
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._size = ray.cluster_resources()["object_store_memory"]
-        self._me = psutil.Process()
+        self._object_store_capacity_bytes = ray.cluster_resources()["object_store_memory"]
+        self._process = psutil.Process()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "MemoryMonitor":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
-    def peaks(self) -> Memory:
+    def peaks(self) -> MemoryPeaks:
         """The highest of each so far."""
-        workers = {pid: peak for pid, peak in self._peaks.items() if _works(self._names[pid])}
-        return Memory(
-            self._peaks.get(self._me.pid, 0.0) / MB,
+        workers = {
+            pid: peak for pid, peak in self._peak_bytes.items() if _is_worker(self._names[pid])
+        }
+        return MemoryPeaks(
+            self._peak_bytes.get(self._process.pid, 0.0) / MB,
             sum(workers.values()) / MB,
             len(workers),
-            self._store / MB,
-            self._spilled / MB,
-            {f"{self._names[pid]} {pid}": peak / MB for pid, peak in self._peaks.items()},
+            self._object_store_bytes / MB,
+            self._spilled_bytes / MB,
+            {f"{self._names[pid]} {pid}": peak / MB for pid, peak in self._peak_bytes.items()},
         )
 
     def _run(self) -> None:
-        while not self._over.wait(0.2):
-            for process in [self._me, *self._me.children(recursive=True)]:
-                self._look(process)
+        while not self._stopped.wait(0.2):
+            for process in [self._process, *self._process.children(recursive=True)]:
+                self._record(process)
             free = ray.available_resources().get("object_store_memory", 0.0)
-            self._store = max(self._store, self._size - free)
-            if self._spill is not None:
-                self._spilled = max(self._spilled, _size(self._spill))
+            self._object_store_bytes = max(
+                self._object_store_bytes, self._object_store_capacity_bytes - free
+            )
+            if self._spill_folder is not None:
+                self._spilled_bytes = max(
+                    self._spilled_bytes, _measure_folder_bytes(self._spill_folder)
+                )
 
-    def _look(self, process: psutil.Process) -> None:
+    def _record(self, process: psutil.Process) -> None:
         """Notes a process; one that has ended keeps what it had."""
         try:
-            name, found = process.name(), private(process)
+            name, found = process.name(), get_private_bytes(process)
         except psutil.Error:
             return
         if "IDLE" not in name or process.pid not in self._names:
             self._names[process.pid] = name
-        self._peaks[process.pid] = max(self._peaks.get(process.pid, 0.0), found)
+        self._peak_bytes[process.pid] = max(self._peak_bytes.get(process.pid, 0.0), found)
 
 
-def private(process: psutil.Process) -> float:
+def get_private_bytes(process: psutil.Process) -> float:
     """Bytes that a process has in memory and shares with none; psutil.Error where it ended."""
     found = process.memory_info()
     return float(found.rss - getattr(found, "shared", 0))
 
 
-def _works(name: str) -> bool:
+def _is_worker(name: str) -> bool:
     return name.startswith("ray::") and "Agent" not in name
 
 
-def _size(folder: Path) -> float:
+def _measure_folder_bytes(folder: Path) -> float:
     total = 0.0
     for path in folder.rglob("*"):
         try:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-BATCH = 32
+BATCH_SIZE = 32
 """CrossEncoder's default."""
 
 
@@ -34,29 +34,29 @@ def main() -> None:
         device="cpu",
     )
     questions = told["questions"]
-    batches = [batch for question in questions for batch in _batches(model, *question)]
-    answer({"ready": True})
+    batches = [batch for question in questions for batch in _tokenize_batches(model, *question)]
+    write_message({"ready": True})
     for line in sys.stdin:
         began = time.perf_counter()
         if line.strip() == "text":
             for question, candidates in questions:
-                model.rank(question, candidates, batch_size=BATCH, show_progress_bar=False)
+                model.rank(question, candidates, batch_size=BATCH_SIZE, show_progress_bar=False)
         else:
             with torch.inference_mode():
                 for batch in batches:
                     model(dict(batch))
-        answer({"seconds": time.perf_counter() - began})
+        write_message({"seconds": time.perf_counter() - began})
 
 
-def _batches(model: Any, question: str, candidates: list[str]) -> list[Any]:
+def _tokenize_batches(model: Any, question: str, candidates: list[str]) -> list[Any]:
     """What `rank` would give the network, tokenised: sorted by length, padded by batch."""
     pairs = sorted(((question, text) for text in candidates), key=lambda pair: -len(pair[1]))
-    return [model.preprocess(pairs[i : i + BATCH]) for i in range(0, len(pairs), BATCH)]
+    return [model.preprocess(pairs[i : i + BATCH_SIZE]) for i in range(0, len(pairs), BATCH_SIZE)]
 
 
-def answer(what: dict[str, Any]) -> None:
+def write_message(message: dict[str, Any]) -> None:
     """One line of JSON, marked, for libraries print too."""
-    print("as2ray-peer " + json.dumps(what), flush=True)
+    print("as2ray-peer " + json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from as2ray.corpora import data_root
+from as2ray.corpora.verification import data_root
 
-CORES = 2
+DEFAULT_NUM_CORES = 2
 """The claims are about two cores; on a larger machine the others stay idle. Where others keep them
 busy, threads that wait for each other slow both sides by much and unevenly: take `--cores 1`."""
 
@@ -38,44 +38,44 @@ class Claim:
     """None where nothing is claimed."""
 
 
-def arguments(
-    about: str | None,
+def parse_arguments(
+    description: str | None,
     argv: Sequence[str] | None = None,
-    more: Callable[[argparse.ArgumentParser], None] | None = None,
+    add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> argparse.Namespace:
     """The flags of every benchmark: `data` (Path), `output` (Path or None), `cores`, `small`."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=data_root(), help="folder of raw releases")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--cores", type=int, default=CORES, help="cores to hold to")
+    parser.add_argument("--cores", type=int, default=DEFAULT_NUM_CORES, help="cores to hold to")
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
-    if more:
-        more(parser)
+    if add_flags:
+        add_flags(parser)
     return parser.parse_args(argv)
 
 
-def held_cores(count: int) -> list[int]:
+def select_cores(num_cores: int) -> list[int]:
     """The first `count` cores that this process may use: not all machines give it their first."""
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))[:count]
-    return list(range(min(count, os.cpu_count() or 1)))
+        return sorted(os.sched_getaffinity(0))[:num_cores]
+    return list(range(min(num_cores, os.cpu_count() or 1)))
 
 
-def hold_to_cores(count: int) -> int:
+def limit_cores(num_cores: int) -> int:
     """Keeps this process and its children to its first `count` cores; how many it has then."""
-    cores = len(held_cores(count))
+    cores = len(select_cores(num_cores))
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, held_cores(count))
+        os.sched_setaffinity(0, select_cores(num_cores))
     if torch := sys.modules.get("torch"):  # where it is not, nothing computes
         torch.set_num_threads(cores)
     return cores
 
 
-def finish(
-    name: str, arguments: argparse.Namespace, claims: Sequence[Claim], results: dict[str, Any]
+def write_report(
+    name: str, args: argparse.Namespace, claims: Sequence[Claim], results: dict[str, Any]
 ) -> None:
     """Prints the claims as a table; writes them and all results where `--output` says."""
-    table = Table(title=f"benchmarks.{name}" + (" --small" if arguments.small else ""))
+    table = Table(title=f"benchmarks.{name}" + (" --small" if args.small else ""))
     for column in ("claim", "measured", "holds"):
         table.add_column(column)
     for claim in claims:
@@ -83,21 +83,21 @@ def finish(
             claim.claim, claim.measured, {True: "yes", False: "NO", None: ""}[claim.holds]
         )
     Console(width=None if sys.stdout.isatty() else 110).print(table)
-    if arguments.output:
+    if args.output:
         report = {
             "benchmark": name,
-            "small": arguments.small,
-            "cores": arguments.cores,
+            "small": args.small,
+            "cores": args.cores,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": _machine(),
+            "machine": _describe_machine(),
             "claims": [asdict(claim) for claim in claims],
             "results": results,
         }
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def _machine() -> dict[str, Any]:
+def _describe_machine() -> dict[str, Any]:
     import torch  # takes seconds, and streams need none
 
     return {
@@ -108,11 +108,11 @@ def _machine() -> dict[str, Any]:
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": {package: _get_package_version(package) for package in PACKAGES},
     }
 
 
-def _version(package: str) -> str | None:
+def _get_package_version(package: str) -> str | None:
     """None where it is not installed, as Ray need not be on a GPU machine."""
     try:
         return version(package)

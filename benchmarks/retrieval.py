@@ -21,31 +21,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rank_bm25 import BM25Okapi
 
-from as2ray import checkpoint
-from as2ray.evaluation.ratio import Ratio, alternate
-from as2ray.packaged import minilm
-from as2ray.retrieval.answers import Answerer
-from as2ray.retrieval.bm25 import BM25
-from as2ray.retrieval.build import Settings, build
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.text.files import PairFiles
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.checkpoints.saving import save
+from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.parquet import ParquetTable
+from as2ray.text.bm25 import BM25
 from benchmarks import asnq_shaped
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 
-TOP = 100
+TOP_K = 100
 
 
 @dataclass(frozen=True)
 class Size:
     """How much a run does."""
 
-    sentences: int
-    repeats: int
-    queries: int
+    num_sentences: int
+    num_repeats: int
+    num_queries: int
     """Of a repeat."""
-    few: int
+    num_rank_bm25_queries: int
     """Of a repeat of rank_bm25."""
-    asked: int
+    num_ask_questions: int
     """Questions end to end."""
 
 
@@ -55,20 +57,20 @@ SMALL = Size(2_000, 1, 10, 3, 5)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    args = arguments(__doc__, argv)
+    args = parse_arguments(__doc__, argv)
     size = SMALL if args.small else FULL
-    hold_to_cores(args.cores)
-    if not args.small and not asnq_shaped.present(args.data):
+    limit_cores(args.cores)
+    if not args.small and not asnq_shaped.has_source_files(args.data):
         sys.exit("skipped: needs the questions of ASNQ and the articles of SQuAD under --data")
     with TemporaryDirectory(prefix="as2ray-retrieval-") as folder:
-        rows = asnq_shaped.write(
-            Path(folder) / "rows", size.sentences, None if args.small else args.data
+        rows = asnq_shaped.write_corpus(
+            Path(folder) / "rows", size.num_sentences, None if args.small else args.data
         )
-        table = PairFiles.find(rows).table()
+        table = ParquetTable.open(rows).to_table()
         texts = table["candidate"].to_pylist()
         questions = list(dict.fromkeys(table["question"].to_pylist()))
-        results, claims = _compared(texts, questions, size)
-        asked = _asked(Path(folder), texts, questions[: size.asked])
+        results, claims = _compare(texts, questions, size)
+        asked = _measure_ask(Path(folder), texts, questions[: size.num_ask_questions])
     results["ask"] = asked
     claims.append(
         Claim(
@@ -78,34 +80,38 @@ def main(argv: Sequence[str] | None = None) -> None:
             None,
         )
     )
-    finish("retrieval", args, claims, results)
+    write_report("retrieval", args, claims, results)
 
 
-def _compared(
+def _compare(
     texts: list[str], questions: list[str], size: Size
 ) -> tuple[dict[str, Any], list[Claim]]:
     ours, alone = BM25(), bm25s.BM25(k1=BM25.k1, b=BM25.b)
-    words = ours.words(texts)
-    index_alone, index_rank = alternate(
-        _timed(lambda: ours.index(texts), len(texts)),
+    words = ours.tokenize(texts)
+    index_alone, index_rank = measure_alternately(
+        _build_workload(lambda: ours.build_index(texts), len(texts)),
         [
-            _timed(lambda: _index_alone(alone, texts), len(texts)),
-            _timed(lambda: BM25Okapi(words), len(texts)),
+            _build_workload(lambda: _index_with_bm25s(alone, texts), len(texts)),
+            _build_workload(lambda: BM25Okapi(words), len(texts)),
         ],
-        size.repeats,
+        size.num_repeats,
         warm_up=False,
     )
-    index, okapi = ours.index(texts), BM25Okapi(words)
+    index, okapi = ours.build_index(texts), BM25Okapi(words)
     random = np.random.default_rng(0)
-    drawn = [questions[i] for i in random.integers(len(questions), size=size.queries)]
-    few = drawn[: size.few]
-    search_alone, search_rank = alternate(
-        _timed(lambda: [index.top(q, TOP) for q in drawn], len(drawn)),
+    drawn = [questions[i] for i in random.integers(len(questions), size=size.num_queries)]
+    few = drawn[: size.num_rank_bm25_queries]
+    search_alone, search_rank = measure_alternately(
+        _build_workload(lambda: [index.search(q, TOP_K) for q in drawn], len(drawn)),
         [
-            _timed(lambda: [_search_alone(alone, q, len(texts)) for q in drawn], len(drawn)),
-            _timed(lambda: [okapi.get_top_n(w, texts, TOP) for w in ours.words(few)], len(few)),
+            _build_workload(
+                lambda: [_search_with_bm25s(alone, q, len(texts)) for q in drawn], len(drawn)
+            ),
+            _build_workload(
+                lambda: [okapi.get_top_n(w, texts, TOP_K) for w in ours.tokenize(few)], len(few)
+            ),
         ],
-        size.repeats,
+        size.num_repeats,
     )
     pairs = {
         "index, to bm25s alone": index_alone,
@@ -113,47 +119,47 @@ def _compared(
         "search, to bm25s alone": search_alone,
         "search, to rank_bm25": search_rank,
     }
-    claims = [_claim(name, ratio, len(texts)) for name, ratio in pairs.items()]
+    claims = [_build_claim(name, ratio, len(texts)) for name, ratio in pairs.items()]
     return {name: ratio.as_json() for name, ratio in pairs.items()}, claims
 
 
-def _claim(name: str, ratio: Ratio, sentences: int) -> Claim:
+def _build_claim(name: str, ratio: SpeedRatio, num_sentences: int) -> Claim:
     least = 0.9 if "alone" in name else None
-    told = f"{name}, {sentences:,} sentences" + ("" if least is None else ": >= 0.9 x")
+    told = f"{name}, {num_sentences:,} sentences" + ("" if least is None else ": >= 0.9 x")
     return Claim(told, str(ratio), None if least is None else ratio.median >= least)
 
 
-def _timed(work: Callable[[], Any], units: int) -> Callable[[], float]:
+def _build_workload(function: Callable[[], Any], num_units: int) -> Callable[[], float]:
     def side() -> float:
         began = time.perf_counter()
-        work()
-        return units / (time.perf_counter() - began)
+        function()
+        return num_units / (time.perf_counter() - began)
 
     return side
 
 
-def _index_alone(retriever: bm25s.BM25, texts: list[str]) -> None:
+def _index_with_bm25s(retriever: bm25s.BM25, texts: list[str]) -> None:
     retriever.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
 
 
-def _search_alone(retriever: bm25s.BM25, question: str, texts: int) -> Any:
+def _search_with_bm25s(retriever: bm25s.BM25, question: str, num_texts: int) -> Any:
     words = bm25s.tokenize([question], stopwords=None, return_ids=False, show_progress=False)
-    return retriever.retrieve(words, k=min(TOP, texts), show_progress=False)
+    return retriever.retrieve(words, k=min(TOP_K, num_texts), show_progress=False)
 
 
-def _asked(folder: Path, texts: list[str], questions: list[str]) -> dict[str, float]:
+def _measure_ask(folder: Path, texts: list[str], questions: list[str]) -> dict[str, float]:
     """Milliseconds of `ask` with the packaged MiniLM, and where they go."""
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
-    build(folder / "texts.parquet", folder / "index", Settings(splitter="lines"))
-    path = checkpoint.save(checkpoint.start(minilm(), max_length=128), folder / "ranker")
-    answerer = Answerer(SentenceIndex.open(folder / "index"), checkpoint.load(path))
+    write_index(folder / "texts.parquet", folder / "index", IndexConfig(sentence_splitter="lines"))
+    path = save(init_ranker(packaged_minilm(), max_length=128), folder / "ranker")
+    answerer = QuestionAnswerer(SentenceIndex.open(folder / "index"), load(path))
     answerer.ask(questions[0])
     whole, retrieval = [], []
     for question in questions:
         began = time.perf_counter()
         reply = answerer.ask(question)
         whole.append(1e3 * (time.perf_counter() - began))
-        retrieval.append(1e3 * reply.retrieval_seconds)
+        retrieval.append(1e3 * reply.retrieval_time_s)
     return {
         "questions": len(questions),
         "p50": float(np.percentile(whole, 50)),

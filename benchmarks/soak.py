@@ -15,16 +15,21 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.load import open_loop
-from benchmarks.memory import MB, private
+from benchmarks.load import run_open_loop
+from benchmarks.memory import MB, get_private_bytes
 from benchmarks.report import Claim
 
-LOAD = 0.8
+LOAD_SHARE = 0.8
 """Part of the sustained rate."""
 
 
-def soak(
-    url: str, pid: int, bodies: Sequence[Any], sustained: float, bound: float, seconds: float
+def run_soak(
+    url: str,
+    pid: int,
+    bodies: Sequence[Any],
+    sustained_rate: float,
+    p99_bound_s: float,
+    duration_s: float,
 ) -> tuple[dict[str, Any], list[Claim]]:
     """Loads a service for long.
 
@@ -36,11 +41,11 @@ def soak(
         bound: Seconds that p99 may take.
         seconds: How long.
     """
-    with Followed(pid) as memory:
-        load = open_loop(url, bodies, LOAD * sustained, seconds)
-    early, late, p99 = memory.fifth(1), memory.fifth(4), load.quantile(0.99)
-    told = f"soak, {len(load.seconds):,} requests, {LOAD * sustained:.1f} a second"
-    lost = load.refused + load.failed
+    with ProcessMemoryMonitor(pid) as memory:
+        load = run_open_loop(url, bodies, LOAD_SHARE * sustained_rate, duration_s)
+    early, late, p99 = memory.median_of_fifth(1), memory.median_of_fifth(4), load.quantile(0.99)
+    told = f"soak, {len(load.latencies_s):,} requests, {LOAD_SHARE * sustained_rate:.1f} a second"
+    lost = load.num_rejected + load.num_failed
     claims = [
         Claim(
             f"{told}: memory within 10 %",
@@ -48,15 +53,15 @@ def soak(
             abs(late / early - 1) <= 0.1,
         ),
         Claim(
-            f"{told}: p99 <= {bound:g} s, all answered",
+            f"{told}: p99 <= {p99_bound_s:g} s, all answered",
             f"{p99:.2f} s, {lost} not",
-            not lost and p99 <= bound,
+            not lost and p99 <= p99_bound_s,
         ),
     ]
-    return {"load": load.as_json(), "memory, MB": memory.seen}, claims
+    return {"load": load.as_json(), "memory, MB": memory.samples_mb}, claims
 
 
-class Followed:
+class ProcessMemoryMonitor:
     """The private memory of a process and of all that it started, while a load lasts.
 
     Args:
@@ -64,28 +69,28 @@ class Followed:
     """
 
     def __init__(self, pid: int) -> None:
-        self.seen: list[float] = []
+        self.samples_mb: list[float] = []
         """Sum over the processes at each look, MB."""
         self._process = psutil.Process(pid)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Followed":
+    def __enter__(self) -> "ProcessMemoryMonitor":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
-    def fifth(self, number: int) -> float:
+    def median_of_fifth(self, index: int) -> float:
         """Median of a fifth of the looks, from 0."""
-        return float(np.median(np.array_split(self.seen, 5)[number]))
+        return float(np.median(np.array_split(self.samples_mb, 5)[index]))
 
     def _run(self) -> None:
-        while not self._over.wait(0.5):
+        while not self._stopped.wait(0.5):
             total = 0.0
             for process in [self._process, *self._process.children(recursive=True)]:
                 with suppress(psutil.Error):  # it ended
-                    total += private(process)
-            self.seen.append(total / MB)
+                    total += get_private_bytes(process)
+            self.samples_mb.append(total / MB)

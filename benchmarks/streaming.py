@@ -20,26 +20,26 @@ from typing import Any
 import ray
 from tokenizers import Tokenizer
 
-from as2ray.distributed.ingest import RayEpochs
-from as2ray.evaluation.ratio import Ratio, alternate
-from as2ray.packaged import minilm
-from as2ray.text.files import PairFiles
-from as2ray.text.stream import WINDOW, MicroBatch, Stream
-from as2ray.text.tokens import PairTokenizer
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.data.packed_dataset import WINDOW, MicroBatch, Stream
+from as2ray.distributed.ingest import RayBatchSource
+from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
+from as2ray.tables.parquet import ParquetTable
+from as2ray.text.tokenization import PairTokenizer
 from benchmarks import asnq_shaped
-from benchmarks.memory import Watch, apart
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.memory import MemoryMonitor, run_in_new_process
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 
 
 @dataclass(frozen=True)
 class Size:
     """How much a run does."""
 
-    window: int
-    windows: int
+    shuffle_window: int
+    num_windows: int
     """Windows of the epoch whose rate is measured."""
-    repeats: int
-    passes: tuple[int, ...]
+    num_repeats: int
+    epoch_sizes: tuple[int, ...]
     """Pairs of the epochs whose memory is compared."""
 
 
@@ -48,58 +48,63 @@ SMALL = Size(2_048, 6, 1, (16_384,))
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochTiming:
     """An epoch's clock, in seconds from the call; its start is never left out of a rate."""
 
-    pairs: int
-    first: float
+    num_pairs: int
+    first_batch_s: float
     """The first packed batch."""
-    end: float
+    total_s: float
 
     @property
-    def rate(self) -> float:
+    def pairs_per_second(self) -> float:
         """Pairs a second from the call to the last batch."""
-        return self.pairs / self.end
+        return self.num_pairs / self.total_s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    args = arguments(__doc__, argv)
+    args = parse_arguments(__doc__, argv)
     size = SMALL if args.small else FULL
-    data = args.data if asnq_shaped.present(args.data) else None
+    data = args.data if asnq_shaped.has_source_files(args.data) else None
     with TemporaryDirectory(prefix="as2ray-streaming-") as folder:
         corpora = {
-            rows: asnq_shaped.write(Path(folder) / str(rows), rows, data)
-            for rows in (*size.passes, size.window * size.windows)
+            rows: asnq_shaped.write_corpus(Path(folder) / str(rows), rows, data)
+            for rows in (*size.epoch_sizes, size.shuffle_window * size.num_windows)
         }
-        passes = [apart(_pass, corpora[rows], size.window, args.cores) for rows in size.passes]
-        rates = apart(_rates, corpora[size.window * size.windows], size, args.cores)
+        passes = [
+            run_in_new_process(_run_epoch, corpora[rows], size.shuffle_window, args.cores)
+            for rows in size.epoch_sizes
+        ]
+        rates = run_in_new_process(
+            _measure_ratios, corpora[size.shuffle_window * size.num_windows], size, args.cores
+        )
     results = {
         "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
         "passes": passes,
         "rates": {name: ratio.as_json() for name, ratio in rates.items()},
     }
-    finish("streaming", args, _claims(passes, rates), results)
+    write_report("streaming", args, _build_claims(passes, rates), results)
 
 
-def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim]:
-    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in passes]
-    pairs = [f"{p['epoch']['pairs']:,}" for p in passes]
-    slowest = max(p["first_batch_from_init"] for p in passes)
-    bare, stores = rates["encode_batch"], [p["memory"]["object_store"] for p in passes]
-    mine = statistics.median(bare.ours)
+def _build_claims(epochs: list[dict[str, Any]], ratios: dict[str, SpeedRatio]) -> list[Claim]:
+    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in epochs]
+    pairs = [f"{p['epoch']['pairs']:,}" for p in epochs]
+    slowest = max(p["first_batch_from_init"] for p in epochs)
+    bare, stores = ratios["encode_batch"], [p["memory"]["object_store"] for p in epochs]
+    mine = statistics.median(bare.rates)
     return [
         Claim(
             f"ingest >= 85 % of encode_batch's rate ({mine:,.0f} pairs/s)",
             str(bare),
             bare.median >= 0.85,
         ),
-        Claim("... of encode_batch_fast's rate", str(rates["encode_batch_fast"]), None),
-        Claim("... of the stream's in this process, without Ray", str(rates["stream"]), None),
+        Claim("... of encode_batch_fast's rate", str(ratios["encode_batch_fast"]), None),
+        Claim("... of the stream's in this process, without Ray", str(ratios["stream"]), None),
         Claim("first packed batch within 15 s of ray.init", f"{slowest:.1f} s", slowest <= 15),
         Claim(
             "... from the call of epoch()",
-            f"{max(p['epoch']['first'] for p in passes):.1f} s",
+            f"{max(p['epoch']['first'] for p in epochs):.1f} s",
             None,
         ),
         Claim(
@@ -108,68 +113,73 @@ def _claims(passes: list[dict[str, Any]], rates: dict[str, Ratio]) -> list[Claim
             max(memory) <= 1.1 * min(memory) if len(memory) > 1 else None,
         ),
         Claim(
-            "... worker processes", ", ".join(str(p["memory"]["processes"]) for p in passes), None
+            "... worker processes", ", ".join(str(p["memory"]["processes"]) for p in epochs), None
         ),
         Claim("... object store", ", ".join(f"{s:,.0f} MB" for s in stores), None),
     ]
 
 
-def _connect(cores: int) -> None:
+def _start_ray(num_cores: int) -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.init(address="local", num_cpus=cores, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=num_cores, include_dashboard=False, logging_level="ERROR")
 
 
-def _stream(folder: Path, window: int) -> Stream:
-    return Stream(PairFiles.find(folder), PairTokenizer.from_folder(minilm()), 32, window=window)
+def _open_dataset(folder: Path, shuffle_window: int) -> Stream:
+    return Stream(
+        ParquetTable.open(folder),
+        PairTokenizer.from_folder(packaged_minilm()),
+        32,
+        window=shuffle_window,
+    )
 
 
-def _timed(micros: Iterable[MicroBatch]) -> Epoch:
+def _time_epoch(micro_batches: Iterable[MicroBatch]) -> EpochTiming:
     """Reads an epoch as fast as it comes."""
     began = time.perf_counter()
     pairs, first = 0, 0.0
-    for micro in micros:
+    for micro in micro_batches:
         pairs += len(micro.batch)
         first = first or time.perf_counter() - began
-    return Epoch(pairs, first, time.perf_counter() - began)
+    return EpochTiming(pairs, first, time.perf_counter() - began)
 
 
-def _pass(folder: Path, window: int, cores: int) -> dict[str, Any]:
+def _run_epoch(folder: Path, shuffle_window: int, num_cores: int) -> dict[str, Any]:
     """One epoch from a cold start: its clock and its memory."""
-    cores = hold_to_cores(cores)
-    stream = _stream(folder, window)
+    num_cores = limit_cores(num_cores)
+    stream = _open_dataset(folder, shuffle_window)
     began = time.perf_counter()
-    _connect(cores)
+    _start_ray(num_cores)
     called = time.perf_counter() - began
-    with Watch() as watch:
-        epoch = _timed(RayEpochs(stream, float(cores)).epoch(0))
+    with MemoryMonitor() as watch:
+        epoch = _time_epoch(RayBatchSource(stream, float(num_cores)).epoch(0))
     ray.shutdown()
     return {
         "init": called,
-        "first_batch_from_init": called + epoch.first,
-        "epoch": {**asdict(epoch), "rate": epoch.rate},
+        "first_batch_from_init": called + epoch.first_batch_s,
+        "epoch": {**asdict(epoch), "rate": epoch.pairs_per_second},
         "memory": asdict(watch.peaks()),
     }
 
 
-def _rates(folder: Path, size: Size, cores: int) -> dict[str, Ratio]:
+def _measure_ratios(folder: Path, size: Size, num_cores: int) -> dict[str, SpeedRatio]:
     """Our rate over those of the bare tokenizer and of the stream without Ray."""
-    cores = hold_to_cores(cores)
-    stream = _stream(folder, size.window)
-    bare = Tokenizer.from_str(stream.tokenizer.definition)
+    num_cores = limit_cores(num_cores)
+    stream = _open_dataset(folder, size.shuffle_window)
+    bare = Tokenizer.from_str(stream.tokenizer.tokenizer_json)
     bare.no_padding()
     bare.enable_truncation(stream.tokenizer.max_length, strategy="only_second")
-    table = stream.files.table().slice(0, 3 * size.window)
+    table = stream.files.to_table().slice(0, 3 * size.shuffle_window)
     pairs = list(zip(table["question"].to_pylist(), table["candidate"].to_pylist()))
-    epochs, numbers = RayEpochs(stream, float(cores)), count()
+    epochs, numbers = RayBatchSource(stream, float(num_cores)), count()
 
     def ingest() -> float:
-        return _timed(epochs.epoch(next(numbers))).rate
+        return _time_epoch(epochs.epoch(next(numbers))).pairs_per_second
 
     def tokenizer(encode: Callable[[list[tuple[str, str]]], object]) -> Callable[[], float]:
         def side() -> float:
             began = time.perf_counter()
-            for start in range(0, len(pairs), size.window):
-                encode(pairs[start : start + size.window])
+            for start in range(0, len(pairs), size.shuffle_window):
+                encode(pairs[start : start + size.shuffle_window])
             return len(pairs) / (time.perf_counter() - began)
 
         return side
@@ -179,13 +189,13 @@ def _rates(folder: Path, size: Size, cores: int) -> dict[str, Ratio]:
         micros = islice(stream.epoch(next(numbers)), 3 * stream.steps_a_window)
         return sum(len(micro.batch) for micro in micros) / (time.perf_counter() - began)
 
-    _connect(cores)
+    _start_ray(num_cores)
     sides = {
         "encode_batch": tokenizer(bare.encode_batch),
         "encode_batch_fast": tokenizer(bare.encode_batch_fast),
         "stream": alone,
     }
-    ratios = alternate(ingest, list(sides.values()), size.repeats)
+    ratios = measure_alternately(ingest, list(sides.values()), size.num_repeats)
     ray.shutdown()
     return dict(zip(sides, ratios))
 

@@ -28,20 +28,21 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
-from as2ray import checkpoint, corpora
-from as2ray.corpora.files import SourceMissingError
-from as2ray.evaluation.ratio import Ratio, alternate
-from as2ray.objectives import OBJECTIVES
-from as2ray.packaged import minilm
-from as2ray.text.files import PairFiles
-from as2ray.text.stream import Stream
-from as2ray.training.config import SELECTION, Training
-from as2ray.training.loop import Loop
-from as2ray.training.run import LocalRun
-from as2ray.training.tracking import Tracking
-from as2ray.training.validation import Watched
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.corpora.preparation import read_split
+from as2ray.data.packed_dataset import Stream
+from as2ray.losses import LOSSES
+from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
+from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.raw_files import RawFileNotFoundError
+from as2ray.training.checkpoint_store import LocalCheckpointStore
+from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.tracking import TrackingConfig
+from as2ray.training.trainer import Trainer
+from as2ray.training.validation import EvalSet
 from benchmarks import asnq_shaped
-from benchmarks.report import Claim, arguments, finish, hold_to_cores
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 
 MAX_LENGTH = 128
 
@@ -50,10 +51,10 @@ MAX_LENGTH = 128
 class Size:
     """How much a run does."""
 
-    pairs: int
+    num_pairs: int
     """Pairs of a repeat."""
-    repeats: int
-    batches: tuple[int, ...]
+    num_repeats: int
+    batch_sizes: tuple[int, ...]
     """Pairs of a step."""
 
 
@@ -63,9 +64,9 @@ SMALL = Size(8, 1, (4,))
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    args = arguments(__doc__, argv)
+    args = parse_arguments(__doc__, argv)
     size = SMALL if args.small else FULL
-    hold_to_cores(args.cores)
+    limit_cores(args.cores)
     disable_progress_bar()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
@@ -73,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-training-") as folder:
-        for name, table in _tables(args.data, args.small):
-            for batch in size.batches:
+        for name, table in _load_tables(args.data, args.small):
+            for batch in size.batch_sizes:
                 default, bf16 = _compare(table, batch, size, Path(folder) / f"{name}-{batch}")
                 results[f"{name}, {batch} pairs a step"] = {
                     "default": default.as_json(),
@@ -82,66 +83,76 @@ def main(argv: Sequence[str] | None = None) -> None:
                 }
                 told = f"{name}, {batch} pairs a step: {default} x default, {bf16} x bf16"
                 print(told, file=sys.stderr, flush=True)
-                claims += _claims(f"{name}, batch {batch}", default, bf16)
-    finish("training", args, claims, results)
+                claims += _build_claims(f"{name}, batch {batch}", default, bf16)
+    write_report("training", args, claims, results)
 
 
-def _claims(where: str, default: Ratio, bf16: Ratio) -> list[Claim]:
-    rate = float(np.median(default.ours))
+def _build_claims(setting: str, default: SpeedRatio, bf16: SpeedRatio) -> list[Claim]:
+    rate = float(np.median(default.rates))
     return [
         Claim(
-            f"{where} ({rate:,.0f} pairs/s): >= 2.5 x its default",
+            f"{setting} ({rate:,.0f} pairs/s): >= 2.5 x its default",
             str(default),
             default.median >= 2.5,
         ),
-        Claim(f"{where}: >= 1.3 x it with bf16", str(bf16), bf16.median >= 1.3),
+        Claim(f"{setting}: >= 1.3 x it with bf16", str(bf16), bf16.median >= 1.3),
     ]
 
 
-def _tables(data: Path, small: bool) -> Iterator[tuple[str, pa.Table]]:
+def _load_tables(data_root: Path, small: bool) -> Iterator[tuple[str, pa.Table]]:
     """The corpora by name; in a small run made-up words, which need no release."""
     if small:
         with TemporaryDirectory() as folder:
-            made = asnq_shaped.write(Path(folder) / "made-up", 1_000, None)
-            yield "made-up words", PairFiles.find(made).table()
+            made = asnq_shaped.write_corpus(Path(folder) / "made-up", 1_000, None)
+            yield "made-up words", ParquetTable.open(made).to_table()
         return
     try:
         tables = {
-            "WikiQA": corpora.read("wikiqa", "train", data / "wikiqa"),
-            "TREC-QA": corpora.read("trecqa", "train-all", data / "trecqa"),
+            "WikiQA": read_split("wikiqa", "train", data_root / "wikiqa"),
+            "TREC-QA": read_split("trecqa", "train-all", data_root / "trecqa"),
         }
-    except SourceMissingError as error:
+    except RawFileNotFoundError as error:
         sys.exit(f"skipped: needs the releases of WikiQA and TREC-QA under --data\n{error}")
     yield from tables.items()
 
 
-def _compare(table: pa.Table, batch: int, size: Size, folder: Path) -> tuple[Ratio, ...]:
+def _compare(table: pa.Table, batch_size: int, size: Size, folder: Path) -> tuple[SpeedRatio, ...]:
     """How many times as fast ours is as their default, and as theirs with bf16."""
     folder.mkdir()
     # Two steps are enough to warm up.
-    sizes = [2 * batch, *[size.pairs] * size.repeats]
+    sizes = [2 * batch_size, *[size.num_pairs] * size.num_repeats]
     samples = [
         table.take(pa.array(np.random.default_rng(seed).choice(table.num_rows, pairs, False)))
         for seed, pairs in enumerate(sizes)
     ]
-    theirs = [_theirs(samples, batch, folder / f"bf16-{bf16}", bf16) for bf16 in (False, True)]
-    return alternate(_ours(samples, batch, folder / "ours"), theirs, size.repeats)
+    theirs = [
+        _build_peer_workload(samples, batch_size, folder / f"bf16-{bf16}", bf16)
+        for bf16 in (False, True)
+    ]
+    return measure_alternately(
+        _build_as2ray_workload(samples, batch_size, folder / "ours"), theirs, size.num_repeats
+    )
 
 
-class _Loop(Loop):
+class _TimedTrainer(Trainer):
     """Our loop, which at the end of its epoch looks at the clock instead of validating."""
 
-    ended = 0.0
+    ended_at = 0.0
 
     def _validate(self) -> None:
-        self.ended = time.perf_counter()
+        self.ended_at = time.perf_counter()
 
 
-def _ours(samples: Sequence[pa.Table], batch: int, folder: Path) -> Callable[[], float]:
-    ranker = checkpoint.start(minilm(), max_length=MAX_LENGTH)
-    training, tracking = Training(epochs=1, batch=batch), Tracking(tensorboard=False)
+def _build_as2ray_workload(
+    samples: Sequence[pa.Table], batch_size: int, folder: Path
+) -> Callable[[], float]:
+    ranker = init_ranker(packaged_minilm(), max_length=MAX_LENGTH)
+    training, tracking = (
+        TrainingConfig(epochs=1, global_batch_size=batch_size),
+        TrackingConfig(tensorboard=False),
+    )
     # The loop insists on a table to choose the best checkpoint by; here it is never scored.
-    watched = {"dev": Watched.pack(samples[0].slice(0, 1), ranker, training.max_tokens)}
+    watched = {"dev": EvalSet.from_table(samples[0].slice(0, 1), ranker, training.max_batch_tokens)}
     numbers = count()
 
     def side() -> float:
@@ -149,44 +160,44 @@ def _ours(samples: Sequence[pa.Table], batch: int, folder: Path) -> Callable[[],
         path = folder / str(number)
         path.mkdir(parents=True)
         pq.write_table(samples[number], path / "part-00000.parquet")
-        stream = Stream(PairFiles.find(path), ranker.tokenizer, batch, seed=number)
-        objective = OBJECTIVES["cross_entropy"]
-        run = LocalRun(path, SELECTION)
-        loop = _Loop(ranker, objective, stream, training, run, watched, path, tracking)
+        stream = Stream(ParquetTable.open(path), ranker.tokenizer, batch_size, seed=number)
+        objective = LOSSES["cross_entropy"]
+        run = LocalCheckpointStore(path, SELECTION_METRIC)
+        loop = _TimedTrainer(ranker, objective, stream, training, run, watched, path, tracking)
         began = time.perf_counter()
         loop.fit()
-        return len(stream.files) / (loop.ended - began)
+        return len(stream.files) / (loop.ended_at - began)
 
     return side
 
 
-class _Clock(TrainerCallback):
+class _TrainingClock(TrainerCallback):
     """When training began and ended, without the trainer's preparations."""
 
     def __init__(self) -> None:
-        self.began = self.ended = 0.0
+        self.started_at = self.ended_at = 0.0
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        self.began = time.perf_counter()
+        self.started_at = time.perf_counter()
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        self.ended = time.perf_counter()
+        self.ended_at = time.perf_counter()
 
 
-def _theirs(
-    samples: Sequence[pa.Table], batch: int, folder: Path, bf16: bool
+def _build_peer_workload(
+    samples: Sequence[pa.Table], batch_size: int, folder: Path, bf16: bool
 ) -> Callable[[], float]:
-    model = CrossEncoder(str(minilm()), num_labels=1, max_length=MAX_LENGTH, device="cpu")
+    model = CrossEncoder(str(packaged_minilm()), num_labels=1, max_length=MAX_LENGTH, device="cpu")
     numbers = count()
 
     def side() -> float:
-        sample, clock = samples[next(numbers)], _Clock()
+        sample, clock = samples[next(numbers)], _TrainingClock()
         columns = {"question": sample["question"], "candidate": sample["candidate"]}
         labels = {"label": sample["label"].cast(pa.float32())}
         settings = CrossEncoderTrainingArguments(
             output_dir=str(folder),
             num_train_epochs=1,
-            per_device_train_batch_size=batch,
+            per_device_train_batch_size=batch_size,
             use_cpu=True,
             bf16=bf16,
             save_strategy="no",
@@ -200,7 +211,7 @@ def _theirs(
             callbacks=[clock],
         )
         trainer.train()
-        return float(sample.num_rows / (clock.ended - clock.began))
+        return float(sample.num_rows / (clock.ended_at - clock.started_at))
 
     return side
 

@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from as2ray import corpora
-from as2ray.corpora.asnq import GRADES
-from as2ray.corpora.building import Quarantine, built, here
-from as2ray.corpora.natural_questions import COMPATIBLE
-from as2ray.distributed.build import spread
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
-from as2ray.filters import Filter
-from as2ray.stages import manifest, stage
-from as2ray.text.sentences import versioned
+from as2ray.corpora.asnq import GRADE_COUNTS
+from as2ray.corpora.natural_questions import ASNQ_OPTIONS
+from as2ray.corpora.preparation import prepare_splits
+from as2ray.corpora.record_conversion import Quarantine, convert_in_process, with_quarantine
+from as2ray.corpora.registry import get_corpus
+from as2ray.distributed.build import convert_on_ray
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError
+from as2ray.experiments.stage import manifest, stage
+from as2ray.tables.filters import QuestionFilter
+from as2ray.text.sentences import versioned_name
 from pipelines.recipe import command
 
 log = logging.getLogger(__name__)
@@ -54,31 +55,33 @@ class Recipe:
     """A corpus of pages with marked answers."""
     split: str = "train"
     """One of its splits."""
-    options: dict[str, Any] = field(default_factory=dict)
+    corpus_options: dict[str, Any] = field(default_factory=dict)
     """The corpus' own options."""
-    compatible: bool = False
+    asnq_compatible: bool = False
     """Cut Natural Questions' pages as ASNQ's were: joined flat, whatever the block tags."""
-    filter: Filter = "raw"
+    question_filter: QuestionFilter = "raw"
     """Questions that are kept: `raw`, `no_all_negative` or `clean`."""
-    bad: int = 0
+    max_bad_records: int = 0
     """Most bad records that may be left out."""
 
     def __post_init__(self) -> None:
-        if self.bad < 0 or (self.compatible and self.corpus != "nq"):
-            raise RecipeError(
-                f"bad={self.bad}, compatible={self.compatible} for corpus {self.corpus!r}",
-                expected="bad >= 0; compatible for nq alone",
-                mend="correct the recipe",
+        if self.max_bad_records < 0 or (self.asnq_compatible and self.corpus != "nq"):
+            raise ConfigError(
+                f"bad={self.max_bad_records}, compatible={self.asnq_compatible} for corpus {self.corpus!r}"
+                "; expected bad >= 0; compatible for nq alone",
             )
 
     def resolved(self) -> dict[str, Any]:
         """All options of the corpus."""
-        near = COMPATIBLE if self.compatible else {}
-        return corpora.get(self.corpus).resolve({**near, **self.options})
+        near = ASNQ_OPTIONS if self.asnq_compatible else {}
+        return get_corpus(self.corpus).resolve({**near, **self.corpus_options})
 
 
 def run(
-    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+    recipe: Recipe,
+    output: str | Path,
+    workers: WorkersConfig,
+    data_dirs: Mapping[str, str] | None = None,
 ) -> Path:
     """Builds the corpus unless it is there, and writes the report; the folder of its Parquet files.
 
@@ -92,29 +95,29 @@ def run(
         CorpusError: A corpus that is candidates already, or more bad records than allowed.
     """
     folder, options = Path(output).resolve(), recipe.resolved()
-    quarantine = Quarantine(recipe.bad)
-    how = spread(workers.data_cpus) if workers.count else here
-    corpus = built(corpora.get(recipe.corpus), quarantine, how)
-    source = (sources or {}).get(recipe.corpus)
+    quarantine = Quarantine(recipe.max_bad_records)
+    how = convert_on_ray(workers.num_data_cpus) if workers.num_workers else convert_in_process
+    corpus = with_quarantine(get_corpus(recipe.corpus), quarantine, how)
+    source = (data_dirs or {}).get(recipe.corpus)
     name = f"{recipe.corpus}-{recipe.split}"
     identity = {
         "corpus": recipe.corpus,
         "split": recipe.split,
         "options": options,
-        "splitter": versioned(options["splitter"]),
-        "filter": recipe.filter,
+        "splitter": versioned_name(options["splitter"]),
+        "filter": recipe.question_filter,
     }
 
     def make(part: Path) -> Mapping[str, Any]:
         shutil.rmtree(part / "release", ignore_errors=True)
-        wanted = {recipe.split: recipe.filter}
-        found = corpora.prepare(corpus, source, part / "release", wanted, **options)
+        wanted = {recipe.split: recipe.question_filter}
+        found = prepare_splits(corpus, source, part / "release", wanted, **options)
         for path in sorted((part / "release" / recipe.split).glob("*.parquet")):
             path.rename(part / path.name)
         shutil.rmtree(part / "release")
         quarantine.write(part / "quarantine.jsonl")
         entry = found["splits"][recipe.split]
-        return {**entry, "grades": _grades(part), "bad": len(quarantine.bad)}
+        return {**entry, "grades": _grades(part), "bad": len(quarantine.rejected)}
 
     made = stage(folder / name, identity, make)
     text = report(recipe, manifest(made))
@@ -132,14 +135,14 @@ def report(recipe: Recipe, made: Mapping[str, Any]) -> str:
     """
     found, counts = made["found"], made["found"]["counts"]
     split = recipe.split if recipe.split in QUESTIONS else "train"
-    published = GRADES["train" if split == "train" else "dev-all"]
+    published = GRADE_COUNTS["train" if split == "train" else "dev-all"]
     lines = [
         f"# {recipe.corpus}, {recipe.split}",
         "",
         f"{counts['questions']:,} questions, {counts['pairs']:,} pairs, {counts['positives']:,} "
         f"positives; {found['bad']:,} bad records left out; fingerprint {found['fingerprint']}.",
         f"Options: {json.dumps(made['identity']['options'])}; splitter "
-        f"{made['identity']['splitter']}; filter {recipe.filter}. ASNQ's {split} split has "
+        f"{made['identity']['splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
         f"{QUESTIONS[split]:,} questions.",
         "",
         "| grade | sentences | here | a question | ASNQ | a question |",

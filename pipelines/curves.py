@@ -9,13 +9,13 @@ from pathlib import Path
 from scipy import stats
 
 from as2ray.evaluation import plots
-from as2ray.evaluation.measures import Evaluation
-from as2ray.evaluation.seeds import mean_over_seeds, paired
+from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.seeds import align_by_question, average_over_seeds
 
 SIGNIFICANT = 0.01
 """Of the paper's paired t-tests."""
 
-Systems = Mapping[str, Mapping[int, Evaluation]]
+Systems = Mapping[str, Mapping[int, EvaluationResult]]
 """Evaluations by system (`START`, `START+SIZE`, `BM25`) and sample."""
 
 
@@ -41,7 +41,7 @@ def curve(
             places = [0, *sizes.values()]
         points = [(float(x), e.measures[measure]) for e in by_sample.values() for x in places]
         series.setdefault(start, []).extend(points)
-    plots.learning_curve(series, title, "annotated questions", measure, path, logarithmic=True)
+    plots.learning_curve(series, title, "annotated questions", measure, path, log_x=True)
 
 
 Ends = Mapping[str, Sequence[str]]
@@ -62,7 +62,7 @@ def ends(systems: Systems, sources: Sequence[str], measure: str) -> Ends:
         found[start] = ["", ""]
         for place, name in enumerate((start, f"{start}+all")):
             if name in systems:
-                value = mean_over_seeds([e.per_question for e in systems[name].values()])
+                value = average_over_seeds([e.per_question for e in systems[name].values()])
                 mean = sum(value[measure].to_pylist()) / value.num_rows
                 found[start][place] = f"{mean:.4f}{_mark(systems, name, measure)}"
     return found
@@ -94,6 +94,8 @@ def _mark(systems: Systems, name: str, measure: str) -> str:
 
 
 def _differ(systems: Systems, one: str, other: str, measure: str) -> bool:
-    tables = [mean_over_seeds([e.per_question for e in systems[n].values()]) for n in (one, other)]
+    tables = [
+        average_over_seeds([e.per_question for e in systems[n].values()]) for n in (one, other)
+    ]
     # Of two that are equal on every question the p-value is no number, and they do not differ.
-    return bool(stats.ttest_rel(*paired(tables, measure)).pvalue < SIGNIFICANT)
+    return bool(stats.ttest_rel(*align_by_question(tables, measure)).pvalue < SIGNIFICANT)

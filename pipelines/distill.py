@@ -17,23 +17,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from as2ray import checkpoint
-from as2ray.distributed.cluster import connected
-from as2ray.distributed.plan import Workers
-from as2ray.distributed.tune import search
-from as2ray.errors import RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.distributed.cluster import ray_session
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.tune import run_search
+from as2ray.errors import ConfigError
 from as2ray.evaluation import plots
-from as2ray.evaluation.agreement import agreement, votes
-from as2ray.evaluation.trec import read_run, scores_of_run
-from as2ray.latency import latencies
+from as2ray.evaluation.agreement import head_teacher_agreement, measure_majority_agreement
+from as2ray.experiments.stage import digest, stage
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
-from as2ray.stages import digest, stage
-from pipelines.drop_search import Search, replays, searched
-from pipelines.experiment import Found, prepare, rankers, tell
+from as2ray.profiling.latency import measure_latencies
+from as2ray.tables.trec import align_run, read_run
+from pipelines.drop_search import Search, replays, search_drop_ratios
+from pipelines.experiment import Found, prepare, train_runs, write_reports
 from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import check_names, command
-from pipelines.steps import evaluated, table
+from pipelines.steps import evaluate_ranker, table
 from pipelines.trials import ensemble_map, weighted
 from tune_spaces import ensembles
 
@@ -49,50 +50,56 @@ class Recipe(Steps):
 
     ensembles: dict[str, list[str]] = field(default_factory=dict)
     """Ensembles by name: the steps that they are made of."""
-    trials: int = 100
+    num_ensemble_trials: int = 100
     """Of Optuna's search for each ensemble's weights, on the recipe's dev table."""
     search: Search = field(default_factory=Search)
     """How drop ratios are searched for students with several exits."""
-    resemblance: list[str] = field(default_factory=list)
+    teacher_agreement: list[str] = field(default_factory=list)
     """Students with a head for each teacher, whose heads are compared with them (Figure 3)."""
-    timed: bool = True
+    measure_speed: bool = True
     """Whether the clock is asked too, with the first seed's rankers (Table 5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("ensemble", self.ensembles)
-        if self.trials < 0:
-            raise RecipeError(
-                f"{self.trials} trials", expected="0 or more", mend="correct the recipe"
+        if self.num_ensemble_trials < 0:
+            raise ConfigError(
+                f"{self.num_ensemble_trials} trials; expected 0 or more",
             )
         for name, members in self.ensembles.items():
-            if name in self.steps or not members or not set(members) <= self.steps.keys():
-                raise RecipeError(
-                    f"ensemble {name!r} of {members}",
-                    expected="a name of its own, and steps of the recipe",
-                    mend="describe them under `steps`",
+            if name in self.runs or not members or not set(members) <= self.runs.keys():
+                raise ConfigError(
+                    f"ensemble {name!r} of {members}"
+                    "; expected a name of its own, and steps of the recipe",
+                    fix="describe them under `steps`",
                 )
             self.seeds_shared(name, members)
-        for name in self.resemblance:
-            step = self.steps.get(name)
-            if step is None or step.heads != len(step.teachers) or not step.heads:
-                raise RecipeError(
-                    f"resemblance of {name!r}",
-                    expected="a step with as many heads as teachers",
-                    mend="name such a step",
+        for name in self.teacher_agreement:
+            step = self.runs.get(name)
+            if (
+                step is None
+                or step.num_ranking_heads != len(step.teachers)
+                or not step.num_ranking_heads
+            ):
+                raise ConfigError(
+                    f"resemblance of {name!r}; expected a step with as many heads as teachers",
+                    fix="name such a step",
                 )
 
     def systems(self) -> list[str]:
         """Steps, ensembles, and with searched drop ratios the students that have several exits."""
-        return [*self.steps, *self.ensembles, *(f"{s}-searched" for s in self.searches())]
+        return [*self.runs, *self.ensembles, *(f"{s}-searched" for s in self.searches())]
 
     def searches(self) -> list[str]:
         """Steps whose rankers' drop ratios are searched."""
-        return [name for name in self.steps if len(self.exits_of(name)) > 1]
+        return [name for name in self.runs if len(self.exits_of(name)) > 1]
 
 
 def run(
-    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+    recipe: Recipe,
+    output: str | Path,
+    workers: WorkersConfig,
+    data_dirs: Mapping[str, str] | None = None,
 ) -> None:
     """Runs what is not there yet, and writes the reports.
 
@@ -103,57 +110,63 @@ def run(
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
-    tables = prepare(recipe, folder / "tables", sources or {})
+    tables = prepare(recipe, folder / "tables", data_dirs or {})
     tests = {test: tables[test] for test in recipe.tests}
     found: Found = {test: {} for test in recipe.tests}
     done: dict[tuple[str, int], Path] = {}
-    for name, seed, made in rankers(recipe, folder, workers, tables):
+    for name, seed, made in train_runs(recipe, folder, workers, tables):
         done[name, seed] = made
     for name, members in recipe.ensembles.items():
         for seed in recipe.seeds_shared(name, members):
             of_seed = [done[member, seed] for member in members]
             place = folder / "rankers" / f"{name}-seed{seed}"
-            done[name, seed] = _ensemble(place, of_seed, tables[recipe.dev], recipe.trials)
+            done[name, seed] = _ensemble(
+                place, of_seed, tables[recipe.dev], recipe.num_ensemble_trials
+            )
     for (name, seed), made in list(done.items()):
         if name in recipe.searches():
-            dev = tables[recipe.steps[name].dev or recipe.dev]
-            stored = replays(folder, made, {"dev": dev}, recipe.filter)["dev"]
-            done[f"{name}-searched", seed], _ = searched(folder, made, stored, recipe.search)
+            dev = tables[recipe.runs[name].dev or recipe.dev]
+            stored = replays(folder, made, {"dev": dev}, recipe.question_filter)["dev"]
+            done[f"{name}-searched", seed], _ = search_drop_ratios(
+                folder, made, stored, recipe.search
+            )
     for (name, seed), made in done.items():
         runs = folder / "runs" / f"{name}-seed{seed}"
-        for test, one in evaluated(runs, made, tests, recipe.measures, recipe.filter).items():
+        for test, one in evaluate_ranker(
+            runs, made, tests, recipe.measures, recipe.question_filter
+        ).items():
             found[test].setdefault(name, {})[seed] = one
-    tell(recipe, folder, found)
-    for name in recipe.resemblance:
+    write_reports(recipe, folder, found)
+    for name in recipe.teacher_agreement:
         for test in tests:
             _tell_resemblance(recipe, folder, name, test, table(tables[test]))
-    if recipe.timed:
+    if recipe.measure_speed:
         _tell_latency(recipe, folder, done, table(tables[recipe.tests[0]])[:TIMED])
 
 
-def _ensemble(folder: Path, members: Sequence[Path], dev: Path, trials: int) -> Path:
+def _ensemble(folder: Path, members: Sequence[Path], dev: Path, num_trials: int) -> Path:
     """A stage with an ensemble of the weights that were best on a dev table."""
-    identity = {"members": [digest(m) for m in members], "dev": digest(dev), "trials": trials}
+    identity = {"members": [digest(m) for m in members], "dev": digest(dev), "trials": num_trials}
 
     def make(part: Path) -> dict[str, Any]:
-        loaded = [checkpoint.load(member / "ranker", device="cpu") for member in members]
+        loaded = [load(member / "ranker", device="cpu") for member in members]
         rows = table(dev)
         texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
-        scores = np.stack([member.score_exits(*texts)[:, -1] for member in loaded], 1)
+        scores = np.stack([member.predict_exits(*texts)[:, -1] for member in loaded], 1)
         stored = (scores, rows["question_id"].to_numpy(), rows["label"].to_numpy())
-        with connected():
-            tried = search(
+        with ray_session():
+            tried = run_search(
                 weighted,
-                partial(ensembles.suggest, members=len(members)),
+                partial(ensembles.suggest, num_members=len(members)),
                 {"quality": "max"},
                 stored,
                 part.resolve() / "optuna",
-                trials,
+                num_trials,
             )
-        weights = [ensembles.choice(config, len(members)) for config, _ in tried]
+        weights = [ensembles.apply_params(config, len(members)) for config, _ in tried]
         weights.append((1.0 / len(members),) * len(members))
         best = max(weights, key=lambda w: ensemble_map(w, stored))
-        checkpoint.save(EnsembleRanker(loaded, best), part / "ranker")
+        save(EnsembleRanker(loaded, best), part / "ranker")
         equal = ensemble_map(weights[-1], stored)
         return {"weights": best, "dev MAP": ensemble_map(best, stored), "equal weights": equal}
 
@@ -162,31 +175,31 @@ def _ensemble(folder: Path, members: Sequence[Path], dev: Path, trials: int) -> 
 
 def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:
     """How often heads and teachers agree, and where the student follows most of them."""
-    seed, teachers = recipe.seeds_of(name)[0], recipe.steps[name].teachers
-    student = checkpoint.load(folder / "rankers" / f"{name}-seed{seed}" / "ranker")
+    seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teachers
+    student = load(folder / "rankers" / f"{name}-seed{seed}" / "ranker")
     assert isinstance(student, CascadeRanker)
     texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
     heads = {
         f"head {number}": scores
-        for number, scores in enumerate(student.score_heads(*texts).T.astype(float))
+        for number, scores in enumerate(student.predict_heads(*texts).T.astype(float))
     }
     taught = {
-        teacher: scores_of_run(
+        teacher: align_run(
             read_run(folder / "runs" / f"{teacher}-seed{seed}" / f"{test}.run"), rows
         )
         for teacher in teachers
     }
-    same = agreement(rows, heads, taught)
+    same = head_teacher_agreement(rows, heads, taught)
     path = folder / f"{test}-{name}-agreement"
-    plots.matrix(same, list(heads), teachers, f"{name} on {test}", path.with_suffix(".png"))
+    plots.heatmap(same, list(heads), teachers, f"{name} on {test}", path.with_suffix(".png"))
     lines = [f"| | {' | '.join(teachers)} |", "|" + "---|" * (len(teachers) + 1)]
     lines += [
         f"| {head} | {' | '.join(f'{value:.3f}' for value in values)} |"
         for head, values in zip(heads, same)
     ]
     if len(teachers) % 2:
-        own = student.score_table(rows).rank_by
-        found = votes(rows, own, taught)
+        own = student.predict_table(rows).sort_keys
+        found = measure_majority_agreement(rows, own, taught)
         for what in ("unanimous", "followed", "overruled"):
             right, questions = getattr(found, what)
             lines += ["", f"{what}: the student is right on {right} of {questions} questions"]
@@ -202,12 +215,12 @@ def _tell_latency(
         made.setdefault(name, place / "ranker")
     baseline = str(recipe.against(recipe.tests[0]))
     order = sorted(made, key=lambda name: name != baseline)
-    found = latencies({name: checkpoint.load(made[name]) for name in order}, rows)
+    found = measure_latencies({name: load(made[name]) for name in order}, rows)
     lines = ["| system | parameters | µs a pair | times the baseline's |", "|---|---|---|---|"]
     for name, of in found.items():
-        average, deviation = of.microseconds
-        told = f"| {name} | {of.parameters:,} | {average:,.1f} ± {deviation:,.1f} "
-        lines.append(f"{told}| {of.slower or ''} |")
+        average, deviation = of.latency_us
+        told = f"| {name} | {of.num_parameters:,} | {average:,.1f} ± {deviation:,.1f} "
+        lines.append(f"{told}| {of.slowdown or ''} |")
     (folder / "latency.md").write_text("\n".join(lines) + "\n")
 
 

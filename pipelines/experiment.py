@@ -10,30 +10,32 @@ from pathlib import Path
 
 import numpy as np
 
-from as2ray import checkpoint, corpora, packaged
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.checkpoints import packaged
+from as2ray.checkpoints.initialization import encoder_num_layers
+from as2ray.corpora.leaks import check_leaks
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError
 from as2ray.evaluation import plots
-from as2ray.evaluation.measures import Evaluation
-from as2ray.evaluation.report import markdown, report, save
-from as2ray.models.staged import check_exits
-from as2ray.objectives import TwoInOne
-from as2ray.stages import MANIFEST
-from as2ray.training.job import Job
-from as2ray.training.tracking import read
+from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.experiments.stage import MANIFEST
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.models.multi_stage import check_exit_layers
+from as2ray.training.job import TrainingJob
+from as2ray.training.tracking import read_metrics
 from pipelines.recipe import Recipe, Step
-from pipelines.steps import Plan, prepared, table, taught, trained
+from pipelines.steps import Plan, prepare_table, store_teacher_logits, table, train_ranker
 
 log = logging.getLogger(__name__)
 
-Found = dict[str, dict[str, dict[int, Evaluation]]]
+Found = dict[str, dict[str, dict[int, EvaluationResult]]]
 """Evaluations by test, system and seed."""
 
 
-def rankers(
+def train_runs(
     recipe: Recipe,
     folder: Path,
-    workers: Workers,
+    workers: WorkersConfig,
     tables: Mapping[str, Path],
     passages: Mapping[str, Path] | None = None,
 ) -> Iterator[tuple[str, int, Path]]:
@@ -50,19 +52,19 @@ def rankers(
         RecipeError: See `outlines`.
         CheckpointError: A model to start from is none.
     """
-    outlines(recipe, folder, passages is not None)
+    check_runs(recipe, folder, passages is not None)
     for seed in recipe.seeds:
         done: dict[str, Path] = {}
-        for name in [name for name in recipe.steps if seed in recipe.seeds_of(name)]:
-            step = recipe.steps[name]
-            read = (passages or {}) if isinstance(step.objective, TwoInOne) else tables
+        for name in [name for name in recipe.runs if seed in recipe.seeds_of(name)]:
+            step = recipe.runs[name]
+            read = (passages or {}) if isinstance(step.loss, TwoInOneLoss) else tables
             plan = planned(recipe, step, seed, folder, workers, read, done)
-            done[name] = trained(_stage(folder, name, seed), plan, workers)
+            done[name] = train_ranker(_stage(folder, name, seed), plan, workers)
             yield name, seed, done[name]
 
 
 @dataclass(frozen=True)
-class Outline:
+class RankerShape:
     """What is known of a step's ranker before it is trained."""
 
     depth: int
@@ -78,7 +80,7 @@ class Outline:
         return f"{kind} of {self.depth} layers, {', '.join(filter(None, parts))}"
 
 
-def outlines(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, Outline]:
+def check_runs(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, RankerShape]:
     """The ranker of each step, and what would end a later step when those before it are trained.
 
     Args:
@@ -92,46 +94,57 @@ def outlines(recipe: Recipe, folder: Path, passages: bool = False) -> dict[str, 
         CheckpointError: A model to start from is none.
     """
     depths: dict[str, int] = {}
-    held: dict[str, Outline] = {}
-    for name, step in recipe.steps.items():
-        joint = isinstance(step.objective, TwoInOne)
-        answers = isinstance(step.objective, TwoInOne) and step.objective.answers
+    held: dict[str, RankerShape] = {}
+    for name, step in recipe.runs.items():
+        joint = isinstance(step.loss, TwoInOneLoss)
+        answers = isinstance(step.loss, TwoInOneLoss) and step.loss.answer_loss
         done = [_stage(folder, name, seed) for seed in recipe.seeds_of(name)]
-        if step.start:
-            before = held[step.start]
+        if step.init_from:
+            before = held[step.init_from]
         elif all((stage / MANIFEST).is_file() for stage in done):
-            depth = checkpoint.depth(done[0] / "ranker")
-            held[name] = Outline(depth, step.exits or (), step.heads, joint, answers)
+            depth = encoder_num_layers(done[0] / "ranker")
+            held[name] = RankerShape(
+                depth, step.exit_layers or (), step.num_ranking_heads, joint, answers
+            )
             continue
         else:
             path = step.model or recipe.model.path
             if path not in depths:
-                depths[path] = checkpoint.depth(packaged.resolve(path))
-            before = Outline(depths[path])
+                depths[path] = encoder_num_layers(packaged.resolve_model_path(path))
+            before = RankerShape(depths[path])
         if before.exits or before.joint:
-            fine = step.layers is None and (step.exits is None or step.exits == before.exits)
-            fine = fine and step.heads in (0, before.heads) and answers <= before.answers
+            fine = step.num_layers is None and (
+                step.exit_layers is None or step.exit_layers == before.exits
+            )
+            fine = (
+                fine and step.num_ranking_heads in (0, before.heads) and answers <= before.answers
+            )
             fine = fine and joint == before.joint
             made = before
         else:
-            layers = before.depth if step.layers is None else step.layers
+            layers = before.depth if step.num_layers is None else step.num_layers
             fine = 1 <= layers <= before.depth
-            if fine and step.exits is not None:
-                check_exits(step.exits, layers)
-            last = step.exits[-1] if step.exits else layers
+            if fine and step.exit_layers is not None:
+                check_exit_layers(step.exit_layers, layers)
+            last = step.exit_layers[-1] if step.exit_layers else layers
             # A checkpoint with heads of its own ends at its last exit.
-            fine = fine and step.heads >= 0 and (not (step.heads and step.start) or last < layers)
-            made = Outline(last, step.exits or (), step.heads, joint, answers)
+            fine = (
+                fine
+                and step.num_ranking_heads >= 0
+                and (not (step.num_ranking_heads and step.init_from) or last < layers)
+            )
+            made = RankerShape(last, step.exit_layers or (), step.num_ranking_heads, joint, answers)
         taught = [teacher for teacher in step.teachers if held[teacher].joint]
         if not fine or (joint and not passages) or taught:
-            raise RecipeError(
-                f"step {name!r} with layers {step.layers}, exits {step.exits}, {step.heads} heads, "
-                f"objective {step.objective!r}, starting from {before}"
-                + (f", taught by the joint models {taught}" if taught else ""),
-                expected="layers and exits that its encoder has, heads on layers above the last "
+            raise ConfigError(
+                (
+                    f"step {name!r} with layers {step.num_layers}, exits {step.exit_layers}, {step.num_ranking_heads} heads, "
+                    f"objective {step.loss!r}, starting from {before}"
+                    + (f", taught by the joint models {taught}" if taught else "")
+                )
+                + "; expected layers and exits that its encoder has, heads on layers above the last "
                 "exit; a cascade or joint model goes on as it is; joint models in "
                 "`pipelines.two_in_one` alone, and never as teachers",
-                mend="correct the step",
             )
         held[name] = made
     return held
@@ -146,7 +159,7 @@ def planned(
     step: Step,
     seed: int,
     folder: Path,
-    workers: Workers,
+    workers: WorkersConfig,
     tables: Mapping[str, Path],
     done: Mapping[str, Path],
 ) -> Plan:
@@ -164,7 +177,7 @@ def planned(
     teachers = [done[teacher] for teacher in step.teachers]
     lessons = _lessons(folder, step, teachers, tables, workers)
     job, inputs = _job(recipe, step, seed, tables)
-    start = done[step.start] if step.start else None
+    start = done[step.init_from] if step.init_from else None
     return Plan(replace(job, teachers=lessons), inputs, start, tuple(teachers))
 
 
@@ -173,13 +186,15 @@ def _lessons(
     step: Step,
     teachers: Sequence[Path],
     tables: Mapping[str, Path],
-    workers: Workers,
+    workers: WorkersConfig,
 ) -> tuple[tuple[str, ...], ...]:
     """For each teacher its stored logits of each training table, taken once."""
     return tuple(
         tuple(
             str(
-                taught(folder / "logits" / f"{name}-{teacher.name}", tables[name], teacher, workers)
+                store_teacher_logits(
+                    folder / "logits" / f"{name}-{teacher.name}", tables[name], teacher, workers
+                )
             )
             for name in step.train
         )
@@ -187,55 +202,57 @@ def _lessons(
     )
 
 
-def prepare(recipe: Recipe, folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
+def prepare(recipe: Recipe, folder: Path, data_dirs: Mapping[str, str]) -> dict[str, Path]:
     """Stages of the tables; those evaluated on first, so that training tables can avoid them."""
     held_out = recipe.held_out()
     done: dict[str, Path] = {}
     for name in sorted(recipe.tables, key=lambda name: name not in held_out):
         data = recipe.tables[name]
-        others = done if name not in held_out and recipe.leaks == "drop" else {}
+        others = done if name not in held_out and recipe.on_leak == "drop" else {}
         others = {n: path for n, path in others.items() if n in held_out}
-        done[name] = prepared(folder / name, data, sources.get(data.corpus), others)
-    if recipe.leaks == "error":
-        for name in sorted({t for step in recipe.steps.values() for t in step.train} - held_out):
+        done[name] = prepare_table(folder / name, data, data_dirs.get(data.corpus), others)
+    if recipe.on_leak == "error":
+        for name in sorted({t for step in recipe.runs.values() for t in step.train} - held_out):
             for other in sorted(held_out):
-                corpora.check_leaks({name: table(done[name]), other: table(done[other])})
+                check_leaks({name: table(done[name]), other: table(done[other])})
     return done
 
 
 def _job(
     recipe: Recipe, step: Step, seed: int, tables: Mapping[str, Path]
-) -> tuple[Job, dict[str, Path]]:
+) -> tuple[TrainingJob, dict[str, Path]]:
     dev = tables[step.dev or recipe.dev]
     watched = {"dev": dev}
-    if recipe.curves:
+    if recipe.plot_learning_curves:
         watched |= {test: tables[test] for test in recipe.tests}
-    model = replace(recipe.model, layers=step.layers, exits=step.exits, heads=step.heads)
-    job = Job(
+    model = replace(
+        recipe.model, layers=step.num_layers, exits=step.exit_layers, heads=step.num_ranking_heads
+    )
+    job = TrainingJob(
         model=replace(model, path=step.model or model.path),
-        objective=step.objective,
-        train=tuple(str(tables[name]) for name in step.train),
-        watched={name: str(path) for name, path in watched.items()},
+        loss=step.loss,
+        train_tables=tuple(str(tables[name]) for name in step.train),
+        eval_tables={name: str(path) for name, path in watched.items()},
         training=replace(step.training, seed=step.training.seed + seed),
         tracking=recipe.tracking,
     )
     return job, {**{name: tables[name] for name in step.train}, "dev": dev}
 
 
-def tell(recipe: Recipe, folder: Path, found: Found) -> None:
+def write_reports(recipe: Recipe, folder: Path, found: Found) -> None:
     """Writes a report of each test, and draws it."""
     for test, systems in found.items():
-        made = report(
+        made = build_report(
             f"{recipe.title}: {test}",
             systems,
             baseline=str(recipe.against(test)),
-            published=recipe.published.get(test),
+            published_results=recipe.published_results.get(test),
         )
-        save(made, folder / f"{test}.md")
-        log.info("\n%s", markdown(made))
+        save_report(made, folder / f"{test}.md")
+        log.info("\n%s", to_markdown(made))
         spreads = {row.system: row.measures for row in made.rows}
-        plots.bars(spreads, made.title, "mean over questions", folder / f"{test}.png")
-        if recipe.curves:
+        plots.bar_chart(spreads, made.title, "mean over questions", folder / f"{test}.png")
+        if recipe.plot_learning_curves:
             _curve(recipe, folder, test)
 
 
@@ -243,9 +260,9 @@ def _curve(recipe: Recipe, folder: Path, test: str) -> None:
     """MAP over epochs, and how much it moves between epochs (TANDA, Figure 4)."""
     series: dict[str, list[tuple[float, float]]] = {}
     moves: dict[str, list[float]] = {}
-    for name in recipe.steps:
+    for name in recipe.runs:
         for seed in recipe.seeds_of(name):
-            lines = read(folder / "rankers" / f"{name}-seed{seed}" / "metrics.jsonl")
+            lines = read_metrics(folder / "rankers" / f"{name}-seed{seed}" / "metrics.jsonl")
             points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
             series.setdefault(name, []).extend(points)
             steps = np.abs(np.diff([y for _, y in points]))

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from as2ray.errors import CheckpointError, RecipeError
+from as2ray.errors import CheckpointError, ConfigError
 from as2ray.evaluation.measures import evaluate
-from as2ray.filters import Filter
 from as2ray.models.ranker import Ranker
-from as2ray.records import question_numbers
+from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.schema import question_indices
 
 Remedy = Literal["bm25", "weights"]
 """What is done against it."""
@@ -39,49 +39,51 @@ STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Protocol:
     """Sizes, samples and epochs."""
 
-    sizes: tuple[int | None, ...] = (32, 128, 512, None)
+    num_questions: tuple[int | None, ...] = (32, 128, 512, None)
     """Numbers of annotated questions; none is all of them."""
-    samples: int = 3
+    num_samples: int = 3
     """Of each size but all."""
-    nested: bool = False
+    nested_samples: bool = False
     """Whether a larger sample of the same number holds the smaller one."""
     epochs: int = 32
     """On the smallest sample of the paper."""
-    at: int = 32
+    reference_questions: int = 32
     """Its questions."""
-    power: float = 0.5
+    epoch_decay: float = 0.5
     """How fast epochs fall: epochs (at / questions) ** power."""
-    least: int = 1
+    min_epochs: int = 1
     """Epochs on however many questions."""
     remedies: tuple[Remedy, ...] = ("bm25", "weights")
     """Tried on every ranker that few-shot training has tuned."""
-    steps: tuple[float, ...] = STEPS
+    interpolation_weights: tuple[float, ...] = STEPS
     """The parts of the start that dev chooses among; one alone is taken whatever dev says, to keep
     what dev does not measure."""
-    published: Mapping[str, float] = field(default_factory=dict)
+    published_results: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the paper prints, by system."""
 
     def __post_init__(self) -> None:
-        sizes = [size for size in self.sizes if size is not None]
-        counts = [self.samples, self.epochs, self.at, self.least, *sizes]
-        if min(counts) < 1 or not self.sizes or self.power < 0:
-            raise RecipeError(
-                f"sizes {self.sizes}, samples {self.samples}, epochs {self.epochs} at {self.at}, "
-                f"power {self.power}, least {self.least}",
-                expected="counts of at least 1 and a power of 0 or more",
-                mend="correct the recipe",
+        sizes = [size for size in self.num_questions if size is not None]
+        counts = [self.num_samples, self.epochs, self.reference_questions, self.min_epochs, *sizes]
+        if min(counts) < 1 or not self.num_questions or self.epoch_decay < 0:
+            raise ConfigError(
+                f"sizes {self.num_questions}, samples {self.num_samples}, epochs {self.epochs} at {self.reference_questions}, "
+                f"power {self.epoch_decay}, least {self.min_epochs}"
+                "; expected counts of at least 1 and a power of 0 or more",
             )
-        if not self.steps or not all(0 <= part <= 1 for part in self.steps):
-            raise RecipeError(
-                f"steps {self.steps}",
-                expected="parts of the start, each from 0 to 1, at least one",
-                mend="correct the recipe",
+        if not self.interpolation_weights or not all(
+            0 <= part <= 1 for part in self.interpolation_weights
+        ):
+            raise ConfigError(
+                f"steps {self.interpolation_weights}"
+                "; expected parts of the start, each from 0 to 1, at least one",
             )
 
     def epochs_of(self, questions: int) -> int:
         """Epochs over a sample of so many questions."""
-        fallen = round(float(self.epochs * (self.at / questions) ** self.power))
-        return max(self.least, min(self.epochs, fallen))
+        fallen = round(
+            float(self.epochs * (self.reference_questions / questions) ** self.epoch_decay)
+        )
+        return max(self.min_epochs, min(self.epochs, fallen))
 
 
 def mixed(rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, part: float) -> np.ndarray:
@@ -93,7 +95,7 @@ def mixed(rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, part: float)
         keywords: BM25, shape [rows].
         part: BM25's.
     """
-    question = question_numbers(rows)
+    question = question_indices(rows)
     return (1.0 - part) * _standard(ranker, question) + part * _standard(keywords, question)
 
 
@@ -105,13 +107,17 @@ def _standard(scores: np.ndarray, question: np.ndarray) -> np.ndarray:
 
 
 def best_part(
-    rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, measure: str, filter: Filter
+    rows: pa.Table,
+    ranker: np.ndarray,
+    keywords: np.ndarray,
+    measure: str,
+    question_filter: QuestionFilter,
 ) -> float:
     """The part of BM25 that dev likes best; of equals the smallest."""
 
     def worth(part: float) -> float:
         scores = mixed(rows, ranker, keywords, part)
-        return evaluate(rows, scores, [measure], filter=filter).measures[measure]
+        return evaluate(rows, scores, [measure], question_filter=question_filter).measures[measure]
 
     return max(PARTS, key=lambda part: (worth(part), -part))
 
@@ -127,9 +133,9 @@ def between(tuned: Ranker, start: Mapping[str, torch.Tensor], part: float) -> No
     own = tuned.state_dict()
     if own.keys() != start.keys():
         raise CheckpointError(
-            f"{len(own)} weights and {len(start)}: {sorted(own.keys() ^ start.keys())[:4]}",
-            expected="two rankers of one kind",
-            mend="start from a ranker, not from a bare encoder",
+            f"{len(own)} weights and {len(start)}: {sorted(own.keys() ^ start.keys())[:4]}"
+            "; expected two rankers of one kind",
+            fix="start from a ranker, not from a bare encoder",
         )
     moved = {
         name: torch.lerp(w, start[name].to(w), part) if w.is_floating_point() else w
@@ -143,7 +149,7 @@ def best_step(
     start: Ranker,
     rows: pa.Table,
     measure: str,
-    filter: Filter,
+    question_filter: QuestionFilter,
     parts: Sequence[float],
 ) -> float:
     """Leaves a ranker where dev likes it best on the way back to its start; the start's part."""
@@ -152,8 +158,10 @@ def best_step(
     for part in parts:
         tuned.load_state_dict(ends[0])
         between(tuned, ends[1], part)
-        scores = tuned.score_table(rows).rank_by
-        found[part] = evaluate(rows, scores, [measure], filter=filter).measures[measure]
+        scores = tuned.predict_table(rows).sort_keys
+        found[part] = evaluate(rows, scores, [measure], question_filter=question_filter).measures[
+            measure
+        ]
     best = max(parts, key=lambda part: (found[part], -part))
     tuned.load_state_dict(ends[0])
     between(tuned, ends[1], best)

@@ -26,9 +26,9 @@ class QuestionGenerator:
             self.model = AutoModelForSeq2SeqLM.from_pretrained(path).eval()
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: {str(error)[:300]}",
-                expected="a sequence-to-sequence model with its tokenizer",
-                mend="check the path; offline, only local folders and cached hub ids load",
+                f"{path}: {str(error)[:300]}"
+                "; expected a sequence-to-sequence model with its tokenizer",
+                fix="check the path; offline, only local folders and cached hub ids load",
             ) from error
         self.prompt, self.longest = prompt, longest
 

@@ -19,17 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from as2ray.corpora.sample import sample
-from as2ray.distributed.cluster import connected
-from as2ray.distributed.tune import grid
-from as2ray.errors import RecipeError
-from as2ray.records import CANDIDATES, count, fingerprint, question_starts
-from as2ray.retrieval.bm25 import BM25
-from as2ray.retrieval.build import Settings, build
-from as2ray.retrieval.documents import pieces
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
-from as2ray.stages import digest, manifest, stage
+from as2ray.corpora.sampling import sample_questions
+from as2ray.distributed.cluster import ray_session
+from as2ray.distributed.tune import run_grid
+from as2ray.errors import ConfigError
+from as2ray.experiments.stage import digest, manifest, stage
+from as2ray.retrieval.documents import list_parts
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.schema import CANDIDATE_SCHEMA, count_table, question_offsets
+from as2ray.text.bm25 import BM25
 from pipelines.steps import TABLE, table
 from pipelines.trials import MEASURE, keywords
 from tune_spaces import bm25
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 INDEX = "index"
 
 
-def tuned(folder: Path, dev: Path, here: bool) -> BM25:
+def tune_bm25(folder: Path, dev: Path, here: bool) -> BM25:
     """A stage with the best of the grid's 56 points on a dev table.
 
     Args:
@@ -50,23 +51,25 @@ def tuned(folder: Path, dev: Path, here: bool) -> BM25:
 
     def make(part: Path) -> dict[str, Any]:
         rows = table(dev)
-        data = rows, BM25().terms(rows["candidate"].to_pylist())
-        choices = [list(points) for _, points in groupby(bm25.grid(), key=lambda point: point[0])]
+        data = rows, BM25().count_terms(rows["candidate"].to_pylist())
+        choices = [
+            list(points) for _, points in groupby(bm25.param_grid(), key=lambda point: point[0])
+        ]
         if here:
             found = [one for points in choices for one in keywords(points, data)]
         else:
-            with connected():
-                found = grid(keywords, choices, data, part.resolve() / "tune")
+            with ray_session():
+                found = run_grid(keywords, choices, data, part.resolve() / "tune")
         best = max(found, key=lambda one: one[2])
         log.info("BM25: dev %s %.4f with k1 %g, b %g", MEASURE, best[2], best[0], best[1])
         return {"k1": best[0], "b": best[1], MEASURE: best[2], "grid": found}
 
-    identity = {"dev": manifest(dev)["found"]["fingerprint"], "grid": bm25.grid()}
+    identity = {"dev": manifest(dev)["found"]["fingerprint"], "grid": bm25.param_grid()}
     found = manifest(stage(folder, identity, make))["found"]
     return BM25(found["k1"], found["b"])
 
 
-def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> Path:
+def index_documents(folder: Path, source: Path, settings: IndexConfig, num_shards: int = 1) -> Path:
     """A stage with an index of documents; other documents under the same name are told.
 
     Args:
@@ -76,16 +79,16 @@ def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> 
         shards: That it is built in.
     """
     whole = hashlib.sha256()
-    for path in sorted({piece.path for piece in pieces(source)}):
+    for path in sorted({piece.path for piece in list_parts(source)}):
         # A name may be no Unicode, and a file unreadable: the index tells of it.
         whole.update(os.fsencode(path.removeprefix(str(source))) + b"\0")
         with suppress(OSError), open(path, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
-    identity = {"documents": whole.hexdigest()[:16], "settings": settings.identity()}
+    identity = {"documents": whole.hexdigest()[:16], "settings": settings.to_dict()}
 
     def make(part: Path) -> dict[str, Any]:
         shutil.rmtree(part / INDEX, ignore_errors=True)
-        made = build(source, part / INDEX, settings, shards=shards)
+        made = write_index(source, part / INDEX, settings, num_shards=num_shards)
         told = {name: made[name] for name in ("documents", "sentences", "skipped", "fingerprint")}
         log.info("index: %s", told)
         return told
@@ -93,7 +96,7 @@ def indexed(folder: Path, source: Path, settings: Settings, shards: int = 1) -> 
     return stage(folder, identity, make)
 
 
-def candidates_indexed(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
+def index_candidates(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
     """A stage with an index of the candidates of tables, each text a sentence.
 
     Args:
@@ -111,16 +114,20 @@ def candidates_indexed(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
         texts = (text for path in tables for text in table(path)["candidate"].to_pylist())
         distinct = list(dict.fromkeys(" ".join(text.split()) for text in texts))
         pq.write_table(pa.table({"text": distinct}), part / "texts.parquet")
-        settings = Settings(how, splitter="lines")
-        made = build(part / "texts.parquet", part / INDEX, settings)
+        settings = IndexConfig(how, sentence_splitter="lines")
+        made = write_index(part / "texts.parquet", part / INDEX, settings)
         (part / "texts.parquet").unlink()
         return {"sentences": made["sentences"], "fingerprint": made["fingerprint"]}
 
     return stage(folder, identity, make)
 
 
-def labelled(
-    folder: Path, index: Path, queries: Sequence[Query], how: PseudoLabels, divides: bool = False
+def label_queries(
+    folder: Path,
+    index: Path,
+    queries: Sequence[Query],
+    how: PseudoLabelConfig,
+    divides: bool = False,
 ) -> Path:
     """A stage with a candidates table of questions that BM25 has labelled.
 
@@ -143,12 +150,12 @@ def labelled(
     }
 
     def make(part: Path) -> Mapping[str, Any]:
-        found = pseudo_labels(SentenceIndex.open(index / INDEX), queries, how)
-        counts, left_out = count(found.table), dict(found.left_out)
+        found = generate_pseudo_labels(SentenceIndex.open(index / INDEX), queries, how)
+        counts, left_out = count_table(found.table), dict(found.skipped)
         log.info("%s: %s, left out %s", folder.name, counts, left_out)
-        if divides and counts.questions < 2:
+        if divides and counts.num_questions < 2:
             raise too_few(
-                f"{counts.questions} questions that BM25 can label of {len(queries)}, "
+                f"{counts.num_questions} questions that BM25 can label of {len(queries)}, "
                 f"left out {left_out}"
             )
         return {**_written(part, found.table), "left_out": left_out}
@@ -156,16 +163,15 @@ def labelled(
     return stage(folder, identity, make)
 
 
-def too_few(came: str) -> RecipeError:
+def too_few(came: str) -> ConfigError:
     """The error of a table that cannot be divided."""
-    return RecipeError(
-        came,
-        expected="at least two: one to train, one to choose the checkpoint",
-        mend="give a file of questions, or more documents",
+    return ConfigError(
+        f"{came}; expected at least two: one to train, one to choose the checkpoint",
+        fix="give a file of questions, or more documents",
     )
 
 
-def divided(folder: Path, source: Path, share: int) -> dict[str, Path]:
+def split_train_dev(folder: Path, source: Path, share: int) -> dict[str, Path]:
     """Stages `train` and `dev` with a table's questions, at least one in each.
 
     Args:
@@ -197,12 +203,14 @@ def divided(folder: Path, source: Path, share: int) -> dict[str, Path]:
 def questions_of(stage: Path) -> list[Query]:
     """The questions of a table, without its labels."""
     rows = table(stage)
-    firsts = rows.take(pa.array(question_starts(rows["question_id"])))
+    firsts = rows.take(pa.array(question_offsets(rows["question_id"])))
     pairs = zip(firsts["question_id"].to_pylist(), firsts["question"].to_pylist())
     return [Query(id, text) for id, text in pairs]
 
 
-def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: bool) -> Path:
+def retrieve_candidates(
+    folder: Path, source: Path, index: Path, depth: int, complete: bool
+) -> Path:
     """A stage with BM25's first candidates out of all in place of each question's own.
 
     Its manifest counts the questions for which BM25 finds nothing, which the table cannot hold,
@@ -231,16 +239,16 @@ def retrieved(folder: Path, source: Path, index: Path, depth: int, complete: boo
         found: list[tuple[str, str, str, str, int]] = []
         told = {"finds nothing": 0, "misses all positives": 0}
         for id, question, *_ in questions_of(source):
-            texts = dict.fromkeys(held.texts([h.index for h in held.top(question, depth)]))
+            texts = dict.fromkeys(held.texts([h.index for h in held.search(question, depth)]))
             own = right.get(id, {})
             told["finds nothing"] += not texts
             told["misses all positives"] += bool(own) and own.keys().isdisjoint(texts)
             texts |= own if complete else {}
             found += [(id, question, f"{id}-{k}", t, int(t in own)) for k, t in enumerate(texts)]
         log.info("%s: of BM25's first %d, %s", folder.name, depth, told)
-        columns = list(zip(*found)) or [()] * len(CANDIDATES)
-        rows = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATES)]
-        return {**_written(part, pa.table(rows, CANDIDATES)), "bm25": told}
+        columns = list(zip(*found)) or [()] * len(CANDIDATE_SCHEMA)
+        rows = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)]
+        return {**_written(part, pa.table(rows, CANDIDATE_SCHEMA)), "bm25": told}
 
     return stage(folder, identity, make)
 
@@ -256,18 +264,18 @@ def retrieval_scores(rows: pa.Table, index: Path, depth: int) -> np.ndarray:
     held, found = SentenceIndex.open(index / INDEX), dict[str, dict[str, float]]()
     pairs = list(zip(rows["question"].to_pylist(), rows["candidate"].to_pylist()))
     for question in dict.fromkeys(question for question, _ in pairs):
-        hits = held.top(question, depth)
+        hits = held.search(question, depth)
         found[question] = dict(zip(held.texts([h.index for h in hits]), (h.score for h in hits)))
     return np.array([found[question].get(text, 0.0) for question, text in pairs])
 
 
-def sampled(folder: Path, source: Path, questions: int, seed: int, nested: bool) -> Path:
+def sample_table(folder: Path, source: Path, num_questions: int, seed: int, nested: bool) -> Path:
     """A stage with some of a table's questions; see `corpora.sample`."""
-    drawn = {"questions": questions, "seed": seed, "nested": nested}
+    drawn = {"questions": num_questions, "seed": seed, "nested": nested}
     identity = {"table": manifest(source)["found"]["fingerprint"], **drawn}
 
     def make(part: Path) -> Mapping[str, Any]:
-        return _written(part, sample(table(source), questions, None, seed, nested))
+        return _written(part, sample_questions(table(source), num_questions, None, seed, nested))
 
     return stage(folder, identity, make)
 
@@ -278,4 +286,4 @@ _JUDGED = ("question_id", "candidate", "label")
 def _written(part: Path, rows: pa.Table) -> dict[str, Any]:
     """Writes a stage's table; what its manifest says of it."""
     pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
-    return {"counts": asdict(count(rows)), "fingerprint": fingerprint(rows)}
+    return {"counts": asdict(count_table(rows)), "fingerprint": fingerprint(rows)}

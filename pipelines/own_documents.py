@@ -20,26 +20,30 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from as2ray import checkpoint, corpora, packaged
-from as2ray.calibration import Kind
-from as2ray.distributed.cluster import connected
-from as2ray.distributed.plan import Workers
-from as2ray.errors import CorpusError, RecipeError
-from as2ray.objectives import Margin
-from as2ray.records import count, fingerprint, validate
-from as2ray.retrieval.answers import Answerer
-from as2ray.retrieval.build import Settings
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.retrieval.pseudo_labels import PseudoLabels, Query
-from as2ray.retrieval.questions import Kind as Questions
-from as2ray.retrieval.questions import made
-from as2ray.stages import MANIFEST, digest, stage
-from as2ray.training.config import Training
-from as2ray.training.job import Job, Model
+from as2ray.checkpoints import packaged
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.corpora.leaks import check_leaks
+from as2ray.distributed.cluster import ray_session
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.experiments.stage import MANIFEST, digest, stage
+from as2ray.losses.pairwise import MarginRankingLoss
+from as2ray.models.calibration import CalibrationMethod
+from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
+from as2ray.retrieval.query_generation import QuerySource as Questions
+from as2ray.retrieval.query_generation import generate_queries
+from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.schema import count_table, validate_table
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
 from pipelines.generator import QuestionGenerator
-from pipelines.labels import INDEX, divided, indexed, labelled, too_few
+from pipelines.labels import INDEX, index_documents, label_queries, split_train_dev, too_few
 from pipelines.recipe import described
-from pipelines.steps import TABLE, Plan, refuse_unfit, table, trained
+from pipelines.steps import TABLE, Plan, refuse_unfit, table, train_ranker
 
 log = logging.getLogger(__name__)
 
@@ -60,73 +64,72 @@ class OwnDocuments:
     """Folder of the stages."""
     questions: str | None = None
     """A file of questions, one a line; without it they are made of the documents."""
-    kinds: list[Questions] = field(default_factory=lambda: ["headings", "words"])
+    query_sources: list[Questions] = field(default_factory=lambda: ["headings", "words"])
     """What questions are made of."""
-    generator: str | None = None
+    query_generator: str | None = None
     """A local sequence-to-sequence model for the kind `generator`: a folder or a hub id."""
     prompt: str = ""
     """What it is given before a sentence."""
-    most: int | None = 20_000
+    max_questions: int | None = 20_000
     """Draw so many questions, if there are more; a generator is asked for few more than that."""
-    annotated: dict[str, str] = field(default_factory=dict)
+    labeled_tables: dict[str, str] = field(default_factory=dict)
     """Folders of candidates tables that people labelled: `train`, `dev`, or both."""
-    model: Model = field(default_factory=lambda: Model(packaged.NAME))
+    model: ModelSpec = field(default_factory=lambda: ModelSpec(packaged.MINILM_NAME))
     """What to start from; with `exits` it becomes a cascade."""
-    index: Settings = field(default_factory=Settings)
+    index: IndexConfig = field(default_factory=IndexConfig)
     """How documents are read and scored."""
-    labels: PseudoLabels = field(default_factory=lambda: PseudoLabels(near_duplicates=0.8))
+    pseudo_labels: PseudoLabelConfig = field(
+        default_factory=lambda: PseudoLabelConfig(max_similarity=0.8)
+    )
     """How BM25 labels."""
-    training: Training = field(
-        default_factory=lambda: Training(epochs=2, batch=16, learning_rate=1e-4)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-4)
     )
     """On BM25's labels. Of a cascade's exits one learns at a step: its partial classifiers have ten
     times the rate, unless `head_learning_rate` says otherwise."""
-    adapt: Training = field(
-        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
+    fine_tuning: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
     """On the annotated questions; a cascade's partial classifiers as above."""
-    calibration: Kind = "isotonic"
+    calibration_method: CalibrationMethod = "isotonic"
     """The margin loss trains differences of scores: where they lie is any place, which a
     temperature could not mend."""
-    precision: float = 0.5
+    min_precision: float = 0.5
     """Share of right ones among the answers that are given, at least."""
     ask: list[str] = field(default_factory=list)
     """Questions to answer at the end."""
-    workers: Workers = field(default_factory=Workers)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
     """What to take of the machine."""
-    shards: int = 1
+    num_shards: int = 1
     """Parts of the index."""
 
     def __post_init__(self) -> None:
-        if unknown := sorted(self.annotated.keys() - {"train", "dev"}):
-            raise RecipeError(
-                f"annotated tables {unknown}", expected="train, dev or both", mend="rename them"
+        if unknown := sorted(self.labeled_tables.keys() - {"train", "dev"}):
+            raise ConfigError(
+                f"annotated tables {unknown}; expected train, dev or both",
             )
-        if self.most is not None and self.most < 1:
-            raise RecipeError(
-                f"most {self.most}",
-                expected="at least 1 question, or all of them",
-                mend="correct it",
+        if self.max_questions is not None and self.max_questions < 1:
+            raise ConfigError(
+                f"most {self.max_questions}; expected at least 1 question, or all of them",
             )
         blank = [question for question in self.ask if not question.strip()]
-        if not 0 < self.precision <= 1 or blank:
-            raise RecipeError(
-                f"precision {self.precision}, {len(blank)} blank questions in ask",
-                expected="a precision above 0, at most 1, and words in each question",
-                mend="correct them",
+        if not 0 < self.min_precision <= 1 or blank:
+            raise ConfigError(
+                f"precision {self.min_precision}, {len(blank)} blank questions in ask"
+                "; expected a precision above 0, at most 1, and words in each question",
             )
-        if not self.kinds and self.questions is None:
-            raise RecipeError(
-                "no kinds of questions, and no file of them",
-                expected=f"some of {get_args(Questions)}, or a file of questions",
-                mend="name a kind, or give a file",
+        if not self.query_sources and self.questions is None:
+            raise ConfigError(
+                "no kinds of questions, and no file of them"
+                f"; expected some of {get_args(Questions)}, or a file of questions",
+                fix="name a kind, or give a file",
             )
-        made_of = self.kinds if self.questions is None else []
-        if ("generator" in made_of) != (self.generator is not None):
-            raise RecipeError(
-                f"questions {self.questions}, made of {made_of}, generator {self.generator}",
-                expected="a generator and the kind `generator`, or neither",
-                mend="add the one, or leave out the other",
+        made_of = self.query_sources if self.questions is None else []
+        if ("generator" in made_of) != (self.query_generator is not None):
+            raise ConfigError(
+                f"questions {self.questions}, made of {made_of}, generator {self.query_generator}"
+                "; expected a generator and the kind `generator`, or neither",
+                fix="add the one, or leave out the other",
             )
 
 
@@ -148,23 +151,25 @@ def run(own: OwnDocuments) -> Path:
     _refuse_within(folder, documents)
     if not (folder / "pseudo" / MANIFEST).is_file():
         refuse_unfit(own.model)
-    asked = None if own.questions is None else _asked(own.questions, own.most)
-    given = _annotated(folder / "tables", own.annotated)
-    index = indexed(folder / "index", documents, own.index, own.shards)
+    asked = None if own.questions is None else _asked(own.questions, own.max_questions)
+    given = _annotated(folder / "tables", own.labeled_tables)
+    index = index_documents(folder / "index", documents, own.index, own.num_shards)
     queries = _made(folder / "questions", index, own) if asked is None else asked
-    every = labelled(folder / "tables" / "labelled", index, queries, own.labels, divides=True)
-    tables = divided(folder / "tables", every, SHARE)
-    objective: str | Margin = "uniform_exit" if own.model.exits else "margin"
-    training, adapt = (_rates(training, own.model) for training in (own.training, own.adapt))
-    job = Job(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, training)
+    every = label_queries(
+        folder / "tables" / "labelled", index, queries, own.pseudo_labels, divides=True
+    )
+    tables = split_train_dev(folder / "tables", every, SHARE)
+    objective: str | MarginRankingLoss = "uniform_exit" if own.model.exit_layers else "margin"
+    training, adapt = (_rates(training, own.model) for training in (own.training, own.fine_tuning))
+    job = TrainingJob(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, training)
     job = replace(job, objective=objective)
-    ranker = trained(folder / "pseudo", Plan(job, tables), own.workers)
+    ranker = train_ranker(folder / "pseudo", Plan(job, tables), own.workers)
     dev = given.get("dev", tables["dev"])
     if "train" in given:
         named = {"train": given["train"], "dev": dev}
         job = replace(job, train=(str(given["train"]),), watched={"dev": str(dev)})
         job = replace(job, training=adapt)
-        ranker = trained(folder / "adapted", Plan(job, named, ranker), own.workers)
+        ranker = train_ranker(folder / "adapted", Plan(job, named, ranker), own.workers)
     answering = _calibrated(folder / "answering", ranker, dev, own) / "ranker"
     sys.stdout.write(f"{_told(own, SentenceIndex.open(index / INDEX), answering)}\n")
     return answering
@@ -175,72 +180,83 @@ def _refuse_within(folder: Path, documents: Path) -> None:
     if not folder.is_relative_to(documents):
         return
     if not any(part.startswith(".") for part in folder.relative_to(documents).parts):
-        raise RecipeError(
-            f"output {folder} inside documents {documents}",
-            expected="an output elsewhere, or in a hidden folder: all others there are read",
-            mend="name another output",
+        raise ConfigError(
+            f"output {folder} inside documents {documents}"
+            "; expected an output elsewhere, or in a hidden folder: all others there are read",
+            fix="name another output",
         )
 
 
-def _rates(training: Training, model: Model) -> Training:
+def _rates(training: TrainingConfig, model: ModelSpec) -> TrainingConfig:
     """The settings with a rate for a cascade's partial classifiers (docs/log.md, 2026-11-22)."""
-    if not model.exits or training.head_learning_rate is not None:
+    if not model.exit_layers or training.head_learning_rate is not None:
         return training
     return replace(training, head_learning_rate=10 * training.learning_rate)
 
 
-def _asked(source: str, most: int | None) -> list[Query]:
+def _asked(source: str, max_questions: int | None) -> list[Query]:
     """A user's questions, or some drawn from all of them."""
     try:
         # Not `splitlines`: a line may hold a form feed or a separator of Unicode's.
         lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            f"{source}: {error}",
-            expected="a file of questions in UTF-8, one a line",
-            mend="correct the path or the file",
+        raise ConfigError(
+            f"{source}: {error}; expected a file of questions in UTF-8, one a line",
         ) from error
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not texts:
-        raise RecipeError(
-            f"{source}: no question",
-            expected="one a line",
-            mend="write some, or none at all",
+        raise ConfigError(
+            f"{source}: no question; expected one a line",
+            fix="write some, or none at all",
         )
     queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
-    if most is None or most >= len(queries):
+    if max_questions is None or max_questions >= len(queries):
         return queries
-    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), most))]
+    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
 
 
 def _made(folder: Path, index: Path, own: OwnDocuments) -> list[Query]:
     """Questions made of the documents, read from the stage that holds them."""
 
     def make(part: Path) -> Mapping[str, Any]:
-        asks = None if own.generator is None else QuestionGenerator(own.generator, own.prompt)
-        queries = made(SentenceIndex.open(index / INDEX), own.kinds, own.most, generator=asks)
+        asks = (
+            None
+            if own.query_generator is None
+            else QuestionGenerator(own.query_generator, own.prompt)
+        )
+        queries = generate_queries(
+            SentenceIndex.open(index / INDEX),
+            own.query_sources,
+            own.max_questions,
+            query_generator=asks,
+        )
         if len(queries) < 2:
-            raise too_few(f"{len(queries)} questions made of {own.kinds}")
+            raise too_few(f"{len(queries)} questions made of {own.query_sources}")
         rows = pa.Table.from_pylist([query._asdict() for query in queries], QUERIES)
         pq.write_table(rows, part / TABLE, compression="zstd")
         return {"questions": len(queries)}
 
-    how = {"kinds": own.kinds, "most": own.most, "generator": own.generator, "prompt": own.prompt}
+    how = {
+        "kinds": own.query_sources,
+        "most": own.max_questions,
+        "generator": own.query_generator,
+        "prompt": own.prompt,
+    }
     found = table(stage(folder, {"index": digest(index), **how}, make))
     return [Query(**row) for row in found.to_pylist()]
 
 
 def _annotated(folder: Path, sources: Mapping[str, str]) -> dict[str, Path]:
     """Stages with the annotated tables as they were given, looked at before the first is made."""
-    rows = {name: validate(table(Path(source)), source) for name, source in sources.items()}
+    rows = {name: validate_table(table(Path(source)), source) for name, source in sources.items()}
     for name, found in rows.items():
-        if not 0 < count(found).positives < found.num_rows:
+        if not 0 < count_table(found).num_positives < found.num_rows:
             raise CorpusError(
-                f"{sources[name]}: {count(found)}",
-                expected="both labels: answers, and candidates that are none",
-                mend="give a table that has both",
+                f"{sources[name]}: {count_table(found)}"
+                "; expected both labels: answers, and candidates that are none",
+                fix="give a table that has both",
             )
-    corpora.check_leaks(rows)
+    check_leaks(rows)
     return {name: _given(folder / f"annotated-{name}", found) for name, found in rows.items()}
 
 
@@ -258,12 +274,12 @@ def _calibrated(folder: Path, ranker: Path, dev: Path, own: OwnDocuments) -> Pat
     """A stage with the ranker whose scores are probabilities and that knows when to abstain."""
 
     def make(part: Path) -> dict[str, Any]:
-        loaded = checkpoint.load(ranker / "ranker")
-        loaded.calibrate(table(dev), own.calibration, own.precision)
-        checkpoint.save(loaded, part / "ranker")
+        loaded = load(ranker / "ranker")
+        loaded.calibrate(table(dev), own.calibration_method, own.min_precision)
+        save(loaded, part / "ranker")
         return {"threshold": loaded.threshold}
 
-    how = {"calibration": own.calibration, "precision": own.precision}
+    how = {"calibration": own.calibration_method, "precision": own.min_precision}
     identity = {"ranker": digest(ranker), "dev": digest(dev), **how}
     return stage(folder, identity, make)
 
@@ -272,11 +288,11 @@ def _told(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
     """The answers that were asked for, and how to ask more."""
     lines = []
     if own.ask:
-        answerer = Answerer(index, checkpoint.load(ranker))
+        answerer = QuestionAnswerer(index, load(ranker))
         for question in own.ask:
             lines.append(f"\n{question}")
             answers = answerer.ask(question).answers
-            lines += [f"  {a.score:.3f}  {a.text}  ({a.document})" for a in answers]
+            lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in answers]
             lines += [] if answers else ["  no answer"]
     where = Path(own.output) / "index" / INDEX
     command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
@@ -286,7 +302,7 @@ def _told(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
 def main() -> None:
     """The command line."""
     own = described(OwnDocuments)
-    with connected() if own.workers.count else nullcontext():
+    with ray_session() if own.workers.num_workers else nullcontext():
         run(own)
 
 

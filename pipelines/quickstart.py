@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from as2ray import packaged
+from as2ray.checkpoints import packaged
 from as2ray.corpora import python_reference
-from as2ray.distributed.cluster import connected
-from as2ray.distributed.plan import Workers
+from as2ray.distributed.cluster import ray_session
+from as2ray.distributed.plan import WorkersConfig
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import evaluate
-from as2ray.evaluation.report import markdown, report, save
-from as2ray.retrieval.bm25 import BM25
-from as2ray.stages import stage
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import read
+from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.experiments.stage import stage
+from as2ray.text.bm25 import BM25
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import read_metrics
 from pipelines import own_documents
 from pipelines.own_documents import OwnDocuments
-from pipelines.recipe import Data, described
-from pipelines.steps import evaluated, prepared, table
+from pipelines.recipe import TableSpec, described
+from pipelines.steps import evaluate_ranker, prepare_table, table
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +49,21 @@ class Quickstart:
 
     output: str = "output/quickstart"
     """Folder of the stages."""
-    model: Model = field(default_factory=lambda: Model(packaged.NAME, max_length=128))
+    model: ModelSpec = field(
+        default_factory=lambda: ModelSpec(packaged.MINILM_NAME, max_length=128)
+    )
     """What to start from."""
-    most: int = 1_500
+    max_questions: int = 1_500
     """Questions made of the documents."""
-    training: Training = field(
-        default_factory=lambda: Training(epochs=2, batch=16, learning_rate=1e-4)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-4)
     )
     """Settings of the first step, on BM25's labels."""
-    adapt: Training = field(
-        default_factory=lambda: Training(epochs=4, batch=16, learning_rate=5e-5)
+    fine_tuning: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
     """Settings of the second, on the written questions."""
-    workers: Workers = field(default_factory=Workers)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
     """What to take of the machine."""
 
 
@@ -69,20 +71,22 @@ def run(quickstart: Quickstart) -> None:
     """Writes the documents, adapts, evaluates against keywords, reports, answers samples."""
     folder = Path(quickstart.output).resolve()
     data = {
-        "train": Data(CORPUS, "train", negatives=6),  # of some 40, one of which is drawn an epoch
-        "dev": Data(CORPUS, "dev"),
-        "test": Data(CORPUS, "test"),
+        "train": TableSpec(
+            CORPUS, "train", max_negatives=6
+        ),  # of some 40, one of which is drawn an epoch
+        "dev": TableSpec(CORPUS, "dev"),
+        "test": TableSpec(CORPUS, "test"),
     }
-    tables = {split: prepared(folder / "written" / split, data[split]) for split in data}
+    tables = {split: prepare_table(folder / "written" / split, data[split]) for split in data}
     own = OwnDocuments(
         documents=str(_documents(folder / "documents")),
         output=str(folder),
-        most=quickstart.most,
-        annotated={split: str(tables[split]) for split in ("train", "dev")},
+        max_questions=quickstart.max_questions,
+        labeled_tables={split: str(tables[split]) for split in ("train", "dev")},
         model=quickstart.model,
         training=quickstart.training,
-        adapt=quickstart.adapt,
-        precision=0.3,  # it is right about the first answer in one question of three
+        fine_tuning=quickstart.fine_tuning,
+        min_precision=0.3,  # it is right about the first answer in one question of three
         ask=list(SAMPLES),
         workers=quickstart.workers,
     )
@@ -93,7 +97,7 @@ def run(quickstart: Quickstart) -> None:
 
 def _documents(folder: Path) -> Path:
     """A stage with the reference as a folder of Markdown files."""
-    documents = python_reference.documents()
+    documents = python_reference.load_documents()
 
     def make(part: Path) -> Mapping[str, Any]:
         for document in documents:
@@ -110,31 +114,31 @@ def _documents(folder: Path) -> Path:
 def _report(folder: Path, test: Path) -> None:
     """Both steps' rankers against BM25, with tests and plots."""
     rows = table(test)
-    systems = {"BM25": {0: evaluate(rows, BM25().scores_within(rows), MEASURES)}}
+    systems = {"BM25": {0: evaluate(rows, BM25().score_candidates(rows), MEASURES)}}
     steps = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
     for step, name in steps.items():
         run = folder / "runs" / step
-        found = evaluated(run, folder / step, {"test": test}, MEASURES, "raw")
+        found = evaluate_ranker(run, folder / step, {"test": test}, MEASURES, "raw")
         systems[name] = {0: found["test"]}
-    made = report("Python reference, test questions", systems, baseline="BM25")
-    save(made, folder / "report.md")
+    made = build_report("Python reference, test questions", systems, baseline="BM25")
+    save_report(made, folder / "report.md")
     spreads = {row.system: row.measures for row in made.rows}
-    plots.bars(spreads, made.title, "mean over questions", folder / "measures.png")
-    lines = {step: read(folder / step / "metrics.jsonl") for step in steps}
+    plots.bar_chart(spreads, made.title, "mean over questions", folder / "measures.png")
+    lines = {step: read_metrics(folder / step / "metrics.jsonl") for step in steps}
     losses = {
         step: [(x["step"], x["loss"]) for x in told if "loss" in x] for step, told in lines.items()
     }
     plots.loss_curve(losses, "Training", folder / "loss.png")
-    sys.stdout.write("\n" + markdown(made) + "\n")
+    sys.stdout.write("\n" + to_markdown(made) + "\n")
 
 
 def main() -> None:
     """The command line."""
     quickstart = described(Quickstart)
-    if quickstart.workers.count == 0:
+    if quickstart.workers.num_workers == 0:
         run(quickstart)
     else:
-        with connected():
+        with ray_session():
             run(quickstart)
 
 

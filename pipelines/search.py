@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from as2ray.distributed.plan import Workers
+from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.tune import search_training
-from as2ray.errors import RecipeError
-from as2ray.objectives import Distillation
-from as2ray.stages import manifest, plain, stage
+from as2ray.errors import ConfigError
+from as2ray.experiments.stage import manifest, plain, stage
+from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
-from pipelines.experiment import outlines, planned, prepare, rankers
+from pipelines.experiment import check_runs, planned, prepare, train_runs
 from pipelines.recipe import Step, command
 from tune_spaces import distillation
 
@@ -37,30 +37,32 @@ class Recipe(distill.Recipe):
 
     student: str = ""
     """The step whose settings are searched."""
-    searched: int = 20
+    num_trials: int = 20
     """Trials."""
-    grace: int = 2
+    grace_period: int = 2
     """Validations before a trial may be stopped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        students = [n for n, s in self.steps.items() if isinstance(s.objective, Distillation)]
-        if self.searched < 1 or self.grace < 1:
-            raise RecipeError(
-                f"{self.searched} trials, {self.grace} validations of grace",
-                expected="at least 1 of each",
-                mend="correct the recipe",
+        students = [n for n, s in self.runs.items() if isinstance(s.loss, DistillationLoss)]
+        if self.num_trials < 1 or self.grace_period < 1:
+            raise ConfigError(
+                f"{self.num_trials} trials, {self.grace_period} validations of grace"
+                "; expected at least 1 of each",
             )
         if self.student not in students:
-            raise RecipeError(
-                f"student {self.student!r}",
-                expected=f"a step that distils from teachers: one of {students}",
-                mend="name one with --student",
+            raise ConfigError(
+                f"student {self.student!r}"
+                f"; expected a step that distils from teachers: one of {students}",
+                fix="name one with --student",
             )
 
 
 def run(
-    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+    recipe: Recipe,
+    output: str | Path,
+    workers: WorkersConfig,
+    data_dirs: Mapping[str, str] | None = None,
 ) -> Path:
     """Searches, and writes the recipe of the best choice; its path.
 
@@ -72,35 +74,35 @@ def run(
     """
     folder = Path(output).resolve()
     seed = recipe.seeds_of(recipe.student)[0]
-    outlines(recipe, folder)
-    tables = prepare(recipe, folder / "tables", sources or {})
-    made = rankers(_before(recipe, seed), folder, workers, tables)
+    check_runs(recipe, folder)
+    tables = prepare(recipe, folder / "tables", data_dirs or {})
+    made = train_runs(_before(recipe, seed), folder, workers, tables)
     done = {name: ranker for name, _, ranker in made}
-    step = recipe.steps[recipe.student]
+    step = recipe.runs[recipe.student]
     plan = planned(recipe, step, seed, folder, workers, tables, done)
 
     def make(part: Path) -> dict[str, Any]:
         config, quality = search_training(
-            partial(distillation.choice, student=plan.resolved()),
+            partial(distillation.apply_params, student=plan.resolved()),
             distillation.suggest,
             part.resolve() / "tune",
             workers,
-            recipe.searched,
-            recipe.grace,
+            recipe.num_trials,
+            recipe.grace_period,
         )
         return {"choice": config, "dev MAP": quality}
 
-    identity = {**plan.identity(), "trials": recipe.searched, "grace": recipe.grace}
+    identity = {**plan.identity(), "trials": recipe.num_trials, "grace": recipe.grace_period}
     found = manifest(stage(folder / "search", identity, make))["found"]
     config = found["choice"]
     log.info("%s: dev MAP %.4f with %s", recipe.student, found["dev MAP"], config)
-    return _write(recipe, distillation.choice(config, step), folder / "best.yaml")
+    return _write(recipe, distillation.apply_params(config, step), folder / "best.yaml")
 
 
 def _before(recipe: Recipe, seed: int) -> distill.Recipe:
     """The recipe of what the student builds on, with one seed."""
     needed = _needed(recipe, recipe.student)
-    steps = {name: replace(recipe.steps[name], seeds=None) for name in needed}
+    steps = {name: replace(recipe.runs[name], seeds=None) for name in needed}
     values = {name: value for name, value in vars(recipe).items() if name not in OURS}
     values |= {"steps": steps, "seeds": [seed], "baseline": needed[0]}
     return distill.Recipe(**{**values, "ensembles": {}, "resemblance": []})
@@ -108,10 +110,10 @@ def _before(recipe: Recipe, seed: int) -> distill.Recipe:
 
 def _needed(recipe: Recipe, name: str) -> list[str]:
     """Steps that a step builds on, in order."""
-    step = recipe.steps[name]
-    direct = [*([step.start] if step.start else []), *step.teachers]
+    step = recipe.runs[name]
+    direct = [*([step.init_from] if step.init_from else []), *step.teachers]
     found = {other for one in direct for other in [*_needed(recipe, one), one]}
-    return [other for other in recipe.steps if other in found]
+    return [other for other in recipe.runs if other in found]
 
 
 def _write(recipe: Recipe, best: Step, path: Path) -> Path:

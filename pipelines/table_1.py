@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jsonargparse import CLI
 
-from as2ray.errors import As2rayError, RecipeError
+from as2ray.errors import As2rayError, ConfigError
 from pipelines.curves import Ends, table_1
 
 
@@ -29,32 +29,29 @@ def together(studies: Sequence[str]) -> str:
     for study in studies:
         path = Path(study) / "table1.json"
         if not path.is_file():
-            raise RecipeError(
-                f"{study}: no table1.json",
-                expected="the output folder of a finished study",
-                mend="run python -m pipelines.pseudo_label with this --output first",
+            raise ConfigError(
+                f"{study}: no table1.json; expected the output folder of a finished study",
+                fix="run python -m pipelines.pseudo_label with this --output first",
             )
         try:
             found = json.loads(path.read_text())
             told, measures[study] = dict(found["targets"]), found["measure"]
         except (ValueError, KeyError, TypeError) as error:
-            raise RecipeError(
-                f"{path}: {type(error).__name__}: {error}",
-                expected="what python -m pipelines.pseudo_label writes at its end",
-                mend="run it again with this --output: what is there is not made again",
+            raise ConfigError(
+                f"{path}: {type(error).__name__}: {error}"
+                "; expected what python -m pipelines.pseudo_label writes at its end",
+                fix="run it again with this --output: what is there is not made again",
             ) from error
         if twice := sorted(targets.keys() & told.keys()):
-            raise RecipeError(
-                f"{study}: the targets {twice} again",
-                expected="a name for each target",
-                mend="name the tests of the recipes differently",
+            raise ConfigError(
+                f"{study}: the targets {twice} again; expected a name for each target",
+                fix="name the tests of the recipes differently",
             )
         targets |= told
     if len(set(measures.values())) != 1:
-        raise RecipeError(
-            f"the measures {measures}",
-            expected="one measure of one or more studies",
-            mend="let the recipes' first measures be the same",
+        raise ConfigError(
+            f"the measures {measures}; expected one measure of one or more studies",
+            fix="let the recipes' first measures be the same",
         )
     return table_1(targets, next(iter(measures.values())))
 

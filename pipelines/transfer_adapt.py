@@ -9,14 +9,17 @@ step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
 from collections.abc import Mapping
 from pathlib import Path
 
-from as2ray.distributed.plan import Workers
-from pipelines.experiment import Found, prepare, rankers, tell
+from as2ray.distributed.plan import WorkersConfig
+from pipelines.experiment import Found, prepare, train_runs, write_reports
 from pipelines.recipe import Recipe, command
-from pipelines.steps import evaluated
+from pipelines.steps import evaluate_ranker
 
 
 def run(
-    recipe: Recipe, output: str | Path, workers: Workers, sources: Mapping[str, str] | None = None
+    recipe: Recipe,
+    output: str | Path,
+    workers: WorkersConfig,
+    data_dirs: Mapping[str, str] | None = None,
 ) -> None:
     """Runs what is not there yet, and writes the report.
 
@@ -27,15 +30,15 @@ def run(
         sources: For each corpus its folder; by default its place in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
-    tables = prepare(recipe, folder / "tables", sources or {})
+    tables = prepare(recipe, folder / "tables", data_dirs or {})
     found: Found = {test: {} for test in recipe.tests}
-    for name, seed, stage in rankers(recipe, folder, workers, tables):
+    for name, seed, stage in train_runs(recipe, folder, workers, tables):
         tests = {test: tables[test] for test in recipe.tests}
         runs = folder / "runs" / stage.name
-        evaluations = evaluated(runs, stage, tests, recipe.measures, recipe.filter)
+        evaluations = evaluate_ranker(runs, stage, tests, recipe.measures, recipe.question_filter)
         for test, evaluation in evaluations.items():
             found[test].setdefault(name, {})[seed] = evaluation
-    tell(recipe, folder, found)
+    write_reports(recipe, folder, found)
 
 
 def main() -> None:

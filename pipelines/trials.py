@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.measures import evaluate, mean_average_precision
-from as2ray.evaluation.simulation import Replay
-from as2ray.retrieval.bm25 import BM25
+from as2ray.text.bm25 import BM25
 from tune_spaces import drop_ratios, ensembles
 
 MEASURE = "RR"
@@ -29,23 +29,23 @@ def keywords(points: Sequence[tuple[float, float]], data: Any) -> list[list[floa
     rows, terms = data
     found = []
     for k1, b in points:
-        scores = BM25(k1, b).scores_within(rows, terms)
-        measures = evaluate(rows, scores, [MEASURE], filter="no_all_negative").measures
+        scores = BM25(k1, b).score_candidates(rows, terms)
+        measures = evaluate(rows, scores, [MEASURE], question_filter="no_all_negative").measures
         found.append([k1, b, measures[MEASURE]])
     return found
 
 
-def dropped(config: Mapping[str, Any], replay: Replay) -> dict[str, float]:
+def dropped(config: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
     """Quality and cost of the exits and drop ratios of a trial's answers."""
-    point = replay.point(*drop_ratios.choice(config, len(replay.exits)))
-    return {"quality": point.quality, "cost": point.cost}
+    point = replay.evaluate(*drop_ratios.apply_params(config, len(replay.exit_layers)))
+    return {"quality": point.map, "cost": point.relative_flops}
 
 
-def dropped_first(first: float, replay: Replay) -> list[dict[str, Any]]:
+def dropped_first(first: float, replay: CascadeReplay) -> list[dict[str, Any]]:
     """The part of the paper's grid that begins with a drop ratio."""
-    every = list(range(len(replay.exits)))
-    ratios = [drop for drop in drop_ratios.grid(len(every)) if drop[0] == first]
-    return [asdict(replay.point(every, drop)) for drop in ratios]
+    every = list(range(len(replay.exit_layers)))
+    ratios = [drop for drop in drop_ratios.param_grid(len(every)) if drop[0] == first]
+    return [asdict(replay.evaluate(every, drop)) for drop in ratios]
 
 
 Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -54,7 +54,7 @@ Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def weighted(config: Mapping[str, Any], stored: Stored) -> dict[str, float]:
     """Quality of an ensemble with the weights of a trial's answers."""
-    return {"quality": ensemble_map(ensembles.choice(config, stored[0].shape[1]), stored)}
+    return {"quality": ensemble_map(ensembles.apply_params(config, stored[0].shape[1]), stored)}
 
 
 def ensemble_map(weights: Sequence[float], stored: Stored) -> float:

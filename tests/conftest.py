@@ -20,7 +20,7 @@ import pytest
 import tiny
 from hypothesis import settings
 
-from as2ray.loading import uncollected
+from as2ray.checkpoints.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     import transformers
@@ -36,7 +36,7 @@ settings.load_profile("as2ray")
 def pytest_collection():
     """What is loaded by now stays: looked through at every collection of garbage, which
     statsmodels orders for every table, it takes half a second."""
-    with uncollected():
+    with gc_paused():
         found = yield
     gc.collect()
     gc.freeze()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import pre_tokenizers
 
-from as2ray.records import CANDIDATES
+from as2ray.tables.schema import CANDIDATE_SCHEMA
 
 if TYPE_CHECKING:
     import transformers
@@ -50,8 +50,8 @@ def candidates(questions: int, each: int = 5, seed: int = 0) -> pa.Table:
         for c in range(each):
             text = sentence(random, random.randint(2, 6), topic if c == right else None)
             rows.append((f"q{q}", question, f"q{q}-{c}", text, int(c == right)))
-    columns = zip(CANDIDATES, zip(*rows), strict=True)
-    return pa.table({f.name: pa.array(v, f.type) for f, v in columns}, schema=CANDIDATES)
+    columns = zip(CANDIDATE_SCHEMA, zip(*rows), strict=True)
+    return pa.table({f.name: pa.array(v, f.type) for f, v in columns}, schema=CANDIDATE_SCHEMA)
 
 
 def write_corpus(

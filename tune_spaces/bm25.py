@@ -9,6 +9,6 @@ K1 = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6)
 B = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-def grid() -> list[tuple[float, float]]:
+def param_grid() -> list[tuple[float, float]]:
     """Every k1 with every b."""
     return list(product(K1, B))

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from as2ray.corpora import files
-from as2ray.corpora.base import HUB, Corpus, Item, Source
-from as2ray.records import CANDIDATES, OPTIONAL
+from as2ray.corpora.corpus import HUB, Corpus, ReleaseCount, Source
+from as2ray.tables import raw_files
+from as2ray.tables.schema import CANDIDATE_SCHEMA, OPTIONAL_COLUMNS
 
-ON_HUB: Final = "hotpotqa/hotpot_qa"
+HUB_DATASET: Final = "hotpotqa/hotpot_qa"
 FILES: Final = {
     "train": ("hotpot_train_v1.1.json", "distractor_train_100.json"),
     "dev": ("hotpot_dev_distractor_v1.json", "distractor_dev_100_hf_schema.json"),
@@ -32,21 +32,21 @@ HUB_SPLITS: Final = {
     "fullwiki": ("fullwiki", "validation"),
 }
 
-SAMPLES: Final = {
+SAMPLE_COUNTS: Final = {
     "distractor_train_100.json": {"questions": 100, "sentences": 4_139, "facts": 229},
     "distractor_dev_100_hf_schema.json": {"questions": 100, "sentences": 4_118, "facts": 243},
     "fullwiki_500.jsonl.gz": {"questions": 500, "facts": 715 + 485, "facts elsewhere": 485},
 }
 """Counts of the samples that are handed round, by file."""
 
-QUESTIONS: Final = 1_024
+QUESTIONS_PER_TABLE: Final = 1_024
 """Of a table that the reader yields."""
 
-COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label", "answer")
+EXTRA_COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label", "answer")
 """Beside those of every candidates table."""
 
 
-NO_SPANS: Final = ("yes", "no")
+YES_NO_ANSWERS: Final = ("yes", "no")
 """Answers that stand in no sentence."""
 
 
@@ -59,7 +59,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Question:
+class RawQuestion:
     """One question as it was published."""
 
     id: str
@@ -69,7 +69,7 @@ class Question:
     """(title, number of the sentence), without repetitions, in order."""
     passages: tuple[Passage, ...]
 
-    def beyond(self) -> tuple[int, int]:
+    def count_missing_facts(self) -> tuple[int, int]:
         """Facts on sentences that the passage does not have, and on titles that are not there."""
         longest: dict[str, int] = {}
         for passage in self.passages:
@@ -78,7 +78,9 @@ class Question:
         return past, sum(title not in longest for title, _ in self.facts)
 
 
-def reader(split: str, source: Source, *, complete: bool = False) -> Iterator[pa.Table]:
+def read_tables(
+    split: str, source: Source, *, complete_facts_only: bool = False
+) -> Iterator[pa.Table]:
     """The sentences of a split; blank ones are left out, and what holds no other.
 
     Args:
@@ -87,17 +89,19 @@ def reader(split: str, source: Source, *, complete: bool = False) -> Iterator[pa
         complete: Keep only questions whose supporting facts are all there.
     """
     rows: list[dict[str, Any]] = []
-    for number, question in enumerate(questions(split, source, complete), 1):
-        with files.sound(f"{source}, question {question.id}"):
-            rows += _rows(question)
-        if number % QUESTIONS == 0 and rows:
-            yield _table(rows)
+    for number, question in enumerate(read_questions(split, source, complete_facts_only), 1):
+        with raw_files.value_errors(f"{source}, question {question.id}"):
+            rows += _build_rows(question)
+        if number % QUESTIONS_PER_TABLE == 0 and rows:
+            yield _build_table(rows)
             rows = []
     if rows:
-        yield _table(rows)
+        yield _build_table(rows)
 
 
-def questions(split: str, source: Source, complete: bool = False) -> Iterator[Question]:
+def read_questions(
+    split: str, source: Source, complete_facts_only: bool = False
+) -> Iterator[RawQuestion]:
     """The questions of a split as they were published, one after the other.
 
     Args:
@@ -111,43 +115,49 @@ def questions(split: str, source: Source, complete: bool = False) -> Iterator[Qu
     if source == HUB:
         config, name = HUB_SPLITS[split]
         records: Iterable[Any] = (
-            row for table in files.hub(ON_HUB, name, config) for row in table.to_pylist()
+            row
+            for table in raw_files.read_hub(HUB_DATASET, name, config)
+            for row in table.to_pylist()
         )
-        where = f"{ON_HUB}/{config}/{name}"
+        where = f"{HUB_DATASET}/{config}/{name}"
     else:
-        path = files.locate(Path(source), FILES[split])
-        records, where = files.json_records(path), str(path)
+        path = raw_files.require_file(Path(source), FILES[split])
+        records, where = raw_files.read_json_records(path), str(path)
     for number, record in enumerate(records):
-        with files.sound(named := f"{where}, record {number:,}"):
-            question = _question(record, number, named)
-        if not (complete and any(question.beyond())):
+        with raw_files.value_errors(named := f"{where}, record {number:,}"):
+            question = _parse_question(record, number, named)
+        if not (complete_facts_only and any(question.count_missing_facts())):
             yield question
 
 
-def gold(split: str, source: Source, complete: bool = False) -> dict[str, Question]:
+def read_gold_questions(
+    split: str, source: Source, complete_facts_only: bool = False
+) -> dict[str, RawQuestion]:
     """The questions of a split by their ids: what a prediction is measured against."""
-    return {question.id: question for question in questions(split, source, complete)}
+    return {
+        question.id: question for question in read_questions(split, source, complete_facts_only)
+    }
 
 
-def inventory(source: Path) -> Iterator[Item]:
+def count_release(source: Path) -> Iterator[ReleaseCount]:
     """Questions, sentences and facts of the samples, and how many facts lie elsewhere."""
     for split, names in FILES.items():
-        path = files.present(source, names)
-        if path is None or path.name not in SAMPLES:
+        path = raw_files.find_file(source, names)
+        if path is None or path.name not in SAMPLE_COUNTS:
             continue
         found = dict.fromkeys(("questions", "sentences", "facts", "facts elsewhere"), 0)
-        for question in questions(split, path):
+        for question in read_questions(split, path):
             found["questions"] += 1
             found["sentences"] += sum(len(p.sentences) for p in question.passages)
             found["facts"] += len(question.facts)
-            found["facts elsewhere"] += sum(question.beyond())
-        for what, published in SAMPLES[path.name].items():
-            yield Item(split, what, published, found[what])
+            found["facts elsewhere"] += sum(question.count_missing_facts())
+        for what, published in SAMPLE_COUNTS[path.name].items():
+            yield ReleaseCount(split, what, published, found[what])
 
 
-def _question(record: Any, number: int, where: str) -> Question:
-    text, answer, facts, context = files.need(
-        record, ("question", "answer", "supporting_facts", "context"), where
+def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
+    text, answer, facts, context = raw_files.require_keys(
+        record, ("question", "answer", "supporting_facts", "context"), source
     )
     if isinstance(facts, Mapping):  # the hub's columns
         facts = zip(facts["title"], facts["sent_id"])
@@ -155,10 +165,10 @@ def _question(record: Any, number: int, where: str) -> Question:
     passages = tuple(Passage(title, tuple(sentences)) for title, sentences in context)
     named = dict.fromkeys((str(title), int(index)) for title, index in facts)
     own = str(record.get("_id", record.get("id", f"q{number:06d}")))
-    return Question(own, text, answer, tuple(named), passages)
+    return RawQuestion(own, text, answer, tuple(named), passages)
 
 
-def _rows(question: Question) -> Iterator[dict[str, Any]]:
+def _build_rows(question: RawQuestion) -> Iterator[dict[str, Any]]:
     facts, titles = set(question.facts), {title for title, _ in question.facts}
     for place, passage in enumerate(question.passages):
         for index, text in enumerate(passage.sentences):
@@ -173,24 +183,26 @@ def _rows(question: Question) -> Iterator[dict[str, Any]]:
                     "title": passage.title,
                     "sentence_index": index,
                     "passage_label": int(passage.title in titles),
-                    "answer": "" if question.answer in NO_SPANS else question.answer,
+                    "answer": "" if question.answer in YES_NO_ANSWERS else question.answer,
                 }
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    schema = pa.schema([*CANDIDATES, *(OPTIONAL.field(name) for name in COLUMNS)])
+def _build_table(rows: list[dict[str, Any]]) -> pa.Table:
+    schema = pa.schema(
+        [*CANDIDATE_SCHEMA, *(OPTIONAL_COLUMNS.field(name) for name in EXTRA_COLUMNS)]
+    )
     first, last = rows[0]["question_id"], rows[-1]["question_id"]
-    with files.sound(f"questions {first} to {last}"):
+    with raw_files.value_errors(f"questions {first} to {last}"):
         return pa.Table.from_pylist(rows, schema=schema)
 
 
 CORPUS: Final = Corpus(
     name="hotpotqa",
-    about="questions over two Wikipedia passages, with the sentences that support the answer",
-    licence="CC BY-SA 4.0",
+    description="questions over two Wikipedia passages, with the sentences that support the answer",
+    license="CC BY-SA 4.0",
     files=FILES,
-    reader=reader,
-    inventory=inventory,
-    hub=ON_HUB,
+    reader=read_tables,
+    count_release=count_release,
+    hub=HUB_DATASET,
 )
 """The corpus as the registry holds it."""

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import LeakError
-from as2ray.text import likeness
+from as2ray.text import word_overlap
 
-_END = re.compile(r"[\s?.!,;:'\"’”…]+$")
+_TRAILING_PUNCTUATION = re.compile(r"[\s?.!,;:'\"’”…]+$")
 
 
-def normalised(question: str) -> str:
+def normalize_question(question: str) -> str:
     """The question in folded case, its blanks collapsed, without punctuation at its end."""
-    return _END.sub("", " ".join(question.casefold().split()))
+    return _TRAILING_PUNCTUATION.sub("", " ".join(question.casefold().split()))
 
 
 def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:
@@ -26,10 +26,12 @@ def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:
 
     Only the column `question` is read, so a large prepared corpus can be given as that alone.
     """
-    return sorted(_questions(a).keys() & _questions(b).keys())
+    return sorted(_group_questions(a).keys() & _group_questions(b).keys())
 
 
-def near_duplicates(a: pa.Table, b: pa.Table, least: float = 0.75) -> list[tuple[str, str, float]]:
+def near_duplicate_questions(
+    a: pa.Table, b: pa.Table, min_similarity: float = 0.75
+) -> list[tuple[str, str, float]]:
     """Questions of two tables that have most of their words in common, the most alike first.
 
     FlexNeuART's check of splits compares questions in this way (`check_split_leak.py`).
@@ -40,7 +42,7 @@ def near_duplicates(a: pa.Table, b: pa.Table, least: float = 0.75) -> list[tuple
         least: Words of both questions over the words of either.
     """
     ours, theirs = (pc.unique(t["question"]).to_pylist() for t in (a, b))
-    found = likeness.near_duplicates(ours, theirs, least)
+    found = word_overlap.find_near_duplicates(ours, theirs, min_similarity)
     return sorted(((ours[i], theirs[j], like) for i, j, like in found), key=lambda x: -x[2])
 
 
@@ -61,22 +63,21 @@ def check_leaks(tables: Mapping[str, pa.Table]) -> None:
             for (a, b), shared in leaks.items()
         )
         raise LeakError(
-            "; ".join(told),
-            expected="no question in two tables",
-            mend="remove them from the one you train on with as2ray.corpora.leaks.drop",
+            ("; ".join(told)) + "; expected no question in two tables",
+            fix="remove them from the one you train on with as2ray.corpora.leaks.drop",
         )
 
 
-def drop(table: pa.Table, *others: pa.Table) -> pa.Table:
+def remove_leaks(table: pa.Table, *others: pa.Table) -> pa.Table:
     """The table without the questions that any of the other tables has."""
-    taken = {question for other in others for question in _questions(other)}
-    texts = [t for q, those in _questions(table).items() if q in taken for t in those]
+    taken = {question for other in others for question in _group_questions(other)}
+    texts = [t for q, those in _group_questions(table).items() if q in taken for t in those]
     shared = pc.is_in(table["question"], value_set=pa.array(texts, pa.string()))
     return table.filter(pc.invert(shared))
 
 
-def _questions(table: pa.Table) -> dict[str, list[str]]:
+def _group_questions(table: pa.Table) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for text in pc.unique(table["question"]).to_pylist():
-        texts.setdefault(normalised(text), []).append(text)
+        texts.setdefault(normalize_question(text), []).append(text)
     return texts

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from as2ray.corpora.base import Corpus, Source
-from as2ray.corpora.tables import candidate_ids
+from as2ray.corpora.corpus import Corpus, Source
+from as2ray.corpora.reader_utils import assign_candidate_ids
 from as2ray.errors import CorpusError
-from as2ray.records import CANDIDATES, OPTIONAL
+from as2ray.tables.schema import CANDIDATE_SCHEMA, OPTIONAL_COLUMNS
 from as2ray.text.sentences import split as split_sentences
 
-LOG: Final = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 Topics = Mapping[str, str]
 """Plain text in the layout of `pydoc_data.topics` by the name of its topic."""
@@ -51,17 +51,17 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Topics that are too short alone, or repeat one another; every other topic is a chapter."""
 
-WHOLES: Final = ("compound", "specialnames")
+UNDIVIDED_TOPICS: Final = ("compound", "specialnames")
 """Topics that repeat many others; what is left of them are the parts without a topic."""
 
 SPLITS: Final = {"train": 0.60, "dev": 0.75, "test": 1.0}
 """The upper end of each split's share of the chapters' hashes."""
 
-FULL, MOST, FEWEST = 40, 80, 15
+TARGET_SENTENCES, MAX_SENTENCES, MIN_SENTENCES = 40, 80, 15
 """A document is closed at `FULL` sentences; it takes at most `MOST` and joins one of `FEWEST`."""
 
 
-class Question(NamedTuple):
+class AnnotatedQuestion(NamedTuple):
     """A question as it was written: where its answer is, and by which words it is known."""
 
     id: str
@@ -80,29 +80,31 @@ class Document(NamedTuple):
     sentences: tuple[str, ...]
 
 
-class Asked(NamedTuple):
+class LabeledQuestion(NamedTuple):
     """A question together with the document that answers it."""
 
-    question: Question
+    question: AnnotatedQuestion
     document: Document
     labels: tuple[int, ...]
     """1 for each sentence of the document that answers, 0 for the others."""
 
 
-class Report(NamedTuple):
+class QuestionReport(NamedTuple):
     """The questions that a text answers, and those whose phrases it does not have."""
 
-    asked: tuple[Asked, ...]
-    skipped: tuple[Question, ...]
+    labeled: tuple[LabeledQuestion, ...]
+    skipped: tuple[AnnotatedQuestion, ...]
 
 
-def written() -> tuple[Question, ...]:
+def annotated_questions() -> tuple[AnnotatedQuestion, ...]:
     """All questions of the corpus in the order of its file."""
     text = (files("as2ray.corpora") / "python_reference.json").read_text(encoding="utf-8")
-    return tuple(Question(**{**q, "phrases": tuple(q["phrases"])}) for q in json.loads(text))
+    return tuple(
+        AnnotatedQuestion(**{**q, "phrases": tuple(q["phrases"])}) for q in json.loads(text)
+    )
 
 
-def documents(topics: Topics | None = None) -> tuple[Document, ...]:
+def load_documents(topics: Topics | None = None) -> tuple[Document, ...]:
     """The reference as documents; no sentence stands in two of them.
 
     Args:
@@ -111,31 +113,33 @@ def documents(topics: Topics | None = None) -> tuple[Document, ...]:
     Raises:
         CorpusError: The interpreter was installed without `pydoc_data`.
     """
-    return _interpreters() if topics is None else tuple(_documents(topics))
+    return _load_interpreter_documents() if topics is None else tuple(_build_documents(topics))
 
 
-def questions(topics: Topics | None = None) -> Report:
+def label_questions(topics: Topics | None = None) -> QuestionReport:
     """The questions with their documents and labels; what had to be skipped is also logged."""
     chapters: dict[str, list[Document]] = {}
-    for document in documents(topics):
+    for document in load_documents(topics):
         chapters.setdefault(document.chapter, []).append(document)
-    asked: list[Asked] = []
-    skipped: list[Question] = []
-    for question in written():
-        found = _answered(question, chapters.get(chapter_of(question.topic), []))
+    asked: list[LabeledQuestion] = []
+    skipped: list[AnnotatedQuestion] = []
+    for question in annotated_questions():
+        found = _label_question(question, chapters.get(find_chapter(question.topic), []))
         asked.append(found) if found else skipped.append(question)
     if skipped:
         names = ", ".join(q.id for q in skipped)
-        LOG.warning("this Python's reference does not answer %d questions: %s", len(skipped), names)
-    return Report(tuple(asked), tuple(skipped))
+        logger.warning(
+            "this Python's reference does not answer %d questions: %s", len(skipped), names
+        )
+    return QuestionReport(tuple(asked), tuple(skipped))
 
 
-def chapter_of(topic: str) -> str:
+def find_chapter(topic: str) -> str:
     """The chapter that a topic belongs to; its own name where it is long enough."""
     return next((name for name, topics in CHAPTERS.items() if topic in topics), topic)
 
 
-def split_of(chapter: str) -> str:
+def assign_split(chapter: str) -> str:
     """The split of a chapter, by a hash of its name: the same under every Python.
 
     Chapters are not divided, so no sentence, document or topic is in two splits.
@@ -145,60 +149,62 @@ def split_of(chapter: str) -> str:
     return next(split for split, end in SPLITS.items() if place < end)
 
 
-def reader(split: str, source: Source) -> Iterator[pa.Table]:
+def read_tables(split: str, source: Source) -> Iterator[pa.Table]:
     """The questions of a split; the text is the running interpreter's, the source is unused."""
-    asked = [a for a in questions().asked if split_of(a.document.chapter) == split]
-    yield candidate_ids(table(asked))
+    asked = [a for a in label_questions().labeled if assign_split(a.document.chapter) == split]
+    yield assign_candidate_ids(build_table(asked))
 
 
-def table(asked: Iterable[Asked]) -> pa.Table:
+def build_table(questions: Iterable[LabeledQuestion]) -> pa.Table:
     """One row for each sentence of each question's document, without candidate ids."""
     names = ["question_id", "question", "candidate", "label", "document_id"]
-    fields = {f.name: f for f in [*CANDIDATES, *OPTIONAL]}
+    fields = {f.name: f for f in [*CANDIDATE_SCHEMA, *OPTIONAL_COLUMNS]}
     rows = [
         (a.question.id, a.question.question, sentence, label, a.document.id)
-        for a in asked
+        for a in questions
         for sentence, label in zip(a.document.sentences, a.labels)
     ]
     columns = list(zip(*rows)) or [()] * len(names)
     return pa.table(list(map(list, columns)), schema=pa.schema([fields[n] for n in names]))
 
 
-def _answered(question: Question, documents: Iterable[Document]) -> Asked | None:
-    phrases = [_plain(phrase) for phrase in question.phrases]
+def _label_question(
+    question: AnnotatedQuestion, documents: Iterable[Document]
+) -> LabeledQuestion | None:
+    phrases = [_normalize_text(phrase) for phrase in question.phrases]
     for document in documents:
-        texts = map(_plain, document.sentences)
+        texts = map(_normalize_text, document.sentences)
         labels = tuple(int(any(phrase in text for phrase in phrases)) for text in texts)
         if any(labels):
-            return Asked(question, document, labels)
+            return LabeledQuestion(question, document, labels)
     return None
 
 
-def _plain(text: str) -> str:
+def _normalize_text(text: str) -> str:
     # Quotation marks and emphasis are the manual's typesetting and change between versions.
     return " ".join(re.sub("[\"“”‘’'*`]", "", text).lower().split())
 
 
 @cache
-def _interpreters() -> tuple[Document, ...]:
+def _load_interpreter_documents() -> tuple[Document, ...]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise CorpusError(
-            "this Python has no pydoc_data",
-            expected="the language reference that CPython's standard library carries",
-            mend="install the whole standard library (on Debian: libpython3-stdlib)",
+            "this Python has no pydoc_data"
+            "; expected the language reference that CPython's standard library carries",
+            fix="install the whole standard library (on Debian: libpython3-stdlib)",
         ) from error
-    return tuple(_documents(topics))
+    return tuple(_build_documents(topics))
 
 
-def _documents(topics: Topics) -> Iterator[Document]:
-    loose = sorted({*topics} - {t for ts in CHAPTERS.values() for t in ts} - {*WHOLES})
+def _build_documents(topics: Topics) -> Iterator[Document]:
+    loose = sorted({*topics} - {t for ts in CHAPTERS.values() for t in ts} - {*UNDIVIDED_TOPICS})
     seen: set[str] = set()
-    for chapter, names in (CHAPTERS | {t: (t,) for t in [*loose, *WHOLES]}).items():
+    for chapter, names in (CHAPTERS | {t: (t,) for t in [*loose, *UNDIVIDED_TOPICS]}).items():
         texts = (topics[name] for name in names if name in topics)
-        sections = [section for text in texts for section in _sections(text, seen)]
-        for title, members in _packed(sections):
+        sections = [section for text in texts for section in _parse_sections(text, seen)]
+        for title, members in _pack_sections(sections):
             yield Document(f"{chapter}/{title}", chapter, tuple(members))
 
 
@@ -206,34 +212,36 @@ Section = tuple[str, list[str]]
 """A heading and the sentences below it."""
 
 
-def _sections(text: str, seen: set[str]) -> Iterator[Section]:
+def _parse_sections(text: str, seen: set[str]) -> Iterator[Section]:
     heading, held = "", list[str]()
-    for block in _blocks(text):
+    for block in _split_blocks(text):
         if isinstance(block, str):
             yield heading, held
             heading, held = block, []
         elif not _is_code(block):
-            new = [s for s in _sentences(_joined(block)) if _plain(s) not in seen]
-            seen.update(map(_plain, new))
+            new = [
+                s for s in _extract_sentences(_join_lines(block)) if _normalize_text(s) not in seen
+            ]
+            seen.update(map(_normalize_text, new))
             held += new
     yield heading, held
 
 
-def _packed(sections: Iterable[Section]) -> list[Section]:
+def _pack_sections(sections: Iterable[Section]) -> list[Section]:
     """Sections gathered to documents of about `FULL` sentences, and long ones cut evenly."""
     packed: list[Section] = []
-    for title, members in (piece for section in sections for piece in _cut(*section)):
-        size = len(packed[-1][1]) if packed else MOST
-        small = min(size, len(members)) < FEWEST
-        if (size < FULL or small) and size + len(members) <= MOST:
+    for title, members in (piece for section in sections for piece in _split_section(*section)):
+        size = len(packed[-1][1]) if packed else MAX_SENTENCES
+        small = min(size, len(members)) < MIN_SENTENCES
+        if (size < TARGET_SENTENCES or small) and size + len(members) <= MAX_SENTENCES:
             packed[-1][1].extend(members)
         else:
             packed.append((title, members))
     return packed
 
 
-def _cut(title: str, members: list[str]) -> Iterator[Section]:
-    pieces = -(-len(members) // MOST)
+def _split_section(title: str, members: list[str]) -> Iterator[Section]:
+    pieces = -(-len(members) // MAX_SENTENCES)
     for k in range(pieces):
         first, last = k * len(members) // pieces, (k + 1) * len(members) // pieces
         yield title + (f" {k + 1}" if pieces > 1 else ""), members[first:last]
@@ -244,13 +252,13 @@ _UNDERLINE = re.compile(r"([*=~^-])\1{3,}")
 _BULLET = re.compile(r" *([*•]|\d+\.|[a-z]\.|\[\d+\]|\(\d+\)) +(?=\S)")
 
 
-def _blocks(text: str) -> Iterator[list[str] | str]:
+def _split_blocks(text: str) -> Iterator[list[str] | str]:
     """Headings as strings, everything else as the lines between blanks or from a bullet on."""
     lines: list[str] = []
     for line in [*_FOOTNOTES.split(text)[0].splitlines(), ""]:
         bullet = _BULLET.match(line)
         if _UNDERLINE.fullmatch(line.strip()) and len(lines) == 1:
-            yield _unmarked(lines.pop().strip()).replace('"', "")
+            yield _strip_markup(lines.pop().strip()).replace('"', "")
         elif bullet or not line.strip():
             if lines:
                 yield lines
@@ -286,19 +294,19 @@ def _is_code(lines: list[str]) -> bool:
     return everywhere or table or (indented and (comment or _CODE.fullmatch(lines[0]) is not None))
 
 
-def _joined(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     """One line of text, without the term that a definition stands under."""
     depths = [len(line) - len(line.lstrip()) for line in lines]
     if len(lines) > 1 and depths[1] > depths[0] and not re.search(r"[,;:.]", lines[0]):
         lines = lines[1:]
     text = re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "-", "\n".join(lines))
-    return _unmarked(" ".join(text.split()))
+    return _strip_markup(" ".join(text.split()))
 
 
 _EMPHASIS = re.compile(r"(?<![\w*])(\*{1,2})(?=\w)([^*]*[^\s*])\1(?![\w*])")
 
 
-def _unmarked(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """Text without emphasis and footnote marks; what stands in quotation marks is code."""
     parts = re.split(r'("[^"]*")', text)
     for k in range(0, len(parts), 2):
@@ -310,28 +318,30 @@ _BEGINNING = re.compile(r"[^\w\s]{0,3}\w")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
-def _sentences(text: str) -> list[str]:
+def _extract_sentences(text: str) -> list[str]:
     """The sentences that could answer something: a beginning, five words or more, and a stop."""
     spans: list[tuple[int, int]] = []
     for start, end in split_sentences(text):
         # Splitters take the stop of `decimal.Decimal` for an end, and break before a bracket.
-        if spans and (spans[-1][1] == start or not _ends(text[slice(*spans[-1])])):
+        if spans and (spans[-1][1] == start or not _ends_sentence(text[slice(*spans[-1])])):
             spans[-1] = spans[-1][0], end
         else:
             spans.append((start, end))
     found = (text[start:end] for start, end in spans)
-    return [s for s in found if _BEGINNING.match(s) and _ends(s) and len(_WORD.findall(s)) >= 5]
+    return [
+        s for s in found if _BEGINNING.match(s) and _ends_sentence(s) and len(_WORD.findall(s)) >= 5
+    ]
 
 
-def _ends(text: str) -> bool:
+def _ends_sentence(text: str) -> bool:
     return text.rstrip("\"'”’) ").endswith((".", "!", "?", ":", ";"))
 
 
 CORPUS: Final = Corpus(
     name="python_reference",
-    about="Questions of programmers; the sentences of the running Python's language reference",
-    licence="text: PSF License Version 2, from the interpreter; questions: Apache-2.0",
+    description="Questions of programmers; the sentences of the running Python's language reference",
+    license="text: PSF License Version 2, from the interpreter; questions: Apache-2.0",
     files=dict.fromkeys(SPLITS, ()),
-    reader=reader,
+    reader=read_tables,
 )
 """The corpus as the registry holds it."""

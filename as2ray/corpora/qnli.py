@@ -10,65 +10,67 @@ from typing import Final
 
 import pyarrow as pa
 
-from as2ray.corpora import files
-from as2ray.corpora.base import HUB, Corpus, Item, Source
-from as2ray.corpora.tables import gathered, labels, number
+from as2ray.corpora.corpus import HUB, Corpus, ReleaseCount, Source
+from as2ray.corpora.reader_utils import assign_question_ids, group_adjacent, parse_labels
+from as2ray.tables import raw_files
 
-ON_HUB: Final = "nyu-mll/glue"
+HUB_DATASET: Final = "nyu-mll/glue"
 COLUMNS: Final = ["index", "question", "sentence", "label"]
-MEANING: Final = {"entailment": 1, "not_entailment": 0}
-HUB_MEANING: Final = {"0": 1, "1": 0}
+LABEL_VALUES: Final = {"entailment": 1, "not_entailment": 0}
+HUB_LABEL_VALUES: Final = {"0": 1, "1": 0}
 FILES: Final = {"train": ("train.tsv",), "dev": ("dev.tsv",)}
-PAIRS: Final = {"train": 104_743, "dev": 5_463}
+PAIR_COUNTS: Final = {"train": 104_743, "dev": 5_463}
 
 
-def reader(split: str, source: Source) -> Iterator[pa.Table]:
+def read_tables(split: str, source: Source) -> Iterator[pa.Table]:
     """The split with the rows of one question text gathered; ids count questions from 0."""
     if source == HUB:
         name = "validation" if split == "dev" else split
-        yield from from_hub_rows(files.hub(ON_HUB, name, config="qnli"))
+        yield from from_hub_rows(raw_files.read_hub(HUB_DATASET, name, config="qnli"))
         return
-    path = files.locate(Path(source), FILES[split])
-    yield from _candidates(files.tsv(path, COLUMNS, header=True), MEANING, str(path))
+    path = raw_files.require_file(Path(source), FILES[split])
+    yield from _build_tables(
+        raw_files.read_tsv(path, COLUMNS, has_header=True), LABEL_VALUES, str(path)
+    )
 
 
-def from_hub_rows(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def from_hub_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Candidates from tables with the columns of the hub's copy (label 0 = entailment)."""
-    yield from _candidates(rows, HUB_MEANING, ON_HUB)
+    yield from _build_tables(tables, HUB_LABEL_VALUES, HUB_DATASET)
 
 
-def inventory(source: Path) -> Iterator[Item]:
+def count_release(source: Path) -> Iterator[ReleaseCount]:
     """The pairs of each file."""
-    for split, published in PAIRS.items():
-        if path := files.present(source, FILES[split]):
-            found = sum(t.num_rows for t in files.tsv(path, COLUMNS, header=True))
-            yield Item(split, "pairs", published, found)
+    for split, published in PAIR_COUNTS.items():
+        if path := raw_files.find_file(source, FILES[split]):
+            found = sum(t.num_rows for t in raw_files.read_tsv(path, COLUMNS, has_header=True))
+            yield ReleaseCount(split, "pairs", published, found)
 
 
-def _candidates(
-    rows: Iterable[pa.Table], meaning: dict[str, int], source: str
+def _build_tables(
+    raw_tables: Iterable[pa.Table], label_values: dict[str, int], source: str
 ) -> Iterator[pa.Table]:
     tables = [
         pa.table(
             {
                 "question": t["question"],
                 "candidate": t["sentence"],
-                "label": labels(t, "label", meaning, source),
+                "label": parse_labels(t, "label", label_values, source),
             }
         )
-        for t in rows
+        for t in raw_tables
     ]
     if tables:
-        yield from number([gathered(pa.concat_tables(tables))])
+        yield from assign_question_ids([group_adjacent(pa.concat_tables(tables))])
 
 
 CORPUS: Final = Corpus(
     name="qnli",
-    about="SQuAD questions, each with single sentences of its paragraph",
-    licence="CC BY-SA 4.0",
+    description="SQuAD questions, each with single sentences of its paragraph",
+    license="CC BY-SA 4.0",
     files=FILES,
-    reader=reader,
-    inventory=inventory,
-    hub=ON_HUB,
+    reader=read_tables,
+    count_release=count_release,
+    hub=HUB_DATASET,
 )
 """The corpus as the registry holds it."""

@@ -19,7 +19,7 @@ from as2ray.corpora import (
     wikiqa,
     yahoo_answers,
 )
-from as2ray.corpora.base import Corpus
+from as2ray.corpora.corpus import Corpus
 from as2ray.errors import CorpusError
 
 CORPORA: Final[Mapping[str, Corpus]] = {
@@ -41,7 +41,7 @@ CORPORA: Final[Mapping[str, Corpus]] = {
 """Every corpus that as2ray reads."""
 
 
-def get(name: str) -> Corpus:
+def get_corpus(name: str) -> Corpus:
     """The corpus of that name.
 
     Raises:
@@ -49,8 +49,7 @@ def get(name: str) -> Corpus:
     """
     if name not in CORPORA:
         raise CorpusError(
-            f"unknown corpus {name!r}",
-            expected=f"one of {sorted(CORPORA)}",
-            mend="correct the name, or add the corpus to as2ray/corpora/registry.py",
+            f"unknown corpus {name!r}; expected one of {sorted(CORPORA)}",
+            fix="correct the name, or add the corpus to as2ray/corpora/registry.py",
         )
     return CORPORA[name]

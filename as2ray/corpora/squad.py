@@ -14,36 +14,36 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from as2ray.corpora import files
-from as2ray.corpora.asnq import EVERY, check_negatives
-from as2ray.corpora.base import Building, Corpus, Item, Record, Source
-from as2ray.corpora.building import strict
-from as2ray.corpora.pages import POSITIVE, Page, cut, grades_of
+from as2ray.corpora.asnq import NEGATIVE_GRADES, check_negatives
+from as2ray.corpora.corpus import Corpus, Record, RecordConversion, ReleaseCount, Source
+from as2ray.corpora.page_grades import POSITIVE_GRADE, Page, grade_paragraph_answer, split_page
+from as2ray.corpora.record_conversion import convert_strictly
 from as2ray.errors import CorpusError
-from as2ray.text.sentences import find
+from as2ray.tables import raw_files
+from as2ray.text.sentences import get_splitter
 
 FILES: Final = {
     "train": ("train-v1.1.json", "train-part-v1.1.json"),
     "dev": ("dev-v1.1.json",),
 }
 
-SIZES: Final = {
+RELEASE_COUNTS: Final = {
     "train-v1.1.json": (442, 18_896, 87_599),
     "train-part-v1.1.json": (44, 2_430, 11_877),
     "dev-v1.1.json": (48, 2_067, 10_570),
 }
 """Articles, paragraphs and questions of each file."""
 
-RANGES: Final = ("article", "paragraph")
+CANDIDATE_SCOPES: Final = ("article", "paragraph")
 
 
-def reader(
+def read_tables(
     split: str,
     source: Source,
     *,
-    candidates: str = "article",
-    negatives: Sequence[int] = EVERY,
-    per_question: int | None = None,
+    candidate_scope: str = "article",
+    negatives: Sequence[int] = NEGATIVE_GRADES,
+    max_candidates: int | None = None,
     seed: int = 0,
     splitter: str = "syntok",
 ) -> Iterator[pa.Table]:
@@ -63,140 +63,156 @@ def reader(
         splitter: A name of `as2ray.text.sentences.SPLITTERS`.
     """
     options = {
-        "candidates": candidates,
+        "candidates": candidate_scope,
         "negatives": negatives,
-        "per_question": per_question,
+        "per_question": max_candidates,
         "seed": seed,
         "splitter": splitter,
     }
-    with files.sound(str(source)):
-        yield from strict(BUILDING, split, source, options)
+    with raw_files.value_errors(str(source)):
+        yield from convert_strictly(CONVERSION, split, source, options)
 
 
-def _paths(split: str, source: Source) -> list[Path]:
-    return [files.locate(Path(source), FILES[split])]
+def _find_files(split: str, source: Source) -> list[Path]:
+    return [raw_files.require_file(Path(source), FILES[split])]
 
 
-def _records(path: Path) -> Iterator[Record]:
-    for number, record in enumerate(_articles(path)):
+def _read_records(path: Path) -> Iterator[Record]:
+    for number, record in enumerate(_read_articles(path)):
         yield Record(f"{path}, article {number}", json.dumps(record))
 
 
-def _check(
-    candidates: str, negatives: Sequence[int], per_question: int | None, seed: int, splitter: str
+def _check_options(
+    candidate_scope: str,
+    negatives: Sequence[int],
+    max_candidates: int | None,
+    seed: int,
+    splitter: str,
 ) -> None:
-    find(splitter)
+    get_splitter(splitter)
     check_negatives(negatives)
-    if candidates not in RANGES or (per_question is not None and per_question < 1) or seed < 0:
+    if (
+        candidate_scope not in CANDIDATE_SCOPES
+        or (max_candidates is not None and max_candidates < 1)
+        or seed < 0
+    ):
         raise CorpusError(
-            f"candidates {candidates!r}, per_question {per_question}, seed {seed}",
-            expected=f"candidates one of {list(RANGES)}; per_question None or >= 1; seed >= 0",
-            mend="correct the option",
+            f"candidates {candidate_scope!r}, per_question {max_candidates}, seed {seed}"
+            f"; expected candidates one of {list(CANDIDATE_SCOPES)}; per_question None or >= 1; seed >= 0",
         )
 
 
-def _make(
+def _convert_article(
     text: str,
-    where: str,
-    candidates: str,
+    source: str,
+    candidate_scope: str,
     negatives: Sequence[int],
-    per_question: int | None,
+    max_candidates: int | None,
     seed: int,
     splitter: str,
 ) -> pa.Table | None:
     """The candidates of the questions of one article."""
     record, kept = json.loads(text), check_negatives(negatives).to_numpy()
-    page = cut(record["title"], [p["context"] for p in record["paragraphs"]], splitter)
+    page = split_page(record["title"], [p["context"] for p in record["paragraphs"]], splitter)
     asked, chosen, grades = [], [], []
-    for paragraph, question, answers in _asked(record, where):
-        grade = grades_of(page, paragraph, answers, where)
+    for paragraph, question, answers in _parse_questions(record, source):
+        grade = grade_paragraph_answer(page, paragraph, answers, source)
         use = np.isin(grade, kept)
-        if candidates == "paragraph":
-            use &= page.paragraph == paragraph
-        rows = _draw(use, grade, per_question, [seed, crc32(question[0].encode())])
+        if candidate_scope == "paragraph":
+            use &= page.paragraph_index == paragraph
+        rows = _draw_candidates(use, grade, max_candidates, [seed, crc32(question[0].encode())])
         asked.append(question)
         chosen.append(rows)
         grades.append(grade[rows])
-    return _table(page, asked, chosen, np.concatenate(grades)) if asked else None
+    return _build_table(page, asked, chosen, np.concatenate(grades)) if asked else None
 
 
-def inventory(source: Path) -> Iterator[Item]:
+def count_release(source: Path) -> Iterator[ReleaseCount]:
     """Articles, paragraphs and questions of each file of known size."""
     for split, names in FILES.items():
-        path = files.present(source, names)
-        published = SIZES.get(path.name.removesuffix(".gz")) if path else None
+        path = raw_files.find_file(source, names)
+        published = RELEASE_COUNTS.get(path.name.removesuffix(".gz")) if path else None
         if path and published:
-            records = _articles(path)
+            records = _read_articles(path)
             paragraphs = [p for r in records for p in r["paragraphs"]]
             found = (len(records), len(paragraphs), sum(len(p["qas"]) for p in paragraphs))
             for what, *pair in zip(("articles", "paragraphs", "questions"), published, found):
-                yield Item(split, what, *pair)
+                yield ReleaseCount(split, what, *pair)
 
 
-def _articles(path: Path) -> list[Any]:
-    (records,) = files.need(files.json_file(path), ["data"], str(path))
+def _read_articles(path: Path) -> list[Any]:
+    (records,) = raw_files.require_keys(raw_files.read_json_file(path), ["data"], str(path))
     for record in records:
-        title, paragraphs = files.need(record, ["title", "paragraphs"], str(path))
+        title, paragraphs = raw_files.require_keys(record, ["title", "paragraphs"], str(path))
         for paragraph in paragraphs:
-            files.need(paragraph, ["context", "qas"], f"{path}, article {title!r}")
+            raw_files.require_keys(paragraph, ["context", "qas"], f"{path}, article {title!r}")
     return list(records)
 
 
-def _asked(record: Any, where: str) -> Iterator[tuple[int, tuple[str, str], list[tuple[int, str]]]]:
+def _parse_questions(
+    record: Any, source: str
+) -> Iterator[tuple[int, tuple[str, str], list[tuple[int, str]]]]:
     for p, paragraph in enumerate(record["paragraphs"]):
         for item in paragraph["qas"]:
-            id, question, answers = files.need(item, ["id", "question", "answers"], where)
-            places = [files.need(a, ["answer_start", "text"], f"{where}, {id}") for a in answers]
+            id, question, answers = raw_files.require_keys(
+                item, ["id", "question", "answers"], source
+            )
+            places = [
+                raw_files.require_keys(a, ["answer_start", "text"], f"{source}, {id}")
+                for a in answers
+            ]
             for start, text in places:
                 if paragraph["context"][start : start + len(text)] != text:
                     raise CorpusError(
-                        f"{where}, question {id}: {text!r} does not stand at character {start:,}",
-                        expected="answers that stand where their offsets say",
-                        mend="give the publisher's own file",
+                        f"{source}, question {id}: {text!r} does not stand at character {start:,}"
+                        "; expected answers that stand where their offsets say",
+                        fix="give the publisher's own file",
                     )
             yield p, (id, question), places
 
 
-def _draw(use: np.ndarray, grade: np.ndarray, most: int | None, seed: list[int]) -> np.ndarray:
-    positive = np.flatnonzero(use & (grade == POSITIVE))
-    negative = np.flatnonzero(use & (grade != POSITIVE))
-    if most is not None and len(positive) + len(negative) > most:
-        room = max(most - len(positive), 0)
+def _draw_candidates(
+    is_candidate: np.ndarray, grade: np.ndarray, max_candidates: int | None, seed: list[int]
+) -> np.ndarray:
+    positive = np.flatnonzero(is_candidate & (grade == POSITIVE_GRADE))
+    negative = np.flatnonzero(is_candidate & (grade != POSITIVE_GRADE))
+    if max_candidates is not None and len(positive) + len(negative) > max_candidates:
+        room = max(max_candidates - len(positive), 0)
         negative = np.random.default_rng(seed).choice(negative, room, replace=False)
     return np.sort(np.concatenate([positive, negative]))
 
 
-def _table(
-    page: Page, questions: list[tuple[str, str]], chosen: list[np.ndarray], grade: np.ndarray
+def _build_table(
+    page: Page, questions: list[tuple[str, str]], chosen_rows: list[np.ndarray], grade: np.ndarray
 ) -> pa.Table:
-    sizes = [len(rows) for rows in chosen]
+    sizes = [len(rows) for rows in chosen_rows]
     ids, texts = (pa.array(column, pa.string()) for column in zip(*questions))
     question = pa.array(np.repeat(np.arange(len(questions)), sizes))
-    rows = np.concatenate(chosen)
-    names = [f"{id}-{k}" for (id, _), each in zip(questions, chosen) for k in each.tolist()]
+    rows = np.concatenate(chosen_rows)
+    names = [f"{id}-{k}" for (id, _), each in zip(questions, chosen_rows) for k in each.tolist()]
     return pa.table(
         {
             "question_id": ids.take(question),
             "question": texts.take(question),
             "candidate_id": pa.array(names, pa.string()),
             "candidate": pa.array(page.sentences, pa.string()).take(pa.array(rows)),
-            "label": pa.array((grade == POSITIVE).astype(np.int8)),
+            "label": pa.array((grade == POSITIVE_GRADE).astype(np.int8)),
             "grade": pa.array(grade),
             "document_id": pa.array([page.title] * len(rows), pa.string()),
         }
     )
 
 
-BUILDING: Final = Building(_paths, _records, _make, _check)
+CONVERSION: Final = RecordConversion(_find_files, _read_records, _convert_article, _check_options)
 """An article is a record."""
 
 CORPUS: Final = Corpus(
     name="squad",
-    about="Crowd questions on Wikipedia paragraphs; sentences of the article, graded as ASNQ",
-    licence="CC BY-SA 4.0",
+    description="Crowd questions on Wikipedia paragraphs; sentences of the article, graded as ASNQ",
+    license="CC BY-SA 4.0",
     files=FILES,
-    reader=reader,
-    inventory=inventory,
-    building=BUILDING,
+    reader=read_tables,
+    count_release=count_release,
+    conversion=CONVERSION,
 )
 """The corpus as the registry holds it."""

@@ -10,44 +10,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import CorpusError
-from as2ray.records import Counts, count, question_starts
+from as2ray.tables.schema import TableCounts, count_table, question_offsets
 
 
 @dataclass(frozen=True)
-class Spread:
+class Distribution:
     """How a number is spread over the rows."""
 
     mean: float
     median: float
     p95: float
-    most: int
+    max: int
 
 
 @dataclass(frozen=True)
-class Stats:
+class TableStats:
     """A candidates table in numbers."""
 
-    counts: Counts
-    candidates_per_question: Spread
-    all_negative: int
+    counts: TableCounts
+    candidates_per_question: Distribution
+    num_all_negative: int
     """Questions without a positive candidate; no ranking of theirs can be right."""
-    all_positive: int
+    num_all_positive: int
     """Questions without a negative candidate; no ranking of theirs can be wrong."""
-    question_tokens: Spread
+    question_tokens: Distribution
     """Whitespace tokens, over the questions."""
-    candidate_tokens: Spread
+    candidate_tokens: Distribution
     """Whitespace tokens, over the pairs."""
-    question_characters: Spread
-    candidate_characters: Spread
-    duplicate_sentences: int
+    question_characters: Distribution
+    candidate_characters: Distribution
+    num_duplicate_sentences: int
     """Rows whose question has the same sentence in an earlier row."""
-    conflicting_sentences: int
+    num_conflicting_labels: int
     """Sentences that one question has with both labels."""
-    texts_with_two_ids: int
+    num_duplicate_questions: int
     """Question texts that stand under more than one question id."""
 
 
-def stats(table: pa.Table) -> Stats:
+def compute_stats(table: pa.Table) -> TableStats:
     """The numbers of a candidates table that holds its questions whole.
 
     Raises:
@@ -55,39 +55,40 @@ def stats(table: pa.Table) -> Stats:
     """
     if not table.num_rows:
         raise CorpusError(
-            "a table without rows", expected="at least one candidate", mend="look at the source"
+            "a table without rows; expected at least one candidate",
+            fix="look at the source",
         )
-    starts = question_starts(table["question_id"])
+    starts = question_offsets(table["question_id"])
     sizes = np.diff(np.append(starts, table.num_rows))
     positives = np.add.reduceat(table["label"].to_numpy().astype(np.int64), starts)
     questions = table["question"].take(pa.array(starts))
-    duplicates, conflicts = _repeated(table)
-    return Stats(
-        counts=count(table),
-        candidates_per_question=_spread(sizes),
-        all_negative=int((positives == 0).sum()),
-        all_positive=int((positives == sizes).sum()),
-        question_tokens=_spread(_tokens(questions)),
-        candidate_tokens=_spread(_tokens(table["candidate"])),
-        question_characters=_spread(pc.utf8_length(questions).to_numpy()),
-        candidate_characters=_spread(pc.utf8_length(table["candidate"]).to_numpy()),
-        duplicate_sentences=duplicates,
-        conflicting_sentences=conflicts,
-        texts_with_two_ids=_twice(questions),
+    duplicates, conflicts = _count_duplicates(table)
+    return TableStats(
+        counts=count_table(table),
+        candidates_per_question=_summarize(sizes),
+        num_all_negative=int((positives == 0).sum()),
+        num_all_positive=int((positives == sizes).sum()),
+        question_tokens=_summarize(_count_tokens(questions)),
+        candidate_tokens=_summarize(_count_tokens(table["candidate"])),
+        question_characters=_summarize(pc.utf8_length(questions).to_numpy()),
+        candidate_characters=_summarize(pc.utf8_length(table["candidate"]).to_numpy()),
+        num_duplicate_sentences=duplicates,
+        num_conflicting_labels=conflicts,
+        num_duplicate_questions=_count_duplicate_questions(questions),
     )
 
 
-def _tokens(texts: pa.ChunkedArray) -> np.ndarray:
+def _count_tokens(texts: pa.ChunkedArray) -> np.ndarray:
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
     return np.asarray(pc.list_value_length(words).to_numpy())
 
 
-def _spread(values: np.ndarray) -> Spread:
+def _summarize(values: np.ndarray) -> Distribution:
     median, p95 = np.percentile(values, [50, 95])
-    return Spread(float(values.mean()), float(median), float(p95), int(values.max()))
+    return Distribution(float(values.mean()), float(median), float(p95), int(values.max()))
 
 
-def _repeated(table: pa.Table) -> tuple[int, int]:
+def _count_duplicates(table: pa.Table) -> tuple[int, int]:
     sentences = table.group_by(["question_id", "candidate"]).aggregate(
         [("label", "min"), ("label", "max")]
     )
@@ -95,6 +96,6 @@ def _repeated(table: pa.Table) -> tuple[int, int]:
     return table.num_rows - sentences.num_rows, int(conflicts or 0)
 
 
-def _twice(questions: pa.ChunkedArray) -> int:
+def _count_duplicate_questions(questions: pa.ChunkedArray) -> int:
     _, times = np.unique(questions.to_numpy().astype(str), return_counts=True)
     return int((times > 1).sum())

@@ -11,19 +11,19 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from as2ray.corpora import files
-from as2ray.corpora.base import Corpus, Item, Published, Source
-from as2ray.corpora.detokenise import detokenise as plain
-from as2ray.corpora.trecqa_xml import blocks
+from as2ray.corpora.corpus import Corpus, PublishedCounts, ReleaseCount, Source
+from as2ray.corpora.detokenize import detokenize as plain
+from as2ray.corpora.trecqa_xml import parse_blocks
 from as2ray.errors import CorpusError
-from as2ray.records import CANDIDATES, Counts
+from as2ray.tables import raw_files
+from as2ray.tables.schema import CANDIDATE_SCHEMA, TableCounts
 
 
 class Variant(NamedTuple):
     """One of the versions that papers call TREC-QA."""
 
     folder: str
-    longest: dict[str, int]
+    max_tokens: dict[str, int]
     """For each split that is cut: candidates over so many whitespace tokens are left out."""
 
 
@@ -41,11 +41,11 @@ FILES: Final = {
     "test": ("test.jsonl", "TEST.xml", "test-less-than-40.manual-edit.xml"),
 }
 
-QUESTIONS: Final = {"train": 94, "train-all": 1229, "dev": 82, "test": 100}
+QUESTION_COUNTS: Final = {"train": 94, "train-all": 1229, "dev": 82, "test": 100}
 """Questions a file lists; 1 of train, 1 of dev and 5 of test have no candidate at all."""
 
-PUBLISHED: Final = tuple(
-    Published(split, filter, Counts(*numbers), {"variant": variant})
+PUBLISHED_COUNTS: Final = tuple(
+    PublishedCounts(split, filter, TableCounts(*numbers), {"variant": variant})
     for variant, split, filter, *numbers in [
         ("digits", "train-all", "raw", 1229, 53417, 6410),
         ("digits", "train-all", "clean", 1161, 53310, 6303),
@@ -64,7 +64,7 @@ PUBLISHED: Final = tuple(
 )
 
 
-class Question(NamedTuple):
+class RawQuestion(NamedTuple):
     """A question as a file has it."""
 
     id: str
@@ -73,8 +73,8 @@ class Question(NamedTuple):
     """Sentence and label."""
 
 
-def reader(
-    split: str, source: Source, *, variant: str = "digits", detokenise: bool = True
+def read_tables(
+    split: str, source: Source, *, variant: str = "digits", detokenize: bool = True
 ) -> Iterator[pa.Table]:
     """The split as one table; questions without candidates are not in it.
 
@@ -86,71 +86,74 @@ def reader(
     """
     if variant not in VARIANTS:
         raise CorpusError(
-            f"unknown variant {variant!r} of TREC-QA",
-            expected=f"one of {list(VARIANTS)}",
-            mend="digits has the real numbers, tanda is what the TANDA paper counts",
+            f"unknown variant {variant!r} of TREC-QA; expected one of {list(VARIANTS)}",
+            fix="digits has the real numbers, tanda is what the TANDA paper counts",
         )
-    path = _path(Path(source), split, VARIANTS[variant].folder)
-    longest = VARIANTS[variant].longest.get(split)
-    write = plain if detokenise else str
+    path = _find_file(Path(source), split, VARIANTS[variant].folder)
+    longest = VARIANTS[variant].max_tokens.get(split)
+    write = plain if detokenize else str
     rows = [
         (q.id, write(q.text), f"{q.id}-{k}", write(sentence), label)
-        for q in _questions(path)
+        for q in _read_questions(path)
         for k, (sentence, label) in enumerate(q.candidates)
         if longest is None or len(sentence.split()) <= longest
     ]
-    columns = list(zip(*rows)) or [()] * len(CANDIDATES)
-    yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CANDIDATES)], schema=CANDIDATES)
+    columns = list(zip(*rows)) or [()] * len(CANDIDATE_SCHEMA)
+    yield pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)], schema=CANDIDATE_SCHEMA
+    )
 
 
-def inventory(source: Path) -> Iterator[Item]:
+def count_release(source: Path) -> Iterator[ReleaseCount]:
     """The questions that each file lists, those without candidates too."""
-    for split, published in QUESTIONS.items():
+    for split, published in QUESTION_COUNTS.items():
         for folder in ("", "tanda"):
-            if path := files.present(source / folder, FILES[split]):
+            if path := raw_files.find_file(source / folder, FILES[split]):
                 what = "listed questions" + (f" in {folder}" if folder else "")
-                yield Item(split, what, published, sum(1 for _ in _questions(path)))
+                yield ReleaseCount(split, what, published, sum(1 for _ in _read_questions(path)))
 
 
-def _path(source: Path, split: str, folder: str) -> Path:
+def _find_file(source: Path, split: str, folder: str) -> Path:
     # The folder of a variant may also be given itself.
     inner = source / folder
-    return files.locate(inner if inner.is_dir() else source, FILES[split])
+    return raw_files.require_file(inner if inner.is_dir() else source, FILES[split])
 
 
-def _questions(path: Path) -> Iterator[Question]:
+def _read_questions(path: Path) -> Iterator[RawQuestion]:
     if path.name.removesuffix(".gz").endswith(".xml"):
-        with files.opened(path) as lines:
-            for id, text, candidates in blocks(lines, str(path)):
-                yield Question(id, text, candidates)
+        with raw_files.open_text(path) as lines:
+            for id, text, candidates in parse_blocks(lines, str(path)):
+                yield RawQuestion(id, text, candidates)
         return
-    for line, record in files.json_lines(path):
-        with files.sound(where := f"{path}, line {line:,}"):
-            found = _question(record, line, where)
+    for line, record in raw_files.read_json_lines(path):
+        with raw_files.value_errors(where := f"{path}, line {line:,}"):
+            found = _parse_question(record, line, where)
         yield found
 
 
-def _question(record: Any, line: int, where: str) -> Question:
-    text, candidates = files.need(record, ("question", "candidates"), where)
-    pairs = [files.need(c, ("sentence", "label"), where) for c in candidates]
+def _parse_question(record: Any, line_number: int, source: str) -> RawQuestion:
+    text, candidates = raw_files.require_keys(record, ("question", "candidates"), source)
+    pairs = [raw_files.require_keys(c, ("sentence", "label"), source) for c in candidates]
     wrong = [label for _, label in pairs if label not in (0, 1)]
     if wrong:
         raise CorpusError(
-            f"{where}: label {wrong[0]!r}", expected="label 0 or 1", mend="correct the line"
+            f"{source}: label {wrong[0]!r}; expected label 0 or 1",
         )
     if odd := [said for said in (text, *(s for s, _ in pairs)) if not isinstance(said, str)]:
-        raise CorpusError(f"{where}: {odd[0]!r}", expected="text", mend="correct the line")
+        raise CorpusError(
+            f"{source}: {odd[0]!r}; expected text",
+        )
     # The files with <num> have no ids; the position in the file is the same in every copy.
-    return Question(str(record.get("id", f"q{line - 1:06d}")), text, pairs)
+    return RawQuestion(str(record.get("id", f"q{line_number - 1:06d}")), text, pairs)
 
 
 CORPUS: Final = Corpus(
     name="trecqa",
-    about="TREC 8-13 questions; newswire sentences that share words with them",
-    licence="none stated (newswire, research only)",
+    description="TREC 8-13 questions; newswire sentences that share words with them",
+    license="none stated (newswire, research only)",
     files=FILES,
-    reader=reader,
-    published=PUBLISHED,
-    inventory=inventory,
+    reader=read_tables,
+    published_counts=PUBLISHED_COUNTS,
+    count_release=count_release,
 )
 """The corpus as the registry holds it."""

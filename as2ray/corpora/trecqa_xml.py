@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 
 from as2ray.errors import CorpusError
 
-LABELS = {"positive": 1, "negative": 0}
+LABEL_VALUES = {"positive": 1, "negative": 0}
 _PAIRS = re.compile(r"<QApairs id=['\"]([^'\"]+)['\"]>")
 _TAG = re.compile(r"<(/?)(QApairs|question|positive|negative)>")
 
 
-def blocks(lines: Iterable[str], source: str) -> Iterator[tuple[str, str, list[tuple[str, int]]]]:
+def parse_blocks(
+    lines: Iterable[str], source: str
+) -> Iterator[tuple[str, str, list[tuple[str, int]]]]:
     """Question id, question, and (sentence, label) pairs of every `<QApairs>` block.
 
     The first line of an inner block holds its tokens; part of speech, dependencies and the rest
@@ -29,32 +31,34 @@ def blocks(lines: Iterable[str], source: str) -> Iterator[tuple[str, str, list[t
     for row, raw in enumerate(lines, 1):
         line = raw.rstrip("\r\n")
         if opening := _PAIRS.fullmatch(line):
-            _agree(id is None, source, row, "a <QApairs> inside another")
+            _check_structure(id is None, source, row, "a <QApairs> inside another")
             id, question, candidates = opening[1], None, []
         elif tag := _TAG.fullmatch(line):
             closing, name = tag.groups()
             if name == "QApairs":
-                _agree(id is not None and inside is None, source, row, "a stray </QApairs>")
-                _agree(question is not None, source, row, "a block without a question")
+                _check_structure(
+                    id is not None and inside is None, source, row, "a stray </QApairs>"
+                )
+                _check_structure(question is not None, source, row, "a block without a question")
                 yield str(id), str(question), candidates
                 id = None
             else:
                 fits = inside == name if closing else inside is None and id is not None
-                _agree(fits, source, row, f"a stray {line}")
+                _check_structure(fits, source, row, f"a stray {line}")
                 inside, waiting = (None, False) if closing else (name, True)
         elif waiting:
             text, waiting = " ".join(line.split("\t")), False
             if inside == "question":
                 question = text
             else:
-                candidates.append((text, LABELS[str(inside)]))
-    _agree(id is None, source, row, "an end of file inside a block")
+                candidates.append((text, LABEL_VALUES[str(inside)]))
+    _check_structure(id is None, source, row, "an end of file inside a block")
 
 
-def _agree(holds: bool, source: str, row: int, came: str) -> None:
-    if not holds:
+def _check_structure(is_valid: bool, source: str, line_number: int, problem: str) -> None:
+    if not is_valid:
         raise CorpusError(
-            f"{source}, line {row:,}: {came}",
-            expected="<QApairs id='..'> with <question>, <positive>, <negative>, each closed",
-            mend="fetch the file again; it is cut short or was changed",
+            f"{source}, line {line_number:,}: {problem}"
+            "; expected <QApairs id='..'> with <question>, <positive>, <negative>, each closed",
+            fix="fetch the file again; it is cut short or was changed",
         )

@@ -43,7 +43,7 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as mark:
         names = [mark.name, *map(str, paths)]
-        look = ray.remote(num_cpus=0)(sizes)
+        look = ray.remote(num_cpus=0)(file_sizes)
         found = {
             n["NodeManagerAddress"]: look.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False)
@@ -51,15 +51,17 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
             for n in others
         }
         seen = {node: ray.get(answer) for node, answer in found.items()}
-        compare(names, sizes(names), seen)
+        compare_files(names, file_sizes(names), seen)
 
 
-def sizes(paths: Sequence[str]) -> list[int]:
+def file_sizes(paths: Sequence[str]) -> list[int]:
     """Bytes of each file as this node sees it, -1 of one that it does not."""
     return [os.stat(path).st_size if os.path.exists(path) else -1 for path in paths]
 
 
-def compare(paths: Sequence[str], here: Sequence[int], there: Mapping[str, Sequence[int]]) -> None:
+def compare_files(
+    paths: Sequence[str], local_sizes: Sequence[int], sizes_by_node: Mapping[str, Sequence[int]]
+) -> None:
     """Compares the files of this node with those that others see.
 
     Args:
@@ -70,19 +72,19 @@ def compare(paths: Sequence[str], here: Sequence[int], there: Mapping[str, Seque
     Raises:
         ResourceError: They differ.
     """
-    for node, found in there.items():
-        differ = [path for path, a, b in zip(paths, here, found) if a != b]
+    for node, found in sizes_by_node.items():
+        differ = [path for path, a, b in zip(paths, local_sizes, found) if a != b]
         if differ:
             raise ResourceError(
-                f"{differ[0]} (and {len(differ) - 1} more) is not on node {node} as it is here",
-                expected="tables, checkpoints and --workers.storage in a place that every node "
-                f"sees: there are {len(there) + 1} nodes",
-                mend="give --output and --workers.storage on a file system that all nodes mount",
+                f"{differ[0]} (and {len(differ) - 1} more) is not on node {node} as it is here"
+                "; expected tables, checkpoints and --workers.storage in a place that every node "
+                f"sees: there are {len(sizes_by_node) + 1} nodes",
+                fix="give --output and --workers.storage on a file system that all nodes mount",
             )
 
 
 @contextmanager
-def connected() -> Iterator[None]:
+def ray_session() -> Iterator[None]:
     """A connection to Ray: the cluster of RAY_ADDRESS (a submitted job has it), or one of our own.
 
     A cluster of our own lives as long as the context; one that was there stays.
@@ -99,7 +101,7 @@ def connected() -> Iterator[None]:
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
+def unwrap_ray_errors() -> Iterator[None]:
     """Raises an error of as2ray that ended a task as itself, out of what Ray wraps around it."""
     try:
         yield

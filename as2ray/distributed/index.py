@@ -11,17 +11,17 @@ from typing import Any
 import ray
 
 from as2ray.errors import ResourceError
-from as2ray.retrieval.build import Settings, build
+from as2ray.retrieval.index_writer import IndexConfig, write_index
 
 
 def build_sharded(
-    source: str | Path,
+    documents: str | Path,
     folder: str | Path,
-    settings: Settings | None = None,
+    config: IndexConfig | None = None,
     *,
-    shards: int = 8,
-    replace: bool = False,
-    cpus: float = 1.0,
+    num_shards: int = 8,
+    overwrite: bool = False,
+    cpus_per_shard: float = 1.0,
 ) -> dict[str, Any]:
     """`retrieval.build.build` with each shard a task; the same index as in one process.
 
@@ -37,19 +37,21 @@ def build_sharded(
         ResourceError: No node has as many CPUs.
     """
     most = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes()), default=0.0)
-    if not 0 < cpus <= most:
+    if not 0 < cpus_per_shard <= most:
         raise ResourceError(
-            f"{cpus:g} CPU a shard",
-            expected=f"more than 0 and at most {most:g}, what the largest node has",
-            mend="lower the CPUs of a shard",
+            f"{cpus_per_shard:g} CPU a shard"
+            f"; expected more than 0 and at most {most:g}, what the largest node has",
+            fix="lower the CPUs of a shard",
         )
 
     def spread(work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        task, held = ray.remote(num_cpus=cpus)(_call), ray.put(work)
+        task, held = ray.remote(num_cpus=cpus_per_shard)(_call), ray.put(work)
         found: list[Any] = ray.get([task.remote(held, argument) for argument in arguments])
         return found
 
-    return build(source, folder, settings, shards=shards, replace=replace, spread=spread)
+    return write_index(
+        documents, folder, config, num_shards=num_shards, overwrite=overwrite, map_function=spread
+    )
 
 
 def _call(work: Callable[[Any], Any], argument: Any) -> Any:

@@ -17,33 +17,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from as2ray import checkpoint
+from as2ray.checkpoints.loading import load
 from as2ray.distributed.cluster import check_shared
-from as2ray.distributed.plan import Workers, check
+from as2ray.distributed.plan import WorkersConfig, check_plan
 from as2ray.errors import TrainingError
-from as2ray.text.files import PairFiles
-from as2ray.text.stream import LOGITS
+from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.schema import LOGIT_COLUMNS
 
-CHUNK = 65_536
+CHUNK_SIZE = 65_536
 """Pairs of a chunk."""
 
 
 @dataclass(frozen=True)
-class Rate:
+class ScoringSummary:
     """What a scoring run did."""
 
-    pairs: int
+    num_pairs: int
     """Of the corpus."""
-    scored: int
+    num_scored: int
     """Of them in this run."""
-    seconds: float
-    bytes: int
+    duration_s: float
+    num_bytes: int
     """Size of all chunks."""
 
 
-def score(
-    table: str | Path, ranker: str | Path, folder: str | Path, workers: Workers, chunk: int = CHUNK
-) -> Rate:
+def store_logits(
+    table: str | Path,
+    ranker: str | Path,
+    folder: str | Path,
+    workers: WorkersConfig,
+    chunk_size: int = CHUNK_SIZE,
+) -> ScoringSummary:
     """Writes a ranker's logits of every pair beside the corpus.
 
     Args:
@@ -56,48 +60,54 @@ def score(
     Raises:
         TrainingError: A logit is not finite.
     """
-    files, folder = PairFiles.find(table), Path(folder).resolve()
+    files, folder = ParquetTable.open(table), Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     told: dict[str, Any] = {
         "files": files,
         "ranker": str(Path(ranker).resolve()),
         "folder": folder,
-        "chunk": chunk,
+        "chunk": chunk_size,
     }
-    missing = [n for n in range(-(-len(files) // chunk)) if not _path(folder, n).exists()]
+    missing = [
+        n for n in range(-(-len(files) // chunk_size)) if not _chunk_path(folder, n).exists()
+    ]
     began = time.perf_counter()
-    if workers.count == 0:
-        scorer = Scorer(**told)
+    if workers.num_workers == 0:
+        scorer = LogitScorer(**told)
         for number in missing:
             scorer({"id": np.array([number])})
     elif missing:
-        _with_actors(missing, told, workers)
-    scored = sum(min(chunk, len(files) - number * chunk) for number in missing)
+        _score_with_actors(missing, told, workers)
+    scored = sum(min(chunk_size, len(files) - number * chunk_size) for number in missing)
     size = sum(path.stat().st_size for path in folder.glob("*.parquet"))
-    return Rate(len(files), scored, time.perf_counter() - began, size)
+    return ScoringSummary(len(files), scored, time.perf_counter() - began, size)
 
 
-def _with_actors(missing: list[int], told: Mapping[str, Any], workers: Workers) -> None:
+def _score_with_actors(
+    missing_chunks: list[int], scorer_kwargs: Mapping[str, Any], workers: WorkersConfig
+) -> None:
     import ray.data
 
-    check(workers, sharing=True)
-    check_shared(told["files"].paths, told["folder"])
+    check_plan(workers, allow_gpu_sharing=True)
+    check_shared(scorer_kwargs["files"].paths, scorer_kwargs["folder"])
     ray.data.DataContext.get_current().enable_progress_bars = False
     # Blocks made here need no task: one would wait for ever for a CPU that the actors hold.
-    chunks = [{"id": number} for number in missing]
-    dataset = ray.data.from_items(chunks, override_num_blocks=len(missing))
-    most = min(workers.count, len(missing))
+    chunks = [{"id": number} for number in missing_chunks]
+    dataset = ray.data.from_items(chunks, override_num_blocks=len(missing_chunks))
+    most = min(workers.num_workers, len(missing_chunks))
     dataset.map_batches(
-        Scorer,
+        LogitScorer,
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(min_size=min(workers.needed, most), max_size=most),
-        fn_constructor_kwargs=dict(told),
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
+        compute=ray.data.ActorPoolStrategy(
+            min_size=min(workers.required_workers, most), max_size=most
+        ),
+        fn_constructor_kwargs=dict(scorer_kwargs),
+        num_cpus=workers.cpus_per_worker,
+        num_gpus=workers.gpus_per_worker,
     ).materialize()
 
 
-class Scorer:
+class LogitScorer:
     """Scores chunks of a corpus.
 
     Args:
@@ -107,36 +117,36 @@ class Scorer:
         chunk: Pairs of a chunk.
     """
 
-    def __init__(self, files: PairFiles, ranker: str, folder: Path, chunk: int) -> None:
-        self.files, self.folder, self.chunk = files, folder, chunk
-        self.ranker = checkpoint.load(ranker)
+    def __init__(self, files: ParquetTable, ranker: str, folder: Path, chunk_size: int) -> None:
+        self.files, self.folder, self.chunk_size = files, folder, chunk_size
+        self.ranker = load(ranker)
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Writes the chunks of these numbers; gives the numbers back."""
         for number in batch["id"].tolist():
-            begin = number * self.chunk
-            rows = np.arange(begin, min(begin + self.chunk, len(self.files)))
-            table = self.files.read(rows, ["candidate_id", "question", "candidate"])
+            begin = number * self.chunk_size
+            rows = np.arange(begin, min(begin + self.chunk_size, len(self.files)))
+            table = self.files.take(rows, ["candidate_id", "question", "candidate"])
             texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
             batches = self.ranker.pack(self.ranker.tokenizer.encode(*texts))
-            logits = self.ranker.logits(batches, len(rows))
+            logits = self.ranker.predict_logits(batches, len(rows))
             if not np.isfinite(logits).all():
                 raise TrainingError(
                     f"{int((~np.isfinite(logits)).any(1).sum())} of {len(rows)} pairs of chunk "
-                    f"{number} have logits that are not finite",
-                    expected="finite logits",
-                    mend="score in fp32, or train the teacher again with a lower learning rate",
+                    f"{number} have logits that are not finite"
+                    "; expected finite logits",
+                    fix="score in fp32, or train the teacher again with a lower learning rate",
                 )
-            columns = dict(zip(LOGITS, logits.T))
-            self._write(number, pa.table({"candidate_id": table["candidate_id"], **columns}))
+            columns = dict(zip(LOGIT_COLUMNS, logits.T))
+            self._write_chunk(number, pa.table({"candidate_id": table["candidate_id"], **columns}))
         return {"id": batch["id"]}
 
-    def _write(self, number: int, table: pa.Table) -> None:
-        path = _path(self.folder, number)
+    def _write_chunk(self, chunk_index: int, table: pa.Table) -> None:
+        path = _chunk_path(self.folder, chunk_index)
         part = path.with_suffix(f".{os.getpid()}.part")
         pq.write_table(table, part, row_group_size=4_096, compression="zstd")
         os.rename(part, path)
 
 
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05d}.parquet"
+def _chunk_path(folder: Path, chunk_index: int) -> Path:
+    return folder / f"part-{chunk_index:05d}.parquet"

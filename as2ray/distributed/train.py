@@ -26,17 +26,17 @@ from ray.train import (
 from ray.train.torch import TorchTrainer
 
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared
-from as2ray.distributed.ingest import RayEpochs
-from as2ray.distributed.plan import Workers, check
-from as2ray.text.files import PairFiles
-from as2ray.training.job import Job
-from as2ray.training.run import Metrics
+from as2ray.distributed.ingest import RayBatchSource
+from as2ray.distributed.plan import WorkersConfig, check_plan
+from as2ray.tables.parquet import ParquetTable
+from as2ray.training.checkpoint_store import Metrics
+from as2ray.training.job import TrainingJob
 
 
-def fit(
-    job: Job,
+def train_on_ray(
+    job: TrainingJob,
     folder: str | Path,
-    workers: Workers,
+    workers: WorkersConfig,
     callbacks: Sequence[UserCallback] = (),
 ) -> Path:
     """Trains a job; goes on where an earlier, interrupted try in the same folder stopped.
@@ -52,40 +52,42 @@ def fit(
         Folder of the ranker that was selected.
     """
     folder = Path(folder).resolve()
-    if workers.count == 0:
-        from as2ray.training.train import train_here
+    if workers.num_workers == 0:
+        from as2ray.training.run_job import train
 
-        return train_here(job, folder)
-    check(workers)
-    storage = Path(workers.storage).resolve() if workers.storage else folder.parent
-    check_shared(PairFiles.find([*job.train, *job.watched.values()]).paths, storage)
+        return train(job, folder)
+    check_plan(workers)
+    storage = Path(workers.storage_path).resolve() if workers.storage_path else folder.parent
+    check_shared(ParquetTable.open([*job.train_tables, *job.eval_tables.values()]).paths, storage)
     trainer = TorchTrainer(
-        _worker,
+        _train_worker,
         train_loop_config={"job": job, "folder": str(folder), "workers": asdict(workers)},
         scaling_config=ScalingConfig(
-            num_workers=(workers.least, workers.count) if workers.least else workers.count,
-            elastic_resize_monitor_interval_s=workers.resize_every,
-            use_gpu=workers.gpus > 0,
-            resources_per_worker={"CPU": workers.cpus, "GPU": workers.gpus},
+            num_workers=(workers.min_workers, workers.num_workers)
+            if workers.min_workers
+            else workers.num_workers,
+            elastic_resize_monitor_interval_s=workers.elastic_resize_interval_s,
+            use_gpu=workers.gpus_per_worker > 0,
+            resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": workers.gpus_per_worker},
         ),
         run_config=RunConfig(
-            name=named(folder, storage),
+            name=run_name(folder, storage),
             storage_path=str(storage),
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
             callbacks=list(callbacks),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=1,
-                checkpoint_score_attribute=job.training.selection,
+                checkpoint_score_attribute=job.training.select_by,
                 checkpoint_score_order="max",
             ),
         ),
     )
-    best = trainer.fit().get_best_checkpoint(job.training.selection, "max")
+    best = trainer.fit().get_best_checkpoint(job.training.select_by, "max")
     return Path(best.path) / "ranker"
 
 
-def named(folder: Path, storage: Path) -> str:
+def run_name(folder: Path, storage: Path) -> str:
     """A run's name, by which Ray finds its checkpoints again, whoever wrote them.
 
     On a storage that runs share it is one that no other has, kept in the run's folder for a later
@@ -106,37 +108,37 @@ def named(folder: Path, storage: Path) -> str:
     return kept.read_text()
 
 
-def _worker(config: dict[str, Any]) -> None:
-    from as2ray.training.train import train
+def _train_worker(config: dict[str, Any]) -> None:
+    from as2ray.training.run_job import run_job
 
-    job, workers = config["job"], Workers(**config["workers"])
+    job, workers = config["job"], WorkersConfig(**config["workers"])
     context = ray.train.get_context()
     # Ray holds a worker to its share of CPUs; on a node of our own all cores are ours to use.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
-    train(
+    run_job(
         job,
         config["folder"],
-        _RayRun(),
-        lambda stream: RayEpochs(stream, workers.data_cpus / workers.count),
+        _RayTrainCheckpointStore(),
+        lambda stream: RayBatchSource(stream, workers.num_data_cpus / workers.num_workers),
     )
 
 
 @contextmanager
-def reading(held: Checkpoint | None) -> Iterator[Path | None]:
+def open_checkpoint(checkpoint: Checkpoint | None) -> Iterator[Path | None]:
     """A checkpoint of Ray's as a folder, which is gone afterwards where it had to be copied."""
-    if held is None:
+    if checkpoint is None:
         yield None
         return
-    with held.as_directory() as folder:
+    with checkpoint.as_directory() as folder:
         yield Path(folder)
 
 
-class _RayRun:
+class _RayTrainCheckpointStore:
     """Reports to Ray Train, which keeps the best and the last checkpoint."""
 
-    def resume(self) -> AbstractContextManager[Path | None]:
+    def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
         """The last checkpoint, on this machine as long as it is read."""
-        return reading(ray.train.get_checkpoint())
+        return open_checkpoint(ray.train.get_checkpoint())
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
         """Hands metrics and checkpoint over; a barrier for all workers."""

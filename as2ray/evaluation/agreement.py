@@ -12,65 +12,71 @@ import numpy as np
 import pyarrow as pa
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.order import checked_scores, order_of
-from as2ray.records import question_numbers
+from as2ray.tables.ranking_order import table_ranking_order, validate_scores
+from as2ray.tables.schema import question_indices
 
-Scores = Mapping[str, np.ndarray]
+SystemScores = Mapping[str, np.ndarray]
 """Scores of all rows, shape [rows], by the system's name."""
 
 
-def first_choices(table: pa.Table, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def top_candidates(table: pa.Table, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The row that each question's ranking starts with, and whether it answers; [questions]."""
-    order = order_of(table, checked_scores(scores, table.num_rows))
-    _, starts = np.unique(question_numbers(table)[order], return_index=True)
+    order = table_ranking_order(table, validate_scores(scores, table.num_rows))
+    _, starts = np.unique(question_indices(table)[order], return_index=True)
     rows = order[starts]
     return rows, table["label"].to_numpy()[rows] == 1
 
 
-def agreement(table: pa.Table, heads: Scores, teachers: Scores) -> np.ndarray:
+def head_teacher_agreement(
+    table: pa.Table, heads: SystemScores, teachers: SystemScores
+) -> np.ndarray:
     """Figure 3: of each head's right answers the part that a teacher gives too; [heads, teachers].
 
     A head that is never right has NaN.
     """
-    taught = [first_choices(table, scores) for scores in teachers.values()]
+    taught = [top_candidates(table, scores) for scores in teachers.values()]
     rows = []
     for scores in heads.values():
-        choice, right = first_choices(table, scores)
+        choice, right = top_candidates(table, scores)
         same = [float(np.sum(right & (choice == other))) for other, _ in taught]
         rows.append([count / right.sum() if right.any() else np.nan for count in same])
     return np.array(rows)
 
 
 @dataclass(frozen=True)
-class Votes:
+class MajorityAgreement:
     """Questions by how many teachers are right, and how often the student is right there."""
 
-    questions: tuple[int, ...]
+    num_questions: tuple[int, ...]
     """With 0, 1, 2, ... teachers right."""
-    right: tuple[int, ...]
+    num_right: tuple[int, ...]
     """Of these, those on which the student is right."""
 
     @property
-    def unanimous(self) -> tuple[int, int]:
+    def all_right(self) -> tuple[int, int]:
         """Student right, and questions, where all teachers are (197 of 197 in the paper)."""
-        return self.right[-1], self.questions[-1]
+        return self.num_right[-1], self.num_questions[-1]
 
     @property
-    def followed(self) -> tuple[int, int]:
+    def majority_right(self) -> tuple[int, int]:
         """Likewise where most teachers are right and not all (17 in the paper)."""
-        teachers = len(self.questions) - 1
-        return self._over(range(teachers // 2 + 1, teachers))
+        teachers = len(self.num_questions) - 1
+        return self._sum_over(range(teachers // 2 + 1, teachers))
 
     @property
-    def overruled(self) -> tuple[int, int]:
+    def minority_right(self) -> tuple[int, int]:
         """Likewise where some teacher is right and most are not (1 in the paper)."""
-        return self._over(range(1, (len(self.questions) - 1) // 2 + 1))
+        return self._sum_over(range(1, (len(self.num_questions) - 1) // 2 + 1))
 
-    def _over(self, numbers: Sequence[int]) -> tuple[int, int]:
-        return sum(self.right[n] for n in numbers), sum(self.questions[n] for n in numbers)
+    def _sum_over(self, teachers_right: Sequence[int]) -> tuple[int, int]:
+        return sum(self.num_right[n] for n in teachers_right), sum(
+            self.num_questions[n] for n in teachers_right
+        )
 
 
-def votes(table: pa.Table, student: np.ndarray, teachers: Scores) -> Votes:
+def measure_majority_agreement(
+    table: pa.Table, student: np.ndarray, teachers: SystemScores
+) -> MajorityAgreement:
     """How a student stands to the majority of its teachers.
 
     Raises:
@@ -78,12 +84,10 @@ def votes(table: pa.Table, student: np.ndarray, teachers: Scores) -> Votes:
     """
     if len(teachers) < 2 or len(teachers) % 2 == 0:
         raise EvaluationError(
-            f"{len(teachers)} teachers",
-            expected="an odd number of teachers, at least three",
-            mend="leave one out",
+            f"{len(teachers)} teachers; expected an odd number of teachers, at least three",
         )
-    right = sum(first_choices(table, scores)[1].astype(int) for scores in teachers.values())
-    _, own = first_choices(table, student)
+    right = sum(top_candidates(table, scores)[1].astype(int) for scores in teachers.values())
+    _, own = top_candidates(table, student)
     sizes = np.bincount(right, minlength=len(teachers) + 1)
     found = np.bincount(right, own, len(teachers) + 1).astype(int)
-    return Votes(tuple(sizes.tolist()), tuple(found.tolist()))
+    return MajorityAgreement(tuple(sizes.tolist()), tuple(found.tolist()))

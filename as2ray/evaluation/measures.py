@@ -13,49 +13,50 @@ import pyarrow as pa
 from ir_measures import AP, RR, P
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.order import (
-    Relevance,
-    Ties,
-    checked_scores,
-    order_of,
-    relevance_of,
-    total_order,
+from as2ray.evaluation.presets import PAPER_PRESETS, Measure, PaperPreset, parse_measure
+from as2ray.tables.filters import QuestionFilter, filter_mask
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.ranking_order import (
+    RelevanceColumn,
+    TieBreaking,
+    ranking_order,
+    read_relevance,
+    table_ranking_order,
+    validate_scores,
 )
-from as2ray.evaluation.presets import PRESETS, Measure, Preset, as_measure
-from as2ray.filters import Filter, filter_mask
-from as2ray.records import Counts, count, fingerprint, question_numbers
+from as2ray.tables.schema import TableCounts, count_table, question_indices
 
 __all__ = [
-    "PRESETS",
-    "Evaluation",
-    "Filter",
+    "PAPER_PRESETS",
+    "EvaluationResult",
+    "QuestionFilter",
     "Measure",
-    "Preset",
-    "Relevance",
-    "Ties",
-    "as_measure",
+    "PaperPreset",
+    "RelevanceColumn",
+    "TieBreaking",
+    "parse_measure",
     "evaluate",
     "filter_mask",
-    "kept_of",
+    "evaluated_rows",
     "mean_average_precision",
 ]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What a system is worth on one table, and on what that was computed."""
 
     measures: dict[str, float]
     """Mean over the questions by the measure's name."""
     per_question: pa.Table
     """Column question_id and one float column a measure, questions in the table's order."""
-    counts: Counts
+    counts: TableCounts
     """Size of the table after the filter."""
-    filter: Filter
+    question_filter: QuestionFilter
     """Questions that counted."""
-    ties: Ties
+    ties: TieBreaking
     """What decided between equal scores."""
-    relevance: Relevance
+    relevance: RelevanceColumn
     """Column that was taken as relevance."""
     fingerprint: str
     """Fingerprint of the whole table, before the filter."""
@@ -66,10 +67,10 @@ def evaluate(
     scores: npt.ArrayLike,
     measures: Iterable[Measure | str] = (AP, RR, P @ 1),
     *,
-    filter: Filter = "raw",
-    ties: Ties = "pessimistic",
-    relevance: Relevance = "label",
-) -> Evaluation:
+    question_filter: QuestionFilter = "raw",
+    ties: TieBreaking = "pessimistic",
+    relevance: RelevanceColumn = "label",
+) -> EvaluationResult:
     """Measures of `scores` on a candidates table.
 
     Under the filter "raw" a question without a positive counts as 0. The filter looks at labels,
@@ -88,16 +89,16 @@ def evaluate(
     Raises:
         EvaluationError: Scores that do not fit, an unknown measure, no question left, no grades.
     """
-    wanted = [as_measure(m) for m in measures]
-    values = checked_scores(scores, table.num_rows)
-    kept = kept_of(table, filter)
+    wanted = [parse_measure(m) for m in measures]
+    values = validate_scores(scores, table.num_rows)
+    kept = evaluated_rows(table, question_filter)
     questions = table.filter(pa.array(kept))
-    columns = _calculate(wanted, questions, values[kept], ties, relevance)
-    return Evaluation(
+    columns = _calculate_measures(wanted, questions, values[kept], ties, relevance)
+    return EvaluationResult(
         measures={name: float(np.mean(column)) for name, column in columns.items()},
         per_question=pa.table({"question_id": questions["question_id"].unique(), **columns}),
-        counts=count(questions),
-        filter=filter,
+        counts=count_table(questions),
+        question_filter=question_filter,
         ties=ties,
         relevance=relevance,
         fingerprint=fingerprint(table),
@@ -110,7 +111,7 @@ def mean_average_precision(
     score: npt.ArrayLike,
     candidate_id: npt.ArrayLike | None = None,
     *,
-    ties: Ties = "pessimistic",
+    ties: TieBreaking = "pessimistic",
 ) -> float:
     """MAP in numpy alone, for every validation of a training run; equals `evaluate`'s AP.
 
@@ -121,16 +122,16 @@ def mean_average_precision(
         EvaluationError: No rows, arrays of different lengths, or scores that are not finite.
     """
     relevant = (np.asarray(label) > 0).astype(np.int64)
-    values = checked_scores(score, len(relevant))
+    values = validate_scores(score, len(relevant))
     _, question = np.unique(np.asarray(question_id), return_inverse=True)
     if len(relevant) == 0 or question.shape != relevant.shape:
         raise EvaluationError(
-            f"{len(question):,} question ids, {len(relevant):,} labels",
-            expected="one of each for every row, and at least one row",
-            mend="take all columns from the same table",
+            f"{len(question):,} question ids, {len(relevant):,} labels"
+            "; expected one of each for every row, and at least one row",
+            fix="take all columns from the same table",
         )
     ids = None if candidate_id is None else np.unique(candidate_id, return_inverse=True)[1]
-    order = total_order(question, values, relevant, ids, ties)
+    order = ranking_order(question, values, relevant, ids, ties)
     hit, size = relevant[order], np.bincount(question)
     starts = np.cumsum(size) - size
     found = np.cumsum(hit)
@@ -140,33 +141,35 @@ def mean_average_precision(
     return float(np.mean(gained / np.maximum(np.add.reduceat(hit, starts), 1)))
 
 
-def kept_of(table: pa.Table, filter: Filter) -> np.ndarray:
+def evaluated_rows(table: pa.Table, question_filter: QuestionFilter) -> np.ndarray:
     """Rows whose question counts, bool, shape [rows].
 
     Raises:
         EvaluationError: None does.
     """
-    kept = filter_mask(table, filter)
+    kept = filter_mask(table, question_filter)
     if not kept.any():
         raise EvaluationError(
-            f"no question left of {count(table)} under the filter {filter!r}",
-            expected="at least one question",
-            mend="choose the filter 'raw', or a table that has labels",
+            f"no question left of {count_table(table)} under the filter {question_filter!r}"
+            "; expected at least one question",
+            fix="choose the filter 'raw', or a table that has labels",
         )
     return kept
 
 
-def _calculate(
+def _calculate_measures(
     measures: Sequence[Measure],
     table: pa.Table,
     scores: npt.NDArray[np.float64],
-    ties: Ties,
-    relevance: Relevance,
+    ties: TieBreaking,
+    relevance: RelevanceColumn,
 ) -> dict[str, list[float]]:
     # Values by measure, questions in order of appearance. Providers get places as ids and
     # strictly decreasing scores, so that none of them can break a tie its own way.
-    best_first = relevance_of(table, relevance)[order_of(table, scores, ties, relevance)]
-    size = np.bincount(question_numbers(table))
+    best_first = read_relevance(table, relevance)[
+        table_ranking_order(table, scores, ties, relevance)
+    ]
+    size = np.bincount(question_indices(table))
     places = [str(place) for place in range(size.max())]
     qrels, run = {}, {}
     for number, grades in enumerate(np.split(best_first, np.cumsum(size)[:-1])):

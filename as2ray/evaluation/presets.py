@@ -9,29 +9,29 @@ import ir_measures
 from ir_measures import AP, RR, P, nDCG
 
 from as2ray.errors import EvaluationError
-from as2ray.filters import Filter
+from as2ray.tables.filters import QuestionFilter
 
 Measure = Any
 """A measure of ir-measures, such as `nDCG @ 10`; the package is not typed."""
 
 
-class Preset(NamedTuple):
+class PaperPreset(NamedTuple):
     """How one paper evaluates: `evaluate(table, scores, **PRESETS["tanda"]._asdict())`."""
 
     measures: tuple[Measure, ...]
-    filter: Filter
+    question_filter: QuestionFilter
 
 
-PRESETS: dict[str, Preset] = {
-    "tanda": Preset((AP, RR), "clean"),  # arXiv:1911.04118
-    "cascade": Preset((AP, nDCG @ 10, P @ 1, RR), "no_all_negative"),  # arXiv:2005.02534
-    "cerberus": Preset((P @ 1, AP, RR), "no_all_negative"),  # arXiv:2201.05767
-    "pseudo_labels": Preset((RR,), "raw"),  # arXiv:2103.03335
+PAPER_PRESETS: dict[str, PaperPreset] = {
+    "tanda": PaperPreset((AP, RR), "clean"),  # arXiv:1911.04118
+    "cascade": PaperPreset((AP, nDCG @ 10, P @ 1, RR), "no_all_negative"),  # arXiv:2005.02534
+    "cerberus": PaperPreset((P @ 1, AP, RR), "no_all_negative"),  # arXiv:2201.05767
+    "pseudo_labels": PaperPreset((RR,), "raw"),  # arXiv:2103.03335
 }
 """Measures and question filter of each paper."""
 
 
-def as_measure(measure: Measure | str) -> Measure:
+def parse_measure(measure: Measure | str) -> Measure:
     """The ir-measures value of a name such as "nDCG@10"; a value passes through.
 
     Raises:
@@ -39,19 +39,19 @@ def as_measure(measure: Measure | str) -> Measure:
     """
     try:
         value = ir_measures.parse_measure(measure) if isinstance(measure, str) else measure
-        problem = _problem(value)
+        problem = _find_problem(value)
     except (NameError, ValueError, KeyError, AssertionError, AttributeError) as error:
         problem = str(error) or type(error).__name__
     if problem:
         raise EvaluationError(
-            f"measure {measure!r}: {problem}",
-            expected="an ir-measures name such as AP, RR, P@1, nDCG@10 or AP(rel=2)",
-            mend="see https://ir-measur.es for the names and their parameters",
+            f"measure {measure!r}: {problem}"
+            "; expected an ir-measures name such as AP, RR, P@1, nDCG@10 or AP(rel=2)",
+            fix="see https://ir-measur.es for the names and their parameters",
         )
     return value
 
 
-def _problem(measure: Measure) -> str:
+def _find_problem(measure: Measure) -> str:
     providers = ir_measures.DefaultPipeline.providers
     if not any(p.is_available() and p.supports(measure) for p in providers):
         return "no provider computes it"

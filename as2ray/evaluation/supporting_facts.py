@@ -21,11 +21,11 @@ from as2ray.errors import EvaluationError
 Fact = tuple[str, int]
 """Title of the passage, number of the sentence in it from 0."""
 
-CLOSED = ("yes", "no", "noanswer")
+CLOSED_ANSWERS = ("yes", "no", "noanswer")
 """Answers that are right or wrong as a whole."""
 
 
-class Gold(Protocol):
+class GoldFacts(Protocol):
     """What is known of a question."""
 
     @property
@@ -38,7 +38,7 @@ class Gold(Protocol):
 
 
 def measure_facts(
-    gold: Mapping[str, Gold],
+    gold: Mapping[str, GoldFacts],
     facts: Mapping[str, Collection[Fact]],
     titles: Mapping[str, Collection[str]] | None = None,
     answers: Mapping[str, str] | None = None,
@@ -61,61 +61,61 @@ def measure_facts(
     unknown = sorted((facts.keys() | (answers or {}).keys()) - gold.keys())
     if unknown or not gold:
         raise EvaluationError(
-            f"predictions of {len(unknown):,} questions that are not known, first {unknown[:1]}",
-            expected=f"some of the {len(gold):,} questions of the gold",
-            mend="predict on the split that the gold is of",
+            f"predictions of {len(unknown):,} questions that are not known, first {unknown[:1]}"
+            f"; expected some of the {len(gold):,} questions of the gold",
+            fix="predict on the split that the gold is of",
         )
     rows = []
     for name, known in gold.items():
         found = set(facts.get(name, ()))
         named = {title for title, _ in found} if titles is None else set(titles.get(name, ()))
-        sentences = _overlap(Counter(dict.fromkeys(found, 1)), Counter(set(known.facts)))
+        sentences = _overlap_measures(Counter(dict.fromkeys(found, 1)), Counter(set(known.facts)))
         row = {f"SP {what}": value for what, value in sentences.items()}
         row["passage EM"] = float(named == {title for title, _ in known.facts})
         if answers is not None:
-            answer = _answer(answers.get(name), known.answer)
-            row |= answer | _joint(answer, sentences)
+            answer = _answer_measures(answers.get(name), known.answer)
+            row |= answer | _joint_measures(answer, sentences)
         rows.append({"question_id": name, **row})
     return pa.Table.from_pylist(rows)
 
 
-def gap(passage: np.ndarray, best_sentence: np.ndarray) -> float:
+def consistency_gap(passage_scores: np.ndarray, max_sentence_scores: np.ndarray) -> float:
     """Mean distance of a passage's score and its highest sentence score (section 5.4).
 
     Args:
         passage: Score of each passage, shape [passages].
         best_sentence: Highest score of its sentences, shape [passages].
     """
-    return float(np.abs(passage - best_sentence).mean())
+    return float(np.abs(passage_scores - max_sentence_scores).mean())
 
 
-def normalise(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Lower case, without punctuation and articles, single blanks (as SQuAD's evaluator)."""
     plain = "".join(c for c in answer.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
-def _overlap(found: "Counter[object]", known: "Counter[object]") -> dict[str, float]:
+def _overlap_measures(predicted: "Counter[object]", gold: "Counter[object]") -> dict[str, float]:
     """Precision, recall, F1 of two bags, and whether they are the same."""
-    same = sum((found & known).values())
-    precision = same / found.total() if found else 0.0
-    recall = same / known.total() if known else 0.0
+    same = sum((predicted & gold).values())
+    precision = same / predicted.total() if predicted else 0.0
+    recall = same / gold.total() if gold else 0.0
     f1 = 2 * precision * recall / (precision + recall) if same else 0.0
-    em = float(same == found.total() == known.total())
+    em = float(same == predicted.total() == gold.total())
     return {"precision": precision, "recall": recall, "F1": f1, "EM": em}
 
 
-def _answer(found: str | None, known: str) -> dict[str, float]:
-    if found is None:
+def _answer_measures(predicted: str | None, gold: str) -> dict[str, float]:
+    if predicted is None:
         return dict.fromkeys(("precision", "recall", "F1", "EM"), 0.0)
-    mine, right = normalise(found), normalise(known)
+    mine, right = normalize_answer(predicted), normalize_answer(gold)
     same = float(mine == right)
-    if mine != right and (mine in CLOSED or right in CLOSED):
+    if mine != right and (mine in CLOSED_ANSWERS or right in CLOSED_ANSWERS):
         return dict.fromkeys(("precision", "recall", "F1", "EM"), 0.0)
-    return {**_overlap(Counter(mine.split()), Counter(right.split())), "EM": same}
+    return {**_overlap_measures(Counter(mine.split()), Counter(right.split())), "EM": same}
 
 
-def _joint(answer: Mapping[str, float], facts: Mapping[str, float]) -> dict[str, float]:
+def _joint_measures(answer: Mapping[str, float], facts: Mapping[str, float]) -> dict[str, float]:
     precision, recall = (answer[what] * facts[what] for what in ("precision", "recall"))
     f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
     joint = {"precision": precision, "recall": recall, "F1": f1, "EM": answer["EM"] * facts["EM"]}

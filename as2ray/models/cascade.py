@@ -16,17 +16,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
-from as2ray.errors import CheckpointError, RecipeError
-from as2ray.models.attention import Layout
-from as2ray.models.average import Average
-from as2ray.models.cerberus import Heads
-from as2ray.models.encoder import Encoder, truncate
-from as2ray.models.ranker import SETTINGS, probability, unrounded
-from as2ray.models.staged import StagedRanker, check_exits
-from as2ray.text.packing import PackedBatch, Sequences, cut, ragged_arange
-from as2ray.text.tokens import PairTokenizer
+from as2ray.errors import CheckpointError, ConfigError
+from as2ray.models.encoder.encoder import Encoder, truncate
+from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.models.multi_stage import MultiStageRanker, check_exit_layers
+from as2ray.models.ranker import CONFIG_KEY, fp32_head, positive_probability
+from as2ray.models.ranking_heads import RankingHeads
+from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
+from as2ray.text.tokenization import PairTokenizer
 
-POOLINGS = ("mean", "first")
+Pooling = ("mean", "first")
 """What a partial classifier looks at: the mean of all token states (the paper), or the first."""
 
 
@@ -39,38 +38,40 @@ class PartialClassifier(nn.Module):
         dropout: Before each of its layers; as in the encoder's own dense layers, in the paper 0.1.
     """
 
-    outputs = 1
+    num_outputs = 1
     """Logits of each sequence are [outputs, 2]."""
 
-    def __init__(self, hidden: int, pooling: str, dropout: float) -> None:
+    def __init__(self, hidden_size: int, pooling: str, dropout: float) -> None:
         super().__init__()
         self.pooling = pooling
         self.layers = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
+            nn.Linear(hidden_size, hidden_size),
             nn.Tanh(),
             nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
+            nn.Linear(hidden_size, hidden_size),
             nn.Tanh(),
             nn.Dropout(dropout),
-            nn.Linear(hidden, 2),
+            nn.Linear(hidden_size, 2),
         )
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Logits [sequences, 1, 2] of packed states [tokens, hidden]."""
-        pooled = hidden[layout.first_tokens] if self.pooling == "first" else mean(hidden, layout)
-        with unrounded(pooled):
+        pooled = (
+            hidden[layout.first_tokens] if self.pooling == "first" else mean_pool(hidden, layout)
+        )
+        with fp32_head(pooled):
             logits: Tensor = self.layers(pooled.float())
         return logits[:, None]
 
     def score(self, logits: Tensor) -> Tensor:
         """The probability of each sequence, of logits [sequences, 1, 2]."""
-        return probability(logits)[:, 0]
+        return positive_probability(logits)[:, 0]
 
 
-def mean(hidden: Tensor, layout: Layout) -> Tensor:
+def mean_pool(hidden: Tensor, layout: SequenceLayout) -> Tensor:
     """Mean state of each sequence's tokens, [sequences, hidden], of packed [tokens, hidden]."""
-    sizes = layout.bounds.diff()
+    sizes = layout.cu_seqlens.diff()
     numbers = torch.arange(len(sizes), device=hidden.device).repeat_interleave(sizes)
     sums = torch.zeros(len(sizes), hidden.shape[1], device=hidden.device)
     return sums.index_add(0, numbers, hidden.float()) / sizes[:, None]
@@ -90,8 +91,8 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        settings = getattr(config, SETTINGS)
-        check_exits(settings["exits"], config.num_hidden_layers)
+        settings = getattr(config, CONFIG_KEY)
+        check_exit_layers(settings["exits"], config.num_hidden_layers)
         bare = {} if config.model_type == "electra" else {"add_pooling_layer": False}
         self.body = AutoModel.from_config(config, **bare)
         self.heads = nn.ModuleList(
@@ -99,20 +100,20 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             for _ in settings["exits"]
         )
         if settings.get("heads"):
-            self.heads[-1] = Heads(
+            self.heads[-1] = RankingHeads(
                 config, settings["heads"], settings["head_layers"], settings["average"]
             )
         self.post_init()
 
     @classmethod
-    def around(
+    def from_encoder(
         cls,
         body: PreTrainedModel,
-        exits: Sequence[int],
+        exit_layers: Sequence[int],
         pooling: str = "mean",
-        heads: int = 0,
-        average: Average = "probabilities",
-        trained: bool = True,
+        num_ranking_heads: int = 0,
+        score_averaging: str = "probabilities",
+        has_trained_classifier: bool = True,
     ) -> "CascadeNetwork":
         """A cascade on a trained body, with new partial classifiers.
 
@@ -126,30 +127,36 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             average: How they become one score.
             trained: Whether the body's own classifier is trained, and its heads start from it.
         """
-        if pooling not in POOLINGS:
-            raise RecipeError(
-                f"pooling {pooling!r}", expected=f"one of {POOLINGS}", mend="choose one"
+        if pooling not in Pooling:
+            raise ConfigError(
+                f"pooling {pooling!r}; expected one of {Pooling}",
             )
         depth = body.config.num_hidden_layers
-        check_exits(exits, depth)
-        drop = [0.0] * (len(exits) - 1)
-        settings: dict[str, Any] = {"ranker": "cascade", "exits": list(exits), "drop": drop}
+        check_exit_layers(exit_layers, depth)
+        drop = [0.0] * (len(exit_layers) - 1)
+        settings: dict[str, Any] = {"ranker": "cascade", "exits": list(exit_layers), "drop": drop}
         settings["pooling"] = pooling
-        if heads:
-            settings |= {"heads": heads, "head_layers": depth - exits[-1], "average": average}
+        if num_ranking_heads:
+            settings |= {
+                "heads": num_ranking_heads,
+                "head_layers": depth - exit_layers[-1],
+                "average": score_averaging,
+            }
         config = deepcopy(body.config)
-        config.num_hidden_layers = exits[-1]
-        setattr(config, SETTINGS, settings)
+        config.num_hidden_layers = exit_layers[-1]
+        setattr(config, CONFIG_KEY, settings)
         network = cls(config)
-        if heads:
-            cast(Heads, network.heads[-1]).start_from(body, exits[-1], trained)
-        encoder = truncate(body, exits[-1]).base_model
+        if num_ranking_heads:
+            cast(RankingHeads, network.heads[-1]).init_from(
+                body, exit_layers[-1], has_trained_classifier
+            )
+        encoder = truncate(body, exit_layers[-1]).base_model
         weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
         network.body.load_state_dict(weights)
         return network
 
 
-class CascadeRanker(StagedRanker):
+class CascadeRanker(MultiStageRanker):
     """A cascade over packed pairs.
 
     Args:
@@ -162,32 +169,34 @@ class CascadeRanker(StagedRanker):
         self.network = network
         last = network.heads[-1]
         self.encoders = [Encoder(network.body), *getattr(last, "encoders", [])]
-        settings = getattr(network.config, SETTINGS)
-        self.exits = tuple(settings["exits"])
-        if len(self.encoder) != self.exits[-1]:
+        settings = getattr(network.config, CONFIG_KEY)
+        self.exit_layers = tuple(settings["exits"])
+        if len(self.encoder) != self.exit_layers[-1]:
             raise CheckpointError(
-                f"exits {self.exits} of an encoder of {len(self.encoder)} layers",
-                expected="a last exit after the last layer",
-                mend="make the cascade with CascadeNetwork.around",
+                f"exits {self.exit_layers} of an encoder of {len(self.encoder)} layers"
+                "; expected a last exit after the last layer",
+                fix="make the cascade with CascadeNetwork.around",
             )
 
-    def keep(self, exits: Sequence[int]) -> None:
+    def prune_exits(self, exit_layers: Sequence[int]) -> None:
         """Lets partial classifiers go, so that only those after the layers `exits` are left."""
-        if not set(exits) <= set(self.exits) or tuple(exits)[-1:] != self.exits[-1:]:
-            raise RecipeError(
-                f"exits {list(exits)} of a cascade with exits {self.exits}",
-                expected=f"some of its exits, {self.exits[-1]} the last",
-                mend="correct the exits",
+        if (
+            not set(exit_layers) <= set(self.exit_layers)
+            or tuple(exit_layers)[-1:] != self.exit_layers[-1:]
+        ):
+            raise ConfigError(
+                f"exits {list(exit_layers)} of a cascade with exits {self.exit_layers}"
+                f"; expected some of its exits, {self.exit_layers[-1]} the last",
             )
-        check_exits(exits, self.exits[-1])
-        heads = [self.network.heads[self.exits.index(layer)] for layer in exits]
+        check_exit_layers(exit_layers, self.exit_layers[-1])
+        heads = [self.network.heads[self.exit_layers.index(layer)] for layer in exit_layers]
         self.network.heads = nn.ModuleList(heads)
         self.calibration, self.threshold = (), None
-        self.exits = tuple(exits)
-        getattr(self.network.config, SETTINGS).update(exits=list(exits))
-        self.drop = 0.0
+        self.exit_layers = tuple(exit_layers)
+        getattr(self.network.config, CONFIG_KEY).update(exits=list(exit_layers))
+        self.drop_ratios = 0.0
 
-    def forward(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+    def forward(self, batch: PackedBatch, exit_indices: Sequence[int] | None = None) -> Tensor:
         """Logits of the classifiers, nothing dropped.
 
         Args:
@@ -199,83 +208,100 @@ class CascadeRanker(StagedRanker):
             Shape [sequences, outputs of the exits asked for, 2]: one of a partial classifier,
             one of each of CERBERUS's heads.
         """
-        asked = range(len(self.exits)) if exits is None else exits
+        asked = range(len(self.exit_layers)) if exit_indices is None else exit_indices
         hidden, layout = self.encoder.embed(batch)
         logits, done = [], 0
         for number in asked:
-            hidden = self.encoder.run(hidden, layout, done, self.exits[number])
-            done = self.exits[number]
+            hidden = self.encoder.run_layers(hidden, layout, done, self.exit_layers[number])
+            done = self.exit_layers[number]
             logits.append(self.network.heads[number](hidden, layout))
         return torch.cat(logits, 1)
 
-    def stage_scores(self, batch: PackedBatch, exits: Sequence[int] | None = None) -> Tensor:
+    def predict_stages(
+        self, batch: PackedBatch, exit_indices: Sequence[int] | None = None
+    ) -> Tensor:
         """Probabilities of exits, nothing dropped, shape [sequences, exits asked for]."""
-        asked = range(len(self.exits)) if exits is None else exits
+        asked = range(len(self.exit_layers)) if exit_indices is None else exit_indices
         heads = [self.network.heads[number] for number in asked]
         logits: Sequence[Tensor] = self(batch, asked).split([head.outputs for head in heads], 1)
         return torch.stack([head.score(own) for head, own in zip(heads, logits)], 1)
 
-    def score_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+    def predict_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
         batches = self.pack(self.tokenizer.encode(questions, candidates))
-        last, shape = [len(self.exits) - 1], (len(questions), self.network.heads[-1].outputs)
+        last, shape = [len(self.exit_layers) - 1], (len(questions), self.network.heads[-1].outputs)
         with torch.inference_mode():
-            return self._by_row(batches, shape, lambda batch: probability(self(batch, last)))
+            return self._predict_by_row(
+                batches, shape, lambda batch: positive_probability(self(batch, last))
+            )
 
-    def stages(self, encoded: Sequences, rows: np.ndarray, question: np.ndarray) -> "_Pass":
+    def start_pass(
+        self, encoded: TokenSequences, rows: np.ndarray, question_index: np.ndarray
+    ) -> "_CascadePass":
         """One pass of whole questions through the layers."""
-        return _Pass(self, encoded, rows, question)
+        return _CascadePass(self, encoded, rows, question_index)
 
 
-class _Pass:
+class _CascadePass:
     """One pass of whole questions through the layers; the stages are the exits."""
 
     def __init__(
-        self, ranker: CascadeRanker, encoded: Sequences, rows: np.ndarray, question: np.ndarray
+        self,
+        ranker: CascadeRanker,
+        encoded: TokenSequences,
+        rows: np.ndarray,
+        question_index: np.ndarray,
     ) -> None:
-        self.ranker, self.encoded, self.rows, self.question = ranker, encoded, rows, question
-        self.left = np.arange(len(rows))
+        self.ranker, self.encoded, self.rows, self.question_index = (
+            ranker,
+            encoded,
+            rows,
+            question_index,
+        )
+        self.remaining_rows = np.arange(len(rows))
         self.hidden: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.ranker.exits)
+        return len(self.ranker.exit_layers)
 
-    def score(self, stage: int, rows: np.ndarray) -> np.ndarray:
+    def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
         """Runs the layers up to an exit over the survivors, and scores them."""
-        self._keep(rows)
-        ranker, first = self.ranker, self.ranker.exits[stage - 1] if stage else 0
-        head, last = ranker.network.heads[stage], stage == len(self) - 1
+        self._select_rows(rows)
+        ranker, first = self.ranker, self.ranker.exit_layers[stage_index - 1] if stage_index else 0
+        head, last = ranker.network.heads[stage_index], stage_index == len(self) - 1
 
         def run(part: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
             which, tokens = part
             if self.hidden is None:
                 hidden, layout = ranker.encoder.embed(self.encoded.pack(which, {}))
             else:
-                layout = Layout.of(self.encoded.lengths[which], ranker.device)
+                layout = SequenceLayout.from_lengths(self.encoded.lengths[which], ranker.device)
                 hidden = self.hidden[tokens]
-            hidden = ranker.encoder.run(hidden, layout, first, ranker.exits[stage])
+            hidden = ranker.encoder.run_layers(
+                hidden, layout, first, ranker.exit_layers[stage_index]
+            )
             return None if last else hidden, head.score(head(hidden, layout))
 
-        states, scores = zip(*ranker.each(run, self._parts(rows)))
+        states, scores = zip(*ranker.map_batches(run, self._split_batches(rows)))
         self.hidden = None if last else torch.cat(states)
         found: np.ndarray = torch.cat(scores).cpu().numpy()
         return found
 
-    def _parts(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
+    def _split_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
         """Sequences that go together, and where their tokens lie."""
         start = 0
         lengths = self.encoded.lengths[self.rows[rows]]
-        for part in cut(lengths, self.ranker.share(lengths)):
+        for part in split_by_tokens(lengths, self.ranker.balanced_budget(lengths)):
             tokens = int(lengths[part].sum())
             yield self.rows[rows[part]], slice(start, start + tokens)
             start += tokens
 
-    def _keep(self, rows: np.ndarray) -> None:
+    def _select_rows(self, rows: np.ndarray) -> None:
         """Lets the tokens of all other rows go."""
-        if self.hidden is not None and len(rows) < len(self.left):
-            lengths = self.encoded.lengths[self.rows[self.left]]
+        if self.hidden is not None and len(rows) < len(self.remaining_rows):
+            lengths = self.encoded.lengths[self.rows[self.remaining_rows]]
             starts = np.cumsum(lengths) - lengths
-            stays = np.searchsorted(self.left, rows)
+            stays = np.searchsorted(self.remaining_rows, rows)
             tokens = np.repeat(starts[stays], lengths[stays]) + ragged_arange(lengths[stays])
             self.hidden = self.hidden[torch.from_numpy(tokens).to(self.hidden.device)]
-        self.left = rows
+        self.remaining_rows = rows

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from as2ray.errors import CheckpointError, RecipeError
+from as2ray.cascade.pruning import DropRatios, StagedScores
+from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.ranker import Ranker
-from as2ray.pruning import Drop, Scored
-from as2ray.text.packing import PackedBatch, Sequences
+from as2ray.text.packing import PackedBatch, TokenSequences
 
-TOLERANCE = 1e-6
+WEIGHT_SUM_TOLERANCE = 1e-6
 """How far from 1 weights may sum."""
 
 
-FOLLOWED = frozenset({"precision", "concurrent", "fused", "max_tokens"})
+SHARED_SETTINGS = frozenset({"precision", "concurrent", "fused", "max_tokens"})
 """Settings of how it scores, which its members have when it gets them."""
 
 
@@ -36,18 +36,20 @@ class EnsembleRanker(Ranker):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in FOLLOWED:
+        if name in SHARED_SETTINGS:
             for member in getattr(self, "members", ()):
                 setattr(member, name, value)
 
     def __init__(self, members: Sequence[Ranker], weights: Sequence[float] | None = None) -> None:
         weights = [1.0 / max(1, len(members))] * len(members) if weights is None else weights
         fine = len(weights) == len(members) > 0 and min(weights) >= 0
-        if not (fine and abs(sum(weights) - 1.0) <= TOLERANCE):  # NaN is far from everything
-            raise RecipeError(
-                f"weights {list(weights)} of {len(members)} members",
-                expected="a weight for each, none below 0, that sum to 1",
-                mend="divide them by their sum",
+        if not (
+            fine and abs(sum(weights) - 1.0) <= WEIGHT_SUM_TOLERANCE
+        ):  # NaN is far from everything
+            raise ConfigError(
+                f"weights {list(weights)} of {len(members)} members"
+                "; expected a weight for each, none below 0, that sum to 1",
+                fix="divide them by their sum",
             )
         super().__init__(members[0].tokenizer)
         self.members: Any = nn.ModuleList(members)
@@ -56,38 +58,40 @@ class EnsembleRanker(Ranker):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Not of an ensemble: a packed batch is tokens of one tokenizer."""
-        raise _needs_text()
+        raise _text_required_error()
 
-    def score(self, batches: Iterable[PackedBatch], rows: int) -> np.ndarray:
+    def predict_scores(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
         """Not of an ensemble; see `score_pairs`."""
-        raise _needs_text()
+        raise _text_required_error()
 
-    def score_sequences(
-        self, encoded: Sequences, question: np.ndarray, drop: Drop | None = None
-    ) -> Scored:
+    def predict_sequences(
+        self,
+        encoded: TokenSequences,
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
         """Not of an ensemble; see `score_pairs`."""
-        raise _needs_text()
+        raise _text_required_error()
 
-    def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """The weighted mean of the members' scores, nothing dropped; float32, shape [pairs, 1]."""
         scores = [member.score_exits(questions, candidates)[:, -1] for member in self.members]
         return np.average(scores, axis=0, weights=self.weights).astype(np.float32)[:, None]
 
-    def score_pairs(
+    def predict_pairs(
         self,
         questions: Sequence[str],
         candidates: Sequence[str],
-        question: np.ndarray,
-        drop: Drop | None = None,
-    ) -> Scored:
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
         """The weighted mean of the members' scores, nothing dropped; see `Ranker.score_pairs`."""
-        self.refuse_drop(drop)
-        return Scored(self.score_exits(questions, candidates)[:, 0])
+        self.check_no_drop_ratios(drop_ratios)
+        return StagedScores(self.predict_exits(questions, candidates)[:, 0])
 
 
-def _needs_text() -> CheckpointError:
+def _text_required_error() -> CheckpointError:
     return CheckpointError(
-        "tokens for an ensemble",
-        expected="text: every member has its own tokenizer",
-        mend="call score_pairs, score_table or rank",
+        "tokens for an ensemble; expected text: every member has its own tokenizer",
+        fix="call score_pairs, score_table or rank",
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from as2ray.errors import CheckpointError
-from as2ray.models.encoder import Encoder
-from as2ray.models.ranker import Ranker, unrounded
+from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.ranker import Ranker, fp32_head
 from as2ray.text.packing import PackedBatch
-from as2ray.text.tokens import PairTokenizer
+from as2ray.text.tokenization import PairTokenizer
 
 
 class PointwiseRanker(Ranker):
@@ -28,9 +28,9 @@ class PointwiseRanker(Ranker):
         super().__init__(tokenizer)
         if network.config.num_labels not in (1, 2):
             raise CheckpointError(
-                f"a classifier of {network.config.num_labels} labels",
-                expected="1 label (score) or 2 (not an answer, answer)",
-                mend="choose a checkpoint fine-tuned for ranking or yes/no classification",
+                f"a classifier of {network.config.num_labels} labels"
+                "; expected 1 label (score) or 2 (not an answer, answer)",
+                fix="choose a checkpoint fine-tuned for ranking or yes/no classification",
             )
         self.network = network
         self.encoders = [Encoder(network)]
@@ -38,10 +38,10 @@ class PointwiseRanker(Ranker):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
-        return classify(self.network, self.encoder.run_to_first(hidden, layout))
+        return classify(self.network, self.encoder.run_to_first_token(hidden, layout))
 
 
-def classify(network: PreTrainedModel, first: Tensor) -> Tensor:
+def classify(network: PreTrainedModel, first_token_states: Tensor) -> Tensor:
     """Logits [sequences, labels] of the network's own head.
 
     Args:
@@ -49,10 +49,10 @@ def classify(network: PreTrainedModel, first: Tensor) -> Tensor:
         first: Hidden states of the first tokens after the last layer, [sequences, hidden].
     """
     # Heads and poolers take [sequences, tokens, hidden] and look at token 0.
-    states = first.float()[:, None]
+    states = first_token_states.float()[:, None]
     base = network.base_model
     logits: Tensor
-    with unrounded(states):
+    with fp32_head(states):
         if base.config.model_type == "bert":
             logits = network.classifier(network.dropout(base.pooler(states)))
         elif base.config.model_type == "albert":

@@ -15,34 +15,42 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from as2ray.calibration import Calibration, Kind, abstention, check_both, check_precision, fit
-from as2ray.errors import EvaluationError, RecipeError
-from as2ray.models.encoder import Encoder
-from as2ray.models.lanes import Found, Part, even, side_by_side
-from as2ray.pruning import Drop, Scored
-from as2ray.records import Ranked, question_numbers
-from as2ray.text.packing import PackedBatch, Sequences, pack
-from as2ray.text.tokens import PairTokenizer
+from as2ray.cascade.pruning import DropRatios, StagedScores
+from as2ray.errors import ConfigError, EvaluationError
+from as2ray.models.calibration import (
+    Calibration,
+    CalibrationMethod,
+    abstention_threshold,
+    check_min_precision,
+    fit_calibration,
+)
+from as2ray.models.encoder.cpu_parallel import Item, Result, balanced_budget, parallel_map
+from as2ray.models.encoder.encoder import Encoder
+from as2ray.outputs import RankedCandidate
+from as2ray.tables.schema import question_indices
+from as2ray.tables.score_checks import check_binary_labels
+from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
+from as2ray.text.tokenization import PairTokenizer
 
-SETTINGS = "as2ray"
+CONFIG_KEY = "as2ray"
 """Entry of `config.json` for what transformers has no word for: kind of ranker, lengths, exits."""
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 """Number format of the matrix products."""
 
 
-def resolve_precision(precision: Precision, device: torch.device | str = "cpu") -> torch.dtype:
+def resolve_dtype(dtype: Dtype, device: torch.device | str = "cpu") -> torch.dtype:
     """The dtype that `precision` means on a device.
 
     `auto` is bf16 where the hardware multiplies it natively (AVX512-BF16 or AMX on a CPU, Ampere
     or later on a GPU), and fp32 elsewhere.
     """
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if precision in dtypes:
-        return dtypes[precision]
-    if precision != "auto":
-        raise RecipeError(
-            f"precision {precision!r}", expected="auto, fp32, bf16 or fp16", mend="choose one"
+    if dtype in dtypes:
+        return dtypes[dtype]
+    if dtype != "auto":
+        raise ConfigError(
+            f"precision {dtype!r}; expected auto, fp32, bf16 or fp16",
         )
     if torch.device(device).type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -62,20 +70,20 @@ class Ranker(nn.Module, ABC):
     network: PreTrainedModel
     encoders: Sequence[Encoder]
     """One; or one for each independent ranker, or the body and each head's."""
-    exits: tuple[int, ...] = ()
+    exit_layers: tuple[int, ...] = ()
     """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
     text_only = False
     """Whether it scores text alone, by `score_pairs`, and no sequences of one tokenizer."""
 
-    def __init__(self, tokenizer: PairTokenizer, max_tokens: int = 8_192) -> None:
+    def __init__(self, tokenizer: PairTokenizer, max_batch_tokens: int = 8_192) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        self.published_tokenizer: PreTrainedTokenizerBase | None = None
-        self.max_tokens = max_tokens
-        self.precision: Precision = "auto"
-        self.concurrent = True
+        self.hf_tokenizer: PreTrainedTokenizerBase | None = None
+        self.max_batch_tokens = max_batch_tokens
+        self.dtype: Dtype = "auto"
+        self.allow_parallel = True
         """Whether a CPU may score several packed batches at a time."""
-        self.fused = False
+        self.use_fused_layers = False
         """Whether scoring runs fused layers, faster than transformers' own and equal but for
         rounding; `load` sets it."""
         self.calibration: tuple[Calibration, ...] = ()
@@ -98,25 +106,27 @@ class Ranker(nn.Module, ABC):
         return next(self.parameters()).device
 
     @property
-    def budget(self) -> int:
+    def token_budget(self) -> int:
         """Most tokens of a packed batch when scoring: room for one sequence at least."""
-        return max(self.max_tokens, self.tokenizer.max_length)
+        return max(self.max_batch_tokens, self.tokenizer.max_length)
 
     @property
-    def lanes(self) -> int:
+    def num_threads(self) -> int:
         """How many packed batches are scored at a time: on a CPU as many as torch has threads."""
-        cores = self.concurrent and self.device.type == "cpu"
+        cores = self.allow_parallel and self.device.type == "cpu"
         return torch.get_num_threads() if cores else 1
 
-    def share(self, lengths: np.ndarray) -> int:
+    def balanced_budget(self, lengths: np.ndarray) -> int:
         """Token budget of batches in which sequences of these lengths keep all lanes busy."""
-        return even(lengths, self.budget, self.lanes)
+        return balanced_budget(lengths, self.token_budget, self.num_threads)
 
-    def pack(self, encoded: Sequences) -> Iterator[PackedBatch]:
+    def pack(self, encoded: TokenSequences) -> Iterator[PackedBatch]:
         """Sequences as batches to be scored; see `as2ray.text.packing.pack`."""
-        return pack(encoded, self.share(encoded.lengths))
+        return pack_sequences(encoded, self.balanced_budget(encoded.lengths))
 
-    def each(self, work: Callable[[Part], Found], parts: Iterable[Part]) -> Iterator[Found]:
+    def map_batches(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[Result]:
         """What `work` says of each packed batch, or part of a pass, in order.
 
         Args:
@@ -124,74 +134,76 @@ class Ranker(nn.Module, ABC):
             parts: Taken as they are needed.
         """
 
-        def one(part: Part) -> Found:
+        def one(part: Item) -> Result:
             with torch.inference_mode(), self.autocast():
-                return work(part)
+                return function(part)
 
-        return side_by_side(one, parts, self.lanes)
+        return parallel_map(one, items, self.num_threads)
 
-    def gradient_checkpointing(self, on: bool) -> None:
+    def set_gradient_checkpointing(self, enabled: bool) -> None:
         """Whether the backward pass recomputes activations instead of keeping them."""
         for encoder in self.encoders:
-            encoder.gradient_checkpointing = on
+            encoder.gradient_checkpointing = enabled
 
     def autocast(self) -> torch.autocast:
         """The context in which this ranker's precision holds."""
-        dtype = resolve_precision(self.precision, self.device)
+        dtype = resolve_dtype(self.dtype, self.device)
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def scoring(self) -> Iterator[None]:
         """Without dropout, in this ranker's precision; training mode comes back afterwards."""
         was_training = self.training
         if was_training:
             self.eval()
-        dtype = resolve_precision(self.precision, self.device)
+        dtype = resolve_dtype(self.dtype, self.device)
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.autocast())
-                for encoder in self.encoders if self.fused else ():
-                    stack.enter_context(encoder.resting(dtype))
+                for encoder in self.encoders if self.use_fused_layers else ():
+                    stack.enter_context(encoder.fused_inference(dtype))
                 yield
         finally:
             if was_training:
                 self.train()
 
-    def probabilities(self, batch: PackedBatch) -> Tensor:
+    def predict_batch(self, batch: PackedBatch) -> Tensor:
         """Probability of being an answer, nothing dropped, shape [sequences]."""
-        return probability(self(batch))
+        return positive_probability(self(batch))
 
-    def two_logits(self, batch: PackedBatch) -> Tensor:
+    def binary_logits(self, batch: PackedBatch) -> Tensor:
         """Logits of (not an answer, answer), nothing dropped, shape [sequences, 2]."""
         logits: Tensor = self(batch)
         return logits if logits.shape[-1] == 2 else functional.pad(logits, (1, 0))
 
-    def logits(self, batches: Iterable[PackedBatch], rows: int) -> np.ndarray:
+    def predict_logits(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
         """Logits of (not an answer, answer) by row number; float32, shape [rows, 2]."""
         with torch.inference_mode():
-            return self._by_row(batches, (rows, 2), lambda batch: self.two_logits(batch).float())
+            return self._predict_by_row(
+                batches, (num_rows, 2), lambda batch: self.binary_logits(batch).float()
+            )
 
-    def settings(self) -> dict[str, Any]:
+    def checkpoint_settings(self) -> dict[str, Any]:
         """What its checkpoint says of it beside the network's configuration and lengths."""
         return {"ranker": "pointwise"}
 
     @torch.inference_mode()
-    def score(self, batches: Iterable[PackedBatch], rows: int) -> np.ndarray:
+    def predict_scores(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
         """Probability of being an answer, by row number, nothing dropped; float32, shape [rows].
 
         Args:
             batches: Packed batches; `of_sequence["row"]` says where each score belongs.
             rows: Number of rows; one that no batch holds is NaN.
         """
-        return self._by_row(batches, (rows,), self.probabilities)
+        return self._predict_by_row(batches, (num_rows,), self.predict_batch)
 
-    def score_pairs(
+    def predict_pairs(
         self,
         questions: Sequence[str],
         candidates: Sequence[str],
-        question: np.ndarray,
-        drop: Drop | None = None,
-    ) -> Scored:
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
         """Scores as `rank` gives them, with candidates dropped on the way where the ranker does.
 
         Args:
@@ -201,26 +213,31 @@ class Ranker(nn.Module, ABC):
             drop: Drop ratio, of all stages or of each; an array [questions, stages - 1] gives
                 each question its own. By default the checkpoint's.
         """
-        return self.score_sequences(self.tokenizer.encode(questions, candidates), question, drop)
+        return self.predict_sequences(
+            self.tokenizer.encode(questions, candidates), question_index, drop_ratios
+        )
 
     @torch.inference_mode()
-    def score_sequences(
-        self, encoded: Sequences, question: np.ndarray, drop: Drop | None = None
-    ) -> Scored:
+    def predict_sequences(
+        self,
+        encoded: TokenSequences,
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
         """`score_pairs` of pairs that are tokens already."""
-        self.refuse_drop(drop)
-        return Scored(self.score(self.pack(encoded), len(encoded)))
+        self.check_no_drop_ratios(drop_ratios)
+        return StagedScores(self.predict_scores(self.pack(encoded), len(encoded)))
 
-    def refuse_drop(self, drop: Drop | None) -> None:
+    def check_no_drop_ratios(self, drop_ratios: DropRatios | None) -> None:
         """Of a ranker of one stage: drop ratios mean nothing to it."""
-        if drop is not None:
-            raise RecipeError(
-                f"drop ratios {drop} for a {type(self).__name__}",
-                expected="a ranker of several stages: a cascade or a sequential ranker",
-                mend="leave the drop ratios out",
+        if drop_ratios is not None:
+            raise ConfigError(
+                f"drop ratios {drop_ratios} for a {type(self).__name__}"
+                "; expected a ranker of several stages: a cascade or a sequential ranker",
+                fix="leave the drop ratios out",
             )
 
-    def score_table(self, table: pa.Table, drop: Drop | None = None) -> Scored:
+    def predict_table(self, table: pa.Table, drop_ratios: DropRatios | None = None) -> StagedScores:
         """`score_pairs` of a candidates table.
 
         Args:
@@ -228,26 +245,28 @@ class Ranker(nn.Module, ABC):
             drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-        return self.score_pairs(*texts, question_numbers(table), drop)
+        return self.predict_pairs(*texts, question_indices(table), drop_ratios)
 
-    def _by_row(
+    def _predict_by_row(
         self,
         batches: Iterable[PackedBatch],
         shape: tuple[int, ...],
-        scores_of: Callable[[PackedBatch], Tensor],
+        predict: Callable[[PackedBatch], Tensor],
     ) -> np.ndarray:
         def scored(batch: PackedBatch) -> tuple[PackedBatch, np.ndarray]:
-            return batch, scores_of(batch).cpu().numpy()
+            return batch, predict(batch).cpu().numpy()
 
         scores = np.full(shape, np.nan, np.float32)
-        with self.at_rest():
-            for batch, found in self.each(scored, batches):
-                scores[batch.of_sequence["row"]] = found
+        with self.scoring():
+            for batch, found in self.map_batches(scored, batches):
+                scores[batch.sequence_data["row"]] = found
         return scores
 
     def rank_many(
-        self, pairs: Iterable[tuple[str, Sequence[str]]], drop: Drop | None = None
-    ) -> list[list[Ranked]]:
+        self,
+        questions_with_candidates: Iterable[tuple[str, Sequence[str]]],
+        drop_ratios: DropRatios | None = None,
+    ) -> list[list[RankedCandidate]]:
         """Rankings of several questions' candidates, packed together.
 
         Args:
@@ -257,18 +276,34 @@ class Ranker(nn.Module, ABC):
         Returns:
             For each question its candidates, best first.
         """
-        pairs = [(question, listed(candidates)) for question, candidates in pairs]
-        sizes = [len(candidates) for _, candidates in pairs]
-        if np.ndim(drop) == 2 and len(np.asarray(drop)) == len(pairs):  # type: ignore[arg-type]
-            drop = np.asarray(drop)[: int(np.max(np.flatnonzero(sizes), initial=-1)) + 1]
-        questions = [q for q, candidates in pairs for _ in candidates]
-        texts = [text for _, candidates in pairs for text in candidates]
-        for text in [*(q for q, _ in pairs), *texts]:
-            check_readable(text)
-        scored = self.score_pairs(questions, texts, np.repeat(np.arange(len(pairs)), sizes), drop)
-        return self.rankings([candidates for _, candidates in pairs], scored)
+        questions_with_candidates = [
+            (question, as_candidate_list(candidates))
+            for question, candidates in questions_with_candidates
+        ]
+        sizes = [len(candidates) for _, candidates in questions_with_candidates]
+        if np.ndim(drop_ratios) == 2 and len(np.asarray(drop_ratios)) == len(
+            questions_with_candidates
+        ):  # type: ignore[arg-type]
+            drop_ratios = np.asarray(drop_ratios)[
+                : int(np.max(np.flatnonzero(sizes), initial=-1)) + 1
+            ]
+        questions = [q for q, candidates in questions_with_candidates for _ in candidates]
+        texts = [text for _, candidates in questions_with_candidates for text in candidates]
+        for text in [*(q for q, _ in questions_with_candidates), *texts]:
+            check_text(text)
+        scored = self.predict_pairs(
+            questions,
+            texts,
+            np.repeat(np.arange(len(questions_with_candidates)), sizes),
+            drop_ratios,
+        )
+        return self.build_rankings(
+            [candidates for _, candidates in questions_with_candidates], scored
+        )
 
-    def rankings(self, candidates: Sequence[Sequence[str]], scored: Scored) -> list[list[Ranked]]:
+    def build_rankings(
+        self, candidates: Sequence[Sequence[str]], staged_scores: StagedScores
+    ) -> list[list[RankedCandidate]]:
         """The candidates of each question, best first.
 
         Args:
@@ -276,15 +311,18 @@ class Ranker(nn.Module, ABC):
             scored: What this ranker said of all of them, question after question.
         """
         ends = np.cumsum([len(own) for own in candidates])
-        return [self._ranked(own, scored, end - len(own)) for own, end in zip(candidates, ends)]
+        return [
+            self._build_ranking(own, staged_scores, end - len(own))
+            for own, end in zip(candidates, ends)
+        ]
 
     def rank(
         self,
         question: str,
         candidates: Sequence[str],
         top_k: int | None = None,
-        drop: Drop | None = None,
-    ) -> list[Ranked]:
+        drop_ratios: DropRatios | None = None,
+    ) -> list[RankedCandidate]:
         """The candidates of one question, best first.
 
         Args:
@@ -294,10 +332,10 @@ class Ranker(nn.Module, ABC):
             drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
         """
         check_top_k(top_k)
-        return self.rank_many([(question, candidates)], drop)[0][:top_k]
+        return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
 
     def calibrate(
-        self, table: pa.Table, kind: Kind = "temperature", precision: float = 0.5
+        self, table: pa.Table, method: CalibrationMethod = "temperature", min_precision: float = 0.5
     ) -> None:
         """Fits what turns scores into probabilities, for each stage, and when to abstain.
 
@@ -311,54 +349,59 @@ class Ranker(nn.Module, ABC):
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         label = table["label"].to_numpy()
-        check_precision(precision)
-        check_both(label)
-        self.calibration = tuple(fit(of, label, kind) for of in self.score_exits(*texts).T)
-        scored, question = self.score_table(table), question_numbers(table)
-        order = np.lexsort((-scored.rank_by, question))
+        check_min_precision(min_precision)
+        check_binary_labels(label)
+        self.calibration = tuple(
+            fit_calibration(of, label, method) for of in self.predict_exits(*texts).T
+        )
+        scored, question = self.predict_table(table), question_indices(table)
+        order = np.lexsort((-scored.sort_keys, question))
         first = order[np.flatnonzero(np.diff(question[order], prepend=-1))]
-        best = self._calibrated(scored.score, scored.stage)[first]
-        self.threshold = abstention(best, label[first], precision)
+        best = self._apply_calibration(scored.scores, scored.stage_index)[first]
+        self.threshold = abstention_threshold(best, label[first], min_precision)
 
-    def score_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """What every stage says of every pair, nothing dropped; float32, shape [pairs, stages]."""
         batches = self.pack(self.tokenizer.encode(questions, candidates))
-        return self.score(batches, len(questions))[:, None]
+        return self.predict_scores(batches, len(questions))[:, None]
 
-    def _calibrated(self, score: np.ndarray, stage: np.ndarray | None) -> np.ndarray:
+    def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
         if not self.calibration:
-            return score
-        which = np.zeros(len(score), int) if stage is None else stage
-        found = np.empty(len(score))
+            return scores
+        which = np.zeros(len(scores), int) if stage_index is None else stage_index
+        found = np.empty(len(scores))
         for number, calibration in enumerate(self.calibration):
-            found[which == number] = calibration(score[which == number])
+            found[which == number] = calibration(scores[which == number])
         return found
 
-    def _ranked(self, candidates: Sequence[str], scored: Scored, start: int) -> list[Ranked]:
+    def _build_ranking(
+        self, candidates: Sequence[str], staged_scores: StagedScores, start: int
+    ) -> list[RankedCandidate]:
         """The ranking of candidates whose scores stand at `start`."""
         rows = slice(start, start + len(candidates))
-        score = scored.score[rows]
+        score = staged_scores.scores[rows]
         if not np.isfinite(score).all():
             raise EvaluationError(
-                f"{int(np.sum(~np.isfinite(score)))} of {len(score)} scores are not finite",
-                expected="finite scores",
-                mend="score in fp32, or train again with a lower learning rate",
+                f"{int(np.sum(~np.isfinite(score)))} of {len(score)} scores are not finite"
+                "; expected finite scores",
+                fix="score in fp32, or train again with a lower learning rate",
             )
-        order = np.argsort(-scored.rank_by[rows], kind="stable")
-        score = self._calibrated(score, None if scored.stage is None else scored.stage[rows])
+        order = np.argsort(-staged_scores.sort_keys[rows], kind="stable")
+        score = self._apply_calibration(
+            score, None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
+        )
         layer = [None] * len(score)
-        if scored.stage is not None:
-            layer = [self.exits[stage] for stage in scored.stage[rows]]
-        return [Ranked(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
+        if staged_scores.stage_index is not None:
+            layer = [self.exit_layers[stage] for stage in staged_scores.stage_index[rows]]
+        return [RankedCandidate(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
 
 
-def listed(candidates: Sequence[str]) -> list[str]:
+def as_candidate_list(candidates: Sequence[str]) -> list[str]:
     """Refuses one text, whose characters would be ranked."""
     if isinstance(candidates, str):
         raise EvaluationError(
-            f"one text as candidates: {candidates!r:.200}",
-            expected="a list of sentences",
-            mend="put it into a list, or split it into its sentences",
+            f"one text as candidates: {candidates!r:.200}; expected a list of sentences",
+            fix="put it into a list, or split it into its sentences",
         )
     return list(candidates)
 
@@ -366,10 +409,12 @@ def listed(candidates: Sequence[str]) -> list[str]:
 def check_top_k(top_k: int | None) -> None:
     """Refuses to return none of a ranking, or all but the last."""
     if top_k is not None and top_k < 1:
-        raise RecipeError(f"top_k={top_k}", expected="a number above 0", mend="leave it out")
+        raise ConfigError(
+            f"top_k={top_k}; expected a number above 0",
+        )
 
 
-def check_readable(text: object) -> None:
+def check_text(text: object) -> None:
     """Refuses what no tokenizer can read: half a surrogate pair, as JSON can bring, is such."""
     fine = isinstance(text, str) and bool(text.strip())
     try:
@@ -378,13 +423,12 @@ def check_readable(text: object) -> None:
         fine = False
     if not fine:
         raise EvaluationError(
-            f"an empty or non-text question or candidate: {text!r:.200}",
-            expected="non-empty strings of whole Unicode characters",
-            mend="leave it out",
+            f"an empty or non-text question or candidate: {text!r:.200}"
+            "; expected non-empty strings of whole Unicode characters",
         )
 
 
-def unrounded(states: Tensor) -> torch.autocast:
+def fp32_head(states: Tensor) -> torch.autocast:
     """The context in which a head turns states into logits, in fp32 whatever the precision.
 
     A head is a hundredth of the work, and of bf16's 8 bits many candidates have equal scores.
@@ -392,7 +436,7 @@ def unrounded(states: Tensor) -> torch.autocast:
     return torch.autocast(states.device.type, enabled=False)
 
 
-def probability(logits: Tensor) -> Tensor:
+def positive_probability(logits: Tensor) -> Tensor:
     """Probability of the positive class, shape [...], from logits [..., 1 or 2]."""
     logits = logits.float()
     return logits.softmax(-1)[..., 1] if logits.shape[-1] == 2 else logits[..., 0].sigmoid()

@@ -17,20 +17,20 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from as2ray.corpora import files
 from as2ray.errors import CorpusError
-from as2ray.retrieval.markup import Block, html, markdown, plain
+from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
+from as2ray.tables import raw_files
 
 log = logging.getLogger(__name__)
 
-MARKUP: Final[Mapping[str, Callable[[str], tuple[str, list[Block]]]]] = {
-    **dict.fromkeys((".txt", ".text", ".rst", ""), plain),
-    **dict.fromkeys((".md", ".markdown"), markdown),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), html),
+PARSERS: Final[Mapping[str, Callable[[str], tuple[str, list[TextBlock]]]]] = {
+    **dict.fromkeys((".txt", ".text", ".rst", ""), parse_plain_text),
+    **dict.fromkeys((".md", ".markdown"), parse_markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), parse_html),
 }
 """How a file that is one document is read, by its suffix."""
 
-TABLES: Final = (".jsonl", ".jsonl.gz", ".parquet")
+TABLE_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 """Endings of files that hold one document a row."""
 
 
@@ -40,12 +40,12 @@ class Document(NamedTuple):
     id: str
     """Path inside the folder, or the row's own id."""
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[TextBlock, ...]
     """Paragraphs in order, each under the heading above it."""
 
 
 @dataclass(frozen=True)
-class Columns:
+class DocumentColumns:
     """What the columns of a table (or the keys of a JSON line) are called."""
 
     text: str = "text"
@@ -56,16 +56,16 @@ class Columns:
     """Its heading, where there is one."""
 
 
-class Piece(NamedTuple):
+class FilePart(NamedTuple):
     """What one reader takes: a file, or a row group of one."""
 
     path: str
-    group: int | None = None
+    row_group: int | None = None
     """Number of the row group of a Parquet file."""
 
 
 @dataclass
-class Skipped:
+class SkippedDocuments:
     """What was not read, by reason, with an example of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -81,32 +81,30 @@ class Skipped:
         return ", ".join(parts) or "nothing skipped"
 
 
-def pieces(source: str | Path) -> list[Piece]:
+def list_parts(documents: str | Path) -> list[FilePart]:
     """What there is to read under a folder, or in a file, in order of names.
 
     Raises:
         CorpusError: Nothing is there.
     """
-    root = Path(source)
+    root = Path(documents)
     if not root.exists():
         raise CorpusError(
-            f"{root}: no such folder or file",
-            expected="a folder of documents, or a table of them",
-            mend="correct the path",
+            f"{root}: no such folder or file; expected a folder of documents, or a table of them",
         )
     paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    seen = [p for p in paths if p == root or not _hidden(p.relative_to(root))]
+    seen = [p for p in paths if p == root or not _is_hidden(p.relative_to(root))]
     if not seen:
         raise CorpusError(
-            f"{root}: an empty folder",
-            expected=f"documents: {sorted(s for s in MARKUP if s)}, {list(TABLES)}",
-            mend="put documents there, or give another folder",
+            f"{root}: an empty folder"
+            f"; expected documents: {sorted(s for s in PARSERS if s)}, {list(TABLE_SUFFIXES)}",
+            fix="put documents there, or give another folder",
         )
-    return [piece for path in seen for piece in _pieces(path)]
+    return [piece for path in seen for piece in _list_file_parts(path)]
 
 
-def read(
-    parts: Iterable[Piece], root: str | Path, columns: Columns, skipped: Skipped
+def read_documents(
+    parts: Iterable[FilePart], root: str | Path, columns: DocumentColumns, skipped: SkippedDocuments
 ) -> Iterator[Document]:
     """The documents of some pieces in order; what cannot be read goes into `skipped`.
 
@@ -118,43 +116,43 @@ def read(
     """
     for piece in parts:
         path, base = Path(piece.path), Path(root)
-        name = _readable(path.name if path == base else path.relative_to(base).as_posix())
-        table = path.name.lower().endswith(TABLES)
-        found = _rows(piece, name, columns) if table else _one(path, name, skipped)
+        name = _to_valid_unicode(path.name if path == base else path.relative_to(base).as_posix())
+        table = path.name.lower().endswith(TABLE_SUFFIXES)
+        found = _read_table(piece, name, columns) if table else _read_file(path, name, skipped)
         for document in found:
             said = "".join(block.text for block in document.blocks)
             if not said:
-                skipped.add("without text", _readable(document.id))
-            elif _broken(document.id + document.title + said):
-                skipped.add("with broken characters", _readable(document.id))
+                skipped.add("without text", _to_valid_unicode(document.id))
+            elif _has_lone_surrogates(document.id + document.title + said):
+                skipped.add("with broken characters", _to_valid_unicode(document.id))
             else:
                 yield document
 
 
-def _readable(name: str) -> str:
+def _to_valid_unicode(text: str) -> str:
     """A name in Unicode: one of a file may hold any bytes."""
-    return name.encode(errors="backslashreplace").decode()
+    return text.encode(errors="backslashreplace").decode()
 
 
-def _broken(text: str) -> bool:
+def _has_lone_surrogates(text: str) -> bool:
     """Whether a text is no Unicode: half a surrogate pair, as JSON can bring, is none."""
-    return text != _readable(text)
+    return text != _to_valid_unicode(text)
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _pieces(path: Path) -> list[Piece]:
+def _list_file_parts(path: Path) -> list[FilePart]:
     if path.suffix.lower() != ".parquet":
-        return [Piece(str(path))]
-    with files.damage(path):
-        return [Piece(str(path), g) for g in range(pq.read_metadata(path).num_row_groups)]
+        return [FilePart(str(path))]
+    with raw_files.file_errors(path):
+        return [FilePart(str(path), g) for g in range(pq.read_metadata(path).num_row_groups)]
 
 
-def _one(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+def _read_file(path: Path, name: str, skipped: SkippedDocuments) -> Iterator[Document]:
     suffix = path.suffix.lower()
-    if suffix not in MARKUP:
+    if suffix not in PARSERS:
         skipped.add("of another kind", name)
         return
     try:
@@ -169,32 +167,31 @@ def _one(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     if b"\0" in content:
         skipped.add("binary or not UTF-8", name)
         return
-    title, blocks = MARKUP[suffix](text)
+    title, blocks = PARSERS[suffix](text)
     yield Document(name, title or Path(name).stem, tuple(blocks))
 
 
-def _rows(piece: Piece, name: str, columns: Columns) -> Iterator[Document]:
-    path = Path(piece.path)
-    if piece.group is None:
-        rows: Iterator[tuple[int, Any]] = files.json_lines(path)
+def _read_table(part: FilePart, name: str, columns: DocumentColumns) -> Iterator[Document]:
+    path = Path(part.path)
+    if part.row_group is None:
+        rows: Iterator[tuple[int, Any]] = raw_files.read_json_lines(path)
     else:
-        with files.damage(path), files.sound(str(path)):
+        with raw_files.file_errors(path), raw_files.value_errors(str(path)):
             file = pq.ParquetFile(path)
-            before = sum(file.metadata.row_group(g).num_rows for g in range(piece.group))
+            before = sum(file.metadata.row_group(g).num_rows for g in range(part.row_group))
             names = set(file.schema_arrow.names)
-            files.need(dict.fromkeys(names), [columns.text], str(path))
+            raw_files.require_keys(dict.fromkeys(names), [columns.text], str(path))
             wanted = sorted(names & {columns.text, columns.id, columns.title})
-            table: pa.Table = file.read_row_group(piece.group, columns=wanted)
+            table: pa.Table = file.read_row_group(part.row_group, columns=wanted)
             rows = enumerate(table.to_pylist(), before + 1)
     for number, row in rows:
-        (text,) = files.need(row, [columns.text], f"{path}, row {number:,}")
+        (text,) = raw_files.require_keys(row, [columns.text], f"{path}, row {number:,}")
         if not isinstance(text, str | None):
             raise CorpusError(
-                f"{path}, row {number:,}: {columns.text!r} is {type(text).__name__}",
-                expected="text",
-                mend="name the column that holds the text",
+                f"{path}, row {number:,}: {columns.text!r} is {type(text).__name__}; expected text",
+                fix="name the column that holds the text",
             )
-        _, blocks = plain(text or "")
+        _, blocks = parse_plain_text(text or "")
         id = row.get(columns.id)
         title = row.get(columns.title) or ""
         yield Document(f"{name}#{number}" if id is None else str(id), str(title), tuple(blocks))

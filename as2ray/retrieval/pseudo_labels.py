@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from as2ray.errors import CorpusError, RecipeError
-from as2ray.records import CANDIDATES
-from as2ray.retrieval.bm25 import Hit
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.text.likeness import likeness, words_of
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import CANDIDATE_SCHEMA
+from as2ray.text.bm25 import SearchHit
+from as2ray.text.word_overlap import jaccard, word_set
 
 
 class Query(NamedTuple):
@@ -24,47 +24,46 @@ class Query(NamedTuple):
 
     id: str
     text: str
-    without: int | None = None
+    source_sentence: int | None = None
     """Number of the sentence that it was made of; that and those of its text are no answers."""
 
 
 @dataclass(frozen=True)
-class PseudoLabels:
+class PseudoLabelConfig:
     """How labels are made."""
 
     depth: int = 100
     """Of BM25's list that negatives are drawn from."""
-    negatives: int = 5
+    num_negatives: int = 5
     """Of each question; the pairwise objective draws one of them an epoch."""
-    near_duplicates: float | None = None
+    max_similarity: float | None = None
     """Leave out negatives whose words are this like the positive's (Jaccard, 0 to 1); by default
     only those whose text is the same."""
     seed: int = 0
     """Of the drawing."""
 
     def __post_init__(self) -> None:
-        like = self.near_duplicates
-        if self.depth < 2 or self.negatives < 1 or not (like is None or 0 < like <= 1):
-            raise RecipeError(
-                f"depth {self.depth}, negatives {self.negatives}, near_duplicates {like}",
-                expected="depth >= 2, at least 1 negative, near_duplicates None or above 0 to 1",
-                mend="correct the recipe",
+        like = self.max_similarity
+        if self.depth < 2 or self.num_negatives < 1 or not (like is None or 0 < like <= 1):
+            raise ConfigError(
+                f"depth {self.depth}, negatives {self.num_negatives}, near_duplicates {like}"
+                "; expected depth >= 2, at least 1 negative, near_duplicates None or above 0 to 1",
             )
 
 
 @dataclass(frozen=True)
-class Labelled:
+class PseudoLabelResult:
     """What came of the questions."""
 
     table: pa.Table
     """Candidates, the positive first in each question, with their documents' ids."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
     """Questions without labels, by reason."""
 
 
-def pseudo_labels(
-    index: SentenceIndex, queries: Iterable[Query], how: PseudoLabels | None = None
-) -> Labelled:
+def generate_pseudo_labels(
+    index: SentenceIndex, queries: Iterable[Query], config: PseudoLabelConfig | None = None
+) -> PseudoLabelResult:
     """A candidates table out of questions that have no labels.
 
     Args:
@@ -75,54 +74,58 @@ def pseudo_labels(
     Raises:
         CorpusError: No question finds a positive and a negative.
     """
-    told = how or PseudoLabels()
+    told = config or PseudoLabelConfig()
     rows: list[tuple[str, str, str, str, int, str]] = []
     left_out: Counter[str] = Counter()
     for query in queries:
-        hits = index.top(query.text, told.depth + 1)
-        if query.without is not None:
-            (own,) = index.texts([query.without])
+        hits = index.search(query.text, told.depth + 1)
+        if query.source_sentence is not None:
+            (own,) = index.texts([query.source_sentence])
             hits = [h for h in hits if index.sentence(h.index).text != own]
         if not hits:
             left_out["finds nothing"] += 1
             continue
-        chosen = [hits[0].index, *_negatives(index, hits[: told.depth], told, query.id)]
+        chosen = [hits[0].index, *_sample_negatives(index, hits[: told.depth], told, query.id)]
         if len(chosen) < 2:
             left_out["finds no negative"] += 1
             continue
-        rows += _rows(index, query, chosen)
+        rows += _build_rows(index, query, chosen)
     if not rows:
         raise CorpusError(
-            f"no question can be labelled: {dict(left_out)}",
-            expected="questions that share words with at least two sentences of the documents",
-            mend="give other questions, or more documents",
+            f"no question can be labelled: {dict(left_out)}"
+            "; expected questions that share words with at least two sentences of the documents",
+            fix="give other questions, or more documents",
         )
-    schema = CANDIDATES.append(pa.field("document_id", pa.string()))
+    schema = CANDIDATE_SCHEMA.append(pa.field("document_id", pa.string()))
     columns = zip(zip(*rows), schema)
-    return Labelled(pa.table([pa.array(c, f.type) for c, f in columns], schema=schema), left_out)
+    return PseudoLabelResult(
+        pa.table([pa.array(c, f.type) for c, f in columns], schema=schema), left_out
+    )
 
 
-def _negatives(
-    index: SentenceIndex, hits: list[Hit], how: PseudoLabels, question: str
+def _sample_negatives(
+    index: SentenceIndex, hits: list[SearchHit], config: PseudoLabelConfig, question_id: str
 ) -> Iterator[int]:
     """Some of the list below its first, in the list's order."""
     first, *texts = index.texts([hit.index for hit in hits])
-    words, most = words_of(first), how.near_duplicates
+    words, most = word_set(first), config.max_similarity
     pool = [
         hit.index
         for hit, text in zip(hits[1:], texts)
-        if text != first and (most is None or likeness(words, words_of(text)) < most)
+        if text != first and (most is None or jaccard(words, word_set(text)) < most)
     ]
     # By question, so that leaving one out changes no other's labels.
-    drawn = set(Random(f"{how.seed} {question}").sample(pool, min(how.negatives, len(pool))))
+    drawn = set(
+        Random(f"{config.seed} {question_id}").sample(pool, min(config.num_negatives, len(pool)))
+    )
     return (number for number in pool if number in drawn)
 
 
-def _rows(
-    index: SentenceIndex, query: Query, chosen: list[int]
+def _build_rows(
+    index: SentenceIndex, query: Query, sentence_numbers: list[int]
 ) -> list[tuple[str, str, str, str, int, str]]:
-    sentences = [index.sentence(number) for number in chosen]
+    sentences = [index.sentence(number) for number in sentence_numbers]
     return [
-        (query.id, query.text, f"{query.id}-{number}", s.text, int(place == 0), s.document)
-        for place, (number, s) in enumerate(zip(chosen, sentences))
+        (query.id, query.text, f"{query.id}-{number}", s.text, int(place == 0), s.document_id)
+        for place, (number, s) in enumerate(zip(sentence_numbers, sentences))
     ]

@@ -24,125 +24,133 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from as2ray.checkpoint import load
+from as2ray.checkpoints.loading import load
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
-from as2ray.models.lanes import use_cores
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.serving.asked import Answer, Asked, Refused, too_late
-from as2ray.serving.desk import Desk, Read, rank_together
-from as2ray.serving.line import Line
-from as2ray.serving.observed import Observed, exported
-from as2ray.serving.service import Facts, Seen
-from as2ray.serving.settings import Replicas, Served, Settings, tokens_of
-from as2ray.serving.web import app_of
+from as2ray.models.encoder.cpu_parallel import set_num_threads
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.app import create_app
+from as2ray.serving.batch_queue import BatchQueue
+from as2ray.serving.engine import RerankEngine, TokenizedRequest, rank_batch
+from as2ray.serving.metrics import ServiceMetrics, collect_metrics
+from as2ray.serving.service import ModelInfo, RequestRecord
+from as2ray.serving.settings import ReplicasConfig, ServiceConfig, Settings, read_auth_tokens
+from as2ray.serving.types import RequestError, RerankRequest, RerankResult, timeout_error
 
-GONE = (RayActorError, ReplicaUnavailableError)
+REPLICA_DIED = (RayActorError, ReplicaUnavailableError)
 """A replica died with a question in hand; another can rank it as well."""
 
-SIDE_BY_SIDE = 2
+MAX_CONCURRENT_BATCHES = 2
 """Most batches that a replica ranks at a time, each with its part of the cores."""
 
-HEARD = 10.0
+PROBE_AFTER_S = 10.0
 """Seconds for which an answer shows that replicas live; later one is asked."""
 
-PATHS = (
+METRIC_PATHS = (
     *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/info", "/health", "/metrics"),
 )
 """That metrics tell apart."""
 
 
-def build(args: Served) -> serve.Application:
+def build_app(config: ServiceConfig) -> serve.Application:
     """The application.
 
     Args:
         args: All that an operator decides.
     """
     # What is not there is told here, not by a dying replica.
-    tokens_of(args.token_file)
-    if args.index:
-        SentenceIndex.open(args.index)
-    settings, models = args.settings, {"models": args.models}
-    ranker = serve.deployment(_replica(settings.models_loaded), name="ranker").options(
+    read_auth_tokens(config.auth_token_file)
+    if config.index_path:
+        SentenceIndex.open(config.index_path)
+    settings, models = config.settings, {"models": config.models}
+    ranker = serve.deployment(
+        _create_replica_class(settings.max_models_per_replica), name="ranker"
+    ).options(
         ray_actor_options={
-            "num_cpus": args.replicas.cpus,
-            "num_gpus": args.replicas.gpus,
+            "num_cpus": config.replicas.num_cpus,
+            "num_gpus": config.replicas.num_gpus,
             "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
         },
-        max_ongoing_requests=args.batches.requests,
-        max_queued_requests=args.batches.queued,
-        graceful_shutdown_timeout_s=2 * args.limits.seconds,
+        max_ongoing_requests=config.batching.max_ongoing_requests,
+        max_queued_requests=config.batching.max_queued_requests,
+        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
         user_config=models,
-        **_count(args.replicas),
+        **_scaling_options(config.replicas),
     )
     gateway = serve.deployment(Gateway, name="gateway").options(
-        num_replicas=args.replicas.gateways,
-        ray_actor_options={"num_cpus": args.replicas.gateway_cpus},
-        max_ongoing_requests=args.batches.requests * args.replicas.most + args.batches.queued,
-        max_queued_requests=args.batches.queued,
+        num_replicas=config.replicas.num_gateways,
+        ray_actor_options={"num_cpus": config.replicas.gateway_num_cpus},
+        max_ongoing_requests=config.batching.max_ongoing_requests * config.replicas.max_replicas
+        + config.batching.max_queued_requests,
+        max_queued_requests=config.batching.max_queued_requests,
         # Serve's own 20 s would end a replica that goes before its last answers are given.
-        graceful_shutdown_timeout_s=2 * args.limits.seconds,
-        backpressure_config={"status_code": args.refusal, "retry_after_s": 1},
+        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
+        backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
         user_config=models,
     )
     return gateway.bind(ranker.bind(settings), settings)
 
 
-def _count(replicas: Replicas) -> dict[str, Any]:
-    if replicas.least == replicas.most:
-        return {"num_replicas": replicas.most}
+def _scaling_options(replicas: ReplicasConfig) -> dict[str, Any]:
+    if replicas.min_replicas == replicas.max_replicas:
+        return {"num_replicas": replicas.max_replicas}
     return {
         "autoscaling_config": {
-            "min_replicas": replicas.least,
-            "max_replicas": replicas.most,
-            "target_ongoing_requests": replicas.busy,
+            "min_replicas": replicas.min_replicas,
+            "max_replicas": replicas.max_replicas,
+            "target_ongoing_requests": replicas.target_ongoing_requests,
         }
     }
 
 
-def _replica(models_loaded: int) -> type:
+def _create_replica_class(max_models_per_replica: int) -> type:
     """The class of replicas that hold so many models."""
 
     class Replica:
         """Rankers behind one line."""
 
         def __init__(self, settings: Settings) -> None:
-            self.cores = math.ceil(settings.replicas.cpus)
-            self.settings, batches = settings, settings.batches
-            self.line = Line(
-                self._rank, batches.tokens, batches.waiting_tokens, min(SIDE_BY_SIDE, self.cores)
+            self.cores = math.ceil(settings.replicas.num_cpus)
+            self.settings, batches = settings, settings.batching
+            self.line = BatchQueue(
+                self._rank,
+                batches.max_batch_tokens,
+                batches.max_queued_tokens,
+                min(MAX_CONCURRENT_BATCHES, self.cores),
             )
 
         async def reconfigure(self, config: Mapping[str, Any]) -> None:
             """Loads models before they are asked for, as many as there is room for."""
-            for checkpoint in list(config["models"].values())[:models_loaded]:
+            for checkpoint in list(config["models"].values())[:max_models_per_replica]:
                 await self.desk(checkpoint)
 
-        @serve.multiplexed(max_num_models_per_replica=models_loaded)  # type: ignore[untyped-decorator]
-        async def desk(self, checkpoint: str) -> Desk:
+        @serve.multiplexed(max_num_models_per_replica=max_models_per_replica)  # type: ignore[untyped-decorator]
+        async def desk(self, checkpoint: str) -> RerankEngine:
             """The desk of a checkpoint that has ranked once, so that no client waits for what the
             first ranking makes: 0.4 s on two cores."""
-            ranker = await asyncio.to_thread(load, checkpoint, precision=self.settings.precision)
+            ranker = await asyncio.to_thread(load, checkpoint, precision=self.settings.dtype)
             await asyncio.to_thread(ranker.rank, "question", ["candidate"])
-            return Desk(ranker, self.settings.limits)
+            return RerankEngine(ranker, self.settings.limits)
 
-        async def rank(self, asked: Asked, within: float) -> Answer | Refused:
+        async def rank(self, asked: RerankRequest, within: float) -> RerankResult | RequestError:
             """The answer, or why there is none: as a value, an error would lose its type."""
             desk = await self.desk(serve.get_multiplexed_model_id())
             try:
                 read = await asyncio.to_thread(desk.read, asked)
-                return await self.line.answer(read, within)
-            except Refused as refused:
+                return await self.line.submit(read, within)
+            except RequestError as refused:
                 return refused
 
-        async def facts(self) -> Facts:
+        async def facts(self) -> ModelInfo:
             """What the model is."""
-            desk: Desk = await self.desk(serve.get_multiplexed_model_id())
-            return desk.facts
+            desk: RerankEngine = await self.desk(serve.get_multiplexed_model_id())
+            return desk.model_info
 
-        def _rank(self, batch: Sequence[Read], fullness: float, at_work: int) -> list[Answer]:
-            use_cores(max(1, self.cores // at_work))
-            return rank_together(batch, self.settings.batches.relief(fullness))
+        def _rank(
+            self, batch: Sequence[TokenizedRequest], fullness: float, at_work: int
+        ) -> list[RerankResult]:
+            set_num_threads(max(1, self.cores // at_work))
+            return rank_batch(batch, self.settings.batching.drop_ratio_at(fullness))
 
     return Replica
 
@@ -159,38 +167,42 @@ class Gateway:
     def __init__(self, ranker: DeploymentHandle, settings: Settings) -> None:
         self.ranker, self.settings = ranker, settings
         self.models: dict[str, str] = {}
-        self.known: dict[str, Facts] = {}
+        self.model_infos: dict[str, ModelInfo] = {}
         """Of checkpoints."""
-        self.heard = -math.inf
+        self.last_response_at = -math.inf
         """When a replica last answered, in seconds of the monotonic clock."""
-        self.observed = Observed()
+        self.service_metrics = ServiceMetrics()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for it once the gateway is made."""
-        where = self.settings.index
+        where = self.settings.index_path
         index = SentenceIndex.open(where) if where else None
-        return app_of(self, self.settings, tokens_of(self.settings.token_file), index)
+        return create_app(
+            self, self.settings, read_auth_tokens(self.settings.auth_token_file), index
+        )
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Other models answer, each as soon as a replica holds it; until then the old ones do."""
-        models = Served.model_validate({"models": config["models"]}).models
+        models = ServiceConfig.model_validate({"models": config["models"]}).models
         if self.models:
             new = set(models.values()) - set(self.models.values())
-            await asyncio.gather(*(self._of(checkpoint).facts.remote() for checkpoint in new))
+            await asyncio.gather(
+                *(self._get_handle(checkpoint).facts.remote() for checkpoint in new)
+            )
         self.models = models
 
-    def _of(self, checkpoint: str) -> DeploymentHandle:
+    def _get_handle(self, checkpoint: str) -> DeploymentHandle:
         return self.ranker.options(multiplexed_model_id=checkpoint)
 
-    async def rank(self, asked: Asked, model: str) -> Answer:
+    async def rank(self, request: RerankRequest, model: str) -> RerankResult:
         """The answer of a model."""
-        asked, within = replace(asked, model=model), self.settings.limits.seconds
-        found = await self._told(self.models[model], "rank", asked, within)
-        if isinstance(found, Refused):
+        request, within = replace(request, model=model), self.settings.limits.request_timeout_s
+        found = await self._call_replica(self.models[model], "rank", request, within)
+        if isinstance(found, RequestError):
             raise found
         return found  # type: ignore[no-any-return]
 
-    async def facts(self, model: str) -> Facts:
+    async def get_model_info(self, model: str) -> ModelInfo:
         """What a model is, from a replica that lives.
 
         While replicas answer, with any model, they are not asked, so that the health of a busy
@@ -198,41 +210,43 @@ class Gateway:
         live, as a probe would keep one from ending.
         """
         checkpoint = self.models[model]
-        silent = time.monotonic() - self.heard > HEARD
-        if checkpoint not in self.known or (silent and self.settings.replicas.least):
-            self.known[checkpoint] = await self._told(checkpoint, "facts")
-        return self.known[checkpoint]
+        silent = time.monotonic() - self.last_response_at > PROBE_AFTER_S
+        if checkpoint not in self.model_infos or (silent and self.settings.replicas.min_replicas):
+            self.model_infos[checkpoint] = await self._call_replica(checkpoint, "facts")
+        return self.model_infos[checkpoint]
 
-    async def _told(self, checkpoint: str, what: str, *given: object) -> Any:
+    async def _call_replica(self, checkpoint: str, method_name: str, *args: object) -> Any:
         """What a replica says; asked again once if it dies."""
-        method, within = getattr(self._of(checkpoint), what), self.settings.limits.seconds
+        method, within = (
+            getattr(self._get_handle(checkpoint), method_name),
+            self.settings.limits.request_timeout_s,
+        )
         try:
             async with asyncio.timeout(within):
                 try:
-                    found = await method.remote(*given)
-                except GONE:
-                    found = await method.remote(*given)
+                    found = await method.remote(*args)
+                except REPLICA_DIED:
+                    found = await method.remote(*args)
         except BackPressureError:
-            raise _full() from None
-        except (TimeoutError, DeploymentUnavailableError, *GONE):
-            raise too_late(within) from None
-        self.heard = time.monotonic()
+            raise _overloaded_error() from None
+        except (TimeoutError, DeploymentUnavailableError, *REPLICA_DIED):
+            raise timeout_error(within) from None
+        self.last_response_at = time.monotonic()
         return found
 
-    async def metrics(self) -> str:
+    async def export_metrics(self) -> str:
         """Of all gateways."""
-        return await exported()
+        return await collect_metrics()
 
-    def observe(self, seen: Seen) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """Counts a request."""
-        self.observed.observe(seen, PATHS)
+        self.service_metrics.record_request(record, METRIC_PATHS)
 
 
-def _full() -> Refused:
-    return Refused(
+def _overloaded_error() -> RequestError:
+    return RequestError(
         "overloaded",
-        "too many requests wait for a replica",
-        expected="a service less busy",
-        mend="ask again in 1 s",
+        "too many requests wait for a replica; expected a service less busy",
+        fix="ask again in 1 s",
         retry_after=1,
     )

@@ -28,13 +28,13 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
-from as2ray.records import Ranked, falling
-from as2ray.serving.asked import Answer, Asked
+from as2ray.outputs import RankedCandidate, strictly_decreasing
+from as2ray.serving.types import RerankRequest, RerankResult
 
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 
 
-def _whole(text: str) -> str:
+def _check_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -42,60 +42,60 @@ def _whole(text: str) -> str:
     return text
 
 
-Fields = Annotated[
-    dict[str, Annotated[str, AfterValidator(_whole)]],
+DocumentFields = Annotated[
+    dict[str, Annotated[str, AfterValidator(_check_unicode)]],
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
 """Goes back as it came, so all of it must be whole; what is ranked is looked at elsewhere."""
-Ratio = Annotated[float, Field(ge=0.0, lt=1.0)]
-TopN = Annotated[int, Field(ge=1)]
+DropRatio = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class Wire(BaseModel):
+class StrictModel(BaseModel):
     """A message; types are not guessed at."""
 
     model_config = ConfigDict(strict=True)
 
 
-class CohereRequest(Wire):
+class CohereRequest(StrictModel):
     """`POST /v2/rerank`."""
 
     model: str
     query: Text
     documents: list[Text]
-    top_n: TopN | None = None
-    max_tokens_per_doc: TopN | None = None
+    top_n: PositiveInt | None = None
+    max_tokens_per_doc: PositiveInt | None = None
     """Read, not followed: pairs are cut to the ranker's own length, which `/info` tells."""
 
-    def asked(self) -> Asked:
+    def to_request(self) -> RerankRequest:
         """As the service asks."""
-        return Asked(self.query, self.documents, self.model)
+        return RerankRequest(self.query, self.documents, self.model)
 
 
-class V1Request(Wire):
+class V1Request(StrictModel):
     """`POST /v1/rerank`: Cohere's v1 and Jina's."""
 
     query: Text
-    documents: list[Text | Fields]
+    documents: list[Text | DocumentFields]
     model: str | None = None
     top_n: Annotated[int, Field(ge=0)] | None = None
     """0 is all, as vLLM's clients say it."""
     return_documents: bool = False
     rank_fields: list[str] | None = None
-    max_chunks_per_doc: TopN | None = None
+    max_chunks_per_doc: PositiveInt | None = None
     """Read, not followed: a candidate is one sentence."""
 
-    def asked(self) -> Asked:
+    def to_request(self) -> RerankRequest:
         """As the service asks."""
         fields = self.rank_fields or ["text"]
         texts = [
             one if isinstance(one, str) else "\n".join(one[key] for key in fields if key in one)
             for one in self.documents
         ]
-        return Asked(self.query, texts, self.model)
+        return RerankRequest(self.query, texts, self.model)
 
 
-class TeiRequest(Wire):
+class TeiRequest(StrictModel):
     """`POST /rerank` of Text Embeddings Inference."""
 
     query: Text
@@ -106,78 +106,91 @@ class TeiRequest(Wire):
     """Long pairs are cut either way: the ranker was trained so."""
     truncation_direction: Literal["right", "Right"] = "right"
 
-    def asked(self) -> Asked:
+    def to_request(self) -> RerankRequest:
         """As the service asks."""
-        return Asked(self.query, self.texts)
+        return RerankRequest(self.query, self.texts)
 
 
-class RankRequest(Wire):
+class RankRequest(StrictModel):
     """`POST /rank`, as2ray's own."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     question: Text
     candidates: list[Text]
     model: str | None = None
-    top_k: TopN | None = None
-    drop: Ratio | list[Ratio] | None = None
+    top_k: PositiveInt | None = None
+    drop_ratios: DropRatio | list[DropRatio] | None = None
     """Part of the candidates that goes after each exit: one for all, or one for each but the last.
     What is asked is kept to, also where too many wait."""
     return_text: bool = True
 
-    def asked(self) -> Asked:
+    def to_request(self) -> RerankRequest:
         """As the service asks."""
-        return Asked(self.question, self.candidates, self.model, self.drop)
+        return RerankRequest(self.question, self.candidates, self.model, self.drop_ratios)
 
 
-class Scored(Wire):
+class ScoredDocument(StrictModel):
     """A document of Cohere's or Jina's results."""
 
     index: int
     relevance_score: float
-    document: Fields | None = None
+    document: DocumentFields | None = None
 
 
-class CohereResponse(Wire):
+class CohereResponse(StrictModel):
     """Of `/v2/rerank`."""
 
     id: str
-    results: list[Scored]
+    results: list[ScoredDocument]
     meta: dict[str, Any]
 
     @classmethod
-    def of(cls, answer: Answer, request: CohereRequest) -> "CohereResponse":
+    def from_result(cls, result: RerankResult, request: CohereRequest) -> "CohereResponse":
         """In this dialect."""
-        results = [Scored(index=i, relevance_score=s) for i, s in _falling(answer.ranking)]
-        return cls(id=_id(), results=results[: request.top_n], meta=_meta(answer, "2"))
+        results = [
+            ScoredDocument(index=i, relevance_score=s)
+            for i, s in _strictly_decreasing_scores(result.ranking)
+        ]
+        return cls(
+            id=_create_response_id(),
+            results=results[: request.top_n],
+            meta=_build_meta(result, "2"),
+        )
 
 
-class V1Response(Wire):
+class V1Response(StrictModel):
     """Of `/v1/rerank`."""
 
     id: str
     model: str
-    results: list[Scored]
+    results: list[ScoredDocument]
     usage: dict[str, int]
     meta: dict[str, Any]
 
     @classmethod
-    def of(cls, answer: Answer, request: V1Request) -> "V1Response":
+    def from_result(cls, result: RerankResult, request: V1Request) -> "V1Response":
         """In this dialect."""
         results = [
-            Scored(
+            ScoredDocument(
                 index=i,
                 relevance_score=s,
-                document=_object(request.documents[i]) if request.return_documents else None,
+                document=_to_document_fields(request.documents[i])
+                if request.return_documents
+                else None,
             )
-            for i, s in _falling(answer.ranking[: request.top_n or None])
+            for i, s in _strictly_decreasing_scores(result.ranking[: request.top_n or None])
         ]
-        usage = {"total_tokens": answer.tokens, "prompt_tokens": answer.tokens}
+        usage = {"total_tokens": result.num_tokens, "prompt_tokens": result.num_tokens}
         return cls(
-            id=_id(), model=answer.model, results=results, usage=usage, meta=_meta(answer, "1")
+            id=_create_response_id(),
+            model=result.model,
+            results=results,
+            usage=usage,
+            meta=_build_meta(result, "1"),
         )
 
 
-class TeiScored(Wire):
+class TeiScoredText(StrictModel):
     """A text of Text Embeddings Inference's response, which is a bare list of them."""
 
     index: int
@@ -185,9 +198,9 @@ class TeiScored(Wire):
     text: str | None = None
 
     @classmethod
-    def all_of(cls, answer: Answer, request: TeiRequest) -> "list[TeiScored]":
+    def all_from_result(cls, result: RerankResult, request: TeiRequest) -> "list[TeiScoredText]":
         """The response."""
-        edge, scores = np.finfo(np.float32).eps, [one.score for one in answer.ranking]
+        edge, scores = np.finfo(np.float32).eps, [one.score for one in result.ranking]
         if request.raw_scores:
             scores = logit(np.clip(scores, edge, 1 - edge)).tolist()
         return [
@@ -196,30 +209,30 @@ class TeiScored(Wire):
                 score=score,
                 text=request.texts[one.index] if request.return_text else None,
             )
-            for one, score in zip(answer.ranking, falling(scores))
+            for one, score in zip(result.ranking, strictly_decreasing(scores))
         ]
 
 
-class AskRequest(Wire):
+class AskRequest(StrictModel):
     """`POST /ask`, as2ray's own: a question to the documents of the service's index."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     question: Text
     model: str | None = None
-    top_k: TopN = 3
+    top_k: PositiveInt = 3
     """Most answers."""
-    candidates: TopN = 100
+    num_candidates: PositiveInt = 100
     """Most sentences that are ranked."""
-    around: Annotated[int, Field(ge=0, le=10)] = 1
+    num_neighbors: Annotated[int, Field(ge=0, le=10)] = 1
     """Neighbours on either side that come with a sentence as candidates."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Score that an answer must have; by default the ranker's own, if it was calibrated."""
-    drop: Ratio | list[Ratio] | None = None
+    drop_ratios: DropRatio | list[DropRatio] | None = None
     """As in `/rank`."""
 
 
-class RankedText(Wire):
-    """A candidate of `/rank`'s response: `as2ray.records.Ranked`."""
+class RankedText(StrictModel):
+    """A candidate of `/rank`'s response: `as2ray.tables.schema.Ranked`."""
 
     index: int
     score: float
@@ -227,41 +240,41 @@ class RankedText(Wire):
     exit_layer: int | None = None
 
 
-class Took(Wire):
+class RankingDetails(StrictModel):
     """What an answer took: of `/rank` and of `/ask`."""
 
     model: str
-    exits: list[int]
-    survivors: list[int]
+    exit_layers: list[int]
+    num_scored: list[int]
     """Candidates that each exit scored."""
-    drop: list[float]
+    drop_ratios: list[float]
     """As used."""
-    relieved: bool
+    load_shed: bool
     """Whether the ratios were raised because too many waited."""
-    tokens: int
-    milliseconds: dict[str, float]
+    num_tokens: int
+    timings_ms: dict[str, float]
 
     @staticmethod
-    def took(answer: Answer) -> dict[str, Any]:
+    def timing_fields(result: RerankResult) -> dict[str, Any]:
         """These fields."""
         return {
-            "model": answer.model,
-            "exits": list(answer.exits),
-            "survivors": list(answer.survivors),
-            "drop": list(answer.drop),
-            "relieved": answer.relieved,
-            "tokens": answer.tokens,
-            "milliseconds": {name: round(1e3 * s, 3) for name, s in answer.seconds.items()},
+            "model": result.model,
+            "exits": list(result.exit_layers),
+            "survivors": list(result.num_scored),
+            "drop": list(result.drop_ratios),
+            "relieved": result.load_shed,
+            "tokens": result.num_tokens,
+            "milliseconds": {name: round(1e3 * s, 3) for name, s in result.timings_s.items()},
         }
 
 
-class RankResponse(Took):
+class RankResponse(RankingDetails):
     """Of `/rank`."""
 
     ranking: list[RankedText]
 
     @classmethod
-    def of(cls, answer: Answer, request: RankRequest) -> "RankResponse":
+    def from_result(cls, result: RerankResult, request: RankRequest) -> "RankResponse":
         """In this dialect."""
         ranking = [
             RankedText(
@@ -270,37 +283,37 @@ class RankResponse(Took):
                 text=one.text if request.return_text else None,
                 exit_layer=one.exit_layer,
             )
-            for one in answer.ranking[: request.top_k]
+            for one in result.ranking[: request.top_k]
         ]
-        return cls(ranking=ranking, **cls.took(answer))
+        return cls(ranking=ranking, **cls.timing_fields(result))
 
 
-class AnswerText(Wire):
-    """An answer of `/ask`'s response: `as2ray.retrieval.answers.Answer`."""
+class AnswerText(StrictModel):
+    """An answer of `/ask`'s response: `as2ray.retrieval.question_answering.Answer`."""
 
     text: str
     score: float
-    document: str
+    document_id: str
     title: str
     heading: str
     context: str
     exit_layer: int | None = None
 
 
-class AskResponse(Took):
+class AskResponse(RankingDetails):
     """Of `/ask`."""
 
     answers: list[AnswerText]
     """Best first; none where nothing was found, or nothing good enough."""
-    candidates: int
+    num_candidates: int
     """Sentences that were ranked."""
-    best: float | None
+    best_score: float | None
     """Score of the best candidate, also of one too low to be an answer."""
     threshold: float
     """Score that an answer had to have."""
 
 
-class Info(Wire):
+class Info(StrictModel):
     """`GET /info`: Text Embeddings Inference's words, and ours."""
 
     model_id: str
@@ -311,33 +324,33 @@ class Info(Wire):
     max_concurrent_requests: int
     version: str
     models: list[str]
-    exits: list[int]
-    drop: list[float]
-    max_drop: float
-    sentences: int
+    exit_layers: list[int]
+    drop_ratios: list[float]
+    max_drop_ratio: float
+    num_indexed_sentences: int
     """Of the index that `/ask` answers from; 0 without one."""
 
 
-def _falling(ranking: list[Ranked]) -> list[tuple[int, float]]:
+def _strictly_decreasing_scores(ranking: list[RankedCandidate]) -> list[tuple[int, float]]:
     """Index and score, best first, each score below the one before it."""
-    scores = falling(one.score for one in ranking)
+    scores = strictly_decreasing(one.score for one in ranking)
     return [(one.index, score) for one, score in zip(ranking, scores)]
 
 
-def _object(document: str | dict[str, str]) -> dict[str, str]:
+def _to_document_fields(document: str | dict[str, str]) -> dict[str, str]:
     return {"text": document} if isinstance(document, str) else document
 
 
-def _meta(answer: Answer, version: str) -> dict[str, Any]:
+def _build_meta(result: RerankResult, version: str) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "billed_units": {"search_units": 1},
-        "tokens": {"input_tokens": answer.tokens},
+        "tokens": {"input_tokens": result.num_tokens},
     }
-    if answer.relieved:
-        meta["warnings"] = [f"under load: drop ratios raised to {list(answer.drop)}"]
+    if result.load_shed:
+        meta["warnings"] = [f"under load: drop ratios raised to {list(result.drop_ratios)}"]
     return meta
 
 
-def _id() -> str:
+def _create_response_id() -> str:
     return str(uuid4())

@@ -7,55 +7,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from as2ray.serving.asked import Answer, Asked, Refused
 from as2ray.serving.settings import Limits
+from as2ray.serving.types import RequestError, RerankRequest, RerankResult
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelInfo:
     """What a client may want to know of a ranker."""
 
     max_length: int
     """Most tokens of a pair."""
-    exits: tuple[int, ...]
-    drop: tuple[float, ...]
+    exit_layers: tuple[int, ...]
+    drop_ratios: tuple[float, ...]
     threshold: float | None = None
     """Score below which its best answer is better not given, where it was calibrated."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class RequestRecord:
     """What is told of a request when it is over, for metrics and the log."""
 
     path: str
-    status: int
-    seconds: float
-    asked: Asked | None
-    answer: Answer | None
-    refused: Refused | None
+    status_code: int
+    duration_s: float
+    request: RerankRequest | None
+    result: RerankResult | None
+    error: RequestError | None
 
 
-class Service(Protocol):
+class RankingService(Protocol):
     """Ranks, wherever that happens."""
 
     @property
     def models(self) -> Mapping[str, str]:
         """Checkpoint of each name; the first is the default."""
 
-    async def rank(self, asked: Asked, model: str) -> Answer:
+    async def rank(self, request: RerankRequest, model: str) -> RerankResult:
         """The answer of a model by its name; raises Refused."""
 
-    async def facts(self, model: str) -> Facts:
+    async def get_model_info(self, model: str) -> ModelInfo:
         """What that model is."""
 
-    async def metrics(self) -> str:
+    async def export_metrics(self) -> str:
         """All metrics in Prometheus's text format."""
 
-    def observe(self, seen: Seen) -> None:
+    def record_request(self, record: RequestRecord) -> None:
         """Counts a request."""
 
 
-def name_of(model: str | None, models: Mapping[str, str]) -> str:
+def select_model(model: str | None, models: Mapping[str, str]) -> str:
     """The name of the model that answers.
 
     Clients of other services name those services' models. Where one model is served it answers
@@ -66,32 +66,31 @@ def name_of(model: str | None, models: Mapping[str, str]) -> str:
         return str(model)
     if model is None or len(names) == 1:
         return names[0]
-    raise Refused(
+    raise RequestError(
         "unknown_model",
-        "a model that is not served here",
-        expected=f"one of {names}",
-        mend="name one of them, or none",
+        f"a model that is not served here; expected one of {names}",
+        fix="name one of them, or none",
     )
 
 
-def check(asked: Asked, limits: Limits) -> None:
+def check_limits(request: RerankRequest, limits: Limits) -> None:
     """Refuses what is too large to look at, before anything is tokenised."""
-    if not asked.candidates:
-        raise Refused(
-            "empty", "no candidates", expected="at least one", mend="send the texts to rank"
+    if not request.candidates:
+        raise RequestError(
+            "empty",
+            "no candidates; expected at least one",
+            fix="send the texts to rank",
         )
-    if len(asked.candidates) > limits.candidates:
-        raise Refused(
+    if len(request.candidates) > limits.max_candidates:
+        raise RequestError(
             "too_large",
-            f"{len(asked.candidates):,} candidates",
-            expected=f"at most {limits.candidates:,}",
-            mend="send the best of an earlier stage, such as keyword search",
+            f"{len(request.candidates):,} candidates; expected at most {limits.max_candidates:,}",
+            fix="send the best of an earlier stage, such as keyword search",
         )
-    longest = max(len(asked.question), *map(len, asked.candidates))
-    if longest > limits.characters:
-        raise Refused(
+    longest = max(len(request.question), *map(len, request.candidates))
+    if longest > limits.max_text_chars:
+        raise RequestError(
             "too_large",
-            f"a text of {longest:,} characters",
-            expected=f"at most {limits.characters:,}",
-            mend="split it into sentences",
+            f"a text of {longest:,} characters; expected at most {limits.max_text_chars:,}",
+            fix="split it into sentences",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from as2ray.errors import RecipeError
+from as2ray.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class PackedBatch:
     """Position of each token in its own sequence, from 0, shape [tokens]."""
     lengths: np.ndarray
     """Tokens of each sequence, shape [sequences]."""
-    of_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sequence_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What belongs to each sequence (row, label, teacher logits), first axis [sequences]."""
-    marks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    markers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Tokens that stand for parts of sequences, such as a sentence's marker, shape [marks]."""
-    of_mark: Mapping[str, np.ndarray] = field(default_factory=dict)
+    marker_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What belongs to each of them, first axis [marks]."""
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Number of tokens."""
         return len(self.token_ids)
 
@@ -44,7 +44,7 @@ class PackedBatch:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class TokenSequences:
     """Token sequences of any lengths, in any order, end to end as in `PackedBatch`."""
 
     token_ids: np.ndarray
@@ -54,7 +54,7 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pack(self, which: np.ndarray, of_sequence: Mapping[str, np.ndarray]) -> PackedBatch:
+    def pack(self, which: np.ndarray, sequence_data: Mapping[str, np.ndarray]) -> PackedBatch:
         """The sequences `which` as one batch, longest first.
 
         Args:
@@ -71,7 +71,7 @@ class Sequences:
             token_types=self.token_types[source],
             positions=positions,
             lengths=lengths,
-            of_sequence={name: values[which] for name, values in of_sequence.items()},
+            sequence_data={name: values[which] for name, values in sequence_data.items()},
         )
 
 
@@ -83,7 +83,7 @@ def ragged_arange(lengths: np.ndarray) -> np.ndarray:
     return inside
 
 
-def cut(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
+def split_by_tokens(lengths: np.ndarray, max_batch_tokens: int) -> Iterator[np.ndarray]:
     """Cuts sequences, longest first, into groups of at most `budget` tokens.
 
     Args:
@@ -94,15 +94,15 @@ def cut(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
         Numbers of the sequences of a group, longest first.
     """
     order = np.argsort(-lengths, kind="stable")
-    if len(order) and lengths[order[0]] > budget:
-        raise RecipeError(
-            f"a sequence of {lengths[order[0]]:,} tokens for a budget of {budget:,} a batch",
-            expected="a token budget no smaller than the longest sequence",
-            mend="raise the token budget or lower max_length",
+    if len(order) and lengths[order[0]] > max_batch_tokens:
+        raise ConfigError(
+            f"a sequence of {lengths[order[0]]:,} tokens for a budget of {max_batch_tokens:,} a batch"
+            "; expected a token budget no smaller than the longest sequence",
+            fix="raise the token budget or lower max_length",
         )
     start, used = 0, 0
     for end, number in enumerate(order):
-        if used + lengths[number] > budget:
+        if used + lengths[number] > max_batch_tokens:
             yield order[start:end]
             start, used = end, 0
         used += int(lengths[number])
@@ -110,19 +110,19 @@ def cut(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
         yield order[start:]
 
 
-def pack(encoded: Sequences, budget: int) -> Iterator[PackedBatch]:
+def pack_sequences(sequences: TokenSequences, max_batch_tokens: int) -> Iterator[PackedBatch]:
     """All sequences as packed batches of at most `budget` tokens, longest first.
 
     `of_sequence["row"]` is each one's number.
     """
-    rows = {"row": np.arange(len(encoded))}
-    for group in cut(encoded.lengths, budget):
-        yield encoded.pack(group, rows)
+    rows = {"row": np.arange(len(sequences))}
+    for group in split_by_tokens(sequences.lengths, max_batch_tokens):
+        yield sequences.pack(group, rows)
 
 
-def concatenate(parts: Sequence[Sequences]) -> Sequences:
+def concatenate_sequences(parts: Sequence[TokenSequences]) -> TokenSequences:
     """Several `Sequences` as one, in order."""
-    return Sequences(
+    return TokenSequences(
         np.concatenate([p.token_ids for p in parts]),
         np.concatenate([p.token_types for p in parts]),
         np.concatenate([p.lengths for p in parts]),

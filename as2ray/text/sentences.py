@@ -12,27 +12,27 @@ from typing import NamedTuple
 from as2ray.errors import CorpusError
 
 
-class Span(NamedTuple):
+class CharSpan(NamedTuple):
     """A sentence as the half-open range of characters `text[start:end]`; never blank."""
 
     start: int
     end: int
 
 
-Split = Callable[[str], list[tuple[int, int]]]
+SplitFunction = Callable[[str], list[tuple[int, int]]]
 """Ranges of a text in ascending order that do not overlap; blanks at their ends are cut off."""
 
 
 @dataclass(frozen=True)
-class Splitter:
+class SentenceSplitter:
     """A way of splitting; `version` goes into the manifest of whatever was split with it."""
 
     name: str
     version: str
-    split: Split
+    split: SplitFunction
 
 
-def split(text: str, splitter: str = "syntok") -> list[Span]:
+def split(text: str, splitter: str = "syntok") -> list[CharSpan]:
     """The sentences of a text in order.
 
     Args:
@@ -42,63 +42,62 @@ def split(text: str, splitter: str = "syntok") -> list[Span]:
     Raises:
         CorpusError: No splitter of that name.
     """
-    return [s for bounds in find(splitter).split(text) if (s := _trim(text, *bounds))]
+    return [s for bounds in get_splitter(splitter).split(text) if (s := _trim(text, *bounds))]
 
 
-def find(splitter: str) -> Splitter:
+def get_splitter(name: str) -> SentenceSplitter:
     """The splitter of that name.
 
     Raises:
         CorpusError: There is none.
     """
-    if splitter not in SPLITTERS:
+    if name not in SPLITTERS:
         raise CorpusError(
-            f"unknown sentence splitter {splitter!r}",
-            expected=f"one of {sorted(SPLITTERS)}",
-            mend="choose one of these, or register your own with as2ray.text.sentences.register",
+            f"unknown sentence splitter {name!r}; expected one of {sorted(SPLITTERS)}",
+            fix="choose one of these, or register your own with as2ray.text.sentences.register",
         )
-    return SPLITTERS[splitter]
+    return SPLITTERS[name]
 
 
-def versioned(splitter: str) -> str:
+def versioned_name(name: str) -> str:
     """The name with its version, such as `syntok-1.4.4`."""
-    found = find(splitter)
+    found = get_splitter(name)
     return f"{found.name}-{found.version}"
 
 
-def register(name: str, version: str, split: Split) -> None:
+def register_splitter(name: str, version: str, split: SplitFunction) -> None:
     """Adds a splitter, or replaces the one of that name."""
-    SPLITTERS[name] = Splitter(name, version, split)
+    SPLITTERS[name] = SentenceSplitter(name, version, split)
 
 
-def _trim(text: str, start: int, end: int) -> Span | None:
+def _trim(text: str, start: int, end: int) -> CharSpan | None:
     inner = text[start:end]
     left = start + len(inner) - len(inner.lstrip())
     right = left + len(inner.strip())
-    return Span(left, right) if right > left else None
+    return CharSpan(left, right) if right > left else None
 
 
-def _syntok(text: str) -> list[tuple[int, int]]:
+def _split_syntok(text: str) -> list[tuple[int, int]]:
     from syntok import segmenter
 
     sentences = (list(s) for paragraph in segmenter.analyze(text) for s in paragraph)
     return [(s[0].offset, s[-1].offset + len(s[-1].value)) for s in sentences]
 
 
-def _simple(text: str) -> list[tuple[int, int]]:
-    ends = [m.end() for m in _END.finditer(text)] + [len(text)]
+def _split_simple(text: str) -> list[tuple[int, int]]:
+    ends = [m.end() for m in _SENTENCE_END.finditer(text)] + [len(text)]
     return list(zip([0, *ends], ends))
 
 
-def _lines(text: str) -> list[tuple[int, int]]:
+def _split_lines(text: str) -> list[tuple[int, int]]:
     return [m.span() for m in re.finditer(r"[^\r\n]+", text)]
 
 
-_END = re.compile(r"[.!?…][\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])|\n\s*\n")
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])|\n\s*\n")
 
-SPLITTERS: dict[str, Splitter] = {
-    "syntok": Splitter("syntok", version("syntok"), _syntok),
-    "simple": Splitter("simple", "1", _simple),
-    "lines": Splitter("lines", "1", _lines),
+SPLITTERS: dict[str, SentenceSplitter] = {
+    "syntok": SentenceSplitter("syntok", version("syntok"), _split_syntok),
+    "simple": SentenceSplitter("simple", "1", _split_simple),
+    "lines": SentenceSplitter("lines", "1", _split_lines),
 }
 """The splitters by name: syntok's rules; a stop before a capital; one sentence a line."""

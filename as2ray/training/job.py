@@ -5,59 +5,60 @@ Ray's controllers and trials do, need not load transformers; who carries it out 
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from as2ray.models.average import Average
-from as2ray.objectives import TwoInOne, WithSettings
-from as2ray.training.config import Training
-from as2ray.training.tracking import Tracking
+from as2ray.losses import ConfigurableLoss
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.tracking import TrackingConfig
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSpec:
     """Where a ranker to be trained comes from."""
 
     path: str
     """Folder or hub id of a pretrained encoder or of a ranker."""
     max_length: int = 128
     """Most tokens of a pair; the candidate is truncated."""
-    layers: int | None = None
+    num_layers: int | None = None
     """Keep the first layers only."""
-    exits: tuple[int, ...] | None = None
+    exit_layers: tuple[int, ...] | None = None
     """Make a cascade: layers run before each partial classifier, ascending."""
     pooling: str = "mean"
     """What its partial classifiers look at: the `mean` of all token states, or the `first`."""
-    heads: int = 0
+    num_ranking_heads: int = 0
     """CERBERUS's heads after the last exit: a copy each of the layers above it."""
-    average: Average = "probabilities"
+    score_averaging: Literal["probabilities", "logits"] = "probabilities"
     """How the heads become one score."""
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One run of the training loop on prepared tables."""
 
-    model: Model
+    model: ModelSpec
     """What to start from."""
-    train: tuple[str, ...]
+    train_tables: tuple[str, ...]
     """Folders of Parquet files, absolute; several are one corpus (a union)."""
-    watched: dict[str, str]
+    eval_tables: dict[str, str]
     """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
-    training: Training = field(default_factory=Training)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     """What changes the result."""
-    objective: str | WithSettings = "cross_entropy"
+    loss: str | ConfigurableLoss = "cross_entropy"
     """Name of the loss, or one with settings: distillation is from `teachers`, a joint model's is
     on tables by passages."""
-    teachers: tuple[tuple[str, ...], ...] = ()
+    teacher_logits: tuple[tuple[str, ...], ...] = ()
     """For each teacher its stored logits: a folder beside each of `train`, in their order."""
-    tracking: Tracking = field(default_factory=Tracking)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """What follows the run."""
 
     @property
-    def joint(self) -> bool:
+    def is_joint(self) -> bool:
         """Whether it trains a joint model of passages and their sentences."""
-        return isinstance(self.objective, TwoInOne)
+        return isinstance(self.loss, TwoInOneLoss)
 
     @property
-    def answers(self) -> bool:
+    def extract_answers(self) -> bool:
         """Whether that model finds short answers, too."""
-        return isinstance(self.objective, TwoInOne) and self.objective.answers
+        return isinstance(self.loss, TwoInOneLoss) and self.loss.answer_loss

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from as2ray.training.run import Metrics
+from as2ray.training.checkpoint_store import Metrics
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Tracking:
+class TrackingConfig:
     """What follows a run; changes nothing of its result."""
 
-    every: int = 10
+    log_every_steps: int = 10
     """Steps between two reports of loss, rate and speed."""
     tensorboard: bool = True
     """Write TensorBoard files into the run's folder."""
-    mlflow: str | None = None
+    mlflow_uri: str | None = None
     """Tracking URI of an MLflow server or folder."""
 
 
@@ -37,7 +37,7 @@ class Tracker(Protocol):
         """Writes out what is held back."""
 
 
-class Terminal:
+class ConsoleTracker:
     """One plain line a report, through the standard logger."""
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -48,7 +48,7 @@ class Terminal:
         """Nothing is held back."""
 
 
-class JsonLines:
+class JsonLinesTracker:
     """One JSON object a line; lines past the step resumed from are taken out.
 
     Args:
@@ -56,8 +56,8 @@ class JsonLines:
         resumed: Steps that were done when this try began.
     """
 
-    def __init__(self, path: Path, resumed: int) -> None:
-        kept = [line for line in read(path) if line["step"] <= resumed]
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        kept = [line for line in read_metrics(path) if line["step"] <= resumed_step]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -74,7 +74,7 @@ class JsonLines:
         self._file.close()
 
 
-class TensorBoard:
+class TensorBoardTracker:
     """Scalars for TensorBoard.
 
     Args:
@@ -82,10 +82,12 @@ class TensorBoard:
         resumed: Steps that were done when this try began; later points of an earlier try vanish.
     """
 
-    def __init__(self, folder: Path, resumed: int) -> None:
+    def __init__(self, folder: Path, resumed_step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
+        self._writer = SummaryWriter(
+            str(folder), purge_step=resumed_step + 1 if resumed_step else None
+        )
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
@@ -98,7 +100,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class MLflow:
+class MLflowTracker:
     """Metrics for MLflow.
 
     Args:
@@ -124,7 +126,7 @@ class MLflow:
         self._client.end_run()
 
 
-def trackers(tracking: Tracking, folder: Path, resumed: int) -> list[Tracker]:
+def create_trackers(tracking: TrackingConfig, folder: Path, resumed_step: int) -> list[Tracker]:
     """The trackers of a run, for rank 0.
 
     Args:
@@ -132,23 +134,28 @@ def trackers(tracking: Tracking, folder: Path, resumed: int) -> list[Tracker]:
         folder: Where `metrics.jsonl` and TensorBoard's files go.
         resumed: Steps that were done when this try began.
     """
-    found: list[Tracker] = [Terminal(), JsonLines(folder / "metrics.jsonl", resumed)]
+    found: list[Tracker] = [
+        ConsoleTracker(),
+        JsonLinesTracker(folder / "metrics.jsonl", resumed_step),
+    ]
     if tracking.tensorboard:
-        found.append(TensorBoard(folder / "tensorboard", resumed))
-    if tracking.mlflow:
+        found.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
+    if tracking.mlflow_uri:
         # A pipeline's run lies in the stage that it makes.
         stage = folder.parent.name.removesuffix(".part")
-        found.append(MLflow(tracking.mlflow, stage if folder.name == "run" else folder.name))
+        found.append(
+            MLflowTracker(tracking.mlflow_uri, stage if folder.name == "run" else folder.name)
+        )
     return found
 
 
-def tell(found: Sequence[Tracker], step: int, metrics: Metrics) -> None:
+def log_metrics(trackers: Sequence[Tracker], step: int, metrics: Metrics) -> None:
     """Gives metrics to every tracker."""
-    for tracker in found:
+    for tracker in trackers:
         tracker.log(step, metrics)
 
 
-def read(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[dict[str, float]]:
     """The whole lines of a `metrics.jsonl`; a last line that a crash cut off is left out."""
     if not path.is_file():
         return []

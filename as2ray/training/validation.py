@@ -12,54 +12,57 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.evaluation.measures import mean_average_precision
+from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
-from as2ray.models.two_in_one import TwoInOneRanker, merged
-from as2ray.objectives import TwoInOne
-from as2ray.text.packing import PackedBatch
-from as2ray.text.passages import Windows, encode_passages
-from as2ray.text.stream import pack_pairs
-from as2ray.training.parallel import gather, rank, ranks
+from as2ray.models.two_in_one import TwoInOneRanker, merge_windows
+from as2ray.text.packing import PackedBatch, pack_sequences
+from as2ray.text.passage_windows import PassageWindows, encode_passages
+from as2ray.training.parallel import all_gather, get_rank, get_world_size
 
 
 @dataclass(frozen=True)
-class Watched:
+class EvalSet:
     """A table whose MAP is followed during training, packed once."""
 
     table: pa.Table
     batches: list[PackedBatch]
 
     @classmethod
-    def pack(cls, table: pa.Table, ranker: Ranker, max_tokens: int) -> "Watched":
+    def from_table(cls, table: pa.Table, ranker: Ranker, max_batch_tokens: int) -> "EvalSet":
         """Tokenises and packs a candidates table."""
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-        return cls(table, list(pack_pairs(ranker.tokenizer, *texts, max_tokens)))
+        sequences = ranker.tokenizer.encode(*texts)
+        max_batch_tokens = max(max_batch_tokens, ranker.tokenizer.max_length)
+        return cls(table, list(pack_sequences(sequences, max_batch_tokens)))
 
-    def scores(self, ranker: Ranker) -> np.ndarray:
+    def compute_scores(self, ranker: Ranker) -> np.ndarray:
         """Scores of all rows, shape [rows], on every worker; each scores a share."""
-        shares = gather(ranker.score(_share(self.batches), rows=self.table.num_rows))
+        shares = all_gather(
+            ranker.predict_scores(_select_local_batches(self.batches), num_rows=self.table.num_rows)
+        )
         scores: np.ndarray = np.nanmean(np.stack(shares), axis=0)
         return scores
 
-    def measures(self, ranker: Ranker) -> dict[str, float]:
+    def evaluate(self, ranker: Ranker) -> dict[str, float]:
         """`AP` of the table, the same on every worker."""
-        return {"AP": _average_precision(self.table, self.scores(ranker))}
+        return {"AP": _average_precision(self.table, self.compute_scores(ranker))}
 
 
 @dataclass(frozen=True)
-class WatchedPassages:
+class PassageEvalSet:
     """A table by passages whose MAP is followed, of the passages and of the sentences in them."""
 
     passages: pa.Table
     sentences: pa.Table
-    windows: Windows
+    windows: PassageWindows
     batches: list[PackedBatch]
-    trained: tuple[str, ...] = ("passage", "sentence")
+    trained_heads: tuple[str, ...] = ("passage", "sentence")
     """The kinds whose mean selects: a head that no loss reaches has nothing to say."""
 
     @classmethod
-    def pack(
-        cls, passages: pa.Table, ranker: Ranker, max_tokens: int, objective: TwoInOne
-    ) -> "WatchedPassages":
+    def from_table(
+        cls, passages: pa.Table, ranker: Ranker, max_batch_tokens: int, loss: TwoInOneLoss
+    ) -> "PassageEvalSet":
         """Tokenises and packs a table by passages."""
         texts = passages["candidate"].to_pylist()
         windows = encode_passages(ranker.tokenizer, passages["question"].to_pylist(), texts)
@@ -69,42 +72,44 @@ class WatchedPassages:
         sentences = pa.table({"question_id": passages["question_id"].take(rows), "label": label})
         relevant = passages.select(["question_id", "passage_label"])
         relevant = relevant.rename_columns(["question_id", "label"])
-        trained = ("passage",) * objective.passages + ("sentence",) * objective.sentences
-        batches = list(windows.batches(max_tokens))
-        return cls(relevant, sentences, windows, batches, trained or cls.trained)
+        trained = ("passage",) * loss.passage_loss + ("sentence",) * loss.sentence_loss
+        batches = list(windows.iter_batches(max_batch_tokens))
+        return cls(relevant, sentences, windows, batches, trained or cls.trained_heads)
 
-    def measures(self, ranker: Ranker) -> dict[str, float]:
+    def evaluate(self, ranker: Ranker) -> dict[str, float]:
         """`passage AP`, `sentence AP` and `AP`, the mean of those that are trained, the same on
         every worker."""
         assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
-        shares = zip(*gather(ranker.score_windows(self.windows, _share(self.batches))))
+        shares = zip(
+            *all_gather(ranker.predict_windows(self.windows, _select_local_batches(self.batches)))
+        )
         both = (np.nanmean(np.stack(share), axis=0) for share in shares)
-        passage, sentence = merged(self.windows, *both)
+        passage, sentence = merge_windows(self.windows, *both)
         found = {
             "passage": _average_precision(self.passages, passage),
             "sentence": _average_precision(self.sentences, sentence),
         }
-        selects = float(np.mean([found[kind] for kind in self.trained]))
+        selects = float(np.mean([found[kind] for kind in self.trained_heads]))
         return {**{f"{kind} AP": value for kind, value in found.items()}, "AP": selects}
 
 
-def validate(ranker: Ranker, watched: Mapping[str, Watched | WatchedPassages]) -> dict[str, float]:
+def validate(ranker: Ranker, eval_sets: Mapping[str, EvalSet | PassageEvalSet]) -> dict[str, float]:
     """`NAME/AP` of each table that is watched, and what else it measures."""
     return {
         f"{name}/{measure}": value
-        for name, table in watched.items()
-        for measure, value in table.measures(ranker).items()
+        for name, table in eval_sets.items()
+        for measure, value in table.evaluate(ranker).items()
     }
 
 
-def _share(batches: list[PackedBatch]) -> list[PackedBatch]:
+def _select_local_batches(batches: list[PackedBatch]) -> list[PackedBatch]:
     """The batches that this worker scores.
 
     Workers that hold shares of the weights must all run equally often, so the last round is filled
     up from the front; a row scored twice has the same score.
     """
-    rounds = -(-len(batches) // ranks())
-    numbers = islice(range(rank(), rounds * ranks(), ranks()), rounds)
+    rounds = -(-len(batches) // get_world_size())
+    numbers = islice(range(get_rank(), rounds * get_world_size(), get_world_size()), rounds)
     return [batches[i % len(batches)] for i in numbers]
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from as2ray.checkpoint import save, start
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError
-from as2ray.packaged import minilm
 from benchmarks import epoch
-from benchmarks.consuming import Share, checksum, exact
+from benchmarks.consuming import WorkerReport, compute_checksum, is_exact
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,15 +32,15 @@ NEEDS = {
 def encoder() -> Path:
     """The packaged encoder; where it is not installed the test is skipped."""
     try:
-        return minilm()
+        return packaged_minilm()
     except CheckpointError as error:
-        pytest.skip(error.came)
+        pytest.skip(error.problem)
 
 
 @pytest.fixture(scope="module")
 def cascade(encoder, tmp_path_factory) -> str:
     """A checkpoint that drops half of the candidates after its first layer."""
-    made = start(encoder, exits=[1, 2])
+    made = init_ranker(encoder, exit_layers=[1, 2])
     made.drop = 0.5
     return str(save(made, tmp_path_factory.mktemp("cascade") / "ranker"))
 
@@ -186,7 +187,7 @@ def test_epoch_claims_linear_cost_and_flat_memory_of_several_sizes(end, last, li
         }
         for (pairs, seconds), mb in zip(ends, memory, strict=True)
     ]
-    holds = {claim.claim: claim.holds for claim in epoch.claims(passes, {"rate": 500.0})}
+    holds = {claim.claim: claim.holds for claim in epoch.build_claims(passes, {"rate": 500.0})}
     assert holds["cost grows linearly (within 20 %)"] is linear
     assert holds["memory flat (within 10 %) from the second epoch on"] is flat
 
@@ -194,16 +195,16 @@ def test_epoch_claims_linear_cost_and_flat_memory_of_several_sizes(end, last, li
 def test_checksum_tells_a_row_that_came_twice_for_another():
     rows = np.arange(1_000)
     shares = [
-        Share(500, 0, 3, checksum(rows[::2]), 0, 0),
-        Share(500, 0, 3, checksum(rows[1::2]), 0, 0),
+        WorkerReport(500, 0, 3, compute_checksum(rows[::2]), 0, 0),
+        WorkerReport(500, 0, 3, compute_checksum(rows[1::2]), 0, 0),
     ]
-    assert exact(shares, 1_000, 3)
-    assert not exact(shares, 1_000, 4)
+    assert is_exact(shares, 1_000, 3)
+    assert not is_exact(shares, 1_000, 4)
     swapped = rows[1::2].copy()
     swapped[0], swapped[7] = 0, 16  # two odd rows gone, two even ones twice: the plain sum stays
     assert swapped.sum() == rows[1::2].sum()
-    shares[1] = Share(500, 0, 3, checksum(swapped), 0, 0)
-    assert not exact(shares, 1_000, 3)
+    shares[1] = WorkerReport(500, 0, 3, compute_checksum(swapped), 0, 0)
+    assert not is_exact(shares, 1_000, 3)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import threading
 import pytest
 import uvicorn
 
-from benchmarks.load import closed_loop, open_loop
+from benchmarks.load import run_closed_loop, run_open_loop
 
 
 async def answers(scope, receive, send):
@@ -38,34 +38,34 @@ def server():
 
 
 def test_open_loop_sends_at_its_rate_and_waits_for_every_answer(server):
-    seen = open_loop(f"{server}/200?0.2", [{}], rate=50, seconds=0.4)
-    assert len(seen.seconds) == 20
-    assert seen.wall > 0.38 + 0.2
-    assert min(seen.seconds) >= 0.2
+    seen = run_open_loop(f"{server}/200?0.2", [{}], requests_per_second=50, duration_s=0.4)
+    assert len(seen.latencies_s) == 20
+    assert seen.duration_s > 0.38 + 0.2
+    assert min(seen.latencies_s) >= 0.2
     assert seen.quantile(0.5) <= seen.quantile(0.99)
 
 
 def test_closed_loop_keeps_so_many_waiting(server):
-    seen = closed_loop(f"{server}/200?0.1", [{}], clients=4, seconds=0.3)
-    assert len(seen.seconds) >= 4
-    assert seen.rate <= 4 / 0.1
+    seen = run_closed_loop(f"{server}/200?0.1", [{}], num_clients=4, duration_s=0.3)
+    assert len(seen.latencies_s) >= 4
+    assert seen.answers_per_second <= 4 / 0.1
 
 
 def test_closed_loop_stays_away_as_long_as_it_is_told_and_not_beyond_the_end(server):
-    seen = closed_loop(f"{server}/429", [{}], clients=2, seconds=1.3)
-    assert (len(seen.seconds), seen.refused, seen.failed) == (0, 4, 0)
-    assert seen.wall < 2.0
+    seen = run_closed_loop(f"{server}/429", [{}], num_clients=2, duration_s=1.3)
+    assert (len(seen.latencies_s), seen.num_rejected, seen.num_failed) == (0, 4, 0)
+    assert seen.duration_s < 2.0
 
 
 @pytest.mark.parametrize(
     ("status", "refused", "failed"), [(429, 5, 0), (503, 5, 0), (500, 0, 5), (422, 0, 5)]
 )
 def test_refusals_and_failures_are_no_answers(server, status, refused, failed):
-    seen = open_loop(f"{server}/{status}", [{}], rate=100, seconds=0.05)
-    assert (len(seen.seconds), seen.refused, seen.failed) == (0, refused, failed)
+    seen = run_open_loop(f"{server}/{status}", [{}], requests_per_second=100, duration_s=0.05)
+    assert (len(seen.latencies_s), seen.num_rejected, seen.num_failed) == (0, refused, failed)
     assert seen.quantile(0.5) == float("inf")
 
 
 def test_nobody_there_is_a_failure():
-    seen = open_loop("http://127.0.0.1:9", [{}], rate=100, seconds=0.03)
-    assert seen.failed == 3
+    seen = run_open_loop("http://127.0.0.1:9", [{}], requests_per_second=100, duration_s=0.03)
+    assert seen.num_failed == 3

@@ -17,7 +17,7 @@ def working(monkeypatch):
     code = "import time\nwhile time.process_time() < 2: pass"
     parent = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {code!r}])"
     process = subprocess.Popen([sys.executable, "-c", f"{parent}; time.sleep(60)"])
-    yield service.Service("http://127.0.0.1:9/rerank", process.pid)
+    yield service.ServiceProcess("http://127.0.0.1:9/rerank", process.pid)
     process.kill()
     process.wait()
 
@@ -27,7 +27,7 @@ def test_service_that_still_works_is_waited_for(working, monkeypatch):
     process = psutil.Process(working.pid)
     while not process.children():
         time.sleep(0.05)
-    service.rest(working)
+    service.wait_until_idle(working)
     assert not process.children()
 
 
@@ -36,4 +36,4 @@ def test_service_that_never_rests_ends_the_benchmark(working, monkeypatch):
     monkeypatch.setattr(service, "REST", 0.5)
     time.sleep(0.5)
     with pytest.raises(SystemExit, match="still works"):
-        service.rest(working)
+        service.wait_until_idle(working)

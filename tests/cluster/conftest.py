@@ -17,7 +17,7 @@ from driver import job
 from ray.cluster_utils import Cluster
 from running import Run, told
 
-from as2ray.training.train import train_here
+from as2ray.training.run_job import train
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def expected(arguments, tmp_path) -> Callable[[int], dict[float, float]]:
     """Loss by step where nothing fails: `expected(epochs)`."""
 
     def here(epochs: int) -> dict[float, float]:
-        train_here(job(*map(Path, arguments), epochs), tmp_path / "here")
+        train(job(*map(Path, arguments), epochs), tmp_path / "here")
         return told(tmp_path / "here", "loss")
 
     return here

@@ -7,28 +7,30 @@ import json
 import sys
 from pathlib import Path
 
-from as2ray.distributed.cluster import connected
-from as2ray.distributed.plan import Workers
-from as2ray.distributed.train import fit
-from as2ray.training.config import Training
-from as2ray.training.job import Job, Model
-from as2ray.training.tracking import Tracking
+from as2ray.distributed.cluster import ray_session
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.train import train_on_ray
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.tracking import TrackingConfig
 
 
-def job(checkpoint: Path, corpus: Path, dev: Path, epochs: int) -> Job:
+def job(checkpoint: Path, corpus: Path, dev: Path, epochs: int) -> TrainingJob:
     """A job whose result depends on nothing but rounding."""
-    return Job(
-        Model(str(checkpoint), max_length=32),
+    return TrainingJob(
+        ModelSpec(str(checkpoint), max_length=32),
         (str(corpus),),
         {"dev": str(dev)},
-        Training(epochs=epochs, batch=16, learning_rate=1e-3, precision="fp32", validate_every=25),
-        tracking=Tracking(every=1, tensorboard=False),
+        TrainingConfig(
+            epochs=epochs, global_batch_size=16, learning_rate=1e-3, precision="fp32", eval_steps=25
+        ),
+        tracking=TrackingConfig(log_every_steps=1, tensorboard=False),
     )
 
 
 if __name__ == "__main__":
     checkpoint, corpus, dev, folder, epochs, workers = sys.argv[1:]
-    with connected():
+    with ray_session():
         made = job(Path(checkpoint), Path(corpus), Path(dev), int(epochs))
-        best = fit(made, folder, Workers(**json.loads(workers)))
+        best = train_on_ray(made, folder, WorkersConfig(**json.loads(workers)))
     sys.stdout.write(f"{best}\n")

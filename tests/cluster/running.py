@@ -7,12 +7,12 @@ from pathlib import Path
 
 import psutil
 
-from as2ray.training.tracking import read
+from as2ray.training.tracking import read_metrics
 
 
 def told(folder: Path, name: str) -> dict[float, float]:
     """What a run has told of by step: its `loss`, or `dev/AP`."""
-    return {x["step"]: x[name] for x in read(folder / "metrics.jsonl") if name in x}
+    return {x["step"]: x[name] for x in read_metrics(folder / "metrics.jsonl") if name in x}
 
 
 class Run:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from running import workers
 
-from as2ray.checkpoint import load
-from as2ray.text.files import PairFiles
-from as2ray.training.validation import Watched, validate
+from as2ray.checkpoints.loading import load
+from as2ray.tables.parquet import ParquetTable
+from as2ray.training.validation import EvalSet, validate
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -63,6 +63,6 @@ def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
     # A run that begins anew forgets what an earlier one told.
     assert told.read_text().startswith(marked)
     assert again.losses() == pytest.approx(expected(8), abs=TOLERANCE)
-    ranker = load(Path(output.splitlines()[-1]), precision="fp32")
-    dev = {"dev": Watched.pack(PairFiles.find(arguments[2]).table(), ranker, 400)}
+    ranker = load(Path(output.splitlines()[-1]), dtype="fp32")
+    dev = {"dev": EvalSet.from_table(ParquetTable.open(arguments[2]).to_table(), ranker, 400)}
     assert validate(ranker, dev)["dev/AP"] == pytest.approx(max(again.maps().values()))

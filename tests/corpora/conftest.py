@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from as2ray import corpora
+from as2ray.corpora.verification import data_root
 
 WIKIQA_HEADER = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel"
 
@@ -13,7 +13,7 @@ WIKIQA_HEADER = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSe
 @pytest.fixture
 def real():
     """The data root, for tests on real releases."""
-    root = corpora.data_root()
+    root = data_root()
     if not (root / "wikiqa").is_dir():
         pytest.skip(f"no real corpora in {root}; set AS2RAY_DATA to test on them")
     return root
@@ -91,9 +91,9 @@ def table():
             for k, label in enumerate(those)
         ]
         columns = list(zip(*rows)) or [()] * 5
-        from as2ray.records import CANDIDATES
+        from as2ray.tables.schema import CANDIDATE_SCHEMA
 
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATES)]
-        return pa.table(arrays, schema=CANDIDATES)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)]
+        return pa.table(arrays, schema=CANDIDATE_SCHEMA)
 
     return table

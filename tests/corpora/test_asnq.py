@@ -4,9 +4,12 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from as2ray.corpora import CORPORA, asnq, files, get, read
-from as2ray.corpora.tables import regroup
+from as2ray.corpora import asnq
+from as2ray.corpora.preparation import read_split
+from as2ray.corpora.reader_utils import group_on_disk
+from as2ray.corpora.registry import CORPORA, get_corpus
 from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.tables import raw_files
 
 ROWS = [
     ("who wrote it", 'The " bare quote', 1),
@@ -29,19 +32,19 @@ def folder(write, tmp_path):
 
 
 def test_asnq_only_grade_four_is_positive_and_grades_stay(folder):
-    table = read("asnq", "train", folder, verify=False)
+    table = read_split("asnq", "train", folder, verify=False)
     assert table["grade"].to_pylist() == [1, 4, 3, 2, 4, 1]
     assert table["label"].to_pylist() == [0, 1, 0, 0, 1, 0]
 
 
 def test_asnq_quotes_stay_plain_characters(folder):
-    table = read("asnq", "train", folder, verify=False)
+    table = read_split("asnq", "train", folder, verify=False)
     assert table["candidate"].to_pylist()[:2] == ['The " bare quote', '"Kafka wrote it"']
 
 
 def test_asnq_fewer_negatives_leave_ids_as_they_were(folder):
-    whole = read("asnq", "train", folder, verify=False)
-    hard = read("asnq", "train", folder, verify=False, negatives=[3])
+    whole = read_split("asnq", "train", folder, verify=False)
+    hard = read_split("asnq", "train", folder, verify=False, negatives=[3])
     assert hard["candidate_id"].to_pylist() == ["q000000-1", "q000000-2", "q000001-0"]
     assert set(hard["candidate_id"].to_pylist()) < set(whole["candidate_id"].to_pylist())
 
@@ -49,12 +52,12 @@ def test_asnq_fewer_negatives_leave_ids_as_they_were(folder):
 @pytest.mark.parametrize("negatives", [(), (4,), (0, 3)])
 def test_asnq_impossible_negatives_are_refused(folder, negatives):
     with pytest.raises(CorpusError, match="negatives"):
-        read("asnq", "train", folder, negatives=negatives)
+        read_split("asnq", "train", folder, negatives=negatives)
 
 
 def test_asnq_halves_of_dev_keep_the_ids_of_the_whole(folder):
-    whole = read("asnq", "dev-all", folder, verify=False)
-    halves = [read("asnq", split, folder) for split in ("test", "dev")]
+    whole = read_split("asnq", "dev-all", folder, verify=False)
+    halves = [read_split("asnq", split, folder) for split in ("test", "dev")]
     assert pa.concat_tables(halves).equals(whole)
 
 
@@ -63,38 +66,38 @@ def test_asnq_listed_question_that_does_not_come_is_told(folder):
     with pytest.raises(
         CountMismatchError, match=r"1 of the 2 questions of dev, without 'who else'"
     ):
-        read("asnq", "dev", folder)
+        read_split("asnq", "dev", folder)
 
 
 def test_asnq_missing_list_is_told_by_name(folder):
     (folder / "unique.dev").unlink()
-    with pytest.raises(files.SourceMissingError, match=r"unique.dev"):
-        read("asnq", "dev", folder)
+    with pytest.raises(raw_files.RawFileNotFoundError, match=r"unique.dev"):
+        read_split("asnq", "dev", folder)
 
 
 def test_asnq_label_of_another_scheme_is_refused(folder, write):
     path = write("asnq/train.tsv", "who\tme\tneg\n")
     with pytest.raises(CorpusError, match="label 'neg'"):
-        read("asnq", "train", path)
+        read_split("asnq", "train", path)
 
 
 def test_asnq_last_line_cut_short_is_refused(folder):
     path = folder / "train.tsv"
     path.write_text(path.read_text()[:-4])
     with pytest.raises(CorpusError, match="Expected 3 columns, got 2"):
-        read("asnq", "train", folder)
+        read_split("asnq", "train", folder)
 
 
 def test_asnq_empty_file_is_refused(folder):
     (folder / "train.tsv").write_text("")
     with pytest.raises(CorpusError, match="Empty CSV file"):
-        read("asnq", "train", folder)
+        read_split("asnq", "train", folder)
 
 
 def test_asnq_stream_in_small_blocks_gives_the_same_table(folder, monkeypatch):
-    whole = read("asnq", "train", folder, verify=False)
-    monkeypatch.setattr(files, "BLOCK", 64)
-    pieces = list(get("asnq").pieces("train", folder))
+    whole = read_split("asnq", "train", folder, verify=False)
+    monkeypatch.setattr(raw_files, "BLOCK", 64)
+    pieces = list(get_corpus("asnq").read_tables("train", folder))
     assert len(pieces) > 1
     assert pa.concat_tables(pieces).equals(whole)
 
@@ -102,16 +105,16 @@ def test_asnq_stream_in_small_blocks_gives_the_same_table(folder, monkeypatch):
 def test_asnq_scattered_rows_are_refused_until_gathered(folder):
     lines = (folder / "train.tsv").read_text().splitlines()
     (folder / "train.tsv").write_text("\n".join([*lines[4:5], *lines[:4], *lines[5:]]) + "\n")
-    gathered = read("asnq", "train", folder, verify=False, scattered=True)
+    gathered = read_split("asnq", "train", folder, verify=False, scattered=True)
     assert len(set(gathered["question_id"].to_pylist())) == 2
     with pytest.raises(CorpusError, match="rows of the question 'what is hp' stand apart"):
-        read("asnq", "train", folder, verify=False)
+        read_split("asnq", "train", folder, verify=False)
 
 
 def test_regroup_any_stream_comes_out_whole_and_adjacent():
     rows = [{"question": f"q{i % 7}", "candidate": f"c{i}"} for i in range(100)]
     stream = [pa.Table.from_pylist(rows[i : i + 9]) for i in range(0, 100, 9)]
-    out = pa.concat_tables(regroup(stream, buckets=3)).to_pylist()
+    out = pa.concat_tables(group_on_disk(stream, num_buckets=3)).to_pylist()
     assert sorted(out, key=str) == sorted(rows, key=str)
     texts = [r["question"] for r in out]
     assert sum(a != b for a, b in pairwise(texts)) == 6
@@ -121,7 +124,7 @@ def test_regroup_any_stream_comes_out_whole_and_adjacent():
 
 
 def test_regroup_nothing_gives_nothing():
-    assert list(regroup([])) == []
+    assert list(group_on_disk([])) == []
 
 
 def test_asnq_hub_flags_give_the_grades():
@@ -135,7 +138,7 @@ def test_asnq_hub_flags_give_the_grades():
         }
         for q, s, g in ROWS
     ]
-    tables = asnq.from_hub_rows(files.tables(Dataset.from_list(rows), 4))
+    tables = asnq.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(rows), 4))
     table = pa.concat_tables(tables)
     assert table["grade"].to_pylist() == [g for _, _, g in ROWS]
     assert table["label"].to_pylist() == [int(g == 4) for _, _, g in ROWS]
@@ -143,17 +146,17 @@ def test_asnq_hub_flags_give_the_grades():
 
 def test_asnq_halves_from_the_hub_are_refused():
     with pytest.raises(CorpusError, match="which has train and dev-all"):
-        asnq._listed("hub", "dev")
+        asnq._read_question_list("hub", "dev")
 
 
 def test_asnq_published_counts_agree_with_the_grades():
-    for entry in CORPORA["asnq"].published:
-        grades = asnq.GRADES[entry.split]
-        assert sum(grades) == entry.counts.pairs
-        assert grades[3] == entry.counts.positives
+    for entry in CORPORA["asnq"].published_counts:
+        grades = asnq.GRADE_COUNTS[entry.split]
+        assert sum(grades) == entry.counts.num_pairs
+        assert grades[3] == entry.counts.num_positives
 
 
 def test_asnq_inventory_counts_lists_and_grades(folder):
-    found = {(i.split, i.what): i.found for i in asnq.inventory(folder)}
+    found = {(i.split, i.name): i.actual for i in asnq.count_release(folder)}
     assert found["dev", "questions in unique.dev"] == 1
     assert [found["train", f"rows of grade {g}"] for g in (1, 2, 3, 4)] == [2, 1, 1, 2]

@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from as2ray.corpora import read
+from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
 
 
@@ -37,22 +37,24 @@ def rows(table):
 
 
 def test_contexts_of_the_release_are_candidates_once(release):
-    assert rows(read("dpr", "nq-dev", release)) == [
+    assert rows(read_split("dpr", "nq-dev", release)) == [
         ("nq-dev-0", "nq-dev-0-4", 1),
         ("nq-dev-0", "nq-dev-0-2", 1),
         ("nq-dev-0", "nq-dev-0-7", 0),
         ("nq-dev-1", "nq-dev-1-3", 0),
     ]
     every = ["positive_ctxs", "hard_negative_ctxs", "negative_ctxs"]
-    assert ("nq-dev-0", "nq-dev-0-9", 0) in rows(read("dpr", "nq-dev", release, contexts=every))
+    assert ("nq-dev-0", "nq-dev-0-9", 0) in rows(
+        read_split("dpr", "nq-dev", release, contexts=every)
+    )
     turned = ["hard_negative_ctxs", "positive_ctxs"]  # passage 2 is in both
-    assert rows(read("dpr", "nq-dev", release, contexts=turned)) == rows(
-        read("dpr", "nq-dev", release)
+    assert rows(read_split("dpr", "nq-dev", release, contexts=turned)) == rows(
+        read_split("dpr", "nq-dev", release)
     )
 
 
 def test_run_s_passages_are_candidates_in_their_place(release):
-    table = read("dpr", "nq-dev", release, run="bm25.trec", depth=2)
+    table = read_split("dpr", "nq-dev", release, run="bm25.trec", depth=2)
     assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-0", "nq-dev-0-4", 1)]
     assert table["candidate"].to_pylist() == ["text 9", "text 4"]
     assert table["document_id"].to_pylist() == ["T9", "T4"]
@@ -66,7 +68,7 @@ def test_passages_are_read_as_the_csv_module_wrote_them(release):
         writer.writerows((number, text, '"T"') for number, text in enumerate(texts))
     lines = (f"nq-dev-0 Q0 {number} {number + 1} 1 x\n" for number in range(len(texts)))
     (release / "bm25.trec").write_text("".join(lines))
-    table = read("dpr", "nq-dev", release, run="bm25.trec")
+    table = read_split("dpr", "nq-dev", release, run="bm25.trec")
     assert table["candidate"].to_pylist() == texts
     assert set(table["document_id"].to_pylist()) == {'"T"'}
 
@@ -76,24 +78,24 @@ def test_passages_are_read_as_the_csv_module_wrote_them(release):
 )
 def test_impossible_option_is_refused(release, options):
     with pytest.raises(CorpusError, match="positive_ctxs"):
-        read("dpr", "nq-dev", release, **options)
+        read_split("dpr", "nq-dev", release, **options)
 
 
 def test_other_json_or_run_is_refused(release):
     (release / "bm25.trec").write_text("nq-dev-0 9\n")
     with pytest.raises(CorpusError, match="line 1"):
-        read("dpr", "nq-dev", release, run="bm25.trec")
+        read_split("dpr", "nq-dev", release, run="bm25.trec")
     (release / "biencoder-nq-dev.json").write_text('[{"question": "x"}]')
     with pytest.raises(CorpusError, match="positive_ctxs"):
-        read("dpr", "nq-dev", release)
+        read_split("dpr", "nq-dev", release)
     (release / "biencoder-nq-dev.json").write_text(
         '[{"question": "x", "positive_ctxs": null, "hard_negative_ctxs": []}]'
     )
     with pytest.raises(CorpusError, match=r"biencoder-nq-dev\.json: TypeError"):
-        read("dpr", "nq-dev", release)
+        read_split("dpr", "nq-dev", release)
 
 
 def test_real_sample_has_five_questions(real):
-    table = read("dpr", "sample", real / "dpr")
+    table = read_split("dpr", "sample", real / "dpr")
     assert len(table["question_id"].unique()) == 5
     assert 0 < sum(table["label"].to_pylist()) < table.num_rows

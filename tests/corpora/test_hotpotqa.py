@@ -2,9 +2,11 @@ import json
 
 import pytest
 
-from as2ray import corpora
-from as2ray.corpora import files, hotpotqa, read
+from as2ray.corpora import hotpotqa
+from as2ray.corpora.preparation import read_split
+from as2ray.corpora.verification import verify_releases
 from as2ray.errors import CorpusError
+from as2ray.tables import raw_files
 
 RECORD = {
     "_id": "a1",
@@ -39,7 +41,7 @@ def split_of(path):
 
 
 def test_sentences_keep_their_passage_title_and_number(path):
-    table = read("hotpotqa", split_of(path), path)
+    table = read_split("hotpotqa", split_of(path), path)
     assert table["candidate"].to_pylist() == ["It is a zoo.", "Born.", "Met Bob.", "He."]
     assert table["label"].to_pylist() == [0, 0, 1, 1]
     assert table["title"].to_pylist() == ["Zoo", "Ann", "Ann", "Bob"]
@@ -50,9 +52,9 @@ def test_sentences_keep_their_passage_title_and_number(path):
 
 
 def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(path):
-    question = hotpotqa.gold(split_of(path), path)["a1"]
+    question = hotpotqa.read_gold_questions(split_of(path), path)["a1"]
     assert question.facts == (("Ann", 1), ("Bob", 0), ("Bob", 7), ("Cid", 0))
-    assert question.beyond() == (1, 1)
+    assert question.count_missing_facts() == (1, 1)
     assert question.answer == "Ann"
 
 
@@ -60,14 +62,14 @@ def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(pa
 def test_question_without_any_sentence_has_no_rows_and_stays_in_the_gold(write, context):
     bare = {**RECORD, "_id": "bare", "context": context}
     path = write("hotpot_dev_distractor_v1.json", [bare, RECORD])
-    assert set(read("hotpotqa", "dev", path)["question_id"].to_pylist()) == {"a1"}
-    assert list(hotpotqa.gold("dev", path)) == ["bare", "a1"]
+    assert set(read_split("hotpotqa", "dev", path)["question_id"].to_pylist()) == {"a1"}
+    assert list(hotpotqa.read_gold_questions("dev", path)) == ["bare", "a1"]
 
 
 def test_record_without_a_context_is_refused(write):
     record = {k: v for k, v in RECORD.items() if k != "context"}
     with pytest.raises(CorpusError, match=r"record 0(.|\n)*context"):
-        read("hotpotqa", "dev", write("hotpot_dev_distractor_v1.json", [record]))
+        read_split("hotpotqa", "dev", write("hotpot_dev_distractor_v1.json", [record]))
 
 
 @pytest.mark.parametrize(
@@ -84,27 +86,27 @@ def test_record_without_a_context_is_refused(write):
 def test_record_of_other_types_is_refused(write, other):
     path = write("hotpot_dev_distractor_v1.json", [RECORD | other])
     with pytest.raises(CorpusError, match=r"record 0|question a1|questions a1"):
-        read("hotpotqa", "dev", path)
+        read_split("hotpotqa", "dev", path)
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_json_records_come_one_by_one_however_the_file_is_cut(write, block):
     values = [{"a": [1, "],["]}, {"b": "ä"}, {}, {"c": None}]
-    assert list(files.json_records(write("list.json", values), block)) == values
+    assert list(raw_files.read_json_records(write("list.json", values), block)) == values
     lines = "\n".join(map(json.dumps, values))
-    assert list(files.json_records(write("lines.jsonl.gz", lines), block)) == values
-    assert list(files.json_records(write("none.json", []), block)) == []
+    assert list(raw_files.read_json_records(write("lines.jsonl.gz", lines), block)) == values
+    assert list(raw_files.read_json_records(write("none.json", []), block)) == []
 
 
 @pytest.mark.parametrize("text", ['[{"a": 1}, {"b"', '[{"a": 1}', '{"a": 1}\n{"b": ', "[1, x]"])
 def test_json_records_of_a_cut_file_are_refused(write, text):
     with pytest.raises(CorpusError):
-        list(files.json_records(write("cut.json", text)))
+        list(raw_files.read_json_records(write("cut.json", text)))
 
 
 def test_samples_have_the_counts_that_they_came_with(real):
     if not (real / "hotpotqa").is_dir():
         pytest.skip("no HotpotQA sample")
-    checks = [c for c in corpora.verify_all(real) if c.corpus == "hotpotqa"]
+    checks = [c for c in verify_releases(real) if c.corpus == "hotpotqa"]
     assert len(checks) == 9
-    assert all(check.ok for check in checks), checks
+    assert all(check.is_ok for check in checks), checks

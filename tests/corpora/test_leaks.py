@@ -1,7 +1,8 @@
 import pyarrow as pa
 import pytest
 
-from as2ray.corpora import check_leaks, drop, shared_questions, stats
+from as2ray.corpora.leaks import check_leaks, remove_leaks, shared_questions
+from as2ray.corpora.stats import compute_stats
 from as2ray.errors import LeakError
 
 
@@ -22,8 +23,8 @@ def test_shared_questions_ignore_case_blanks_and_final_punctuation():
 def test_check_leaks_tells_numbers_and_examples_of_every_pair():
     with pytest.raises(LeakError) as error:
         check_leaks({"train": A, "dev": B, "test": A})
-    assert "1 questions in both 'train' and 'dev', such as ['who is ann']" in error.value.came
-    assert "2 questions in both 'train' and 'test'" in error.value.came
+    assert "1 questions in both 'train' and 'dev', such as ['who is ann']" in error.value.problem
+    assert "2 questions in both 'train' and 'test'" in error.value.problem
 
 
 def test_check_leaks_of_clean_splits_says_nothing():
@@ -31,9 +32,9 @@ def test_check_leaks_of_clean_splits_says_nothing():
 
 
 def test_drop_removes_every_spelling_of_a_leaked_question():
-    assert drop(A, B, C)["question"].to_pylist() == ["What's new"]
-    check_leaks({"train": drop(A, B), "dev": B})
-    assert drop(A).equals(A)
+    assert remove_leaks(A, B, C)["question"].to_pylist() == ["What's new"]
+    check_leaks({"train": remove_leaks(A, B), "dev": B})
+    assert remove_leaks(A).equals(A)
 
 
 def test_stats_count_what_a_measure_depends_on(table):
@@ -42,17 +43,17 @@ def test_stats_count_what_a_measure_depends_on(table):
         3, "candidate", pa.array(["a b", "a  b c", "a b", "x", "y", "only one here now"])
     )
     made = made.set_column(1, "question", pa.array(["who?"] * 3 + ["what is?"] * 2 + ["who?"]))
-    found = stats(made)
-    assert (found.counts.questions, found.all_negative, found.all_positive) == (3, 1, 1)
-    assert found.candidates_per_question.most == 3
-    assert found.candidate_tokens.most == 4
+    found = compute_stats(made)
+    assert (found.counts.num_questions, found.num_all_negative, found.num_all_positive) == (3, 1, 1)
+    assert found.candidates_per_question.max == 3
+    assert found.candidate_tokens.max == 4
     assert found.question_tokens.mean == pytest.approx(4 / 3)
-    assert found.question_characters.most == 8
-    assert (found.duplicate_sentences, found.conflicting_sentences) == (1, 0)
-    assert found.texts_with_two_ids == 1
+    assert found.question_characters.max == 8
+    assert (found.num_duplicate_sentences, found.num_conflicting_labels) == (1, 0)
+    assert found.num_duplicate_questions == 1
 
 
 def test_stats_see_a_sentence_with_both_labels(table):
     made = table([0, 1])
     made = made.set_column(3, "candidate", pa.array(["same", "same"]))
-    assert stats(made).conflicting_sentences == 1
+    assert compute_stats(made).num_conflicting_labels == 1

@@ -3,8 +3,10 @@ import resource
 
 import pytest
 
-from as2ray.corpora import apply_filter, near_duplicates, read
+from as2ray.corpora.leaks import near_duplicate_questions
+from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
+from as2ray.tables.filters import filter_table
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def rows(table):
 
 
 def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
-    assert rows(read("msmarco", "train", release)) == [
+    assert rows(read_split("msmarco", "train", release)) == [
         ("20", "passage 3 of cats", 0),
         ("20", "passage 7 of cats", 1),
         ("20", "passage 5 of cats", 0),
@@ -35,7 +37,7 @@ def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
         ("10", "passage 3 of cats", 0),
     ]
     # A trec run; what it missed stays missed where it is judged.
-    assert [r[1:] for r in rows(read("msmarco", "dev", release))] == [
+    assert [r[1:] for r in rows(read_split("msmarco", "dev", release))] == [
         ("passage 5 of cats", 0),
         ("passage 1 of cats", 0),
     ]
@@ -43,14 +45,14 @@ def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
 
 def test_run_with_its_texts_is_read_however_many_words_they_have(release):
     (release / "run.train.tsv").write_text("20\t3\twhere now\tpassage 3\n20\t5\twhere now\tfive\n")
-    found = rows(read("msmarco", "train", release))
+    found = rows(read_split("msmarco", "train", release))
     assert [r[1].split()[1] for r in found] == ["3", "5", "9", "7"]
 
 
 def test_depth_cuts_the_run_and_queries_without_relevant_go_by_the_filter(release):
-    cut = rows(read("msmarco", "train", release, depth=1))
+    cut = rows(read_split("msmarco", "train", release, depth=1))
     assert [r[1].split()[1] for r in cut] == ["3", "9", "7", "1"]
-    kept = apply_filter(read("msmarco", "train", release), "no_all_negative")
+    kept = filter_table(read_split("msmarco", "train", release), "no_all_negative")
     assert set(kept["question_id"].to_pylist()) == {"20"}
 
 
@@ -59,7 +61,7 @@ def test_documents_have_title_and_body(write, tmp_path):
     write("m/msmarco-docdev-queries.tsv", "2\twhat barks\n")
     write("m/msmarco-docdev-qrels.tsv", "2 0 D6 1\n")
     write("m/msmarco-docdev-top100", "2 Q0 D4 1 -4.1 IndriQ\n2 Q0 D6 2 -4.2 IndriQ\n")
-    assert rows(read("msmarco", "doc-dev", tmp_path / "m")) == [
+    assert rows(read_split("msmarco", "doc-dev", tmp_path / "m")) == [
         ("2", "Cats They purr.", 0),
         ("2", "Dogs They bark.", 1),
     ]
@@ -72,7 +74,7 @@ def test_track_of_2019_counts_grades_of_two_as_relevant(write, tmp_path):
     ]
     write("m/bm25_top100_dl19.json", [{"query": "what", "hits": hits}])
     write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n4 Q0 8 3\n")
-    table = read("msmarco", "dl19", tmp_path / "m")
+    table = read_split("msmarco", "dl19", tmp_path / "m")
     assert [(r["candidate_id"], r["label"], r["grade"]) for r in table.to_pylist()] == [
         ("4-6", 0, 1),
         ("4-8", 1, 3),
@@ -83,7 +85,7 @@ def test_track_of_2019_counts_grades_of_two_as_relevant(write, tmp_path):
 def test_listed_texts_are_candidates_once(write, tmp_path):
     line = json.dumps({"query": "what", "pos": ["a", "b"], "neg": ["c", "a"]})
     write("m/train_sample.jsonl", line + "\n")
-    found = {(r[1], r[2]) for r in rows(read("msmarco", "listed", tmp_path / "m"))}
+    found = {(r[1], r[2]) for r in rows(read_split("msmarco", "listed", tmp_path / "m"))}
     assert found == {("a", 1), ("b", 1), ("c", 0)}
 
 
@@ -101,7 +103,7 @@ def test_listed_texts_are_candidates_once(write, tmp_path):
 def test_damaged_release_is_refused(release, name, text, came):
     (release / name).write_text(text)
     with pytest.raises(CorpusError, match=came):
-        read("msmarco", "train", release)
+        read_split("msmarco", "train", release)
 
 
 def test_values_of_other_types_are_refused(write, tmp_path):
@@ -109,10 +111,10 @@ def test_values_of_other_types_are_refused(write, tmp_path):
     write("m/bm25_top100_dl19.json", [{"query": "what", "hits": hits}])
     write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n")
     with pytest.raises(CorpusError, match=r"dl19\.json: ValueError: .*first"):
-        read("msmarco", "dl19", tmp_path / "m")
+        read_split("msmarco", "dl19", tmp_path / "m")
     write("m/train.jsonl", '{"query": "what", "pos": null, "neg": []}\n')
     with pytest.raises(CorpusError, match=r"train\.jsonl: TypeError"):
-        read("msmarco", "listed", tmp_path / "m")
+        read_split("msmarco", "listed", tmp_path / "m")
 
 
 def test_collection_without_room_is_refused(release):
@@ -121,26 +123,26 @@ def test_collection_without_room_is_refused(release):
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
         with pytest.raises(CorpusError, match="TMPDIR"):
-            read("msmarco", "train", release)
+            read_split("msmarco", "train", release)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_near_duplicate_questions_of_two_tables_are_found(release):
-    train, dev = (read("msmarco", split, release) for split in ("train", "dev"))
-    assert near_duplicates(train, dev, 0.5) == [
+    train, dev = (read_split("msmarco", split, release) for split in ("train", "dev"))
+    assert near_duplicate_questions(train, dev, 0.5) == [
         ("where are cats", "what are cats", 0.5),
         ("who are cats", "what are cats", 0.5),
     ]
-    assert near_duplicates(train, dev) == []
+    assert near_duplicate_questions(train, dev) == []
 
 
 def test_real_track_of_2019_has_its_relevant_hits(real):
-    table = read("msmarco", "dl19", real / "msmarco")
+    table = read_split("msmarco", "dl19", real / "msmarco")
     assert len(table["question_id"].unique()) == 43
     assert sum(table["label"].to_pylist()) == 846
 
 
 def test_real_listed_sample_has_ten_queries(real):
-    table = read("msmarco", "listed", real / "msmarco", filter="clean")
+    table = read_split("msmarco", "listed", real / "msmarco", question_filter="clean")
     assert len(table["question_id"].unique()) == 10

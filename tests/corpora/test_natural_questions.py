@@ -3,12 +3,21 @@ import json
 import pyarrow as pa
 import pytest
 
-from as2ray.corpora import data_root, get, read
-from as2ray.corpora.building import Quarantine, built
-from as2ray.corpora.natural_questions import COMPATIBLE, CORPUS, document, marks, paths, records
+from as2ray.corpora.natural_questions import (
+    ASNQ_OPTIONS,
+    CORPUS,
+    find_files,
+    parse_document,
+    read_records,
+    select_answers,
+)
+from as2ray.corpora.preparation import read_split
+from as2ray.corpora.record_conversion import Quarantine, with_quarantine
+from as2ray.corpora.registry import get_corpus
+from as2ray.corpora.verification import data_root
 from as2ray.errors import CorpusError
-from as2ray.records import fingerprint
-from as2ray.text.sentences import register
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.text.sentences import register_splitter
 
 PAGE = (
     "Oxbridge - Wikipedia <H1> Oxbridge ( edit ) </H1>"
@@ -57,7 +66,7 @@ def lines(*found):
 
 def rows(write, *annotations, form=simplified, **options):
     path = write("nq-dev-all.jsonl.gz", lines(form(*annotations)))
-    return read("nq", "dev", path, **options).to_pylist()
+    return read_split("nq", "dev", path, **options).to_pylist()
 
 
 def told(found):
@@ -112,7 +121,7 @@ def test_nq_cells_of_a_row_stay_together_where_rows_are_boundaries(write):
 
 
 def test_nq_compatible_options_join_the_page_flat_as_asnq_did(write):
-    found = told(rows(write, marked(PARAGRAPH, ANN), **COMPATIBLE))
+    found = told(rows(write, marked(PARAGRAPH, ANN), **ASNQ_OPTIONS))
     assert found[0] == ("Oxbridge - Wikipedia Oxbridge ( edit ) Ann founded Oxbridge .", 4)
     assert found[1] == ("It opened in 1209 .", 3)
     assert found[2][0].startswith("Gowns were worn by Ann Annual dues")
@@ -137,16 +146,16 @@ def test_nq_five_annotators_count_by_the_rule_that_is_named(write, rule, positiv
 
 
 def test_nq_agreed_needs_two_of_several_annotators_and_one_of_one(write):
-    [one] = document(json.dumps(simplified(marked(PARAGRAPH, ANN))), "x").annotations
-    assert marks([one], "agreed") == ([PARAGRAPH], [ANN])
-    assert marks([one, one._replace(short=())], "agreed") == ([], [])
-    assert marks([one, one], "agreed") == ([PARAGRAPH] * 2, [ANN] * 2)
+    [one] = parse_document(json.dumps(simplified(marked(PARAGRAPH, ANN))), "x").annotations
+    assert select_answers([one], "agreed") == ([PARAGRAPH], [ANN])
+    assert select_answers([one, one._replace(short=())], "agreed") == ([], [])
+    assert select_answers([one, one], "agreed") == ([PARAGRAPH] * 2, [ANN] * 2)
 
 
 def test_nq_question_without_a_short_answer_is_left_out_unless_all_are_asked_for(write):
     path = write("nq-dev-all.jsonl", lines(simplified(NO_SHORT), simplified(id="8")))
-    assert read("nq", "dev", path).num_rows == 0
-    every = read("nq", "dev", path, questions="all")
+    assert read_split("nq", "dev", path).num_rows == 0
+    every = read_split("nq", "dev", path, questions="all")
     assert every["grade"].to_pylist() == [1, 1, 3, 3, 1, 1, 1, 1] + [1] * 8
 
 
@@ -159,18 +168,18 @@ def test_nq_values_over_several_lines_are_read_as_one_a_line(write):
     found = [simplified(marked(PARAGRAPH, ANN)), simplified(id="8")]
     flat = write("flat.jsonl", lines(*found))
     tall = write("tall.json", "\n".join(json.dumps(record, indent=1) for record in found))
-    assert [json.loads(r.text) for r in records(flat)] == found
-    assert [json.loads(r.text) for r in records(tall)] == found
+    assert [json.loads(r.text) for r in read_records(flat)] == found
+    assert [json.loads(r.text) for r in read_records(tall)] == found
 
 
 def test_nq_original_files_of_a_folder_are_read_in_order(write, tmp_path):
     for number in (1, 0):
         write(f"v1.0/dev/nq-dev-0{number}.jsonl.gz", lines(simplified(id=str(number))))
-    assert [path.name for path in paths("dev", tmp_path)] == [
+    assert [path.name for path in find_files("dev", tmp_path)] == [
         "nq-dev-00.jsonl.gz",
         "nq-dev-01.jsonl.gz",
     ]
-    assert len(read("nq", "dev", tmp_path, questions="all")["question_id"].unique()) == 2
+    assert len(read_split("nq", "dev", tmp_path, questions="all")["question_id"].unique()) == 2
 
 
 BAD = [
@@ -188,7 +197,7 @@ def test_nq_bad_record_is_refused_with_its_line(write, record, came):
     text = record if isinstance(record, str) else json.dumps(record)
     path = write("nq-dev-all.jsonl", lines(simplified()) + text + "\n")
     with pytest.raises(CorpusError, match=rf"line 2(.|\n)*{came}"):
-        read("nq", "dev", path)
+        read_split("nq", "dev", path)
 
 
 @pytest.mark.parametrize(
@@ -197,41 +206,43 @@ def test_nq_bad_record_is_refused_with_its_line(write, record, came):
 )
 def test_nq_unknown_option_is_refused_before_anything_is_read(options, tmp_path):
     with pytest.raises(CorpusError, match=next(iter(options.values()))):
-        read("nq", "dev", tmp_path / "absent.jsonl", **options)
+        read_split("nq", "dev", tmp_path / "absent.jsonl", **options)
 
 
 def test_bad_records_are_set_aside_up_to_a_limit(write, tmp_path):
     good = [simplified(marked(PARAGRAPH, ANN), id=str(i)) for i in range(200)]
     path = write("nq-dev-all.jsonl", "{]\n" + lines(*good[:90]) + "[]\n" + lines(*good[90:]))
     quarantine = Quarantine(2)
-    tables = list(built(CORPUS, quarantine).pieces("dev", path))
+    tables = list(with_quarantine(CORPUS, quarantine).read_tables("dev", path))
     assert sum(table.num_rows for table in tables) == 200 * len(FOUND)
-    assert [one.where.rsplit(" ", 1)[1] for one in quarantine.bad] == ["1", "92"]
+    assert [one.source.rsplit(" ", 1)[1] for one in quarantine.rejected] == ["1", "92"]
     quarantine.write(tmp_path / "bad.jsonl")
     told = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert all({"where", "came"} == set(one) for one in told)
     with pytest.raises(CorpusError, match="2 bad records, such as"):
-        list(built(CORPUS, Quarantine(1)).pieces("dev", path))
+        list(with_quarantine(CORPUS, Quarantine(1)).read_tables("dev", path))
 
 
 def test_bad_record_that_is_found_late_is_set_aside_too(write):
     surrogate = simplified(marked(PARAGRAPH, ANN), id="8", document_url="half \ud800")
     path = write("nq-dev-all.jsonl", lines(simplified(marked(PARAGRAPH, ANN)), surrogate))
     quarantine = Quarantine(1)
-    [table] = built(CORPUS, quarantine).pieces("dev", path)
+    [table] = with_quarantine(CORPUS, quarantine).read_tables("dev", path)
     assert table.num_rows == len(FOUND)
-    assert "surrogates not allowed" in quarantine.bad[0].came
+    assert "surrogates not allowed" in quarantine.rejected[0].problem
     with pytest.raises(CorpusError, match="line 2: UnicodeEncodeError"):
-        read("nq", "dev", path)
+        read_split("nq", "dev", path)
 
 
 def test_corpus_that_is_candidates_already_cannot_be_built():
     with pytest.raises(CorpusError, match="candidates already"):
-        built(get("wikiqa"), Quarantine())
+        with_quarantine(get_corpus("wikiqa"), Quarantine())
 
 
 def test_splitter_of_ones_own_is_used(write):
-    register("halves", "1", lambda text: [(0, len(text) // 2), (len(text) // 2, len(text))])
+    register_splitter(
+        "halves", "1", lambda text: [(0, len(text) // 2), (len(text) // 2, len(text))]
+    )
     found = rows(write, marked(PARAGRAPH, ANN), splitter="halves")
     assert all(row["end"] > row["start"] for row in found)
     assert len(found) == 14  # two halves of each of seven blocks
@@ -253,18 +264,20 @@ def samples():
     ],
 )
 def test_real_samples_have_their_one_answer_in_its_place(samples, name, split, answer, place):
-    [row] = [r for r in read("nq", split, samples / name).to_pylist() if r["grade"] == 4]
+    [row] = [r for r in read_split("nq", split, samples / name).to_pylist() if r["grade"] == 4]
     assert row["candidate"].startswith(answer)
     assert (row["start"], row["end"]) == place
-    flat = read("nq", split, samples / name, **COMPATIBLE)
+    flat = read_split("nq", split, samples / name, **ASNQ_OPTIONS)
     assert any(r["candidate"].startswith(answer) for r in flat.to_pylist() if r["grade"] == 4)
 
 
 def test_real_squad_is_built_as_it_is_read(real):
-    corpus = get("squad")
+    corpus = get_corpus("squad")
     options = {"candidates": "paragraph", "splitter": "simple"}
     tables = list(
-        built(corpus, Quarantine()).pieces("dev", real / "squad", **corpus.resolve(options))
+        with_quarantine(corpus, Quarantine()).read_tables(
+            "dev", real / "squad", **corpus.resolve(options)
+        )
     )
-    whole = read("squad", "dev", real / "squad", **options)
+    whole = read_split("squad", "dev", real / "squad", **options)
     assert fingerprint(pa.concat_tables(tables)) == fingerprint(whole)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from as2ray.corpora import python_reference as reference
-from as2ray.corpora.python_reference import CORPUS, Document, Question
+from as2ray.corpora.python_reference import CORPUS, AnnotatedQuestion, Document
 from as2ray.errors import CorpusError
-from as2ray.records import count
+from as2ray.tables.schema import count_table
 
 PAGE = """The "walk" statement
 ********************
@@ -63,7 +63,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def report():
-    return reference.questions()
+    return reference.label_questions()
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def tables():
 
 
 def whole(split):
-    return pa.concat_tables(list(CORPUS.pieces(split, "unused")))
+    return pa.concat_tables(list(CORPUS.read_tables(split, "unused")))
 
 
 def ask(monkeypatch, *questions):
@@ -81,14 +81,14 @@ def ask(monkeypatch, *questions):
 
 def test_running_python_answers_most_questions_from_enough_candidates(report):
     assert len(report.asked) >= 150
-    assert len(report.asked) + len(report.skipped) == len(reference.written())
+    assert len(report.asked) + len(report.skipped) == len(reference.annotated_questions())
     assert all(sum(a.labels) >= 1 for a in report.asked)
     assert all(5 <= len(a.labels) <= 100 for a in report.asked)
     assert all(sum(a.labels) < len(a.labels) / 2 for a in report.asked)
 
 
 def test_written_questions_are_many_distinct_and_spread_over_topics():
-    written = reference.written()
+    written = reference.annotated_questions()
     assert len(written) >= 170
     assert len({q.id for q in written}) == len({q.question.lower() for q in written})
     assert len({q.question.lower() for q in written}) == len(written)
@@ -103,7 +103,7 @@ def test_question_file_holds_one_question_a_line():
     lines = text.splitlines()
     assert (lines[0], lines[-1]) == ("[", "]")
     assert [json.loads(line.rstrip(","))["id"] for line in lines[1:-1]] == [
-        q.id for q in reference.written()
+        q.id for q in reference.annotated_questions()
     ]
 
 
@@ -111,12 +111,12 @@ def test_candidates_of_the_running_python_are_no_code():
     code = re.compile(
         r"::=|>>>|\| +\||\+--|^\s*(def|class|import|from) \w+.*:$|^\w+\(.*\)$|^\w+ = "
     )
-    texts = [sentence for d in reference.documents() for sentence in d.sentences]
+    texts = [sentence for d in reference.load_documents() for sentence in d.sentences]
     assert [s for s in texts if code.search(s) or "\n" in s or "  " in s] == []
 
 
 def test_no_sentence_of_the_running_python_stands_twice():
-    texts = [sentence for d in reference.documents() for sentence in d.sentences]
+    texts = [sentence for d in reference.load_documents() for sentence in d.sentences]
     assert len(texts) > 2000
     assert len(set(texts)) == len(texts)
 
@@ -128,7 +128,7 @@ def test_splits_share_no_document_candidate_or_question(tables):
 
 
 def test_splits_hold_every_answered_question_in_fair_shares(tables, report):
-    sizes = {split: count(table).questions for split, table in tables.items()}
+    sizes = {split: count_table(table).num_questions for split, table in tables.items()}
     assert sum(sizes.values()) == len(report.asked)
     assert 0.45 < sizes["train"] / len(report.asked) < 0.7
     assert sizes["dev"] >= 25
@@ -143,24 +143,24 @@ def test_tables_are_the_same_each_time(tables):
 
 def test_split_of_a_chapter_never_changes():
     chapters = ["loops", "strings", "names", "sequences", "import", "raise"]
-    assert [reference.split_of(c) for c in chapters] == [
+    assert [reference.assign_split(c) for c in chapters] == [
         *("train", "train", "dev", "dev", "test", "test")
     ]
 
 
 def test_documents_keep_prose_and_drop_code_grammar_tables_and_footnotes():
-    (document,) = reference.documents({"walk": PAGE})
+    (document,) = reference.load_documents({"walk": PAGE})
     assert document == Document("walk/The walk statement", "walk", tuple(SENTENCES))
 
 
 def test_documents_of_two_topics_give_a_repeated_sentence_to_the_first():
-    found = reference.documents({"compound": PAGE, "walk": PAGE})
+    found = reference.load_documents({"compound": PAGE, "walk": PAGE})
     assert [d.chapter for d in found] == ["walk"]
 
 
 def test_documents_cut_a_long_section_evenly():
     lines = "\n\n".join(f"Sentence number {n} says something of its own." for n in range(170))
-    found = reference.documents({"long": f"Long\n****\n\n{lines}\n"})
+    found = reference.load_documents({"long": f"Long\n****\n\n{lines}\n"})
     assert [(d.id, len(d.sentences)) for d in found] == [
         ("long/Long 1", 56),
         ("long/Long 2", 57),
@@ -169,38 +169,44 @@ def test_documents_cut_a_long_section_evenly():
 
 
 def test_question_finds_its_phrase_whatever_the_typesetting(monkeypatch):
-    ask(monkeypatch, Question("walk-1", "When?", "walk", ("No such words", "RAISES WallError to")))
-    (asked,) = reference.questions({"walk": PAGE}).asked
+    ask(
+        monkeypatch,
+        AnnotatedQuestion("walk-1", "When?", "walk", ("No such words", "RAISES WallError to")),
+    )
+    (asked,) = reference.label_questions({"walk": PAGE}).labeled
     assert asked.labels == (0, 1, 0, 0, 0)
 
 
 def test_question_with_two_phrases_has_two_answers(monkeypatch):
-    ask(monkeypatch, Question("walk-1", "How?", "walk", ("one step at a time", "smallest move")))
-    (asked,) = reference.questions({"walk": PAGE}).asked
+    ask(
+        monkeypatch,
+        AnnotatedQuestion("walk-1", "How?", "walk", ("one step at a time", "smallest move")),
+    )
+    (asked,) = reference.label_questions({"walk": PAGE}).labeled
     assert asked.labels == (1, 0, 1, 0, 0)
 
 
 def test_question_whose_phrase_is_missing_is_skipped_and_reported(monkeypatch, caplog):
-    known = Question("walk-1", "How far?", "walk", ("one step at a time",))
-    lost = Question("walk-2", "How fast?", "walk", ("at full speed",))
-    gone = Question("swim-1", "How deep?", "swim", ("one step at a time",))
+    known = AnnotatedQuestion("walk-1", "How far?", "walk", ("one step at a time",))
+    lost = AnnotatedQuestion("walk-2", "How fast?", "walk", ("at full speed",))
+    gone = AnnotatedQuestion("swim-1", "How deep?", "swim", ("one step at a time",))
     ask(monkeypatch, known, lost, gone)
     with caplog.at_level(logging.WARNING):
-        report = reference.questions({"walk": PAGE})
-    assert [a.question for a in report.asked] == [known]
+        report = reference.label_questions({"walk": PAGE})
+    assert [a.question for a in report.labeled] == [known]
     assert report.skipped == (lost, gone)
     assert "walk-2, swim-1" in caplog.text
 
 
 def test_table_of_no_questions_is_empty():
-    assert reference.table([]).num_rows == 0
+    assert reference.build_table([]).num_rows == 0
 
 
 def test_python_without_its_reference_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pydoc_data.topics", None)
-    reference._interpreters.cache_clear()
+    reference._load_interpreter_documents.cache_clear()
     with pytest.raises(CorpusError, match="libpython3-stdlib"):
-        reference.documents()
+        reference.load_documents()
     monkeypatch.undo()
-    reference._interpreters.cache_clear()
-    assert reference.documents()
+    reference._load_interpreter_documents.cache_clear()
+    assert reference.load_documents()

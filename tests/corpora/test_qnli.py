@@ -2,8 +2,10 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from as2ray.corpora import files, qnli, read
+from as2ray.corpora import qnli
+from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
+from as2ray.tables import raw_files
 
 HEADER = "index\tquestion\tsentence\tlabel\n"
 ROWS = [
@@ -18,7 +20,7 @@ def body(rows):
 
 
 def test_qnli_rows_of_one_question_come_together(write):
-    table = read("qnli", "dev", write("dev.tsv", body(ROWS)))
+    table = read_split("qnli", "dev", write("dev.tsv", body(ROWS)))
     assert table["candidate_id"].to_pylist() == ["q000000-0", "q000000-1", "q000001-0"]
     assert table["candidate"].to_pylist() == ['She said "ate.', "It rained.", "Nobody."]
     assert table["label"].to_pylist() == [1, 0, 0]
@@ -26,14 +28,14 @@ def test_qnli_rows_of_one_question_come_together(write):
 
 def test_qnli_unknown_label_is_refused_with_the_known_ones(write):
     with pytest.raises(CorpusError, match="label 'maybe'") as error:
-        read("qnli", "dev", write("dev.tsv", body([("who?", "me", "maybe")])))
+        read_split("qnli", "dev", write("dev.tsv", body([("who?", "me", "maybe")])))
     assert error.value.expected == "one of ['entailment', 'not_entailment']"
 
 
 def test_qnli_unlabelled_test_file_is_refused(write):
     path = write("dev.tsv", "index\tquestion\tsentence\n0\twho?\tme\n")
     with pytest.raises(CorpusError, match=r"columns \['index', 'question', 'sentence'\]"):
-        read("qnli", "dev", path)
+        read_split("qnli", "dev", path)
 
 
 def test_qnli_hub_rows_give_the_candidates_of_the_file(write):
@@ -41,6 +43,6 @@ def test_qnli_hub_rows_give_the_candidates_of_the_file(write):
         {"question": q, "sentence": s, "label": int(w != "entailment"), "idx": i}
         for i, (q, s, w) in enumerate(ROWS)
     ]
-    tables = qnli.from_hub_rows(files.tables(Dataset.from_list(rows), 2))
-    expected = read("qnli", "dev", write("dev.tsv", body(ROWS)))
+    tables = qnli.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(rows), 2))
+    expected = read_split("qnli", "dev", write("dev.tsv", body(ROWS)))
     assert pa.concat_tables(tables).select(expected.column_names).equals(expected)

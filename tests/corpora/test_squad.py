@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from as2ray.corpora import read
-from as2ray.corpora.pages import cut, grades_of
+from as2ray.corpora.page_grades import grade_paragraph_answer, split_page
+from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
 
 
@@ -13,7 +13,7 @@ def grades(table, question):
 
 
 def test_squad_sentences_of_the_article_get_the_four_grades(squad):
-    table = read("squad", "dev", squad)
+    table = read_split("squad", "dev", squad)
     # Sentence 1-3 are the paragraph; "They met Ann" has the answer elsewhere, "Annual" does not.
     assert grades(table, "a") == [4, 3, 3, 1, 2, 1, 1]
     assert table["label"].to_pylist()[:7] == [1, 0, 0, 0, 0, 0, 0]
@@ -21,40 +21,40 @@ def test_squad_sentences_of_the_article_get_the_four_grades(squad):
 
 
 def test_squad_answer_across_sentences_makes_all_of_them_positive(squad):
-    assert grades(read("squad", "dev", squad), "b")[:3] == [4, 4, 3]
+    assert grades(read_split("squad", "dev", squad), "b")[:3] == [4, 4, 3]
 
 
 def test_squad_paragraph_candidates_keep_the_ids_of_the_article(squad):
-    table = read("squad", "dev", squad, candidates="paragraph")
+    table = read_split("squad", "dev", squad, candidates="paragraph")
     ids = [r["candidate_id"] for r in table.to_pylist() if r["question_id"] == "c"]
     assert ids == ["c-3", "c-4", "c-5"]
     assert grades(table, "c") == [4, 3, 3]
 
 
 def test_squad_negatives_are_chosen_by_grade(squad):
-    table = read("squad", "dev", squad, negatives=(2,))
+    table = read_split("squad", "dev", squad, negatives=(2,))
     assert grades(table, "a") == [4, 2]
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_squad_cap_keeps_positives_and_draws_the_rest(squad, most):
-    table = read("squad", "dev", squad, per_question=most)
+    table = read_split("squad", "dev", squad, per_question=most)
     assert len(grades(table, "a")) == most
     assert grades(table, "a").count(4) == 1
     assert grades(table, "b").count(4) == 2
-    assert table.equals(read("squad", "dev", squad, per_question=most))
+    assert table.equals(read_split("squad", "dev", squad, per_question=most))
 
 
 def test_squad_drawing_depends_on_the_seed(squad):
     drawn = {
-        tuple(read("squad", "dev", squad, per_question=3, seed=s)["candidate_id"].to_pylist())
+        tuple(read_split("squad", "dev", squad, per_question=3, seed=s)["candidate_id"].to_pylist())
         for s in range(6)
     }
     assert len(drawn) > 1
 
 
 def test_squad_splitter_is_an_option(squad):
-    assert read("squad", "dev", squad, splitter="lines").num_rows == 9
+    assert read_split("squad", "dev", squad, splitter="lines").num_rows == 9
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_squad_splitter_is_an_option(squad):
 )
 def test_squad_impossible_option_is_refused(squad, options, came):
     with pytest.raises(CorpusError, match=came):
-        read("squad", "dev", squad, **options)
+        read_split("squad", "dev", squad, **options)
 
 
 def test_squad_json_cut_short_is_refused(squad):
     path = squad / "dev-v1.1.json"
     path.write_text(path.read_text()[:-5])
     with pytest.raises(CorpusError, match=r"dev-v1.1.json, line 1"):
-        read("squad", "dev", squad)
+        read_split("squad", "dev", squad)
 
 
 def test_squad_answer_at_another_offset_is_refused(squad):
@@ -86,7 +86,7 @@ def test_squad_answer_at_another_offset_is_refused(squad):
     value["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 3
     path.write_text(json.dumps(value))
     with pytest.raises(CorpusError, match="question a: 'Ann' does not stand at character 3"):
-        read("squad", "dev", squad)
+        read_split("squad", "dev", squad)
 
 
 def test_squad_question_without_answers_is_refused(squad):
@@ -95,30 +95,37 @@ def test_squad_question_without_answers_is_refused(squad):
     value["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     path.write_text(json.dumps(value))
     with pytest.raises(CorpusError, match="paragraph 0: no sentence has"):
-        read("squad", "dev", squad)
+        read_split("squad", "dev", squad)
 
 
 def test_squad_other_json_is_refused(write):
     path = write("dev-v1.1.json", {"rows": []})
     with pytest.raises(CorpusError, match=r"\['rows'\], without \['data'\]"):
-        read("squad", "dev", path)
+        read_split("squad", "dev", path)
 
 
 def test_grades_agree_with_the_definition_word_by_word():
     paragraphs = ["A cat sat. The dog ran.", "CAT food. Concat it. A  cat\nsat here.", "Dogs."]
-    page = cut("p", paragraphs, "simple")
-    assert grades_of(page, 0, [(2, "cat")]).tolist() == [4, 3, 2, 1, 2, 1]
-    assert grades_of(page, 1, [(0, "CAT"), (10, "Concat")]).tolist() == [2, 1, 4, 4, 3, 1]
-    assert np.all(grades_of(page, 0, [(2, "cat sat")])[[0, 4]] == [4, 2])
+    page = split_page("p", paragraphs, "simple")
+    assert grade_paragraph_answer(page, 0, [(2, "cat")]).tolist() == [4, 3, 2, 1, 2, 1]
+    assert grade_paragraph_answer(page, 1, [(0, "CAT"), (10, "Concat")]).tolist() == [
+        2,
+        1,
+        4,
+        4,
+        3,
+        1,
+    ]
+    assert np.all(grade_paragraph_answer(page, 0, [(2, "cat sat")])[[0, 4]] == [4, 2])
 
 
 def test_squad_options_may_be_written_as_text(squad):
-    some = read("squad", "dev", squad, per_question="2", negatives=["1"])
-    assert some.equals(read("squad", "dev", squad, per_question=2, negatives=(1,)))
+    some = read_split("squad", "dev", squad, per_question="2", negatives=["1"])
+    assert some.equals(read_split("squad", "dev", squad, per_question=2, negatives=(1,)))
 
 
 @pytest.mark.parametrize("content", [{"data": 3}, {"data": [{"title": 3, "paragraphs": [4]}]}])
 def test_squad_of_other_types_is_refused(write, content):
     path = write("dev-v1.1.json", content)
     with pytest.raises(CorpusError):
-        read("squad", "dev", path)
+        read_split("squad", "dev", path)

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from as2ray.corpora import read
-from as2ray.corpora.detokenise import detokenise
+from as2ray.corpora.detokenize import detokenize
+from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
 
 LINES = [
@@ -55,24 +55,24 @@ def folder(write, tmp_path):
 
 
 def test_trecqa_question_without_candidates_is_no_row(folder):
-    table = read("trecqa", "dev", folder, verify=False)
+    table = read_split("trecqa", "dev", folder, verify=False)
     assert table["candidate_id"].to_pylist() == ["1.4-0", "1.4-1", "1.4-2"]
 
 
 def test_trecqa_tokens_become_plain_text(folder):
-    table = read("trecqa", "dev", folder, verify=False)
+    table = read_split("trecqa", "dev", folder, verify=False)
     assert table["question"][0].as_py() == "What is Crips' gang color?"
     assert table["candidate"][0].as_py() == '"It is blue," he said.'
 
 
 def test_trecqa_tokens_stay_where_asked(folder):
-    table = read("trecqa", "dev", folder, verify=False, detokenise=False)
+    table = read_split("trecqa", "dev", folder, verify=False, detokenise=False)
     assert table["candidate"][2].as_py() == "They do n't know ."
 
 
 def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
     ids = {
-        (split, variant): read("trecqa", split, folder, verify=False, variant=variant)[
+        (split, variant): read_split("trecqa", split, folder, verify=False, variant=variant)[
             "candidate_id"
         ].to_pylist()
         for split in ("dev", "train-all")
@@ -85,18 +85,18 @@ def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
 
 def test_trecqa_unknown_variant_is_told_with_the_known_ones(folder):
     with pytest.raises(CorpusError, match="unknown variant 'nums'") as error:
-        read("trecqa", "dev", folder, variant="nums")
+        read_split("trecqa", "dev", folder, variant="nums")
     assert "tanda" in error.value.expected
 
 
 def test_trecqa_from_the_hub_is_refused():
     with pytest.raises(CorpusError, match="corpus 'trecqa' from the hub"):
-        read("trecqa", "dev", "hub")
+        read_split("trecqa", "dev", "hub")
 
 
 def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
     write("TEST.xml", XML)
-    table = read("trecqa", "test", tmp_path, verify=False)
+    table = read_split("trecqa", "test", tmp_path, verify=False)
     assert table["question"].to_pylist() == ["What is AT&T?"] * 2
     assert table["candidate"].to_pylist() == ["AT&T earned <num>.", "It didn't."]
     assert table["candidate_id"].to_pylist() == ["32.1-0", "32.1-1"]
@@ -114,40 +114,40 @@ def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
 def test_trecqa_pseudo_xml_cut_short_is_refused(write, lines, came):
     path = write("TEST.xml", "\n".join(XML.splitlines()[lines]) + "\n")
     with pytest.raises(CorpusError, match=came):
-        read("trecqa", "test", path)
+        read_split("trecqa", "test", path)
 
 
 def test_trecqa_pseudo_xml_without_question_is_refused(write):
     path = write("TEST.xml", "<QApairs id='1'>\n</QApairs>\n")
     with pytest.raises(CorpusError, match="line 2: a block without a question"):
-        read("trecqa", "test", path)
+        read_split("trecqa", "test", path)
 
 
 def test_trecqa_json_cut_short_is_refused_with_its_line(folder):
     path = folder / "dev.jsonl"
     path.write_text(path.read_text()[:-10])
     with pytest.raises(CorpusError, match=r"dev.jsonl, line 2"):
-        read("trecqa", "dev", folder)
+        read_split("trecqa", "dev", folder)
 
 
 def test_trecqa_gzip_cut_short_is_refused(folder):
     path = folder / "train-all.jsonl.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) * 50)[:-9])
     with pytest.raises(CorpusError, match="end-of-stream marker"):
-        read("trecqa", "train-all", folder)
+        read_split("trecqa", "train-all", folder)
 
 
 def test_trecqa_other_label_is_refused_with_its_line(write):
     wrong = {"question": "Who ?", "candidates": [{"sentence": "Me .", "label": 3}]}
     path = write("dev.jsonl", json.dumps(wrong) + "\n")
     with pytest.raises(CorpusError, match="line 1: label 3"):
-        read("trecqa", "dev", path)
+        read_split("trecqa", "dev", path)
 
 
 def test_trecqa_line_without_candidates_key_is_refused(write):
     path = write("dev.jsonl", '{"question": "Who ?", "answers": []}\n')
     with pytest.raises(CorpusError, match=r"\['answers', 'question'\], without \['candidates'\]"):
-        read("trecqa", "dev", path)
+        read_split("trecqa", "dev", path)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_trecqa_line_without_candidates_key_is_refused(write):
     ],
 )
 def test_detokenise_treebank_tokens_become_plain_text(tokens, plain):
-    assert detokenise(tokens) == plain
+    assert detokenize(tokens) == plain
 
 
 def test_trecqa_numbers_are_names_and_other_values_no_text(write):
     pair = {"sentence": "Me .", "label": 1}
     path = write("dev.jsonl", json.dumps({"id": 7, "question": "Who ?", "candidates": [pair]}))
-    assert read("trecqa", "dev", path, verify=False)["question_id"].to_pylist() == ["7"]
+    assert read_split("trecqa", "dev", path, verify=False)["question_id"].to_pylist() == ["7"]
     for wrong in ({"candidates": [pair | {"sentence": None}]}, {"candidates": 3}, {"question": 4}):
         write("dev.jsonl", json.dumps({"question": "Who ?", "candidates": [pair], **wrong}))
         with pytest.raises(CorpusError, match="line 1"):
-            read("trecqa", "dev", path)
+            read_split("trecqa", "dev", path)

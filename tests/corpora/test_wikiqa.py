@@ -4,22 +4,24 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from as2ray.corpora import Published, files, get, read
 from as2ray.corpora import wikiqa as wikiqa_reader
-from as2ray.corpora.base import Corpus
-from as2ray.errors import CorpusError, CountMismatchError, RecipeError
-from as2ray.records import Counts
+from as2ray.corpora.corpus import Corpus, PublishedCounts
+from as2ray.corpora.preparation import read_split
+from as2ray.corpora.registry import get_corpus
+from as2ray.errors import ConfigError, CorpusError, CountMismatchError
+from as2ray.tables import raw_files
+from as2ray.tables.schema import TableCounts
 
 OPEN = {"verify": False}
 
 
 def test_wikiqa_bare_quotes_stay_plain_characters(wikiqa):
-    table = read("wikiqa", "dev", wikiqa, verify=False)
+    table = read_split("wikiqa", "dev", wikiqa, verify=False)
     assert table["candidate"].to_pylist()[:2] == ['He said "hello.', '"Adele did" in 2015.']
 
 
 def test_wikiqa_ids_come_from_the_source_and_count_inside_a_question(wikiqa):
-    table = read("wikiqa", "dev", wikiqa, verify=False)
+    table = read_split("wikiqa", "dev", wikiqa, verify=False)
     assert table["candidate_id"].to_pylist() == ["Q1-0", "Q1-1", "Q2-0", "Q3-0"]
     assert table["document_id"].to_pylist() == ["D1", "D1", "D2", "D3"]
 
@@ -33,41 +35,41 @@ def test_wikiqa_ids_come_from_the_source_and_count_inside_a_question(wikiqa):
     ],
 )
 def test_wikiqa_filter_keeps_its_questions(wikiqa, filter, kept):
-    assert read("wikiqa", "dev", wikiqa, filter, **OPEN)["question_id"].to_pylist() == kept
+    assert read_split("wikiqa", "dev", wikiqa, filter, **OPEN)["question_id"].to_pylist() == kept
 
 
 def test_wikiqa_other_counts_than_published_are_refused_with_both(wikiqa):
     with pytest.raises(CountMismatchError) as error:
-        read("wikiqa", "dev", wikiqa)
-    assert error.value.came.endswith("3 questions / 4 pairs / 2 positives")
+        read_split("wikiqa", "dev", wikiqa)
+    assert error.value.problem.endswith("3 questions / 4 pairs / 2 positives")
     assert "296 questions / 2,733 pairs / 140 positives" in error.value.expected
 
 
 def test_wikiqa_other_header_is_refused_with_its_columns(wikiqa, write):
     write("wikiqa/WikiQA-dev.tsv", "question\tanswer\nwho?\tme\n")
     with pytest.raises(CorpusError, match=r"columns \['question', 'answer'\]"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_unknown_label_is_refused_with_its_row(wikiqa):
     path = wikiqa / "WikiQA-dev.tsv"
     path.write_text(path.read_text().replace("In Italy.\t1", "In Italy.\t2"))
     with pytest.raises(CorpusError, match=r"Label '2' in .*In Italy"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_empty_candidate_is_refused_with_its_row(wikiqa):
     path = wikiqa / "WikiQA-dev.tsv"
     path.write_text(path.read_text().replace("In Italy.", "  "))
     with pytest.raises(CorpusError, match=r"after 3 rows: row 0 has an empty candidate.*Q3"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_line_cut_short_is_refused(wikiqa):
     path = wikiqa / "WikiQA-dev.tsv"
     path.write_text(path.read_text()[:-12])
     with pytest.raises(CorpusError, match="Expected 7 columns, got 6"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_gzip_cut_short_is_refused(wikiqa):
@@ -76,7 +78,7 @@ def test_wikiqa_gzip_cut_short_is_refused(wikiqa):
     path.unlink()
     (wikiqa / "WikiQA-dev.tsv.gz").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(CorpusError, match=r"WikiQA-dev.tsv.gz"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_rows_of_a_question_apart_are_refused(wikiqa):
@@ -84,16 +86,18 @@ def test_wikiqa_rows_of_a_question_apart_are_refused(wikiqa):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[3], lines[2], lines[4]]) + "\n")
     with pytest.raises(CorpusError, match="question that starts twice"):
-        read("wikiqa", "dev", wikiqa)
+        read_split("wikiqa", "dev", wikiqa)
 
 
 def test_wikiqa_missing_file_is_told_by_the_names_looked_for(tmp_path):
-    with pytest.raises(files.SourceMissingError, match=r"no WikiQA-dev.tsv \(or with .gz\) in"):
-        read("wikiqa", "dev", tmp_path)
+    with pytest.raises(
+        raw_files.RawFileNotFoundError, match=r"no WikiQA-dev.tsv \(or with .gz\) in"
+    ):
+        read_split("wikiqa", "dev", tmp_path)
 
 
 def test_wikiqa_hub_rows_give_the_candidates_of_the_file(wikiqa):
-    expected = read("wikiqa", "dev", wikiqa, verify=False).drop_columns(["document_id"])
+    expected = read_split("wikiqa", "dev", wikiqa, verify=False).drop_columns(["document_id"])
     rows = [
         {
             "question_id": r["question_id"],
@@ -104,7 +108,7 @@ def test_wikiqa_hub_rows_give_the_candidates_of_the_file(wikiqa):
         }
         for r in expected.to_pylist()
     ]
-    tables = list(wikiqa_reader.from_hub_rows(files.tables(Dataset.from_list(rows), 3)))
+    tables = list(wikiqa_reader.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(rows), 3)))
     table = pa.concat_tables(tables)
     assert table["document_id"].to_pylist() == ["Hello"] * 4
     assert table.select(expected.column_names).equals(expected)
@@ -112,34 +116,36 @@ def test_wikiqa_hub_rows_give_the_candidates_of_the_file(wikiqa):
 
 def test_corpus_unknown_split_is_told_with_the_known_ones(wikiqa):
     with pytest.raises(CorpusError, match=r"unknown split 'validation'") as error:
-        read("wikiqa", "validation", wikiqa)
+        read_split("wikiqa", "validation", wikiqa)
     assert error.value.expected == "one of ['train', 'dev', 'test']"
 
 
 def test_corpus_unknown_option_is_told_with_the_known_ones(wikiqa):
     with pytest.raises(CorpusError, match=r"unknown options \['cased'\]"):
-        read("wikiqa", "dev", wikiqa, cased=True)
+        read_split("wikiqa", "dev", wikiqa, cased=True)
 
 
 def test_corpus_unknown_filter_is_told_with_the_known_ones(wikiqa):
-    with pytest.raises(RecipeError, match=r"unknown filter 'tidy'") as error:
-        read("wikiqa", "dev", wikiqa, "tidy")
+    with pytest.raises(ConfigError, match=r"unknown filter 'tidy'") as error:
+        read_split("wikiqa", "dev", wikiqa, "tidy")
     assert "no_all_negative" in error.value.expected
 
 
 def test_corpus_unknown_name_is_told_with_the_known_ones():
     with pytest.raises(CorpusError, match="unknown corpus 'wikiq'") as error:
-        get("wikiq")
+        get_corpus("wikiq")
     assert "'wikiqa'" in error.value.expected
 
 
 def test_corpus_published_counts_hold_only_for_their_options():
-    entry = Published("dev", "raw", Counts(1, 2, 1), {"negatives": (3,)})
+    entry = PublishedCounts("dev", "raw", TableCounts(1, 2, 1), {"negatives": (3,)})
 
     def reader(split, source, *, negatives=(1, 2, 3), seed=0):
         yield from ()
 
     corpus = Corpus("c", "", "", {"dev": ()}, reader, (entry,))
-    assert corpus.expected("dev", "raw", {"negatives": [3], "seed": 5}) == Counts(1, 2, 1)
-    assert corpus.expected("dev", "raw", {}) is None
-    assert corpus.expected("dev", "clean", {"negatives": (3,)}) is None
+    assert corpus.published_count("dev", "raw", {"negatives": [3], "seed": 5}) == TableCounts(
+        1, 2, 1
+    )
+    assert corpus.published_count("dev", "raw", {}) is None
+    assert corpus.published_count("dev", "clean", {"negatives": (3,)}) is None

@@ -1,7 +1,8 @@
 import pytest
 
-from as2ray.corpora import near_duplicates, read
-from as2ray.corpora.yahoo_answers import SPLITS, split_of
+from as2ray.corpora.leaks import near_duplicate_questions
+from as2ray.corpora.preparation import read_split
+from as2ray.corpora.yahoo_answers import SPLITS, assign_split
 from as2ray.errors import CorpusError
 
 THINGS = ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")
@@ -20,7 +21,7 @@ def release(write, tmp_path):
 
 
 def test_own_answers_are_relevant_and_the_rest_is_what_bm25_finds(release):
-    table = read("yahoo_answers", "train", release, depth=5)
+    table = read_split("yahoo_answers", "train", release, depth=5)
     for row in table.to_pylist():
         question, text = row["question"], row["candidate"]
         own = {f"{question[:-1]} with glue.", f"ask {row['question_id']}"}
@@ -37,35 +38,35 @@ def test_splits_share_no_question_and_hold_all(release):
 
 def _questions(release, split):
     try:
-        return read("yahoo_answers", split, release)["question"].to_pylist()
+        return read_split("yahoo_answers", split, release)["question"].to_pylist()
     except CorpusError:
         return []
 
 
 def test_same_words_in_another_order_are_in_the_same_split():
-    assert split_of("How to wash a car") == split_of("a car: how to wash?")
-    parts = [split_of(f"question {n}") for n in range(2_000)]
+    assert assign_split("How to wash a car") == assign_split("a car: how to wash?")
+    parts = [assign_split(f"question {n}") for n in range(2_000)]
     assert [parts.count(s) / 2_000 for s in SPLITS] == pytest.approx([0.9, 0.05, 0.05], abs=0.02)
 
 
 def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
     write("y/nfL6.json", [{"id": "1", "question": "q", "nbestanswers": []}])
     with pytest.raises(CorpusError, match="no answer"):
-        read("yahoo_answers", "train", tmp_path / "y")
+        read_split("yahoo_answers", "train", tmp_path / "y")
     write("y/nfL6.json", [{"id": "1", "question": "q"}])
     with pytest.raises(CorpusError, match="nbestanswers"):
-        read("yahoo_answers", "train", tmp_path / "y")
+        read_split("yahoo_answers", "train", tmp_path / "y")
     for answers in (None, [None], ["some \ud800 thing"]):
         write("y/nfL6.json", [{"id": "1", "question": "how?", "nbestanswers": answers}])
         with pytest.raises(CorpusError, match=r"nfL6\.json: \w+Error"):
-            read("yahoo_answers", split_of("how?"), tmp_path / "y")
+            read_split("yahoo_answers", assign_split("how?"), tmp_path / "y")
     with pytest.raises(CorpusError, match="depth 0"):
-        read("yahoo_answers", "train", tmp_path / "y", depth=0)
+        read_split("yahoo_answers", "train", tmp_path / "y", depth=0)
 
 
 def test_real_sample_splits_have_no_near_duplicates(real):
-    train, *others = (read("yahoo_answers", s, real / "yahoo_answers") for s in SPLITS)
+    train, *others = (read_split("yahoo_answers", s, real / "yahoo_answers") for s in SPLITS)
     assert sum(train["label"].to_pylist()) > 200
-    assert [near_duplicates(train, other) for other in others if other.num_rows] == [[]] * sum(
-        bool(other.num_rows) for other in others
-    )
+    assert [near_duplicate_questions(train, other) for other in others if other.num_rows] == [
+        []
+    ] * sum(bool(other.num_rows) for other in others)

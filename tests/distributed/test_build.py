@@ -7,12 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from as2ray.corpora import get
-from as2ray.corpora.building import RECORDS, Quarantine, built, here
+from as2ray.corpora.record_conversion import (
+    RECORDS_PER_BATCH,
+    Quarantine,
+    convert_in_process,
+    with_quarantine,
+)
+from as2ray.corpora.registry import get_corpus
 from as2ray.distributed import build
-from as2ray.distributed.build import _made, _make, _read, spread
+from as2ray.distributed.build import _convert_batch, _decode_results, _read_records, convert_on_ray
 from as2ray.errors import CorpusError, ResourceError
-from as2ray.text.sentences import find, register
+from as2ray.text.sentences import get_splitter, register_splitter
 
 
 def record(number):
@@ -34,27 +39,33 @@ def record(number):
 def release(tmp_path):
     """Three packed files of several batches each; the second has a bad line."""
     for number in range(3):
-        lines = [json.dumps(record(1_000 * number + i)) for i in range(2 * RECORDS + 9)]
+        lines = [json.dumps(record(1_000 * number + i)) for i in range(2 * RECORDS_PER_BATCH + 9)]
         if number == 1:
-            lines.insert(RECORDS, "{")
+            lines.insert(RECORDS_PER_BATCH, "{")
         with gzip.open(tmp_path / f"nq-dev-0{number}.jsonl.gz", "wt") as file:
             file.write("\n".join(lines))
     return tmp_path
 
 
 def pieces(release, quarantine, *how, **options):
-    corpus = built(get("nq"), quarantine, *how)
+    corpus = with_quarantine(get_corpus("nq"), quarantine, *how)
     options = corpus.resolve({"splitter": "simple"} | options)
-    return pa.concat_tables(corpus.pieces("dev", release, **options))
+    return pa.concat_tables(corpus.read_tables("dev", release, **options))
 
 
 def test_rows_that_pass_between_tasks_keep_records_tables_and_what_is_bad(release):
-    building, options = get("nq").building, get("nq").resolve({"splitter": "simple"})
+    building, options = (
+        get_corpus("nq").conversion,
+        get_corpus("nq").resolve({"splitter": "simple"}),
+    )
     path = sorted(release.glob("*.gz"))[1]
-    rows = list(_read({"path": np.array([str(path)])}, building))
+    rows = list(_read_records({"path": np.array([str(path)])}, building))
     assert [row.num_rows for row in rows] == [1, 1, 1]
-    made = [_made(_make(row, building, options, find("simple"))) for row in rows]
-    expected = list(here(building, [path], options))
+    made = [
+        _decode_results(_convert_batch(row, building, options, get_splitter("simple")))
+        for row in rows
+    ]
+    expected = list(convert_in_process(building, [path], options))
     assert len(expected) == 3
     for [(table, bad)], (wanted, wanted_bad) in zip(made, expected, strict=True):
         assert table.equals(wanted)
@@ -65,24 +76,24 @@ def test_rows_that_pass_between_tasks_keep_records_tables_and_what_is_bad(releas
 def test_cluster_without_room_to_read_and_make_at_once_is_refused(release, monkeypatch):
     monkeypatch.setattr(build, "nodes", lambda: [{"CPU": 1.0}])
     with pytest.raises(ResourceError, match=r"at least 1\.5"):
-        pieces(release, Quarantine(1), spread(2))
+        pieces(release, Quarantine(1), convert_on_ray(2))
 
 
 @pytest.mark.slow
 def test_tasks_build_the_same_rows_in_the_same_order(ray_local, release):
     here, there = Quarantine(1), Quarantine(1)
     alone = pieces(release, here)
-    assert pieces(release, there, spread(2)).equals(alone)
-    assert alone.num_rows == 2 * 3 * (2 * RECORDS + 9)
-    assert there.bad == here.bad
-    assert "nq-dev-01.jsonl.gz, line 65" in there.bad[0].where
+    assert pieces(release, there, convert_on_ray(2)).equals(alone)
+    assert alone.num_rows == 2 * 3 * (2 * RECORDS_PER_BATCH + 9)
+    assert there.rejected == here.rejected
+    assert "nq-dev-01.jsonl.gz, line 65" in there.rejected[0].source
 
 
 @pytest.mark.slow
 def test_tasks_know_a_splitter_that_was_registered_here(ray_local, release):
-    register("whole", "1", lambda text: [(0, len(text))])
-    assert pieces(release, Quarantine(1), spread(2), splitter="whole").num_rows == 3 * (
-        2 * RECORDS + 9
+    register_splitter("whole", "1", lambda text: [(0, len(text))])
+    assert pieces(release, Quarantine(1), convert_on_ray(2), splitter="whole").num_rows == 3 * (
+        2 * RECORDS_PER_BATCH + 9
     )
 
 
@@ -91,4 +102,4 @@ def test_file_cut_short_ends_the_build_with_its_name(ray_local, release):
     path = release / "nq-dev-02.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(CorpusError, match=r"nq-dev-02\.jsonl\.gz(.|\n)*fetch the file again"):
-        pieces(release, Quarantine(1), spread(2))
+        pieces(release, Quarantine(1), convert_on_ray(2))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from as2ray.distributed.cluster import compare, own_errors, sizes
+from as2ray.distributed.cluster import compare_files, file_sizes, unwrap_ray_errors
 from as2ray.errors import CorpusError, ResourceError
 
 
@@ -10,19 +10,21 @@ def test_file_that_another_node_does_not_see_is_refused_with_the_node(tmp_path):
     paths = [str(tmp_path / name) for name in ("one", "two", "absent")]
     (tmp_path / "one").write_text("a")
     (tmp_path / "two").write_text("bc")
-    here = sizes(paths)
+    here = file_sizes(paths)
     assert here == [1, 2, -1]
-    compare(paths, here, {"10.0.0.2": here})
+    compare_files(paths, here, {"10.0.0.2": here})
     with pytest.raises(
         ResourceError, match=r"two \(and 0 more\) is not on node 10\.0\.0\.3(.|\n)*3 n"
     ):
-        compare(paths, here, {"10.0.0.2": here, "10.0.0.3": [1, 5, -1]})
+        compare_files(paths, here, {"10.0.0.2": here, "10.0.0.3": [1, 5, -1]})
 
 
 def test_own_error_comes_out_of_what_wraps_it():
     wrapped, other = RuntimeError("wrapped"), RuntimeError("other")
-    wrapped.__cause__ = CorpusError("came", expected="x", mend="y")
-    with pytest.raises(CorpusError, match="came"), own_errors():
+    wrapped.__cause__ = CorpusError(
+        "came; expected x",
+    )
+    with pytest.raises(CorpusError, match="came"), unwrap_ray_errors():
         raise wrapped
-    with pytest.raises(RuntimeError, match="other"), own_errors():
+    with pytest.raises(RuntimeError, match="other"), unwrap_ray_errors():
         raise other

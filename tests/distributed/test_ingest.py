@@ -6,13 +6,13 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from as2ray.distributed.ingest import RayEpochs, from_row, to_table
+from as2ray.data.list_reader import ListStream
+from as2ray.data.packed_dataset import Stream
+from as2ray.distributed.ingest import RayBatchSource, from_row, to_table
 from as2ray.errors import CorpusError
-from as2ray.text.files import PairFiles
-from as2ray.text.list_stream import ListStream
-from as2ray.text.stream import Stream
-from as2ray.text.tokens import PairTokenizer
-from benchmarks.consuming import Share, checksum, exact
+from as2ray.tables.parquet import ParquetTable
+from as2ray.text.tokenization import PairTokenizer
+from benchmarks.consuming import WorkerReport, compute_checksum, is_exact
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def stream(corpus, checkpoint):
 
     def make(kind=Stream, **changes):
         settings = {"batch": 24, "max_tokens": 200, "window": 96} | changes
-        return kind(PairFiles.find(corpus), tokenizer, **settings)
+        return kind(ParquetTable.open(corpus), tokenizer, **settings)
 
     return make
 
@@ -48,7 +48,7 @@ def test_rows_of_packed_batches_come_back_as_they_were(stream, kind):
     ("start", "more"), [(0, {}), (7, {}), (2, {"kind": ListStream, "window": 48})]
 )
 def test_epoch_from_ray_data_equals_the_stream(ray_local, stream, start, more):
-    made = list(RayEpochs(stream(**more)).epoch(1, start))
+    made = list(RayBatchSource(stream(**more)).epoch(1, start))
     expected = list(stream(**more).epoch(1, start))
     assert len(made) == len(expected) > 1
     for a, b in zip(made, expected):
@@ -63,17 +63,17 @@ def rows_of(micros):
 @pytest.mark.slow
 def test_ranks_from_ray_data_share_every_pair_once_and_stay_in_step(ray_local, stream):
     # 400 pairs are 19 steps of 21 and one of 1: a rank without a pair there gets a placeholder.
-    shares = [list(RayEpochs(stream(batch=21, rank=r, ranks=2)).epoch(0)) for r in range(2)]
+    shares = [list(RayBatchSource(stream(batch=21, rank=r, ranks=2)).epoch(0)) for r in range(2)]
     assert all([*dict.fromkeys(m.step for m in share)] == list(range(20)) for share in shares)
     assert not shares[0][-1].empty
     assert shares[1][-1].empty
     rows = np.array([row for share in shares for row in rows_of(share) if row >= 0])
-    assert exact([Share(len(rows), 0, 20, checksum(rows), 0, 0)], 400, 20)
+    assert is_exact([WorkerReport(len(rows), 0, 20, compute_checksum(rows), 0, 0)], 400, 20)
 
 
 @pytest.mark.slow
 def test_order_from_ray_data_follows_seed_and_epoch(ray_local, stream):
-    first, again, other = (rows_of(RayEpochs(stream()).epoch(epoch)) for epoch in (0, 0, 1))
+    first, again, other = (rows_of(RayBatchSource(stream()).epoch(epoch)) for epoch in (0, 0, 1))
     assert first == again
     assert first != other
     assert sorted(first) == sorted(other) == list(range(400))
@@ -85,10 +85,10 @@ def test_ranks_resumed_in_mid_epoch_see_the_rest_and_nothing_twice(ray_local, st
     seen = []
     for rank in range(2):
         made = stream(rank=rank, ranks=2)
-        epoch = RayEpochs(made).epoch(2)
+        epoch = RayBatchSource(made).epoch(2)
         seen += rows_of(takewhile(lambda micro: micro.step < 6, epoch))
         epoch.close()  # as a worker that is killed leaves it
-        seen += rows_of(RayEpochs(made).epoch(2, 6))
+        seen += rows_of(RayBatchSource(made).epoch(2, 6))
     assert sorted(seen) == list(range(400))
 
 
@@ -103,10 +103,10 @@ def test_corrupt_shard_ends_the_epoch_with_its_name(ray_local, stream, corpus, t
                 len(content) - 100 - footer
             )  # rows; what tells of them stays
         (tmp_path / path.name).write_bytes(content)
-    broken = replace(stream(), files=PairFiles.find(tmp_path))
+    broken = replace(stream(), files=ParquetTable.open(tmp_path))
     with pytest.raises(CorpusError, match=r"part-001\.parquet(.|\n)*prepare the corpus again"):
-        list(RayEpochs(broken).epoch(0))
+        list(RayBatchSource(broken).epoch(0))
 
 
 def test_epoch_past_its_end_is_empty(stream):
-    assert list(RayEpochs(stream()).epoch(0, stream().steps)) == []
+    assert list(RayBatchSource(stream()).epoch(0, stream().steps)) == []

@@ -3,7 +3,11 @@ import pyarrow as pa
 import pytest
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.agreement import agreement, first_choices, votes
+from as2ray.evaluation.agreement import (
+    head_teacher_agreement,
+    measure_majority_agreement,
+    top_candidates,
+)
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def choosing(*places: int) -> np.ndarray:
 
 
 def test_first_choices_are_the_rows_ranked_first(table):
-    rows, right = first_choices(table, choosing(0, 2, 1, 1))
+    rows, right = top_candidates(table, choosing(0, 2, 1, 1))
     assert rows.tolist() == [0, 5, 7, 10]
     assert right.tolist() == [True, False, True, False]
 
@@ -35,7 +39,7 @@ def test_first_choices_are_the_rows_ranked_first(table):
 def test_agreement_counts_the_same_right_answer_over_the_heads_right_ones(table):
     heads = {"one": choosing(0, 1, 0, 2), "never": choosing(2, 2, 2, 2)}
     teachers = {"same": choosing(0, 1, 2, 0), "other right one": choosing(1, 1, 1, 0)}
-    found = agreement(table, heads, teachers)
+    found = head_teacher_agreement(table, heads, teachers)
     assert found[0] == pytest.approx([2 / 3, 1 / 3])
     assert np.isnan(found[1]).all()
 
@@ -46,14 +50,16 @@ def test_votes_count_questions_by_how_many_teachers_are_right(table):
         "b": choosing(1, 0, 2, 1),
         "c": choosing(0, 2, 2, 1),
     }
-    found = votes(table, choosing(0, 2, 1, 0), teachers)  # right on 0, 2 and 3
-    assert found.questions == (1, 1, 1, 1)
-    assert found.right == (1, 1, 0, 1)
-    assert found.unanimous == (1, 1)
-    assert found.followed == (0, 1)
-    assert found.overruled == (1, 1)
+    found = measure_majority_agreement(table, choosing(0, 2, 1, 0), teachers)  # right on 0, 2 and 3
+    assert found.num_questions == (1, 1, 1, 1)
+    assert found.num_right == (1, 1, 0, 1)
+    assert found.all_right == (1, 1)
+    assert found.majority_right == (0, 1)
+    assert found.minority_right == (1, 1)
 
 
 def test_an_even_number_of_teachers_has_no_majority(table):
     with pytest.raises(EvaluationError, match="2 teachers"):
-        votes(table, choosing(0, 0, 0, 0), {"a": choosing(0, 0, 0, 0), "b": choosing(0, 0, 0, 0)})
+        measure_majority_agreement(
+            table, choosing(0, 0, 0, 0), {"a": choosing(0, 0, 0, 0), "b": choosing(0, 0, 0, 0)}
+        )

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
 
-from as2ray.errors import EvaluationError, RecipeError
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.evaluation.measures import (
-    PRESETS,
-    as_measure,
+    PAPER_PRESETS,
     evaluate,
     filter_mask,
     mean_average_precision,
+    parse_measure,
 )
 
 DATA = Path(os.environ.get("AS2RAY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -79,8 +79,8 @@ def test_filters_drop_the_questions_they_name(make_table):
         ("no_all_negative", 2, 0.75),
         ("clean", 1, 0.5),
     ]:
-        result = evaluate(table, scores, [AP], filter=name)
-        assert (result.counts.questions, result.measures["AP"]) == (questions, mean)
+        result = evaluate(table, scores, [AP], question_filter=name)
+        assert (result.counts.num_questions, result.measures["AP"]) == (questions, mean)
         assert filter_mask(table, name).sum() == questions * 2
 
 
@@ -106,8 +106,8 @@ def test_presets_evaluate_as_their_papers(make_table):
     table = make_table([[0, 0], [1, 1], [1, 0]])
     scores = np.arange(6.0)
     sizes = {
-        name: evaluate(table, scores, **preset._asdict()).counts.questions
-        for name, preset in PRESETS.items()
+        name: evaluate(table, scores, **preset._asdict()).counts.num_questions
+        for name, preset in PAPER_PRESETS.items()
     }
     assert sizes == {"tanda": 1, "cascade": 2, "cerberus": 2, "pseudo_labels": 3}
 
@@ -129,15 +129,15 @@ def test_scores_that_do_not_fit_are_refused_with_numbers(make_table, scores, sai
 @pytest.mark.parametrize("name", ["FOO", "P", "P@0", "AP(foo=1)", "AP@", "RBP", 3])
 def test_unknown_measure_is_refused_by_name(name):
     with pytest.raises(EvaluationError, match="measure"):
-        as_measure(name)
+        parse_measure(name)
 
 
 def test_wrong_options_are_refused(make_table):
     table, scores = make_table([[0, 0]]), [1.0, 2.0]
     with pytest.raises(EvaluationError, match="no question left of 1 questions / 2 pairs"):
-        evaluate(table, scores, filter="clean")
-    with pytest.raises(RecipeError, match="filter 'all'"):
-        evaluate(table, scores, filter="all")
+        evaluate(table, scores, question_filter="clean")
+    with pytest.raises(ConfigError, match="filter 'all'"):
+        evaluate(table, scores, question_filter="all")
     with pytest.raises(EvaluationError, match="ties 'lucky'"):
         evaluate(table, scores, ties="lucky")
     with pytest.raises(EvaluationError, match="relevance 'grade'"):
@@ -223,7 +223,10 @@ def test_constant_scorer_on_trecqa_is_far_below_one(make_table):
     ]
     table = make_table(labels)
     constant = np.zeros(table.num_rows)
-    result = evaluate(table, constant, **PRESETS["tanda"]._asdict())
+    result = evaluate(table, constant, **PAPER_PRESETS["tanda"]._asdict())
     assert str(result.counts) == "68 questions / 1,442 pairs / 248 positives"
     assert result.measures["AP"] == pytest.approx(0.2074, abs=1e-4)
-    assert evaluate(table, constant, [AP], filter="clean", ties="optimistic").measures["AP"] == 1.0
+    assert (
+        evaluate(table, constant, [AP], question_filter="clean", ties="optimistic").measures["AP"]
+        == 1.0
+    )

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from as2ray.evaluation.plots import bars, learning_curve, loss_curve
-from as2ray.evaluation.seeds import Spread
+from as2ray.evaluation.plots import bar_chart, learning_curve, loss_curve
+from as2ray.evaluation.seeds import SeedSummary
 
 POINTS = [(2, 0.5), (1, 0.2), (1, 0.4), (2, 0.7)]
 
@@ -30,10 +30,10 @@ def test_loss_curve_is_labelled_by_step(tmp_path):
 
 def test_bars_leave_out_what_was_not_measured(tmp_path):
     systems = {
-        "BM25": {"AP": Spread(0.5, None, 1), "RR": Spread(0.6, None, 1)},
-        "TANDA": {"AP": Spread(0.9, 0.01, 3)},
+        "BM25": {"AP": SeedSummary(0.5, None, 1), "RR": SeedSummary(0.6, None, 1)},
+        "TANDA": {"AP": SeedSummary(0.9, 0.01, 3)},
     }
-    (axes,) = bars(systems, "WikiQA", "value", tmp_path / "bars.png").axes
+    (axes,) = bar_chart(systems, "WikiQA", "value", tmp_path / "bars.png").axes
     heights = [bar.get_height() for bar in axes.patches]
     np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]

@@ -5,7 +5,7 @@ import pytest
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import evaluate
-from as2ray.evaluation.report import markdown, report, save
+from as2ray.evaluation.report import build_report, save_report, to_markdown
 
 
 @pytest.fixture
@@ -19,14 +19,16 @@ def systems(table):
     noise = np.random.default_rng(0).normal(size=(3, table.num_rows))
 
     def at(weight, seed):
-        return evaluate(table, weight * labels + noise[seed], ["AP", "P@1"], filter="clean")
+        return evaluate(
+            table, weight * labels + noise[seed], ["AP", "P@1"], question_filter="clean"
+        )
 
     return {"BM25": {0: at(0, 0)}, "TANDA": {s: at(3, s) for s in range(3)}, "same": {0: at(0, 0)}}
 
 
 def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
-    made = report("Toy", systems, baseline="BM25", published={"paper": {"AP": 0.92}})
-    text = markdown(made)
+    made = build_report("Toy", systems, baseline="BM25", published_results={"paper": {"AP": 0.92}})
+    text = to_markdown(made)
     assert made.fingerprint in text
     assert "30 questions / 120 pairs / 30 positives under the filter `clean`" in text
     assert "| BM25 (baseline) | 0 |" in text
@@ -36,8 +38,8 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
 
 
 def test_only_significant_systems_bear_the_mark(systems):
-    rows = {row.system: row for row in report("Toy", systems, baseline="BM25").rows}
-    lines = markdown(report("Toy", systems, baseline="BM25")).splitlines()
+    rows = {row.system: row for row in build_report("Toy", systems, baseline="BM25").rows}
+    lines = to_markdown(build_report("Toy", systems, baseline="BM25")).splitlines()
     marked = {line.split(" | ")[0].strip("| ") for line in lines if " † |" in line}
     assert marked == {"TANDA"}
     assert rows["TANDA"].p_holm["AP"] < 0.05
@@ -47,23 +49,23 @@ def test_only_significant_systems_bear_the_mark(systems):
 
 
 def test_saved_json_says_the_same(systems, tmp_path):
-    made = report("Toy", systems, baseline="BM25")
-    save(made, tmp_path / "results.md")
+    made = build_report("Toy", systems, baseline="BM25")
+    save_report(made, tmp_path / "results.md")
     content = json.loads((tmp_path / "results.json").read_text())
-    assert (tmp_path / "results.md").read_text() == markdown(made)
+    assert (tmp_path / "results.md").read_text() == to_markdown(made)
     assert content["fingerprint"] == made.fingerprint
     assert content["rows"][1]["seeds"] == [0, 1, 2]
     assert content["rows"][1]["measures"]["AP"]["mean"] == made.rows[1].measures["AP"].mean
 
 
 def test_bar_in_a_name_stays_inside_its_cell(systems):
-    text = markdown(report("Toy", {"a|b": systems["BM25"]}, baseline="a|b"))
+    text = to_markdown(build_report("Toy", {"a|b": systems["BM25"]}, baseline="a|b"))
     assert r"a\|b (baseline)" in text
 
 
 def test_evaluations_of_other_kinds_are_not_put_side_by_side(systems, table):
-    other = evaluate(table, np.zeros(table.num_rows), ["AP", "P@1"], filter="raw")
+    other = evaluate(table, np.zeros(table.num_rows), ["AP", "P@1"], question_filter="raw")
     with pytest.raises(EvaluationError, match="2 kinds"):
-        report("Toy", {**systems, "other": {0: other}}, baseline="BM25")
+        build_report("Toy", {**systems, "other": {0: other}}, baseline="BM25")
     with pytest.raises(EvaluationError, match="baseline 'BM26'"):
-        report("Toy", systems, baseline="BM26")
+        build_report("Toy", systems, baseline="BM26")

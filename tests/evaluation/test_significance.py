@@ -6,7 +6,12 @@ import pytest
 from scipy import stats
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.significance import compare, holm, mean_over_seeds, spread
+from as2ray.evaluation.significance import (
+    average_over_seeds,
+    compare_systems,
+    holm_correction,
+    summarize_seeds,
+)
 
 
 def per_question(values, ids=None):
@@ -22,8 +27,8 @@ def random():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("values", [[0.2, 0.4, 1.0], [1.0, 1.0, 1.0]])
 def test_identical_systems_differ_in_nothing(values):
-    result = compare(per_question(values), per_question(values), "AP")
-    assert (result.p_randomisation, result.p_t, result.p_wilcoxon) == (1.0, 1.0, 1.0)
+    result = compare_systems(per_question(values), per_question(values), "AP")
+    assert (result.p_randomization, result.p_t, result.p_wilcoxon) == (1.0, 1.0, 1.0)
     assert (result.difference, result.interval, result.effect_size) == (0.0, (0.0, 0.0), 0.0)
     assert result.spearman == 1.0
 
@@ -31,8 +36,8 @@ def test_identical_systems_differ_in_nothing(values):
 @pytest.mark.filterwarnings("error")
 def test_same_difference_everywhere_is_significant_without_nan():
     before = np.linspace(0, 0.8, 12)
-    result = compare(per_question(before), per_question(before + 0.1), "AP")
-    assert result.p_randomisation == pytest.approx(2 / 2**12)
+    result = compare_systems(per_question(before), per_question(before + 0.1), "AP")
+    assert result.p_randomization == pytest.approx(2 / 2**12)
     assert result.p_t == 0.0
     assert result.p_wilcoxon < 0.001
     assert result.interval == pytest.approx((0.1, 0.1))
@@ -41,7 +46,7 @@ def test_same_difference_everywhere_is_significant_without_nan():
 
 @pytest.mark.filterwarnings("error")
 def test_constant_baseline_has_no_rank_correlation(random):
-    result = compare(per_question(np.zeros(20)), per_question(random.random(20)), "AP")
+    result = compare_systems(per_question(np.zeros(20)), per_question(random.random(20)), "AP")
     assert result.spearman is None
 
 
@@ -52,7 +57,7 @@ def test_wilcoxon_test_of_few_questions_with_ties_is_scipy_s(random, questions):
         random.integers(-2, 3, questions) / 4,
         np.eye(1, questions)[0],
     ):
-        result = compare(per_question(np.zeros(questions)), per_question(differences), "AP")
+        result = compare_systems(per_question(np.zeros(questions)), per_question(differences), "AP")
         expected = stats.wilcoxon(differences).pvalue if differences.any() else 1.0
         assert result.p_wilcoxon == pytest.approx(expected, abs=1e-12)
 
@@ -60,8 +65,8 @@ def test_wilcoxon_test_of_few_questions_with_ties_is_scipy_s(random, questions):
 def test_clearly_better_system_has_small_p_and_interval_above_zero(random):
     before = random.random(100) * 0.5
     after = before + 0.2 + random.normal(size=100) * 0.1
-    result = compare(per_question(before), per_question(after), "AP")
-    assert max(result.p_randomisation, result.p_t, result.p_wilcoxon) < 0.001
+    result = compare_systems(per_question(before), per_question(after), "AP")
+    assert max(result.p_randomization, result.p_t, result.p_wilcoxon) < 0.001
     assert result.difference == pytest.approx(after.mean() - before.mean())
     assert 0.15 < result.interval[0] < result.difference < result.interval[1] < 0.25
     differences = after - before
@@ -71,14 +76,14 @@ def test_clearly_better_system_has_small_p_and_interval_above_zero(random):
 
 
 def test_few_questions_are_tested_exactly():
-    result = compare(per_question([0.0, 0.0, 0.0]), per_question([0.3, 0.2, 0.4]), "AP")
-    assert result.p_randomisation == pytest.approx(2 / 2**3)
+    result = compare_systems(per_question([0.0, 0.0, 0.0]), per_question([0.3, 0.2, 0.4]), "AP")
+    assert result.p_randomization == pytest.approx(2 / 2**3)
 
 
 def test_p_values_under_the_null_are_about_uniform(random):
     pairs = [random.random((2, 40)) for _ in range(200)]
     p = [
-        compare(per_question(a), per_question(b), "AP", resamples=400).p_randomisation
+        compare_systems(per_question(a), per_question(b), "AP", num_resamples=400).p_randomization
         for a, b in pairs
     ]
     assert stats.kstest(p, "uniform").pvalue > 0.01
@@ -87,21 +92,21 @@ def test_p_values_under_the_null_are_about_uniform(random):
 
 def test_same_seed_gives_same_numbers(random):
     tables = per_question(random.random(60)), per_question(random.random(60))
-    assert compare(*tables, "AP", seed=3) == compare(*tables, "AP", seed=3)
-    assert compare(*tables, "AP", seed=3) != compare(*tables, "AP", seed=4)
+    assert compare_systems(*tables, "AP", seed=3) == compare_systems(*tables, "AP", seed=3)
+    assert compare_systems(*tables, "AP", seed=3) != compare_systems(*tables, "AP", seed=4)
 
 
 def test_questions_are_paired_by_id_not_by_place():
     before = per_question([0.1, 0.5, 0.9], ["a", "b", "c"])
     after = per_question([0.9, 0.1, 0.5], ["c", "a", "b"])
-    assert compare(before, after, "AP").p_t == 1.0
+    assert compare_systems(before, after, "AP").p_t == 1.0
 
 
 def test_holm_equals_hand_computation():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == []
+    assert holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_correction([]) == []
     with pytest.raises(EvaluationError, match="1 of 2 p-values"):
-        holm([0.5, float("nan")])
+        holm_correction([0.5, float("nan")])
 
 
 @pytest.mark.parametrize(
@@ -114,28 +119,28 @@ def test_holm_equals_hand_computation():
 )
 def test_other_questions_are_refused_with_numbers(ids, said):
     with pytest.raises(EvaluationError, match=said):
-        compare(per_question([0.1, 0.2, 0.3]), per_question([0.5] * len(ids), ids), "AP")
+        compare_systems(per_question([0.1, 0.2, 0.3]), per_question([0.5] * len(ids), ids), "AP")
 
 
 def test_unknown_measure_or_single_question_is_refused():
     with pytest.raises(EvaluationError, match="no measure 'RR'"):
-        compare(per_question([0.1, 0.2]), per_question([0.1, 0.2]), "RR")
+        compare_systems(per_question([0.1, 0.2]), per_question([0.1, 0.2]), "RR")
     with pytest.raises(EvaluationError, match="1 question"):
-        compare(per_question([0.1]), per_question([0.2]), "AP")
+        compare_systems(per_question([0.1]), per_question([0.2]), "AP")
 
 
 def test_seeds_are_averaged_by_question_and_spread_over_means():
     seeds = [per_question([0.0, 0.4], ["b", "a"]), per_question([0.8, 0.6], ["a", "b"])]
-    assert mean_over_seeds(seeds).to_pylist() == [
+    assert average_over_seeds(seeds).to_pylist() == [
         {"question_id": "a", "AP": pytest.approx(0.6)},
         {"question_id": "b", "AP": pytest.approx(0.3)},
     ]
-    result = spread(seeds, "AP")
-    assert (result.mean, result.seeds) == (pytest.approx(0.45), 2)
+    result = summarize_seeds(seeds, "AP")
+    assert (result.mean, result.num_seeds) == (pytest.approx(0.45), 2)
     assert result.std == pytest.approx(np.std([0.2, 0.7], ddof=1))
-    assert spread(seeds[:1], "AP").std is None
+    assert summarize_seeds(seeds[:1], "AP").std is None
     with pytest.raises(EvaluationError, match="at least one seed"):
-        mean_over_seeds([])
+        average_over_seeds([])
 
 
 def test_many_questions_do_not_warn_or_exhaust_memory(random):
@@ -143,4 +148,4 @@ def test_many_questions_do_not_warn_or_exhaust_memory(random):
     other = per_question(random.random(20_000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert 0 < compare(table, other, "AP", resamples=500).p_randomisation <= 1
+        assert 0 < compare_systems(table, other, "AP", num_resamples=500).p_randomization <= 1

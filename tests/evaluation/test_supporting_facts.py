@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.supporting_facts import gap, measure_facts, normalise
+from as2ray.evaluation.supporting_facts import consistency_gap, measure_facts, normalize_answer
 
 
 class Known(NamedTuple):
@@ -98,5 +98,5 @@ def test_prediction_of_an_unknown_question_is_refused():
 
 
 def test_normalise_and_gap():
-    assert normalise("  An  apple, the Pear. ") == "apple pear"
-    assert gap(np.array([1.0, -1.0]), np.array([0.5, 0.0])) == 0.75
+    assert normalize_answer("  An  apple, the Pear. ") == "apple pear"
+    assert consistency_gap(np.array([1.0, -1.0]), np.array([0.5, 0.0])) == 0.75

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from as2ray.text.packing import PackedBatch
-from as2ray.text.tokens import PairTokenizer
+from as2ray.text.tokenization import PairTokenizer
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def pairs() -> tuple[list[str], list[str]]:
 def packed(published, family, pairs) -> PackedBatch:
     """The pairs as one packed batch of the family's tokens."""
     definition = published(family).backend_tokenizer.to_str()
-    encoded = PairTokenizer(definition, max_length=60, max_question=24).encode(*pairs)
+    encoded = PairTokenizer(definition, max_length=60, max_question_length=24).encode(*pairs)
     numbers = range(len(encoded))
     return encoded.pack(np.array(numbers), {"row": np.array(numbers)})
 

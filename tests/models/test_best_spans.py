@@ -1,6 +1,6 @@
 import numpy as np
 
-from as2ray.models.spans import LONGEST, best_spans
+from as2ray.models.span_extraction import MAX_ANSWER_TOKENS, best_spans
 from as2ray.text.packing import PackedBatch
 
 
@@ -28,4 +28,4 @@ def test_span_is_no_longer_than_an_answer():
     logits = np.zeros((60, 2), np.float32)
     logits[3, 0], logits[58, 1] = 1.0, 1.0
     [(_, (_, first, last))] = best_spans(logits, batch)
-    assert last - first < LONGEST
+    assert last - first < MAX_ANSWER_TOKENS

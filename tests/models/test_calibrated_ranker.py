@@ -3,9 +3,11 @@ import pyarrow as pa
 import pytest
 import tiny
 
-from as2ray.calibration import reliability
-from as2ray.checkpoint import load, save, start
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
 from as2ray.errors import EvaluationError
+from as2ray.evaluation.reliability import measure_reliability
 
 QUESTION = "What is kovarin?"
 
@@ -16,21 +18,23 @@ def test_calibrated_ranker_keeps_its_order_and_comes_closer_to_the_labels(
     checkpoint, pairs, tmp_path, kind, exits
 ):
     path = checkpoint("bert", 2 if exits is None else None, initializer_range=0.5)
-    ranker = start(path, max_length=60, exits=exits)
-    ranker.precision = "fp32"
-    before = ranker.rank(QUESTION, pairs[1], drop=0.5 if exits else None)
+    ranker = init_ranker(path, max_length=60, exit_layers=exits)
+    ranker.dtype = "fp32"
+    before = ranker.rank(QUESTION, pairs[1], drop_ratios=0.5 if exits else None)
     dev = tiny.candidates(40, seed=4)
     ranker.calibrate(dev, kind)
-    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
-    loaded.fused = False
-    after = loaded.rank(QUESTION, pairs[1], drop=0.5 if exits else None)
+    loaded = load(save(ranker, tmp_path / "saved"), dtype="fp32", device="cpu")
+    loaded.use_fused_layers = False
+    after = loaded.rank(QUESTION, pairs[1], drop_ratios=0.5 if exits else None)
     assert [(r.index, r.exit_layer) for r in after] == [(r.index, r.exit_layer) for r in before]
     assert [r.score for r in after] != [r.score for r in before]
 
     texts = (dev["question"].to_pylist(), dev["candidate"].to_pylist())
-    for of_stage, calibration in zip(ranker.score_exits(*texts).T, ranker.calibration, strict=True):
-        plain = reliability(of_stage.astype(float), dev["label"].to_numpy())
-        mended = reliability(calibration(of_stage), dev["label"].to_numpy())
+    for of_stage, calibration in zip(
+        ranker.predict_exits(*texts).T, ranker.calibration, strict=True
+    ):
+        plain = measure_reliability(of_stage.astype(float), dev["label"].to_numpy())
+        mended = measure_reliability(calibration(of_stage), dev["label"].to_numpy())
         assert mended.brier <= plain.brier + 1e-9
         assert np.isfinite(mended.ece)
 
@@ -42,14 +46,14 @@ def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tm
     folder = save(ranker, tmp_path / "saved")
     assert len(load(folder).calibration) == 1
     assert load(folder).threshold == ranker.threshold
-    begun = start(folder, max_length=60)
+    begun = init_ranker(folder, max_length=60)
     assert (begun.calibration, begun.threshold) == ((), None)
 
 
 def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):
     ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
     dev = tiny.candidates(40, seed=4)
-    ranker.calibrate(dev, precision=0.3)
+    ranker.calibrate(dev, min_precision=0.3)
     questions = {row["question_id"]: row["question"] for row in dev.to_pylist()}
     given, right = 0, 0
     for id, question in questions.items():
@@ -61,7 +65,7 @@ def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint)
 
 
 def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
-    ranker = start(checkpoint("bert", None), max_length=60, exits=(1, 2, 3))
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
     ranker.calibrate(tiny.candidates(10, seed=4))
     assert ranker.threshold is not None
     ranker.keep([1, 3])
@@ -79,4 +83,4 @@ def test_what_no_score_could_mend_is_refused_before_any_is_made(
     if label is not None:
         table = table.set_column(4, "label", pa.array([label] * table.num_rows, pa.int8()))
     with pytest.raises(EvaluationError, match=told):
-        ranker.calibrate(table, precision=precision)
+        ranker.calibrate(table, min_precision=precision)

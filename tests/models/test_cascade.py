@@ -8,11 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from as2ray.checkpoint import load, save, start
-from as2ray.errors import EvaluationError, RecipeError
-from as2ray.models.attention import Layout
+from as2ray.cascade.pruning import num_kept
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.cascade import CascadeRanker, PartialClassifier
-from as2ray.pruning import kept
+from as2ray.models.encoder.packed_attention import SequenceLayout
 
 QUESTION = "What is kovarin?"
 
@@ -29,11 +31,11 @@ def bert(checkpoint) -> CascadeRanker:
 
 def cascade(path, exits=(1, 2, 3), **how) -> CascadeRanker:
     """A cascade of random weights whose scores differ."""
-    ranker = start(path, max_length=60, exits=exits, **how)
+    ranker = init_ranker(path, max_length=60, exit_layers=exits, **how)
     with torch.no_grad():
         for weights in ranker.parameters():
             weights.add_(torch.randn_like(weights) * 0.2)
-    ranker.precision = "fp32"
+    ranker.dtype = "fp32"
     return ranker.eval()
 
 
@@ -43,7 +45,7 @@ def by_hand(ranker, question, texts, ratios):
     left, gone = list(range(len(texts))), []
     for stage, layer in enumerate(ranker.exits):
         best = sorted(left, key=lambda i: -scores[i, stage])
-        stays = kept(len(left), ratios[stage]) if stage < len(ratios) else 0
+        stays = num_kept(len(left), ratios[stage]) if stage < len(ratios) else 0
         gone = [(i, scores[i, stage], layer) for i in best[stays:]] + gone
         left = sorted(best[:stays])
     return gone
@@ -100,10 +102,10 @@ def test_result_does_not_depend_on_the_questions_that_share_the_batch(checkpoint
         (f"What is {topic}?", [*data.draw(texts), "Badesso."])
         for topic in data.draw(st.lists(st.sampled_from(tiny.TOPICS), min_size=1, max_size=4))
     ]
-    ranker.window_tokens = data.draw(st.sampled_from([1, 100, 65_536]))
-    together = ranker.rank_many(asked, drop=0.4)
+    ranker.max_pass_tokens = data.draw(st.sampled_from([1, 100, 65_536]))
+    together = ranker.rank_many(asked, drop_ratios=0.4)
     for ranked, (question, candidates) in zip(together, asked, strict=True):
-        alone = {r.index: r for r in ranker.rank(question, candidates, drop=0.4)}
+        alone = {r.index: r for r in ranker.rank(question, candidates, drop_ratios=0.4)}
         assert [r.exit_layer for r in ranked] == [alone[r.index].exit_layer for r in ranked]
         np.testing.assert_allclose(
             [r.score for r in ranked], [alone[r.index].score for r in ranked], atol=1e-6
@@ -149,21 +151,21 @@ def test_sensible_answers_to_few_or_equal_candidates(bert):
 
 @pytest.mark.parametrize("drop", [1.0, -0.1, float("nan"), (0.1, 0.2, 0.3), (0.1,)])
 def test_drop_ratios_that_make_no_sense_are_refused(bert, drop):
-    with pytest.raises(RecipeError, match="drop ratios"):
+    with pytest.raises(ConfigError, match="drop ratios"):
         bert.rank(QUESTION, ["Lala.", "Ne."], drop=drop)
-    with pytest.raises(RecipeError, match="drop ratios"):
+    with pytest.raises(ConfigError, match="drop ratios"):
         bert.drop = drop
 
 
 def test_drop_ratios_for_a_ranker_of_one_piece_are_refused(checkpoint):
-    with pytest.raises(RecipeError, match="PointwiseRanker"):
-        load(checkpoint("bert")).rank(QUESTION, ["Lala."], drop=0.3)
+    with pytest.raises(ConfigError, match="PointwiseRanker"):
+        load(checkpoint("bert")).rank(QUESTION, ["Lala."], drop_ratios=0.3)
 
 
 @pytest.mark.parametrize("exits", [[], [0, 2], [2, 2], [3, 1], [1, 4]])
 def test_exits_that_the_encoder_does_not_have_are_refused(checkpoint, exits):
-    with pytest.raises(RecipeError, match="exits"):
-        start(checkpoint("bert", None), max_length=60, exits=exits)
+    with pytest.raises(ConfigError, match="exits"):
+        init_ranker(checkpoint("bert", None), max_length=60, exit_layers=exits)
 
 
 def test_layers_above_the_last_exit_are_left_out(checkpoint, family):
@@ -174,25 +176,25 @@ def test_layers_above_the_last_exit_are_left_out(checkpoint, family):
 
 def test_saved_cascade_loads_and_ranks_the_same(ranker, pairs, tmp_path):
     ranker.drop = [0.3, 0.5]
-    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
-    loaded.fused = False
+    loaded = load(save(ranker, tmp_path / "saved"), dtype="fp32", device="cpu")
+    loaded.use_fused_layers = False
     assert isinstance(loaded, CascadeRanker)
-    assert (loaded.exits, loaded.drop) == ((1, 2, 3), [0.3, 0.5])
+    assert (loaded.exit_layers, loaded.drop_ratios) == ((1, 2, 3), [0.3, 0.5])
     assert loaded.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1], drop=[0.3, 0.5])
 
 
 def test_cascade_goes_on_from_a_cascade_as_it_was(ranker, pairs, tmp_path):
     folder = save(ranker, tmp_path / "saved")
-    again = start(folder, max_length=60, seed=9, exits=(1, 2, 3))
-    again.precision = "fp32"
+    again = init_ranker(folder, max_length=60, seed=9, exit_layers=(1, 2, 3))
+    again.dtype = "fp32"
     assert again.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1])
-    with pytest.raises(RecipeError, match="no other exits"):
-        start(folder, max_length=60, exits=[1, 3])
+    with pytest.raises(ConfigError, match="no other exits"):
+        init_ranker(folder, max_length=60, exit_layers=[1, 3])
 
 
 def test_cascade_from_a_ranker_has_its_body_and_new_heads(checkpoint, family):
     whole = load(checkpoint(family), max_length=60, device="cpu")
-    made = start(checkpoint(family), max_length=60, exits=[2, 3])
+    made = init_ranker(checkpoint(family), max_length=60, exit_layers=[2, 3])
     body = dict(whole.network.base_model.named_parameters())
     found = dict(made.network.body.named_parameters())
     assert found
@@ -200,7 +202,7 @@ def test_cascade_from_a_ranker_has_its_body_and_new_heads(checkpoint, family):
 
 
 def test_partial_classifier_sees_the_mean_of_all_tokens_or_the_first():
-    hidden, layout = torch.randn(7, 8), Layout.of([4, 3], torch.device("cpu"))
+    hidden, layout = torch.randn(7, 8), SequenceLayout.from_lengths([4, 3], torch.device("cpu"))
     inside = hidden.clone()
     inside[1:4] = torch.randn(3, 8)  # not the first token of either sequence
     first, mean = (PartialClassifier(8, pooling, 0.1).eval() for pooling in ("first", "mean"))

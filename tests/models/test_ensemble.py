@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import tiny
 
-from as2ray.checkpoint import load, save
-from as2ray.errors import CheckpointError, RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.data.packed_dataset import pack_pairs
+from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.ensemble import EnsembleRanker
-from as2ray.text.stream import pack_pairs
 
 QUESTION = "What is kovarin?"
 
@@ -14,7 +15,7 @@ QUESTION = "What is kovarin?"
 def members(checkpoint):
     """Rankers of two families, with a tokenizer each."""
     kinds = (("bert", 2), ("roberta", 1), ("albert", 2))
-    return [load(checkpoint(*kind), precision="fp32", max_length=60) for kind in kinds]
+    return [load(checkpoint(*kind), dtype="fp32", max_length=60) for kind in kinds]
 
 
 def test_score_is_the_weighted_mean_of_the_members(members, pairs):
@@ -30,7 +31,7 @@ def test_score_is_the_weighted_mean_of_the_members(members, pairs):
 def test_saved_ensemble_loads_and_ranks_the_same(members, pairs, tmp_path):
     ensemble = EnsembleRanker(members, (0.2, 0.2, 0.6))
     ensemble.calibrate(tiny.candidates(20, seed=3))
-    loaded = load(save(ensemble, tmp_path / "saved"), precision="fp32")
+    loaded = load(save(ensemble, tmp_path / "saved"), dtype="fp32")
     assert isinstance(loaded, EnsembleRanker)
     assert loaded.weights == (0.2, 0.2, 0.6)
     found, expected = (r.rank(QUESTION, pairs[1]) for r in (loaded, ensemble))
@@ -40,33 +41,33 @@ def test_saved_ensemble_loads_and_ranks_the_same(members, pairs, tmp_path):
 
 @pytest.mark.parametrize("weights", [(1.0,), (0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (0, 0, 0)])
 def test_weights_that_make_no_mean_are_refused(members, weights):
-    with pytest.raises(RecipeError, match="weights"):
+    with pytest.raises(ConfigError, match="weights"):
         EnsembleRanker(members, weights)
-    with pytest.raises(RecipeError, match="0 members"):
+    with pytest.raises(ConfigError, match="0 members"):
         EnsembleRanker([])
 
 
 def test_tokens_or_drop_ratios_for_an_ensemble_are_refused(members):
     ensemble = EnsembleRanker(members)
     with pytest.raises(CheckpointError, match="own tokenizer"):
-        ensemble.score(pack_pairs(members[0].tokenizer, ["a"], ["b"]), 1)
-    with pytest.raises(RecipeError, match="EnsembleRanker"):
-        ensemble.rank(QUESTION, ["Lala."], drop=0.3)
+        ensemble.predict_scores(pack_pairs(members[0].tokenizer, ["a"], ["b"]), 1)
+    with pytest.raises(ConfigError, match="EnsembleRanker"):
+        ensemble.rank(QUESTION, ["Lala."], drop_ratios=0.3)
 
 
 def test_weight_that_is_no_number_is_refused(members):
-    with pytest.raises(RecipeError, match="nan"):
+    with pytest.raises(ConfigError, match="nan"):
         EnsembleRanker(members, (0.5, 0.5, float("nan")))
 
 
 def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, pairs, tmp_path):
-    members = [load(checkpoint("bert"), precision="fp32", max_length=20 + n) for n in range(11)]
+    members = [load(checkpoint("bert"), dtype="fp32", max_length=20 + n) for n in range(11)]
     ensemble = EnsembleRanker(members, [n / 55 for n in range(11)])
-    loaded = load(save(ensemble, tmp_path / "saved"), precision="fp32")
+    loaded = load(save(ensemble, tmp_path / "saved"), dtype="fp32")
     assert [member.tokenizer.max_length for member in loaded.members] == [*range(20, 31)]
 
 
 def test_settings_of_an_ensemble_are_its_members_too(members):
     ensemble = EnsembleRanker(members)
-    ensemble.precision, ensemble.fused, ensemble.max_tokens = "bf16", True, 512
+    ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", True, 512
     assert {(m.precision, m.fused, m.max_tokens) for m in members} == {("bf16", True, 512)}

@@ -6,18 +6,18 @@ import tiny
 import torch
 import transformers
 
-from as2ray.checkpoint import load
-from as2ray.errors import CheckpointError, EvaluationError, RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.models.pointwise import PointwiseRanker
-from as2ray.models.ranker import Ranker, probability, resolve_precision
-from as2ray.text.tokens import PairTokenizer
+from as2ray.models.ranker import Ranker, positive_probability, resolve_dtype
+from as2ray.text.tokenization import PairTokenizer
 
 QUESTION = "What is kovarin?"
 
 
 @pytest.fixture
 def ranker(checkpoint) -> Ranker:
-    return load(checkpoint("bert"), precision="fp32", max_length=60)
+    return load(checkpoint("bert"), dtype="fp32", max_length=60)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_rank_scores_are_the_probabilities_of_the_positive_class(
     checkpoint, published, family, labels, packed, padded, pairs
 ):
     ranker, reference = of(checkpoint, published, family, labels)
-    ranker.precision = "fp32"
+    ranker.dtype = "fp32"
     ranked = ranker.rank_many(zip(pairs[0], ([text] for text in pairs[1])))
     with torch.no_grad():
         logits = reference(**padded).logits
@@ -85,7 +85,7 @@ def test_rank_top_k_is_the_head_of_the_ranking(ranker, candidates):
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_rank_top_k_out_of_range_is_refused(ranker, candidates, top_k):
-    with pytest.raises(RecipeError, match=f"top_k={top_k}"):
+    with pytest.raises(ConfigError, match=f"top_k={top_k}"):
         ranker.rank(QUESTION, candidates, top_k=top_k)
 
 
@@ -144,16 +144,16 @@ def test_score_leaves_training_mode_and_gradients_as_they_were(ranker, candidate
 
 
 def test_score_row_that_no_batch_holds_is_nan(ranker, pairs):
-    from as2ray.text.stream import pack_pairs
+    from as2ray.data.packed_dataset import pack_pairs
 
     batches = list(pack_pairs(ranker.tokenizer, *pairs, max_tokens=60))
     scores = ranker.score(batches[1:], rows=18)
-    assert set(np.flatnonzero(np.isnan(scores))) == set(batches[0].of_sequence["row"])
+    assert set(np.flatnonzero(np.isnan(scores))) == set(batches[0].sequence_data["row"])
 
 
 def test_score_in_bf16_is_close_to_fp32(checkpoint, family, candidates):
-    exact = load(checkpoint(family, 1), precision="fp32").rank(QUESTION, candidates)
-    rough = load(checkpoint(family, 1), precision="bf16").rank(QUESTION, candidates)
+    exact = load(checkpoint(family, 1), dtype="fp32").rank(QUESTION, candidates)
+    rough = load(checkpoint(family, 1), dtype="bf16").rank(QUESTION, candidates)
     scores = {r.index: r.score for r in rough}
     assert max(abs(scores[r.index] - r.score) for r in exact) < 0.05
     assert any(scores[r.index] != r.score for r in exact)
@@ -162,12 +162,14 @@ def test_score_in_bf16_is_close_to_fp32(checkpoint, family, candidates):
 def test_bf16_rounds_no_two_candidates_to_one_score(checkpoint, family):
     random = Random(2)
     texts = list({tiny.sentence(random, random.randint(4, 20)) for _ in range(400)})
-    ranker = load(checkpoint(family, 2), precision="bf16")
+    ranker = load(checkpoint(family, 2), dtype="bf16")
     torch.manual_seed(0)
     with torch.no_grad():  # of new weights all states are alike
         for weights in ranker.parameters():
             weights.add_(torch.randn_like(weights) * 0.2)
-    scores = ranker.score_pairs([QUESTION] * len(texts), texts, np.zeros(len(texts), int)).rank_by
+    scores = ranker.predict_pairs(
+        [QUESTION] * len(texts), texts, np.zeros(len(texts), int)
+    ).sort_keys
     assert len(np.unique(scores)) > 0.98 * len(texts)
 
 
@@ -179,16 +181,16 @@ def test_rank_scores_that_are_not_finite_are_refused(ranker, candidates):
 
 
 def test_precision_unknown_is_refused():
-    with pytest.raises(RecipeError, match="'int4'"):
-        resolve_precision("int4")
+    with pytest.raises(ConfigError, match="'int4'"):
+        resolve_dtype("int4")
 
 
 def test_precision_auto_on_a_cpu_is_bf16_or_fp32():
-    assert resolve_precision("auto") in (torch.bfloat16, torch.float32)
-    assert resolve_precision("fp16") is torch.float16
+    assert resolve_dtype("auto") in (torch.bfloat16, torch.float32)
+    assert resolve_dtype("fp16") is torch.float16
 
 
 def test_probability_of_one_and_two_logits_agree():
     logits = torch.tensor([[0.3, 1.5], [2.0, -1.0]])
     difference = logits[:, 1:] - logits[:, :1]
-    torch.testing.assert_close(probability(logits), probability(difference))
+    torch.testing.assert_close(positive_probability(logits), positive_probability(difference))

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from as2ray.checkpoint import load, save, sequential, start
-from as2ray.errors import CheckpointError, RecipeError
+from as2ray.checkpoints.initialization import build_sequential, init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.sequential import SequentialRanker
 
 QUESTION = "What is kovarin?"
@@ -12,7 +14,9 @@ QUESTION = "What is kovarin?"
 @pytest.fixture
 def members(checkpoint, family):
     """Independent rankers of 1, 2 and 3 layers."""
-    made = [start(checkpoint(family), max_length=60, layers=layers) for layers in (1, 2, 3)]
+    made = [
+        init_ranker(checkpoint(family), max_length=60, num_layers=layers) for layers in (1, 2, 3)
+    ]
     with torch.no_grad():
         for member in made:
             for weights in member.parameters():
@@ -22,8 +26,8 @@ def members(checkpoint, family):
 
 @pytest.fixture
 def ranker(members) -> SequentialRanker:
-    made = sequential(members)
-    made.precision = "fp32"
+    made = build_sequential(members)
+    made.dtype = "fp32"
     return made.eval()
 
 
@@ -58,22 +62,22 @@ def test_nothing_dropped_equals_the_deepest_ranker(ranker, members, pairs):
 
 def test_saved_ranker_loads_and_ranks_the_same(ranker, pairs, tmp_path):
     ranker.drop = 0.4
-    loaded = load(save(ranker, tmp_path / "saved"), precision="fp32", device="cpu")
-    loaded.fused = False
+    loaded = load(save(ranker, tmp_path / "saved"), dtype="fp32", device="cpu")
+    loaded.use_fused_layers = False
     assert isinstance(loaded, SequentialRanker)
     assert loaded.rank(QUESTION, pairs[1]) == ranker.rank(QUESTION, pairs[1])
 
 
 def test_rankers_not_of_growing_depth_or_of_several_encoders_are_refused(checkpoint, members):
-    with pytest.raises(RecipeError, match=r"exits \[2, 1\]"):
-        sequential([members[1], members[0]])
-    other = start(checkpoint("bert", intermediate_size=40), max_length=60)
+    with pytest.raises(ConfigError, match=r"exits \[2, 1\]"):
+        build_sequential([members[1], members[0]])
+    other = init_ranker(checkpoint("bert", intermediate_size=40), max_length=60)
     with pytest.raises(CheckpointError, match="differ in more than their layers"):
-        sequential([members[0], other])
+        build_sequential([members[0], other])
 
 
 def test_sequence_of_nothing_or_of_other_rankers_is_refused(checkpoint, members):
-    cascade = start(checkpoint("bert", None), max_length=60, exits=[1, 3])
+    cascade = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
     for wrong in ([], [members[0], cascade]):
         with pytest.raises(CheckpointError, match="pointwise"):
-            sequential(wrong)
+            build_sequential(wrong)

@@ -2,15 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from as2ray.checkpoint import load, save, start
-from as2ray.errors import CheckpointError, EvaluationError, RecipeError
-from as2ray.joint import Joint
-from as2ray.models.two_in_one import TwoInOneRanker, merged
-from as2ray.objectives.base import Moment
-from as2ray.objectives.two_in_one import TwoInOne
-from as2ray.text.packing import Sequences
-from as2ray.text.passages import Windows, encode_passages
-from as2ray.text.tokens import PairTokenizer
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.losses.base import StepContext
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.models.two_in_one import TwoInOneRanker, merge_windows
+from as2ray.outputs import PassageOutput
+from as2ray.text.packing import TokenSequences
+from as2ray.text.passage_windows import PassageWindows, encode_passages
+from as2ray.text.tokenization import PairTokenizer
 
 QUESTIONS = ["What is kovarin?", "What is quintol?", "What is kovarin?"]
 PASSAGES = [
@@ -27,8 +29,10 @@ def tokenizer(published, family) -> PairTokenizer:
 
 @pytest.fixture
 def model(checkpoint, family) -> TwoInOneRanker:
-    made = start(checkpoint(family, None, initializer_range=0.3), max_length=60, joint=True)
-    made.precision = "fp32"
+    made = init_ranker(
+        checkpoint(family, None, initializer_range=0.3), max_length=60, is_joint=True
+    )
+    made.dtype = "fp32"
     return made.eval()
 
 
@@ -47,11 +51,11 @@ def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer)
             body.set_attn_implementation("eager")
             states = body(ids, token_type_ids=types).last_hidden_state[0]
             body.set_attn_implementation("as2ray_packed")
-            place = batch.of_sequence["row"].tolist().index(number)
+            place = batch.sequence_data["row"].tolist().index(number)
             torch.testing.assert_close(joint.passage_state[place], states[0], atol=1e-5, rtol=1e-5)
-            own = torch.from_numpy(batch.of_mark["window"] == place)
+            own = torch.from_numpy(batch.marker_data["window"] == place)
             torch.testing.assert_close(
-                joint.sentence_state[own], states[alone.marks], atol=1e-5, rtol=1e-5
+                joint.sentence_state[own], states[alone.markers], atol=1e-5, rtol=1e-5
             )
 
 
@@ -64,10 +68,10 @@ def test_joint_loss_gives_every_weight_a_gradient(kind, tokenizer, request):
         {"passage_label": np.array([1.0, 0.0, 1.0])},
         {"label": np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])},
     )
-    arrays = {**batch.of_sequence, **batch.of_mark}
+    arrays = {**batch.sequence_data, **batch.marker_data}
     targets = {name: torch.from_numpy(values) for name, values in arrays.items()}
     model.train()
-    task = TwoInOne(consistency=True, similarity=True).at(Moment())
+    task = TwoInOneLoss(consistency_loss=True, similarity_loss=True).for_step(StepContext())
     task.loss(model(batch), targets).backward()
     unmoved = [n for n, w in model.named_parameters() if w.grad is None]
     assert unmoved == []
@@ -76,12 +80,12 @@ def test_joint_loss_gives_every_weight_a_gradient(kind, tokenizer, request):
 def test_windows_become_passages_and_sentences():
     # The first passage has two windows, which share its second sentence.
     ids = np.arange(3)
-    sequences = Sequences(ids, ids, np.ones(3, np.int32))
-    windows = Windows(
+    sequences = TokenSequences(ids, ids, np.ones(3, np.int32))
+    windows = PassageWindows(
         sequences, np.array([0, 0, 1]), np.array([0, 0, 1, 2]), ids, np.array([0, 1, 1, 2])
     )
     of_mark = np.array([0.5, 0.1, -0.4, 0.9], np.float32)
-    passage, sentence = merged(windows, np.array([0.1, -0.4, 0.9], np.float32), of_mark)
+    passage, sentence = merge_windows(windows, np.array([0.1, -0.4, 0.9], np.float32), of_mark)
     assert passage.tolist() == pytest.approx([0.1, 0.9])
     assert sentence.tolist() == pytest.approx([0.5, -0.15, 0.9])
 
@@ -129,8 +133,8 @@ def test_joint_model_ranks_single_sentences_too(model):
 
 
 def test_saved_joint_model_loads_and_ranks_the_same(model, tmp_path):
-    loaded = load(save(model, tmp_path / "saved"), precision="fp32", device="cpu")
-    loaded.fused = False
+    loaded = load(save(model, tmp_path / "saved"), dtype="fp32", device="cpu")
+    loaded.use_fused_layers = False
     found, expected = (r.rank_passages("What is kovarin?", PASSAGES) for r in (loaded, model))
     assert [p.index for p in found] == [p.index for p in expected]
     np.testing.assert_allclose([p.score for p in found], [p.score for p in expected], atol=1e-6)
@@ -138,10 +142,13 @@ def test_saved_joint_model_loads_and_ranks_the_same(model, tmp_path):
 
 @pytest.fixture
 def answering(checkpoint, family) -> TwoInOneRanker:
-    made = start(
-        checkpoint(family, None, initializer_range=0.3), max_length=60, joint=True, answers=True
+    made = init_ranker(
+        checkpoint(family, None, initializer_range=0.3),
+        max_length=60,
+        is_joint=True,
+        extract_answers=True,
     )
-    made.precision = "fp32"
+    made.dtype = "fp32"
     return made.eval()
 
 
@@ -152,8 +159,8 @@ def test_answer_is_cut_out_of_a_selected_sentence(answering, tmp_path):
     assert answer.passage in top
     assert answer.text in PASSAGES[answer.passage][answer.sentence]
     assert answering.answer(asked, PASSAGES, threshold=99.0) is None
-    loaded = load(save(answering, tmp_path / "saved"), precision="fp32", device="cpu")
-    loaded.fused = False
+    loaded = load(save(answering, tmp_path / "saved"), dtype="fp32", device="cpu")
+    loaded.use_fused_layers = False
     assert loaded.answer(asked, PASSAGES, top_k=2, threshold=-99.0).text == answer.text
 
 
@@ -166,7 +173,7 @@ def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passag
     logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
     window = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     state = torch.zeros(2, 4)
-    joint = Joint(torch.zeros(2), torch.zeros(3), state, state[[0, 0, 1]], logits, window)
+    joint = PassageOutput(torch.zeros(2), torch.zeros(3), state, state[[0, 0, 1]], logits, window)
     targets = {
         "passage_label": torch.tensor([0.0, 1.0]),
         "label": torch.tensor([0.0, 0.0, 1.0]),
@@ -174,7 +181,7 @@ def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passag
         "answer_first": torch.tensor([-1, -1, 4]),
         "answer_last": torch.tensor([-1, -1, 5]),
     }
-    plain, answers = (TwoInOne(answers=a).loss(joint, targets) for a in (False, True))
+    plain, answers = (TwoInOneLoss(answer_loss=a).loss(joint, targets) for a in (False, True))
     expected = [
         torch.nn.functional.cross_entropy(logits[3:, end], torch.tensor(place))
         for end, place in ((0, 1), (1, 2))
@@ -198,7 +205,7 @@ def test_joint_model_as_a_teacher_is_refused(model):
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_no_passages_or_all_but_the_last_are_not_returned(model, top_k):
-    with pytest.raises(RecipeError, match=f"top_k={top_k}"):
+    with pytest.raises(ConfigError, match=f"top_k={top_k}"):
         model.rank_passages("What is kovarin?", PASSAGES, top_k=top_k)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import tiny
 
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
-from pipelines.recipe import Data
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import TrackingConfig
+from pipelines.recipe import TableSpec
 
 
 def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
@@ -65,7 +65,7 @@ def releases(tmp_path_factory) -> Path:
 def data_root(releases, monkeypatch) -> Path:
     """The releases as what AS2RAY_DATA names."""
     # The made-up releases have their own sizes.
-    monkeypatch.setattr("as2ray.corpora.base.Corpus.verify", lambda *_: False)
+    monkeypatch.setattr("as2ray.corpora.corpus.Corpus.verify", lambda *_: False)
     monkeypatch.setenv("AS2RAY_DATA", str(releases))
     return releases
 
@@ -73,7 +73,7 @@ def data_root(releases, monkeypatch) -> Path:
 @pytest.fixture
 def learn() -> dict[str, object]:
     """Of a step that trains for one epoch on the target."""
-    training = Training(epochs=1, batch=16, learning_rate=1e-3, precision="fp32")
+    training = TrainingConfig(epochs=1, global_batch_size=16, learning_rate=1e-3, precision="fp32")
     return {"train": ["target"], "training": training}
 
 
@@ -82,14 +82,14 @@ def common(checkpoint, data_root) -> dict[str, object]:
     """What the recipes of all pipelines share here: model, tables, one test, nothing tracked."""
     return {
         "title": "Tiny",
-        "model": Model(str(checkpoint("bert", None)), max_length=32),
+        "model": ModelSpec(str(checkpoint("bert", None)), max_length=32),
         "tables": {
-            "general": Data("qnli", "dev"),
-            "target": Data("wikiqa", "train"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
+            "general": TableSpec("qnli", "dev"),
+            "target": TableSpec("wikiqa", "train"),
+            "dev": TableSpec("wikiqa", "dev"),
+            "test": TableSpec("wikiqa", "test"),
         },
         "dev": "dev",
         "tests": ["test"],
-        "tracking": Tracking(tensorboard=False),
+        "tracking": TrackingConfig(tensorboard=False),
     }

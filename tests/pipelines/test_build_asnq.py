@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from as2ray.corpora import read
-from as2ray.distributed.plan import Workers
-from as2ray.errors import CorpusError, RecipeError
-from as2ray.records import fingerprint
-from as2ray.stages import manifest
-from as2ray.text.files import PairFiles
+from as2ray.corpora.preparation import read_split
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.experiments.stage import manifest
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.parquet import ParquetTable
 from pipelines.build_asnq import Recipe, run
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def squad(tmp_path):
 
 @pytest.mark.cluster
 def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, tmp_path):
-    recipe = Recipe("squad", "dev", bad=1)
+    recipe = Recipe("squad", "dev", max_bad_records=1)
     made = run(recipe, tmp_path / "out", HERE, squad)
     found = manifest(made)["found"]
     assert found["counts"] == {"questions": 3, "pairs": 9, "positives": 3}
     assert found["grades"] == {"1": 0, "2": 0, "3": 6, "4": 3}
-    assert found["fingerprint"] == fingerprint(PairFiles.find(made).table())
+    assert found["fingerprint"] == fingerprint(ParquetTable.open(made).to_table())
     [bad] = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
     assert "article 1" in bad["where"]
     assert "does not stand at character 3" in bad["came"]
@@ -47,7 +47,7 @@ def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, t
     whole = json.loads((tmp_path / "dev-v1.1.json").read_text())
     whole["data"].pop(1)
     (tmp_path / "dev-v1.1.json").write_text(json.dumps(whole))
-    assert found["fingerprint"] == fingerprint(read("squad", "dev", squad["squad"]))
+    assert found["fingerprint"] == fingerprint(read_split("squad", "dev", squad["squad"]))
 
 
 def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, tmp_path):
@@ -64,11 +64,11 @@ def test_corpus_that_is_candidates_already_is_refused(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"bad": -1}, {"corpus": "squad", "compatible": True}])
 def test_recipe_out_of_range_is_refused(wrong):
-    with pytest.raises(RecipeError):
+    with pytest.raises(ConfigError):
         Recipe(**wrong)
 
 
 def test_compatible_recipe_joins_pages_flat_unless_an_option_says_otherwise():
-    assert Recipe(compatible=True).resolved()["boundaries"] == "none"
-    own = Recipe(compatible=True, options={"splitter": "syntok"}).resolved()
+    assert Recipe(asnq_compatible=True).resolved()["boundaries"] == "none"
+    own = Recipe(asnq_compatible=True, corpus_options={"splitter": "syntok"}).resolved()
     assert (own["boundaries"], own["splitter"]) == ("none", "syntok")

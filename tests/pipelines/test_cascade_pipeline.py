@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search
 from pipelines.recipe import Step, read_recipe
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
 def recipe(common, learn):
     return Recipe(
         **common,
-        steps={
-            "one": Step(layers=1, seeds=[0], **learn),
+        runs={
+            "one": Step(num_layers=1, seeds=[0], **learn),
             "three": Step(**learn),
-            "cascade": Step(exits=(1, 2, 3), objective="uniform_exit", **learn),
+            "cascade": Step(exit_layers=(1, 2, 3), loss="uniform_exit", **learn),
         },
         baseline="three",
-        sequential={"sequence": ["one", "three"]},
-        drops=[0.0, 0.5],
-        search=Search(trials=4),
+        sequential_rankers={"sequence": ["one", "three"]},
+        drop_ratios=[0.0, 0.5],
+        search=Search(num_trials=4),
         seeds=[0],
     )
 
@@ -61,7 +61,7 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
     chosen = chosen["found"]["chosen"]
     ranker = load(out / "searched" / "cascade-seed0" / "ranker")
-    assert list(ranker.exits) == chosen["exits"]
+    assert list(ranker.exit_layers) == chosen["exits"]
     assert ranker.drop == pytest.approx(chosen["drop"])
     assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
     assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
@@ -70,19 +70,19 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
 
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
     for steps in (["one", "cascade"], []):
-        with pytest.raises(RecipeError, match="sequential ranker 'wrong'"):
+        with pytest.raises(ConfigError, match="sequential ranker 'wrong'"):
             replace(recipe, sequential={"wrong": steps})
 
 
 def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
     steps = {**recipe.steps, "three": replace(recipe.steps["three"], seeds=[1])}
-    with pytest.raises(RecipeError, match=r"'sequence' is made of steps with seeds .*\[0\].*\[1\]"):
+    with pytest.raises(ConfigError, match=r"'sequence' is made of steps with seeds .*\[0\].*\[1\]"):
         replace(recipe, seeds=[0, 1], steps=steps)
 
 
 def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_ratios_is_not(recipe):
     alone = {"steps": {"cascade": recipe.steps["cascade"]}, "sequential": {}}
-    with pytest.raises(RecipeError, match=r"baseline .*'cascade'"):
+    with pytest.raises(ConfigError, match=r"baseline .*'cascade'"):
         replace(recipe, **alone, baseline="cascade")
     assert replace(recipe, **alone, baseline="cascade, drop 0").against("test") == "cascade, drop 0"
 
@@ -92,4 +92,4 @@ def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_rat
 )
 def test_recipe_file_parses_into_a_recipe(path):
     found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
-    assert any(map(found.is_cascade, found.steps))
+    assert any(map(found.is_cascade, found.runs))

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError
+from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
-from as2ray.objectives import Distillation
 from pipelines.distill import Recipe, run
 from pipelines.drop_search import Search
 from pipelines.recipe import Recipe as Steps
 from pipelines.recipe import Step, read_recipe
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
@@ -25,25 +25,29 @@ def recipe(checkpoint, common, learn):
     teachers = ["first", "second", "third"]
     return Recipe(
         **common,
-        steps={
+        runs={
             "first": Step(**learn),
-            "second": Step(layers=2, **learn),
+            "second": Step(num_layers=2, **learn),
             "third": Step(model=str(checkpoint("electra", None)), **learn),
             "cerberus": Step(
-                exits=(2,), heads=3, teachers=teachers, objective=Distillation(), **learn
+                exit_layers=(2,),
+                num_ranking_heads=3,
+                teachers=teachers,
+                loss=DistillationLoss(),
+                **learn,
             ),
             "pruning": Step(
-                exits=(1, 2),
-                heads=3,
+                exit_layers=(1, 2),
+                num_ranking_heads=3,
                 teachers=teachers,
-                objective=Distillation(),
+                loss=DistillationLoss(),
                 **learn,
             ),
         },
         ensembles={"all": teachers},
-        trials=3,
-        search=Search(trials=2),
-        resemblance=["cerberus"],
+        num_ensemble_trials=3,
+        search=Search(num_trials=2),
+        teacher_agreement=["cerberus"],
         baseline="first",
         seeds=[0],
     )
@@ -59,7 +63,7 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     assert {row["system"] for row in report["rows"]} == systems == set(recipe.systems())
     pruning = load(tmp_path / "searched" / "pruning-seed0" / "ranker")
     assert isinstance(pruning, CascadeRanker)
-    assert pruning.exits[-1] == 2
+    assert pruning.exit_layers[-1] == 2
     assert pruning.network.heads[-1].outputs == 3
     ensemble = load(tmp_path / "rankers" / "all-seed0" / "ranker")
     assert isinstance(ensemble, EnsembleRanker)
@@ -78,9 +82,9 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
 
 
 def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):
-    with pytest.raises(RecipeError, match="ensemble 'all'"):
+    with pytest.raises(ConfigError, match="ensemble 'all'"):
         replace(recipe, ensembles={"all": ["first", "nobody"]})
-    with pytest.raises(RecipeError, match="resemblance of 'first'"):
+    with pytest.raises(ConfigError, match="resemblance of 'first'"):
         replace(recipe, resemblance=["first"])
 
 
@@ -88,7 +92,7 @@ def test_ensemble_of_steps_that_share_no_seed_is_refused(recipe):
     steps = {name: recipe.steps[name] for name in recipe.ensembles["all"]}
     steps["second"] = replace(steps["second"], seeds=[1])
     steps["third"] = replace(steps["third"], seeds=[0])
-    with pytest.raises(RecipeError, match=r"'all' is made of steps with seeds .*\[1\].*\[0\]"):
+    with pytest.raises(ConfigError, match=r"'all' is made of steps with seeds .*\[1\].*\[0\]"):
         replace(recipe, seeds=[0, 1], steps=steps, resemblance=[])
 
 
@@ -97,22 +101,22 @@ def test_ensemble_of_steps_that_share_no_seed_is_refused(recipe):
 )
 def test_recipe_file_parses_into_a_recipe(path):
     found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
-    assert any(step.teachers for step in found.steps.values())
+    assert any(step.teachers for step in found.runs.values())
 
 
 def test_teachers_of_hydra_differ_from_its_student_by_their_seeds_alone():
     path = "pipelines/recipes/cerberus_table2.yaml"
     found, *_ = read_recipe(Recipe, ["--config", path, "--output", "out"])
-    steps = [found.steps[name] for name in found.steps["hydra"].teachers]
-    steps += [found.steps[step.start or ""] for step in steps]
-    assert all(step.model is None and step.layers is None for step in steps)
+    steps = [found.runs[name] for name in found.runs["hydra"].teachers]
+    steps += [found.runs[step.init_from or ""] for step in steps]
+    assert all(step.model is None and step.num_layers is None for step in steps)
     assert [step.training.seed for step in steps] == [0, 100, 200, 0, 100, 200]
 
 
 def test_teachers_recipe_parses_into_a_recipe():
     path = "pipelines/recipes/cerberus_teachers.yaml"
     found, *_ = read_recipe(Steps, ["--config", path, "--output", "out"])
-    assert {step.model for step in found.steps.values() if step.model} == {
+    assert {step.model for step in found.runs.values() if step.model} == {
         "roberta-large",
         "google/electra-large-discriminator",
         "albert/albert-xxlarge-v2",

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError
-from as2ray.objectives import Distillation
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError
+from as2ray.losses.distillation import DistillationLoss
 from pipelines.recipe import Recipe, Step, read_recipe
 from pipelines.transfer_adapt import run
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
@@ -20,17 +20,26 @@ def recipe(common, learn):
     teachers = ["first", "second"]
     return Recipe(
         **common,
-        steps={
+        runs={
             "first": Step(**learn),
-            "second": Step(layers=2, **learn),
+            "second": Step(num_layers=2, **learn),
             "single": Step(
-                layers=1, teachers=["first"], objective=Distillation(teacher=0), **learn
+                num_layers=1, teachers=["first"], loss=DistillationLoss(teacher_index=0), **learn
             ),
-            "sum": Step(layers=1, teachers=teachers, objective=Distillation(lesson="sum"), **learn),
+            "sum": Step(
+                num_layers=1,
+                teachers=teachers,
+                loss=DistillationLoss(teacher_assignment="sum"),
+                **learn,
+            ),
             "heads": Step(
-                exits=(2,), heads=2, teachers=teachers, objective=Distillation(), **learn
+                exit_layers=(2,),
+                num_ranking_heads=2,
+                teachers=teachers,
+                loss=DistillationLoss(),
+                **learn,
             ),
-            "alone": Step(exits=(2,), heads=2, objective="every_exit", **learn),
+            "alone": Step(exit_layers=(2,), num_ranking_heads=2, loss="every_exit", **learn),
         },
         baseline="first",
         seeds=[0],
@@ -56,7 +65,7 @@ def test_teachers_are_scored_once_and_students_learn_from_what_was_stored(recipe
 
 def test_step_taught_by_a_later_one_is_refused(recipe):
     steps = {"single": recipe.steps["single"], "first": recipe.steps["first"]}
-    with pytest.raises(RecipeError, match=r"learns from \['first'\]"):
+    with pytest.raises(ConfigError, match=r"learns from \['first'\]"):
         replace(recipe, steps=steps)
 
 
@@ -76,6 +85,6 @@ steps:
 """
     )
     found, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])
-    expected = Distillation(alpha=0.1, temperature=3, teacher=0)
-    assert found.steps["b"].objective == expected
-    assert found.steps["a"].objective == "cross_entropy"
+    expected = DistillationLoss(alpha=0.1, temperature=3, teacher_index=0)
+    assert found.runs["b"].loss == expected
+    assert found.runs["a"].loss == "cross_entropy"

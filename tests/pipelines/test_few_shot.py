@@ -4,16 +4,16 @@ import pytest
 import tiny
 import torch
 
-from as2ray.checkpoint import load
-from as2ray.corpora.sample import sample
-from as2ray.errors import CheckpointError, RecipeError
+from as2ray.checkpoints.loading import load
+from as2ray.corpora.sampling import sample_questions
+from as2ray.errors import CheckpointError, ConfigError
 from pipelines.few_shot import Protocol, best_part, best_step, between, mixed
 
 
 def test_epochs_fall_from_32_on_32_questions():
     how = Protocol()
     assert [how.epochs_of(n) for n in (8, 32, 128, 512, 2_048, 100_000)] == [32, 32, 16, 8, 4, 1]
-    assert Protocol(power=1.0, least=2).epochs_of(512) == 2
+    assert Protocol(epoch_decay=1.0, min_epochs=2).epochs_of(512) == 2
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_epochs_fall_from_32_on_32_questions():
     ],
 )
 def test_impossible_protocol_is_refused(wrong):
-    with pytest.raises(RecipeError):
+    with pytest.raises(ConfigError):
         Protocol(**wrong)
 
 
@@ -36,7 +36,7 @@ def test_nested_samples_hold_the_smaller_ones_and_independent_ones_do_not():
     table = tiny.candidates(60)
 
     def drawn(size: int, nested: bool) -> set[str]:
-        return set(sample(table, size, seed=4, nested=nested)["question_id"].to_pylist())
+        return set(sample_questions(table, size, seed=4, nested=nested)["question_id"].to_pylist())
 
     assert drawn(8, True) < drawn(20, True) < drawn(40, True)
     assert len(drawn(20, True)) == 20
@@ -73,7 +73,7 @@ def test_best_part_is_the_smallest_that_dev_likes_best():
 @pytest.fixture
 def rankers(checkpoint):
     paths = [checkpoint("bert", 2, initializer_range=size) for size in (0.2, 0.3)]
-    return [load(path, device="cpu", precision="fp32") for path in paths]
+    return [load(path, device="cpu", dtype="fp32") for path in paths]
 
 
 def test_between_moves_every_weight_a_part_of_the_way(rankers):

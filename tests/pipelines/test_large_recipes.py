@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
 from pipelines.distill import Recipe, run
 from pipelines.recipe import Step, read_recipe
 
@@ -88,15 +88,15 @@ def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, d
     path = "pipelines/recipes/cerberus_table3.yaml"
     recipe, *_ = read_recipe(Recipe, ["--config", path, "--output", "out"])
     widths = {"roberta-large": 1_024, "electra-large": 1_024, "albert-xxlarge": 4_096}
-    assert recipe.steps["cerberus"].teachers == list(widths)
+    assert recipe.runs["cerberus"].teachers == list(widths)
 
     def reduced(name: str) -> Step:
-        step = recipe.steps[name]
+        step = recipe.runs[name]
         training = replace(step.training, epochs=1)
         if name in widths:  # adapted without their transfer: their files are gigabytes
-            model = encoders[recipe.steps[f"{name}-asnq"].model or ""]
+            model = encoders[recipe.runs[f"{name}-asnq"].model or ""]
             return replace(step, model=model, start=None, training=training)
-        return replace(step, exits=(1,) if step.exits else None, training=training)
+        return replace(step, exits=(1,) if step.exit_layers else None, training=training)
 
     few = {"asnq": 6, "wikiqa-train": 6, "wikiqa-dev": 4, "wikiqa-test": 4}
     names = [*widths, "electra-base-asnq", "single", "cerberus"]
@@ -109,7 +109,7 @@ def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, d
         timed=False,
     )
     out = folder / "out"
-    run(small, out, Workers(count=0))
+    run(small, out, WorkersConfig(num_workers=0))
 
     rows = json.loads((out / "wikiqa-test.json").read_text())["rows"]
     assert [row["system"] for row in rows] == names

@@ -7,24 +7,18 @@ from dataclasses import replace
 import pytest
 import tiny
 
-from as2ray.checkpoint import load
-from as2ray.cli import main
-from as2ray.distributed.plan import Workers
-from as2ray.errors import (
-    CheckpointError,
-    CorpusError,
-    LeakError,
-    RecipeError,
-    StageMismatchError,
-)
-from as2ray.retrieval.build import Settings
-from as2ray.training.config import Training
-from as2ray.training.job import Model
+from as2ray.checkpoints.loading import load
+from as2ray.cli.main import main
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import CheckpointError, ConfigError, CorpusError, LeakError, StaleStageError
+from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
 from pipelines import own_documents
-from pipelines.labels import indexed, questions_of
+from pipelines.labels import index_documents, questions_of
 from pipelines.own_documents import OwnDocuments, _asked, _made, run
 
-TINY = Training(epochs=1, batch=8, learning_rate=1e-3, precision="fp32")
+TINY = TrainingConfig(epochs=1, global_batch_size=8, learning_rate=1e-3, precision="fp32")
 
 
 @pytest.fixture
@@ -44,11 +38,11 @@ def own(checkpoint, documents, tmp_path):
     return OwnDocuments(
         documents=str(documents),
         output=str(tmp_path / "out"),
-        model=Model(str(checkpoint("bert", None)), max_length=32),
+        model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
         training=TINY,
-        adapt=TINY,
+        fine_tuning=TINY,
         ask=["metal in kovarin"],
-        workers=Workers(count=0),
+        workers=WorkersConfig(num_workers=0),
     )
 
 
@@ -66,7 +60,7 @@ def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp
     assert run(own) == ranker
     assert made == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
     (tmp_path / "documents" / "0.md").write_text("Other words.")
-    with pytest.raises(StageMismatchError, match="documents"):
+    with pytest.raises(StaleStageError, match="documents"):
         run(own)
 
 
@@ -80,7 +74,7 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
         own, questions=str(tmp_path / "questions.txt"), annotated=given, model=cascade, ask=[]
     )
     loaded = load(run(asked))
-    assert loaded.exits == (1, 3)
+    assert loaded.exit_layers == (1, 3)
     assert len(loaded.calibration) == 2
     for stage, own_rates in (("pseudo", own.training), ("adapted", own.adapt)):
         identity = json.loads((tmp_path / "out" / stage / "manifest.json").read_text())["identity"]
@@ -109,7 +103,7 @@ def test_questions_that_leave_a_part_empty_are_divided_all_the_same(own, tmp_pat
 
 def test_finished_output_runs_again_without_the_model_that_it_started_from(own, tmp_path):
     base = shutil.copytree(own.model.path, tmp_path / "base")
-    own = replace(own, model=Model(str(base), max_length=32), ask=[])
+    own = replace(own, model=ModelSpec(str(base), max_length=32), ask=[])
     ranker = run(own)
     shutil.rmtree(base)
     assert run(own) == ranker
@@ -135,20 +129,20 @@ def test_questions_that_a_generator_has_asked_are_read_again(own, documents, tmp
 
     monkeypatch.setattr(own_documents, "QuestionGenerator", Asks)
     own = replace(own, kinds=["headings", "generator"], generator="t5", most=6)
-    index = indexed(tmp_path / "index", documents, Settings())
+    index = index_documents(tmp_path / "index", documents, IndexConfig())
     queries = _made(tmp_path / "made", index, own)
     assert len(queries) == 6
     monkeypatch.delattr(own_documents, "QuestionGenerator")
     assert _made(tmp_path / "made", index, own) == queries
-    with pytest.raises(StageMismatchError, match="prompt"):
+    with pytest.raises(StaleStageError, match="prompt"):
         _made(tmp_path / "made", index, replace(own, prompt="ask:"))
 
 
 def test_documents_that_make_too_few_questions_leave_room_for_other_kinds(own, tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.txt").write_text("Kovarin has metal things inside. Zelimut has glass.")
-    index = indexed(tmp_path / "index", tmp_path / "plain", Settings())
-    with pytest.raises(RecipeError, match="0 questions made"):
+    index = index_documents(tmp_path / "index", tmp_path / "plain", IndexConfig())
+    with pytest.raises(ConfigError, match="0 questions made"):
         _made(tmp_path / "made", index, replace(own, kinds=["headings"]))
     assert not (tmp_path / "made").exists()
 
@@ -164,24 +158,24 @@ def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
 
 def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
     (tmp_path / "none.txt").write_text("\n")
-    with pytest.raises(RecipeError, match="no question"):
+    with pytest.raises(ConfigError, match="no question"):
         run(replace(own, questions=str(tmp_path / "none.txt")))
     (tmp_path / "one.txt").write_text("metal?\n")
-    with pytest.raises(RecipeError, match="1 questions"):
+    with pytest.raises(ConfigError, match="1 questions"):
         run(replace(own, questions=str(tmp_path / "one.txt")))
-    with pytest.raises(RecipeError, match="nowhere"):
+    with pytest.raises(ConfigError, match="nowhere"):
         run(replace(own, questions=str(tmp_path / "nowhere.txt")))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9?\n")
-    with pytest.raises(RecipeError, match="latin"):
+    with pytest.raises(ConfigError, match="latin"):
         run(replace(own, questions=str(tmp_path / "latin.txt")))
     for wrong in (
         *({"most": 0}, {"generator": "t5"}, {"kinds": ["generator"]}, {"kinds": []}),
         *({"precision": 0.0}, {"precision": 1.5}, {"ask": ["metal?", " "]}),
     ):
-        with pytest.raises(RecipeError):
+        with pytest.raises(ConfigError):
             replace(own, **wrong)
     replace(own, kinds=[], questions="mine.txt")
-    with pytest.raises(RecipeError, match="annotated tables"):
+    with pytest.raises(ConfigError, match="annotated tables"):
         replace(own, annotated={"test": "x"})
 
 
@@ -189,10 +183,10 @@ def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
 def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_read(
     own, tmp_path, wrong
 ):
-    with pytest.raises(RecipeError, match="layers"):
+    with pytest.raises(ConfigError, match="layers"):
         run(replace(own, model=replace(own.model, **wrong)))
     with pytest.raises(CheckpointError, match="nowhere"):
-        run(replace(own, model=Model(str(tmp_path / "nowhere"))))
+        run(replace(own, model=ModelSpec(str(tmp_path / "nowhere"))))
     assert not (tmp_path / "out").exists()
 
 
@@ -212,6 +206,6 @@ def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(o
 
 def test_output_among_the_documents_is_refused_unless_nobody_reads_it(own, documents):
     for output in (documents, documents / "out"):
-        with pytest.raises(RecipeError, match="inside documents"):
+        with pytest.raises(ConfigError, match="inside documents"):
             run(replace(own, output=str(output)))
     assert run(replace(own, output=str(documents / ".out"), ask=[])).is_dir()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from as2ray.errors import RecipeError
+from as2ray.errors import ConfigError
 from pipelines.recipe import Recipe, read_recipe
 
 RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
@@ -24,12 +24,12 @@ def _workers(*more):
 
 
 def test_profile_is_the_plan_and_flags_change_it():
-    assert _workers().count == 1
-    assert _workers("--profile", "node").count == 8
+    assert _workers().num_workers == 1
+    assert _workers("--profile", "node").num_workers == 8
     changed = _workers("--profile", "cluster", "--workers.storage", "/mine")
-    assert (changed.count, changed.least, changed.storage) == (16, 8, "/mine")
+    assert (changed.num_workers, changed.min_workers, changed.storage_path) == (16, 8, "/mine")
 
 
 def test_unknown_profile_is_refused_with_those_there_are():
-    with pytest.raises(RecipeError, match=r"'grid'(.|\n)*'cluster', 'laptop', 'node'"):
+    with pytest.raises(ConfigError, match=r"'grid'(.|\n)*'cluster', 'laptop', 'node'"):
         _workers("--profile", "grid")

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from as2ray.distributed.plan import Workers
-from as2ray.errors import EvaluationError, RecipeError, StageMismatchError
-from as2ray.objectives import Distillation, TwoInOne
-from as2ray.records import question_starts
-from as2ray.retrieval.pseudo_labels import PseudoLabels
-from as2ray.stages import manifest, stage
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, EvaluationError, StaleStageError
+from as2ray.experiments.stage import manifest, stage
+from as2ray.losses.distillation import DistillationLoss
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
+from as2ray.tables.schema import question_offsets
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import TrackingConfig
 from pipelines.few_shot import Protocol
 from pipelines.pseudo_label import PAPER, Study, _bench, _towards, run
-from pipelines.recipe import Data, read_recipe
+from pipelines.recipe import TableSpec, read_recipe
 from pipelines.steps import table
 
 
@@ -27,21 +28,21 @@ from pipelines.steps import table
 def study(checkpoint, data_root):
     return Study(
         title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
-        train=Data("wikiqa", "train"),
-        dev=Data("wikiqa", "dev"),
-        tests={"test": Data("wikiqa", "test")},
-        transfers={"general": Data("qnli", "dev", questions=10)},
-        labels=PseudoLabels(negatives=3),
-        protocol=Protocol(sizes=(8, None), samples=1, epochs=2, at=8),
+        model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
+        train=TableSpec("wikiqa", "train"),
+        dev=TableSpec("wikiqa", "dev"),
+        tests={"test": TableSpec("wikiqa", "test")},
+        transfer_sources={"general": TableSpec("qnli", "dev", num_questions=10)},
+        pseudo_labels=PseudoLabelConfig(num_negatives=3),
+        few_shot=Protocol(num_questions=(8, None), num_samples=1, epochs=2, reference_questions=8),
         training=replace(PAPER, learning_rate=1e-3, precision="fp32"),
         measures=["RR"],
-        tracking=Tracking(tensorboard=False),
+        tracking=TrackingConfig(tensorboard=False),
     )
 
 
 def test_study_reports_every_start_size_and_remedy(study, tmp_path):
-    run(study, tmp_path, Workers(count=0))
+    run(study, tmp_path, WorkersConfig(num_workers=0))
     told = json.loads((tmp_path / "test.json").read_text())
     starts, sizes = ("general", "pseudo"), ("8", "all")
     expected = {"BM25", *starts}
@@ -73,8 +74,8 @@ def test_study_reports_every_start_size_and_remedy(study, tmp_path):
 
 @pytest.mark.parametrize("name", ["pseudo", "test", "dev", "train", "a+b", "a, b", "a/b"])
 def test_source_named_like_another_start_or_table_is_refused(study, name):
-    with pytest.raises(RecipeError, match=re.escape(f"'{name}'] cannot be names")):
-        replace(study, transfers={name: Data("qnli", "dev")})
+    with pytest.raises(ConfigError, match=re.escape(f"'{name}'] cannot be names")):
+        replace(study, transfers={name: TableSpec("qnli", "dev")})
 
 
 @pytest.mark.parametrize(
@@ -87,18 +88,18 @@ def test_source_named_like_another_start_or_table_is_refused(study, name):
         {"training": replace(PAPER, epochs=8)},  # which the protocol would override
         {"objective": "marginal"},
         {"objective": "uniform_exit"},
-        {"model": Model("x", exits=(2,))},
-        {"objective": Distillation()},
-        {"objective": TwoInOne()},
+        {"model": ModelSpec("x", exit_layers=(2,))},
+        {"objective": DistillationLoss()},
+        {"objective": TwoInOneLoss()},
     ],
 )
 def test_impossible_study_is_refused(study, wrong):
-    with pytest.raises(RecipeError):
+    with pytest.raises(ConfigError):
         replace(study, **wrong)
 
 
 def test_cascade_and_its_objective_are_a_study_and_unknown_measures_are_none(study):
-    replace(study, objective="uniform_exit", model=Model("x", exits=(2,)))
+    replace(study, objective="uniform_exit", model=ModelSpec("x", exit_layers=(2,)))
     with pytest.raises(EvaluationError, match="MAPP"):
         replace(study, measures=["RR", "MAPP"])
 
@@ -106,28 +107,32 @@ def test_cascade_and_its_objective_are_a_study_and_unknown_measures_are_none(stu
 def test_layers_that_the_model_does_not_have_are_refused_before_tables_are_made(study, tmp_path):
     for wrong in ({"layers": 99}, {"exits": (2, 99)}):
         model, how = replace(study.model, **wrong), "uniform_exit" if "exits" in wrong else "margin"
-        with pytest.raises(RecipeError, match="layers"):
-            run(replace(study, model=model, objective=how), tmp_path, Workers(count=0))
+        with pytest.raises(ConfigError, match="layers"):
+            run(replace(study, model=model, objective=how), tmp_path, WorkersConfig(num_workers=0))
     assert not list(tmp_path.iterdir())
 
 
 def test_tests_elsewhere_are_reported_and_not_found_by_bm25(study, tmp_path):
-    protocol = Protocol(sizes=(8,), samples=1, epochs=1, at=8)
-    elsewhere = {"asnq": Data("asnq", "train", questions=12)}
+    protocol = Protocol(num_questions=(8,), num_samples=1, epochs=1, reference_questions=8)
+    elsewhere = {"asnq": TableSpec("asnq", "train", num_questions=12)}
     study = replace(study, elsewhere=elsewhere, transfers={}, protocol=protocol)
-    run(study, tmp_path, Workers(count=0))
+    run(study, tmp_path, WorkersConfig(num_workers=0))
     told = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("test", "asnq")]
     systems = [{row["system"] for row in one["rows"]} for one in told]
     assert systems[0] == systems[1] >= {"BM25", "pseudo", "scratch+8, with BM25"}
     found = set(table(tmp_path / "tables" / "pseudo")["candidate"].to_pylist())
     assert not found & set(table(tmp_path / "tables" / "asnq")["candidate"].to_pylist())
-    with pytest.raises(RecipeError, match="elsewhere"):
+    with pytest.raises(ConfigError, match="elsewhere"):
         replace(study, retrieve=5, filter="raw")
 
 
 def test_sample_larger_than_the_target_is_refused_once_its_questions_are_there(study, tmp_path):
-    with pytest.raises(RecipeError, match=r"\[9999\]"):
-        run(replace(study, protocol=Protocol(sizes=(8, 9_999))), tmp_path, Workers(count=0))
+    with pytest.raises(ConfigError, match=r"\[9999\]"):
+        run(
+            replace(study, protocol=Protocol(num_questions=(8, 9_999))),
+            tmp_path,
+            WorkersConfig(num_workers=0),
+        )
     assert not (tmp_path / "tables" / "general").exists()
     assert not (tmp_path / "bm25").exists()
 
@@ -136,13 +141,15 @@ def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path
     base = shutil.copytree(study.model.path, tmp_path / "base")
     study = replace(
         study,
-        model=Model(str(base), max_length=32),
-        train=Data("wikiqa", "train", questions=10),
-        unlabelled=Data("wikiqa", "train"),
+        model=ModelSpec(str(base), max_length=32),
+        train=TableSpec("wikiqa", "train", num_questions=10),
+        unlabelled=TableSpec("wikiqa", "train"),
         transfers={},
-        protocol=Protocol(sizes=(8,), samples=1, epochs=1, at=8, remedies=()),
+        protocol=Protocol(
+            num_questions=(8,), num_samples=1, epochs=1, reference_questions=8, remedies=()
+        ),
     )
-    run(study, tmp_path, Workers(count=0))
+    run(study, tmp_path, WorkersConfig(num_workers=0))
     labelled, annotated = (
         set(table(tmp_path / "tables" / name)["question_id"].to_pylist())
         for name in ("pseudo", "train")
@@ -150,21 +157,23 @@ def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path
     assert len(annotated) == 10
     assert len(labelled) > 20
     shutil.rmtree(base)  # a finished study needs it no more
-    run(study, tmp_path, Workers(count=0))
+    run(study, tmp_path, WorkersConfig(num_workers=0))
 
 
 def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(study, tmp_path):
-    bench = _bench(replace(study, retrieve=5, filter="raw"), tmp_path, Workers(count=0), {})
+    bench = _bench(
+        replace(study, retrieve=5, filter="raw"), tmp_path, WorkersConfig(num_workers=0), {}
+    )
     rows = table(bench.tables["test"])
     scores = bench.keywords(rows)
-    starts = question_starts(rows["question_id"])
+    starts = question_offsets(rows["question_id"])
     for start, end in zip(starts, [*starts[1:], rows.num_rows]):
         assert 1 <= end - start <= 5
         assert (np.diff(scores[start:end]) <= 0).all()
 
 
 def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(study, checkpoint, tmp_path):
-    bench = _bench(study, tmp_path, Workers(count=0), {})
+    bench = _bench(study, tmp_path, WorkersConfig(num_workers=0), {})
 
     def ranker(name):
         def make(part):
@@ -175,7 +184,7 @@ def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(study, che
     ends = ranker("tuned"), ranker("start")
     _towards(bench, *ends)
     other = replace(bench, study=replace(study, filter="clean"))
-    with pytest.raises(StageMismatchError, match="filter"):
+    with pytest.raises(StaleStageError, match="filter"):
         _towards(other, *ends)
 
 

@@ -4,25 +4,25 @@ import shlex
 
 import pytest
 
-from as2ray.cli import main
-from as2ray.distributed.plan import Workers
-from as2ray.training.config import Training
-from as2ray.training.job import Model
+from as2ray.cli.main import main
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
 from pipelines import quickstart
 from pipelines.quickstart import Quickstart, run
 
-TINY = Training(epochs=1, batch=256, learning_rate=1e-3, precision="fp32")
+TINY = TrainingConfig(epochs=1, global_batch_size=256, learning_rate=1e-3, precision="fp32")
 
 
 @pytest.mark.slow
 def test_quickstart_trains_reports_answers_and_can_be_asked(checkpoint, tmp_path, capsys):
     asked = Quickstart(
         output=str(tmp_path / "out"),
-        model=Model(str(checkpoint("bert", None)), max_length=48),
-        most=100,
+        model=ModelSpec(str(checkpoint("bert", None)), max_length=48),
+        max_questions=100,
         training=TINY,
-        adapt=TINY,
-        workers=Workers(count=0),
+        fine_tuning=TINY,
+        workers=WorkersConfig(num_workers=0),
     )
     run(asked)
     out = capsys.readouterr().out

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from as2ray.distributed.plan import Workers
-from as2ray.errors import RecipeError, StageMismatchError
-from as2ray.objectives import Distillation
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, StaleStageError
+from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
 from pipelines.recipe import Step, read_recipe
 from pipelines.search import Recipe, run
@@ -17,47 +17,47 @@ from tune_spaces import distillation
 def recipe(common, learn):
     return Recipe(
         **common,
-        steps={
+        runs={
             "teacher": Step(**learn),
             "student": Step(
-                layers=1, teachers=["teacher"], objective=Distillation(teacher=0), **learn
+                num_layers=1, teachers=["teacher"], loss=DistillationLoss(teacher_index=0), **learn
             ),
         },
         baseline="teacher",
         seeds=[0, 1],
         student="student",
-        searched=2,
+        num_trials=2,
     )
 
 
 @pytest.mark.slow
 def test_search_writes_the_best_settings_as_a_recipe_and_goes_on(recipe, tmp_path, ray_local):
-    path = run(recipe, tmp_path, Workers(count=0))
+    path = run(recipe, tmp_path, WorkersConfig(num_workers=0))
     found, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
-    student = found.steps["student"]
-    assert student.objective.alpha in distillation.ALPHA
-    assert student.objective.temperature in distillation.TEMPERATURE
-    assert student.objective.teacher == 0
-    assert student.training.batch in distillation.BATCH
+    student = found.runs["student"]
+    assert student.loss.alpha in distillation.ALPHA
+    assert student.loss.temperature in distillation.TEMPERATURE
+    assert student.loss.teacher_index == 0
+    assert student.training.global_batch_size in distillation.GLOBAL_BATCH_SIZE
     assert student.training.epochs == 1
-    assert found.steps["teacher"] == recipe.steps["teacher"]
+    assert found.runs["teacher"] == recipe.steps["teacher"]
     assert sorted(p.name for p in (tmp_path / "rankers").iterdir()) == ["teacher-seed0"]
     runs = tmp_path / "search" / "tune" / "runs"
     trials = sorted(p.name for p in runs.iterdir())
     assert len(trials) == 2
     before = path.read_text()
-    assert run(recipe, tmp_path, Workers(count=0)).read_text() == before
+    assert run(recipe, tmp_path, WorkersConfig(num_workers=0)).read_text() == before
     assert sorted(p.name for p in runs.iterdir()) == trials
-    with pytest.raises(StageMismatchError, match="trials"):
-        run(replace(recipe, searched=3), tmp_path, Workers(count=0))
+    with pytest.raises(StaleStageError, match="trials"):
+        run(replace(recipe, searched=3), tmp_path, WorkersConfig(num_workers=0))
 
 
 def test_step_that_does_not_distil_is_refused(recipe):
-    with pytest.raises(RecipeError, match=r"student 'teacher'(.|\n)*\['student'\]"):
+    with pytest.raises(ConfigError, match=r"student 'teacher'(.|\n)*\['student'\]"):
         replace(recipe, student="teacher")
 
 
 @pytest.mark.parametrize("student", ["teacher", "nobody", ""])
 def test_student_that_does_not_distil_is_refused(recipe, student):
-    with pytest.raises(RecipeError, match=rf"student '{student}'(.|\n)*from teachers"):
+    with pytest.raises(ConfigError, match=rf"student '{student}'(.|\n)*from teachers"):
         replace(recipe, student=student)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from as2ray.errors import RecipeError
+from as2ray.errors import ConfigError
 from pipelines.table_1 import together
 
 
@@ -36,13 +36,13 @@ def test_targets_stand_side_by_side_and_gaps_stay_empty(study):
 
 def test_studies_that_do_not_go_together_are_refused(study, tmp_path):
     one = study("one", "RR", {"squad": {}})
-    with pytest.raises(RecipeError, match=r"targets \['squad'\] again"):
+    with pytest.raises(ConfigError, match=r"targets \['squad'\] again"):
         together([one, one])
-    with pytest.raises(RecipeError, match="the measures"):
+    with pytest.raises(ConfigError, match="the measures"):
         together([one, study("two", "AP", {"wikiqa": {}})])
     for damaged in ('{"measure": "RR", "tar', '{"measure": "RR"}', "[]"):
         (tmp_path / "one" / "table1.json").write_text(damaged)
-        with pytest.raises(RecipeError, match=r"table1\.json: \w+Error"):
+        with pytest.raises(ConfigError, match=r"table1\.json: \w+Error"):
             together([one])
-    with pytest.raises(RecipeError, match=r"no table1\.json"):
+    with pytest.raises(ConfigError, match=r"no table1\.json"):
         together([str(tmp_path / "nothing")])

@@ -7,47 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
-from as2ray.errors import LeakError, RecipeError, StageMismatchError
-from as2ray.objectives import Distillation, Listwise, Margin
-from as2ray.training.config import Training
-from as2ray.training.job import Model
-from as2ray.training.tracking import Tracking, read
-from pipelines.recipe import Data, Recipe, Step, read_recipe
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, LeakError, StaleStageError
+from as2ray.losses.distillation import DistillationLoss
+from as2ray.losses.listwise import ListwiseLoss
+from as2ray.losses.pairwise import MarginRankingLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import TrackingConfig, read_metrics
+from pipelines.recipe import Recipe, Step, TableSpec, read_recipe
 from pipelines.steps import table
 from pipelines.transfer_adapt import run
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
 def recipe(checkpoint, data_root):
-    training = Training(epochs=2, batch=16, learning_rate=1e-3, precision="fp32")
+    training = TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-3, precision="fp32")
     return Recipe(
         title="Tiny",
-        model=Model(str(checkpoint("bert", None)), max_length=32),
+        model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
         tables={
-            "target": Data("wikiqa", "train"),
-            "noisy": Data("wikiqa", "train", noise=0.2),
-            "general": Data("qnli", "dev"),
-            "dev": Data("wikiqa", "dev"),
-            "test": Data("wikiqa", "test"),
+            "target": TableSpec("wikiqa", "train"),
+            "noisy": TableSpec("wikiqa", "train", label_noise=0.2),
+            "general": TableSpec("qnli", "dev"),
+            "dev": TableSpec("wikiqa", "dev"),
+            "test": TableSpec("wikiqa", "test"),
         },
         dev="dev",
         tests=["test"],
-        steps={
+        runs={
             "fine-tune": Step(["target"], training),
             "transfer": Step(["general"], training),
-            "transfer-then-adapt": Step(["target"], training, start="transfer"),
+            "transfer-then-adapt": Step(["target"], training, init_from="transfer"),
             "union": Step(["general", "target"], training),
             "noise": Step(["noisy"], training),
-            "lists": Step(["target"], replace(training, batch=2), objective=Listwise(4)),
+            "lists": Step(["target"], replace(training, batch=2), loss=ListwiseLoss(4)),
         },
         baseline="fine-tune",
         seeds=[0, 1],
-        curves=True,
-        tracking=Tracking(tensorboard=False),
+        plot_learning_curves=True,
+        tracking=TrackingConfig(tensorboard=False),
     )
 
 
@@ -71,7 +73,7 @@ def test_adapt_starts_from_the_transferred_ranker(recipe, tmp_path):
     steps["transfer-then-adapt"] = replace(steps["transfer-then-adapt"], training=slow)
     run(replace(recipe, steps=steps, baseline="transfer", seeds=[0]), tmp_path, HERE)
     one, other = (
-        load(tmp_path / "rankers" / f"{name}-seed0" / "ranker", precision="fp32") for name in steps
+        load(tmp_path / "rankers" / f"{name}-seed0" / "ranker", dtype="fp32") for name in steps
     )
     question, texts = "What is it?", ["This.", "That there."]
     scores = [[r.score for r in ranker.rank(question, texts)] for ranker in (one, other)]
@@ -97,14 +99,14 @@ def test_recipe_changed_under_the_same_output_is_refused(recipe, tmp_path):
     changed = replace(
         small, steps={"fine-tune": replace(small.steps["fine-tune"], training=faster)}
     )
-    with pytest.raises(StageMismatchError, match=r"training\.learning_rate: 0\.001 there, 0\.002"):
+    with pytest.raises(StaleStageError, match=r"training\.learning_rate: 0\.001 there, 0\.002"):
         run(changed, tmp_path, HERE)
 
 
 def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):
     leaky = replace(
         recipe,
-        tables={**recipe.tables, "target": Data("wikiqa", "test")},
+        tables={**recipe.tables, "target": TableSpec("wikiqa", "test")},
         steps={"fine-tune": recipe.steps["fine-tune"]},
         seeds=[0],
     )
@@ -118,11 +120,11 @@ def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):
 
 
 def test_recipe_with_an_unknown_table_or_step_is_refused(recipe):
-    with pytest.raises(RecipeError, match="'nothing'"):
+    with pytest.raises(ConfigError, match="'nothing'"):
         replace(recipe, tests=["nothing"])
-    with pytest.raises(RecipeError, match="starts from 'later'"):
-        replace(recipe, steps={"fine-tune": Step(["target"], start="later")})
-    with pytest.raises(RecipeError, match="baseline"):
+    with pytest.raises(ConfigError, match="starts from 'later'"):
+        replace(recipe, steps={"fine-tune": Step(["target"], init_from="later")})
+    with pytest.raises(ConfigError, match="baseline"):
         replace(recipe, baseline="nothing")
 
 
@@ -131,15 +133,15 @@ def test_recipe_with_an_unknown_table_or_step_is_refused(recipe):
 )
 def test_recipe_file_parses_into_a_recipe(path):
     recipe, output, workers, _ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
-    assert recipe.steps
+    assert recipe.runs
     assert output == "out"
-    assert workers.count >= 0
+    assert workers.num_workers >= 0
 
 
 def test_test_named_dev_beside_another_dev_is_refused(recipe):
     steps = {**recipe.steps, "other": Step(["target"], dev="test")}
     assert replace(recipe, tests=["dev"]).tests == ["dev"]  # the same table
-    with pytest.raises(RecipeError, match="a test named 'dev'"):
+    with pytest.raises(ConfigError, match="a test named 'dev'"):
         replace(recipe, tests=["dev"], steps=steps)
 
 
@@ -154,9 +156,9 @@ def test_recipe_with_an_unknown_key_is_refused(tmp_path, capsys):
     ("written", "meant"),
     [
         ("listwise", "listwise"),
-        ("{candidates: 30}", Listwise(30)),
-        ("{margin: 0.5}", Margin(0.5)),
-        ("{alpha: 0.1}, teachers: [b]", Distillation(0.1)),
+        ("{candidates: 30}", ListwiseLoss(30)),
+        ("{margin: 0.5}", MarginRankingLoss(0.5)),
+        ("{alpha: 0.1}, teachers: [b]", DistillationLoss(0.1)),
     ],
 )
 def test_objective_in_a_recipe_is_known_by_its_settings(tmp_path, written, meant):
@@ -166,22 +168,22 @@ def test_objective_in_a_recipe_is_known_by_its_settings(tmp_path, written, meant
         f"steps: {{b: {{train: [t]}}, a: {{train: [t], objective: {written}}}}}\n"
     )
     recipe, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])
-    assert recipe.steps["a"].objective == meant
+    assert recipe.runs["a"].loss == meant
 
 
 def test_step_of_other_seeds_than_its_start_is_refused(recipe):
     steps = {**recipe.steps, "transfer": replace(recipe.steps["transfer"], seeds=[1])}
-    with pytest.raises(RecipeError, match=r"'transfer-then-adapt' with seeds \[0"):
+    with pytest.raises(ConfigError, match=r"'transfer-then-adapt' with seeds \[0"):
         replace(recipe, steps=steps)
-    with pytest.raises(RecipeError, match=r"'union' with seeds \[5\]"):
+    with pytest.raises(ConfigError, match=r"'union' with seeds \[5\]"):
         replace(recipe, steps={**recipe.steps, "union": replace(recipe.steps["union"], seeds=[5])})
-    with pytest.raises(RecipeError, match=r"with seeds \[\]"):
+    with pytest.raises(ConfigError, match=r"with seeds \[\]"):
         replace(recipe, seeds=[])
 
 
 @pytest.mark.parametrize("name", ["no teacher", "", "a/b"])
 def test_step_whose_name_cannot_name_a_folder_is_refused(recipe, name):
-    with pytest.raises(RecipeError, match="step named"):
+    with pytest.raises(ConfigError, match="step named"):
         replace(recipe, steps={**recipe.steps, name: Step(["target"])})
 
 
@@ -206,5 +208,8 @@ def test_stage_killed_while_it_clears_up_keeps_all_and_trains_no_more(
     monkeypatch.setattr("pipelines.steps.fit", None)  # what was trained is not trained again
     run(recipe, tmp_path / "cut", HERE)
     stage = tmp_path / "cut" / "rankers" / "fine-tune-seed0"
-    assert [line["epoch"] for line in read(stage / "metrics.jsonl") if "epoch" in line] == [1, 2]
+    assert [line["epoch"] for line in read_metrics(stage / "metrics.jsonl") if "epoch" in line] == [
+        1,
+        2,
+    ]
     assert sorted(p.name for p in stage.iterdir()) == ["manifest.json", "metrics.jsonl", "ranker"]

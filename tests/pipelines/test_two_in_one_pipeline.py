@@ -8,16 +8,16 @@ from random import Random
 import pytest
 import tiny
 
-from as2ray.checkpoint import load
-from as2ray.distributed.plan import Workers
-from as2ray.errors import LeakError, RecipeError
-from as2ray.objectives import TwoInOne
-from as2ray.training.config import Training
-from as2ray.training.tracking import read
-from pipelines.recipe import Data, Step, read_recipe
+from as2ray.checkpoints.loading import load
+from as2ray.distributed.plan import WorkersConfig
+from as2ray.errors import ConfigError, LeakError
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.tracking import read_metrics
+from pipelines.recipe import Step, TableSpec, read_recipe
 from pipelines.two_in_one import Recipe, run
 
-HERE = Workers(count=0)
+HERE = WorkersConfig(num_workers=0)
 FILES = {"hotpot_train_v1.1.json": 40, "hotpot_dev_distractor_v1.json": 10}
 
 
@@ -47,31 +47,31 @@ def recipe(common, data_root):
     for seed, (name, size) in enumerate(FILES.items()):
         made = [_question(Random(f"{seed}-{n}"), f"{name[7]}{n}") for n in range(size)]
         (data_root / "hotpotqa" / name).write_text(json.dumps(made))
-    training = Training(epochs=1, batch=16, learning_rate=2e-3, precision="fp32")
+    training = TrainingConfig(epochs=1, global_batch_size=16, learning_rate=2e-3, precision="fp32")
     learn = {"train": ["hotpot"], "training": training}
     longer = {"train": ["hotpot"], "training": replace(training, epochs=8, batch=8)}
     tables = common["tables"] | {
-        "hotpot": Data("hotpotqa", "train"),
-        "hotpot-dev": Data("hotpotqa", "dev"),
+        "hotpot": TableSpec("hotpotqa", "train"),
+        "hotpot-dev": TableSpec("hotpotqa", "dev"),
     }
     return Recipe(
         **common | {"tables": tables, "dev": "hotpot-dev"},
-        steps={
+        runs={
             "general": Step(["general"], training, dev="dev"),
             "sentences": Step(**learn),
-            "cascade": Step(**learn, exits=(1, 3), objective="uniform_exit"),
-            "passages": Step(**learn, objective=TwoInOne(sentences=False)),
-            "joint": Step(**longer, objective=TwoInOne()),
+            "cascade": Step(**learn, exit_layers=(1, 3), loss="uniform_exit"),
+            "passages": Step(**learn, loss=TwoInOneLoss(sentence_loss=False)),
+            "joint": Step(**longer, loss=TwoInOneLoss()),
             "transferred": Step(
                 **learn,
-                start="general",
-                objective=TwoInOne(consistency=True, similarity=True, answers=True),
+                init_from="general",
+                loss=TwoInOneLoss(consistency_loss=True, similarity_loss=True, answer_loss=True),
             ),
         },
         baseline="sentences",
         seeds=[0],
-        selects=["hotpot-dev"],
-        drop=0.9,
+        fact_selection_tests=["hotpot-dev"],
+        drop_ratio=0.9,
     )
 
 
@@ -93,11 +93,11 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     )
     assert all(len(facts) <= 1 for facts in chosen["sp"].values())  # of 12 sentences one survives
     assert {row["system"] for row in json.loads((tmp_path / "test.json").read_text())["rows"]}
-    followed = read(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
+    followed = read_metrics(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
     parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
     assert followed["dev/AP"] == pytest.approx(sum(parts) / 2)
     # Its head for sentences is random: it must not choose among the checkpoints.
-    followed = read(tmp_path / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
+    followed = read_metrics(tmp_path / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
     assert followed["dev/AP"] == followed["dev/passage AP"] != followed["dev/sentence AP"]
     prediction = json.loads(
         (tmp_path / "selections/joint-seed0-hotpot-dev/prediction.json").read_text()
@@ -113,28 +113,28 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
 
 def test_recipe_without_a_table_to_select_on_is_refused(recipe):
     for selects in ([], ["test"], ["general"]):
-        with pytest.raises(RecipeError, match="supporting facts to select on"):
+        with pytest.raises(ConfigError, match="supporting facts to select on"):
             replace(recipe, selects=selects, tests=["test"], leaks="keep")
-    with pytest.raises(RecipeError, match="supporting facts to select on"):
+    with pytest.raises(ConfigError, match="supporting facts to select on"):
         replace(recipe, tests=["test", "hotpot-dev"])  # whose report there would be two of
 
 
 def test_training_questions_of_what_is_selected_on_are_refused(recipe, tmp_path):
-    again = Data("hotpotqa", "train", questions=10)
+    again = TableSpec("hotpotqa", "train", num_questions=10)
     leaky = replace(recipe, tables={**recipe.tables, "again": again}, selects=["again"])
     with pytest.raises(LeakError, match="'hotpot' and 'again'"):
         run(leaky, tmp_path, HERE)
-    with pytest.raises(RecipeError, match="'sentences' trains on"):
+    with pytest.raises(ConfigError, match="'sentences' trains on"):
         replace(recipe, selects=["hotpot"])
 
 
 def test_selections_without_a_baseline_are_refused_before_anything_is_trained(recipe):
-    with pytest.raises(RecipeError, match="'hotpot-dev': None"):
+    with pytest.raises(ConfigError, match="'hotpot-dev': None"):
         replace(recipe, baseline={"test": "sentences"})
 
 
 def test_drop_ratio_out_of_range_is_refused_before_anything_is_trained(recipe):
-    with pytest.raises(RecipeError, match="drop"):
+    with pytest.raises(ConfigError, match="drop"):
         replace(recipe, drop=1.0)
 
 
@@ -157,8 +157,8 @@ leaks: keep
     recipe, *_ = read_recipe(
         Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path)]
     )
-    assert recipe.steps["joint"].objective == TwoInOne(consistency=True, similarity=True)
-    assert recipe.rule(recipe.steps["passages"]) == "passages"
+    assert recipe.runs["joint"].loss == TwoInOneLoss(consistency_loss=True, similarity_loss=True)
+    assert recipe.rule(recipe.runs["passages"]) == "passages"
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ leaks: keep
 )
 def test_recipes_that_are_shipped_are_valid(path, tmp_path):
     recipe, *_ = read_recipe(Recipe, ["--config", str(path), "--output", str(tmp_path)])
-    rules = {recipe.rule(step) for step in recipe.steps.values()}
+    rules = {recipe.rule(step) for step in recipe.runs.values()}
     assert rules == ({"joint"} if "table2" in path.name else {"sentences", "passages", "joint"})

@@ -5,15 +5,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.errors import CorpusError
-from as2ray.retrieval.build import Settings, build
-from as2ray.retrieval.documents import Columns, Skipped, pieces, read
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.retrieval.markup import Block, html, markdown, plain
+from as2ray.retrieval.documents import DocumentColumns, SkippedDocuments, list_parts, read_documents
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
 
 
-def all_of(source, columns=Columns()):  # noqa: B008
-    skipped = Skipped()
-    return list(read(pieces(source), source, columns, skipped)), skipped
+def all_of(source, columns=DocumentColumns()):  # noqa: B008
+    skipped = SkippedDocuments()
+    return list(read_documents(list_parts(source), source, columns, skipped)), skipped
 
 
 def test_folder_gives_its_documents_in_order_and_counts_what_is_none(documents):
@@ -26,7 +26,7 @@ def test_folder_gives_its_documents_in_order_and_counts_what_is_none(documents):
 
 
 def test_markdown_gives_prose_under_its_headings(documents):
-    title, blocks = markdown((documents / "whales.md").read_text())
+    title, blocks = parse_markdown((documents / "whales.md").read_text())
     assert title == "Whales"
     assert blocks[0].text.endswith("It weighs up to 199 tonnes. It eats krill.")
     assert [block.heading for block in blocks] == ["Whales", *["Songs"] * 6]
@@ -36,12 +36,12 @@ def test_markdown_gives_prose_under_its_headings(documents):
 
 
 def test_html_gives_paragraphs_without_scripts_and_navigation(documents):
-    title, blocks = html((documents / "insects" / "ants.html").read_text())
+    title, blocks = parse_html((documents / "insects" / "ants.html").read_text())
     assert title == "Ants & bees"
     assert blocks == [
-        Block("Work", "An ant carries fifty times its weight."),
-        Block("Work", "Bees dance."),
-        Block("Work", "They sleep at night."),
+        TextBlock("Work", "An ant carries fifty times its weight."),
+        TextBlock("Work", "Bees dance."),
+        TextBlock("Work", "They sleep at night."),
     ]
 
 
@@ -49,51 +49,60 @@ def test_html_inside_markdown_is_prose_too():
     text = (
         "# Ants\n\n<div>\n<p>They dig.</p>\n<!-- no --></div>\n\n<pre>x</pre>\n\nThey <b>run</b>.\n"
     )
-    assert markdown(text)[1] == [Block("Ants", "They dig."), Block("Ants", "They run.")]
+    assert parse_markdown(text)[1] == [
+        TextBlock("Ants", "They dig."),
+        TextBlock("Ants", "They run."),
+    ]
 
 
 def test_html_picture_s_title_ends_no_heading():
     drawn = "<h2><a><svg><title>link</title></svg></a>Play</h2><p>Bees.</p>"
-    assert html(drawn) == ("Play", [Block("Play", "Bees.")])
+    assert parse_html(drawn) == ("Play", [TextBlock("Play", "Bees.")])
 
 
 def test_html_heading_that_is_not_closed_swallows_no_prose():
-    assert html("<h1>Bees<p>They dance.<p>They sleep.") == (
+    assert parse_html("<h1>Bees<p>They dance.<p>They sleep.") == (
         "Bees",
-        [Block("Bees", "They dance."), Block("Bees", "They sleep.")],
+        [TextBlock("Bees", "They dance."), TextBlock("Bees", "They sleep.")],
     )
 
 
 def test_html_left_open_inside_what_is_silent_comes_back():
-    assert html("<nav><svg><p>Home</nav><p>Text.")[1] == [Block("", "Text.")]
+    assert parse_html("<nav><svg><p>Home</nav><p>Text.")[1] == [TextBlock("", "Text.")]
 
 
 def test_plain_text_is_cut_at_blank_lines():
-    assert plain("One\ntwo.\n \nThree.\n")[1] == [Block("", "One\ntwo."), Block("", "Three.")]
+    assert parse_plain_text("One\ntwo.\n \nThree.\n")[1] == [
+        TextBlock("", "One\ntwo."),
+        TextBlock("", "Three."),
+    ]
 
 
 def test_parquet_is_read_by_row_groups_with_columns_of_any_name(tmp_path):
     rows = pa.table({"body": ["One here.", "Two here.", "Three here."], "url": [7, 8, 9]})
     pq.write_table(rows, tmp_path / "t.parquet", row_group_size=2)
-    assert [piece.group for piece in pieces(tmp_path / "t.parquet")] == [0, 1]
-    found, _ = all_of(tmp_path / "t.parquet", Columns(text="body", id="url"))
+    assert [piece.row_group for piece in list_parts(tmp_path / "t.parquet")] == [0, 1]
+    found, _ = all_of(tmp_path / "t.parquet", DocumentColumns(text="body", id="url"))
     assert [(d.id, d.blocks[0].text) for d in found] == [
         ("7", "One here."),
         ("8", "Two here."),
         ("9", "Three here."),
     ]
-    numbered, _ = all_of(tmp_path, Columns(text="body", id="none"))
+    numbered, _ = all_of(tmp_path, DocumentColumns(text="body", id="none"))
     assert [d.id for d in numbered] == ["t.parquet#1", "t.parquet#2", "t.parquet#3"]
 
 
 def test_tag_inside_a_line_of_markdown_ends_a_word_where_a_page_s_does():
     text = "| part | note |\n|---|---|\n| A | valve<br>gasket |\n\nOne<b>two</b> three\n"
-    assert [block.text for block in markdown(text)[1]][-2:] == ["valve gasket", "Onetwo three"]
+    assert [block.text for block in parse_markdown(text)[1]][-2:] == [
+        "valve gasket",
+        "Onetwo three",
+    ]
 
 
 def test_html_summaries_and_fields_end_a_paragraph():
     page = "<details><summary>Resetting the pump</summary>Hold it.</details><label>One</label>Two"
-    assert [block.text for block in html(page)[1]] == [
+    assert [block.text for block in parse_html(page)[1]] == [
         "Resetting the pump",
         "Hold it.",
         "One",
@@ -112,23 +121,25 @@ def test_html_summaries_and_fields_end_a_paragraph():
     ],
 )
 def test_front_matter_is_left_out_and_prose_after_a_ruler_is_not(text, left):
-    assert [block.text for block in markdown(text)[1]] == left
+    assert [block.text for block in parse_markdown(text)[1]] == left
 
 
 def test_front_matter_without_an_end_takes_no_longer_than_its_length():
-    assert markdown("---\nkey: x\n" + "  \n \t\n" * 20_000 + "Text.")[1][-1].text == "Text."
+    assert parse_markdown("---\nkey: x\n" + "  \n \t\n" * 20_000 + "Text.")[1][-1].text == "Text."
 
 
 def test_heading_of_raw_html_in_markdown_is_the_title():
     text = '<h1 align="center">Ants</h1>\n\nThey dig.\n'
-    assert markdown(text) == ("Ants", [Block("Ants", "They dig.")])
+    assert parse_markdown(text) == ("Ants", [TextBlock("Ants", "They dig.")])
 
 
 def test_splitter_lines_takes_each_line_of_plain_text_and_others_none(tmp_path):
     (tmp_path / "faq.txt").write_text("Whales sing. Dogs bark\nCats\tpurr\n\nOwls\nhunt.\n")
     split = {}
     for splitter in ("lines", "syntok"):
-        build(tmp_path / "faq.txt", tmp_path / splitter, Settings(splitter=splitter))
+        write_index(
+            tmp_path / "faq.txt", tmp_path / splitter, IndexConfig(sentence_splitter=splitter)
+        )
         held = SentenceIndex.open(tmp_path / splitter)
         split[splitter] = held.texts(range(len(held)))
     assert split["lines"] == ["Whales sing. Dogs bark", "Cats purr", "Owls", "hunt."]
@@ -191,11 +202,11 @@ def test_names_and_texts_that_are_no_unicode_are_told_and_do_no_harm(tmp_path):
     found, skipped = all_of(tmp_path)
     assert [d.id for d in found] == ["caf\\udce9.txt", "t.jsonl#2"]
     assert skipped.counts == {"with broken characters": 1}
-    assert build(tmp_path, tmp_path.with_name("index"))["documents"] == 2
+    assert write_index(tmp_path, tmp_path.with_name("index"))["documents"] == 2
 
 
 def test_nothing_to_read_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="an empty folder"):
-        pieces(tmp_path)
+        list_parts(tmp_path)
     with pytest.raises(CorpusError, match="no such folder"):
-        pieces(tmp_path / "nowhere")
+        list_parts(tmp_path / "nowhere")

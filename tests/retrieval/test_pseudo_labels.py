@@ -2,12 +2,12 @@ from random import Random
 
 import pytest
 
-from as2ray.errors import CorpusError, RecipeError
-from as2ray.records import validate
-from as2ray.retrieval.build import build
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.retrieval.pseudo_labels import PseudoLabels, Query, pseudo_labels
-from as2ray.retrieval.questions import made, question_of
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.retrieval.index_writer import write_index
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
+from as2ray.retrieval.query_generation import generate_queries, sample_words
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import validate_table
 
 TEXT = """# Birds of the north
 
@@ -23,7 +23,7 @@ Mice eat corn. Crows eat mice.
 @pytest.fixture
 def index(tmp_path):
     (tmp_path / "birds.md").write_text(TEXT)
-    build(tmp_path / "birds.md", tmp_path / "i")
+    write_index(tmp_path / "birds.md", tmp_path / "i")
     return SentenceIndex.open(tmp_path / "i")
 
 
@@ -32,8 +32,10 @@ def rows(found):
 
 
 def test_first_of_the_list_is_the_answer_and_others_of_it_are_not(index):
-    found = pseudo_labels(index, [Query("q", "when do owls hunt")], PseudoLabels(negatives=2))
-    validate(found.table, "made")
+    found = generate_pseudo_labels(
+        index, [Query("q", "when do owls hunt")], PseudoLabelConfig(num_negatives=2)
+    )
+    validate_table(found.table, "made")
     hits = index.texts([h.index for h in index.top("when do owls hunt")])
     assert rows(found)[0] == (hits[0], 1)
     assert len(rows(found)) == 3
@@ -43,47 +45,49 @@ def test_first_of_the_list_is_the_answer_and_others_of_it_are_not(index):
 
 def test_near_duplicates_of_the_answer_are_no_negatives_if_asked(index):
     query = [Query("q", "owls hunt at night")]
-    every = rows(pseudo_labels(index, query, PseudoLabels(negatives=9)))
+    every = rows(generate_pseudo_labels(index, query, PseudoLabelConfig(num_negatives=9)))
     assert every[0] == ("Owls hunt at night.", 1)
     assert ("Owls, hunt at night!", 0) in every
-    fewer = rows(pseudo_labels(index, query, PseudoLabels(negatives=9, near_duplicates=0.8)))
+    fewer = rows(
+        generate_pseudo_labels(index, query, PseudoLabelConfig(num_negatives=9, max_similarity=0.8))
+    )
     assert set(every) - set(fewer) == {("Owls, hunt at night!", 0), ("Owls hunt mice at night.", 0)}
 
 
 def test_negatives_are_drawn_by_question_and_seed(index):
     queries = [Query("a", "hunt mice"), Query("b", "hunt by day")]
-    how = PseudoLabels(negatives=2)
-    both = rows(pseudo_labels(index, queries, how))
-    assert both[3:] == rows(pseudo_labels(index, queries[1:], how))
-    seeds = [PseudoLabels(negatives=2, seed=seed) for seed in range(5)]
-    drawn = {tuple(rows(pseudo_labels(index, queries, how))) for how in seeds}
+    how = PseudoLabelConfig(num_negatives=2)
+    both = rows(generate_pseudo_labels(index, queries, how))
+    assert both[3:] == rows(generate_pseudo_labels(index, queries[1:], how))
+    seeds = [PseudoLabelConfig(num_negatives=2, seed=seed) for seed in range(5)]
+    drawn = {tuple(rows(generate_pseudo_labels(index, queries, how))) for how in seeds}
     assert len(drawn) > 1
 
 
 def test_questions_that_find_too_little_are_left_out_and_counted(index):
     queries = [Query("a", "zebra"), Query("b", "corn"), Query("c", "hunt mice")]
-    found = pseudo_labels(index, queries)
-    assert found.left_out == {"finds nothing": 1, "finds no negative": 1}
+    found = generate_pseudo_labels(index, queries)
+    assert found.skipped == {"finds nothing": 1, "finds no negative": 1}
     assert set(found.table["question_id"].to_pylist()) == {"c"}
     with pytest.raises(CorpusError, match=r"'finds nothing': 1"):
-        pseudo_labels(index, queries[:1])
+        generate_pseudo_labels(index, queries[:1])
 
 
 @pytest.mark.parametrize("wrong", [{"depth": 1}, {"negatives": 0}, {"near_duplicates": 0.0}])
 def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(RecipeError):
-        PseudoLabels(**wrong)
+    with pytest.raises(ConfigError):
+        PseudoLabelConfig(**wrong)
 
 
 def test_headings_are_questions_with_their_document_s_title(index):
-    texts = [query.text for query in made(index, ["headings"])]
+    texts = [query.text for query in generate_queries(index, ["headings"])]
     assert texts == ["Birds of the north", "Birds of the north Food"]
 
 
 def test_leading_sentence_is_never_its_own_answer(index):
-    queries = made(index, ["leading"])
+    queries = generate_queries(index, ["leading"])
     assert [query.text for query in queries] == ["Owls hunt at night.", "Mice eat corn."]
-    found = pseudo_labels(index, queries)
+    found = generate_pseudo_labels(index, queries)
     for row in found.table.to_pylist():
         assert row["candidate"] != row["question"]
 
@@ -91,22 +95,22 @@ def test_leading_sentence_is_never_its_own_answer(index):
 def test_leading_sentence_that_stands_twice_is_not_its_own_answer_either(tmp_path):
     (tmp_path / "a.txt").write_text("Owls hunt mice. They fly.\n\nOwls hunt. Mice hunt corn.\n")
     (tmp_path / "b.txt").write_text("Owls hunt mice. They swim.\n")
-    build(tmp_path, tmp_path.with_name("twice"))
+    write_index(tmp_path, tmp_path.with_name("twice"))
     held = SentenceIndex.open(tmp_path.with_name("twice"))
-    for row in pseudo_labels(held, made(held, ["leading"])).table.to_pylist():
+    for row in generate_pseudo_labels(held, generate_queries(held, ["leading"])).table.to_pylist():
         assert row["candidate"] != row["question"]
 
 
 def test_words_of_another_alphabet_stay_whole():
     sentence = "Größere Brücken führen über die Straße. Мосты ведут через реку."
-    assert set(question_of(sentence, Random(0)).split()) <= {
+    assert set(sample_words(sentence, Random(0)).split()) <= {
         *("größere", "brücken", "führen", "über", "die", "straße"),
         *("мосты", "ведут", "через", "реку"),
     }
 
 
 def test_words_of_a_sentence_are_some_of_its_own_in_order(index):
-    queries = made(index, ["words"])
+    queries = generate_queries(index, ["words"])
     assert [query.id for query in queries] == ["words-1", "words-4"]  # the others have too few
     text = index.sentence(1).text.lower()
     places = [text.index(word) for word in queries[0].text.split()]
@@ -117,37 +121,44 @@ def test_words_of_a_sentence_are_some_of_its_own_in_order(index):
 def test_generator_is_given_no_more_sentences_than_the_questions_take(tmp_path):
     lines = [f"Sentence number {n}." for n in range(1_000)]
     (tmp_path / "many.txt").write_text("\n\n".join(lines))
-    build(tmp_path / "many.txt", tmp_path / "i")
+    write_index(tmp_path / "many.txt", tmp_path / "i")
     held, given = SentenceIndex.open(tmp_path / "i"), list[str]()
 
     def asks(sentences):
         given.extend(sentences)
         return [f"What is {s}" if int(s[16:-1]) % 2 else " " for s in sentences]
 
-    few = made(held, ["generator"], most=20, generator=asks)
+    few = generate_queries(held, ["generator"], max_questions=20, query_generator=asks)
     assert len(few) == 20
     assert len(given) <= 128
     numbers = [int(query.id.removeprefix("generated-")) for query in few]
     assert numbers == sorted(numbers)
     assert numbers[-1] > 500
-    assert few == made(held, ["generator"], most=20, generator=asks)
-    every = made(held, ["generator"], generator=asks)
-    assert every == made(held, ["generator"], most=500, generator=asks)
+    assert few == generate_queries(held, ["generator"], max_questions=20, query_generator=asks)
+    every = generate_queries(held, ["generator"], query_generator=asks)
+    assert every == generate_queries(held, ["generator"], max_questions=500, query_generator=asks)
     assert [query.text for query in every] == [f"What is {line}" for line in lines[1::2]]
     # One that says the same about all is heard to the end.
-    assert len(made(held, ["generator"], most=2, generator=lambda s: ["What?"] * len(s))) == 1
+    assert (
+        len(
+            generate_queries(
+                held, ["generator"], max_questions=2, query_generator=lambda s: ["What?"] * len(s)
+            )
+        )
+        == 1
+    )
 
 
 def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
     def asks(sentences):
         return [f"Who is {s.split()[0]}?" if "Crows" in s else "" for s in sentences]
 
-    (one,) = made(index, ["generator"], generator=asks)
+    (one,) = generate_queries(index, ["generator"], query_generator=asks)
     assert one.text == "Who is Crows?"
-    assert len(made(index, ["headings", "leading"], most=3)) == 3
-    with pytest.raises(RecipeError, match="generator None"):
-        made(index, ["generator"])
-    with pytest.raises(RecipeError, match="'titles'"):
-        made(index, ["titles"])
-    with pytest.raises(RecipeError, match="most -1"):
-        made(index, ["words"], most=-1)
+    assert len(generate_queries(index, ["headings", "leading"], max_questions=3)) == 3
+    with pytest.raises(ConfigError, match="generator None"):
+        generate_queries(index, ["generator"])
+    with pytest.raises(ConfigError, match="'titles'"):
+        generate_queries(index, ["titles"])
+    with pytest.raises(ConfigError, match="most -1"):
+        generate_queries(index, ["words"], max_questions=-1)

@@ -11,55 +11,57 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from as2ray.checkpoint import load, save, start
-from as2ray.retrieval.index import SentenceIndex
-from as2ray.serving.asked import Answer, Asked
-from as2ray.serving.desk import Desk, rank_together
-from as2ray.serving.line import Line
-from as2ray.serving.service import Facts, Seen
-from as2ray.serving.settings import Served
-from as2ray.serving.web import app_of
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.app import create_app
+from as2ray.serving.batch_queue import BatchQueue
+from as2ray.serving.engine import RerankEngine, rank_batch
+from as2ray.serving.service import ModelInfo, RequestRecord
+from as2ray.serving.settings import ServiceConfig
+from as2ray.serving.types import RerankRequest, RerankResult
 
 
 class InProcess:
     """Desks and a line in this process."""
 
-    def __init__(self, settings: Served) -> None:
+    def __init__(self, settings: ServiceConfig) -> None:
         self.settings = settings
-        self.seen: list[Seen] = []
+        self.seen: list[RequestRecord] = []
         self.desks = {
-            name: Desk(load(path, device="cpu"), settings.limits)
+            name: RerankEngine(load(path, device="cpu"), settings.limits)
             for name, path in settings.models.items()
         }
-        batches = settings.batches
-        self.line = Line(
-            lambda batch, fullness, _: rank_together(batch, batches.relief(fullness)),
-            batches.tokens,
-            batches.waiting_tokens,
+        batches = settings.batching
+        self.line = BatchQueue(
+            lambda batch, fullness, _: rank_batch(batch, batches.drop_ratio_at(fullness)),
+            batches.max_batch_tokens,
+            batches.max_queued_tokens,
         )
 
     @property
     def models(self) -> Mapping[str, str]:
         return self.settings.models
 
-    async def rank(self, asked: Asked, model: str) -> Answer:
-        read = await asyncio.to_thread(self.desks[model].read, replace(asked, model=model))
-        return await self.line.answer(read, self.settings.limits.seconds)
+    async def rank(self, asked: RerankRequest, model: str) -> RerankResult:
+        read = await asyncio.to_thread(self.desks[model].tokenize, replace(asked, model=model))
+        return await self.line.submit(read, self.settings.limits.request_timeout_s)
 
-    async def facts(self, model: str) -> Facts:
-        return self.desks[model].facts
+    async def facts(self, model: str) -> ModelInfo:
+        return self.desks[model].model_info
 
     async def metrics(self) -> str:
         return f"as2ray_requests {len(self.seen)}\n"
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: RequestRecord) -> None:
         self.seen.append(seen)
 
 
 @pytest.fixture(scope="session")
 def cascade(checkpoint, tmp_path_factory) -> str:
     """A tiny cascade that drops half after each exit but the last."""
-    made = start(checkpoint("bert", None), max_length=60, exits=[1, 2, 3])
+    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
     made.drop = 0.5
     return str(save(made, tmp_path_factory.mktemp("served") / "cascade"))
 
@@ -70,10 +72,10 @@ def serve(cascade):
     with ExitStack() as stack:
 
         def make(tokens=(), **settings) -> TestClient:
-            settings = Served.model_validate({"models": {"cascade": cascade}, **settings})
+            settings = ServiceConfig.model_validate({"models": {"cascade": cascade}, **settings})
             service = InProcess(settings)
-            opened = SentenceIndex.open(settings.index) if settings.index else None
-            client = TestClient(app_of(service, settings, tokens, opened))
+            opened = SentenceIndex.open(settings.index_path) if settings.index_path else None
+            client = TestClient(create_app(service, settings, tokens, opened))
             client.service = service
             return stack.enter_context(client)  # all its requests share one event loop
 
@@ -100,9 +102,9 @@ def together():
 @pytest.fixture(scope="session")
 def address(cascade):
     """Where a service of this process listens, for clients that need a socket."""
-    settings = Served.model_validate({"models": {"cascade": cascade}})
+    settings = ServiceConfig.model_validate({"models": {"cascade": cascade}})
     config = uvicorn.Config(
-        app_of(InProcess(settings), settings), host="127.0.0.1", port=0, log_level="error"
+        create_app(InProcess(settings), settings), host="127.0.0.1", port=0, log_level="error"
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

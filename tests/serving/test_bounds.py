@@ -5,10 +5,10 @@ import json
 import pytest
 from served import CANDIDATES, QUESTION
 
-from as2ray.errors import RecipeError
-from as2ray.serving import guard
-from as2ray.serving.asked import Refused
-from as2ray.serving.settings import Served, tokens_of
+from as2ray.errors import ConfigError
+from as2ray.serving import middleware
+from as2ray.serving.settings import ServiceConfig, read_auth_tokens
+from as2ray.serving.types import RequestError
 
 RANK = {"question": QUESTION, "candidates": CANDIDATES}
 
@@ -144,13 +144,13 @@ def test_a_token_of_any_letters_opens(serve):
 
 def test_tokens_are_read_from_a_file_that_must_hold_some(tmp_path):
     (tmp_path / "tokens").write_text("one\n\n two \n")
-    assert tokens_of(str(tmp_path / "tokens")) == ("one", "two")
-    assert tokens_of(None) == ()
+    assert read_auth_tokens(str(tmp_path / "tokens")) == ("one", "two")
+    assert read_auth_tokens(None) == ()
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for name in ("empty", "missing", "bytes"):
-        with pytest.raises(RecipeError, match="one token a line"):
-            tokens_of(str(tmp_path / name))
+        with pytest.raises(ConfigError, match="one token a line"):
+            read_auth_tokens(str(tmp_path / name))
 
 
 def test_a_fault_of_ours_tells_neither_path_nor_trace(serve, monkeypatch):
@@ -193,10 +193,15 @@ def test_after_a_refusal_for_want_of_room_as_large_requests_are_refused_unread(s
 
     async def full(question, model):
         asked.append(question)
-        raise Refused("overloaded", "many", expected="few", mend="wait", retry_after=3)
+        raise RequestError(
+            "overloaded",
+            "many; expected few",
+            fix="wait",
+            retry_after=3,
+        )
 
     monkeypatch.setattr(client.service, "rank", full)
-    monkeypatch.setattr(guard, "PAUSE", 600.0)
+    monkeypatch.setattr(middleware, "PAUSE", 600.0)
     for path in ("/rank", "/v2/rerank"):
         same = RANK if path == "/rank" else {"query": QUESTION, "documents": CANDIDATES}
         same = same | {"model": "m"}
@@ -210,7 +215,7 @@ def test_after_a_refusal_for_want_of_room_as_large_requests_are_refused_unread(s
         assert len(asked) == 2
         asked.clear()
     assert client.service.seen[-1].refused.kind == "overloaded"
-    monkeypatch.setattr(guard, "PAUSE", 0.0)
+    monkeypatch.setattr(middleware, "PAUSE", 0.0)
     later = serve()
     monkeypatch.setattr(later.service, "rank", full)
     for _ in range(2):
@@ -282,4 +287,4 @@ def test_what_is_seen_of_requests_holds_answers_and_refusals(serve):
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match="Served"):
-        Served.model_validate(wrong)
+        ServiceConfig.model_validate(wrong)

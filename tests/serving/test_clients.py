@@ -3,7 +3,7 @@
 import pytest
 from served import CANDIDATES, QUESTION
 
-from as2ray.checkpoint import load
+from as2ray.checkpoints.loading import load
 
 MISSING = "the extra `clients` is not installed"
 

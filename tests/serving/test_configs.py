@@ -14,9 +14,9 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
-from as2ray.distributed.plan import Workers, check_fit
-from as2ray.serving import deployment, observed
-from as2ray.serving.settings import Served
+from as2ray.distributed.plan import WorkersConfig, check_capacity
+from as2ray.serving import deployment, metrics
+from as2ray.serving.settings import ServiceConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "serve_configs"
@@ -35,24 +35,24 @@ def config(name: str) -> dict:
 def test_serve_config_is_ray_s_and_its_arguments_are_ours(name):
     schema = ServeDeploySchema.model_validate(config(name))
     [application] = schema.applications
-    assert application.import_path == f"{deployment.__name__}:{deployment.build.__name__}"
-    args = Served.model_validate(application.args)
+    assert application.import_path == f"{deployment.__name__}:{deployment.build_app.__name__}"
+    args = ServiceConfig.model_validate(application.args)
     assert {one.name for one in application.deployments} <= {"ranker", "gateway"}
     for one in application.deployments:
         assert one.user_config == {"models": args.models}
-    assert schema.http_options.request_timeout_s >= args.limits.seconds
+    assert schema.http_options.request_timeout_s >= args.limits.request_timeout_s
     # What others reach asks for a token.
-    assert (schema.http_options.host == "127.0.0.1") or args.token_file
+    assert (schema.http_options.host == "127.0.0.1") or args.auth_token_file
 
 
 def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
-    [parameter] = inspect.signature(deployment.build).parameters.values()
-    assert parameter.annotation is Served
+    [parameter] = inspect.signature(deployment.build_app).parameters.values()
+    assert parameter.annotation is ServiceConfig
     (tmp_path / "tokens").write_text("one\n")
     args = config("gpu_cluster.yaml")["applications"][0]["args"]
     args["token_file"] = str(tmp_path / "tokens")
     args["limits"]["seconds"] = 60
-    application = deployment.build(Served.model_validate(args))
+    application = deployment.build_app(ServiceConfig.model_validate(args))
     gateway = application._bound_deployment
     ranker = gateway.init_args[0]._bound_deployment
     assert (gateway.name, ranker.name) == ("gateway", "ranker")
@@ -83,14 +83,14 @@ def test_kubernetes_files_name_the_versions_that_are_pinned(name):
 
 def test_rayservice_may_grow_to_its_replicas_and_every_pod_sees_the_tokens():
     spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
-    args = Served.model_validate(config("rayservice.yaml")["applications"][0]["args"])
+    args = ServiceConfig.model_validate(config("rayservice.yaml")["applications"][0]["args"])
     assert spec["enableInTreeAutoscaling"]
     [gpus] = spec["workerGroupSpecs"]
-    assert gpus["minReplicas"] < gpus["maxReplicas"] == args.replicas.most
+    assert gpus["minReplicas"] < gpus["maxReplicas"] == args.replicas.max_replicas
     for group in (spec["headGroupSpec"], gpus):  # the head builds the application
         [container] = group["template"]["spec"]["containers"]
         mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
-        assert str(Path(args.token_file).parent) in mounted
+        assert str(Path(args.auth_token_file).parent) in mounted
 
 
 def test_rayjob_runs_a_pipeline_with_a_recipe_that_are_there():
@@ -115,9 +115,9 @@ def test_dashboard_draws_every_metric_and_no_other():
     panels = json.loads((CONFIGS / "grafana.json").read_text())["panels"]
     drawn = " ".join(target["expr"] for panel in panels for target in panel["targets"])
     names = set(re.findall(r"ray_(as2ray_[a-z]+(?:_seconds)?)(?:_total|_bucket)", drawn))
-    source = inspect.getsource(observed.Observed)
+    source = inspect.getsource(metrics.ServiceMetrics)
     made = set(re.findall(r'f"\{PREFIX\}([a-z_]+)"', source))
-    assert names == {f"{observed.PREFIX}{name}" for name in made}
+    assert names == {f"{metrics.METRIC_PREFIX}{name}" for name in made}
 
 
 def test_metrics_of_several_nodes_become_one_text():
@@ -125,7 +125,7 @@ def test_metrics_of_several_nodes_become_one_text():
         "# HELP ray_as2ray_tokens_total Tokens.\n# TYPE ray_as2ray_tokens_total counter\n"
         'ray_as2ray_tokens_total{node="a"} 1\n# HELP ray_other x\nray_other 3\n'
     )
-    merged = observed.merged([first, first.replace('"a"} 1', '"b"} 2'), ""])
+    merged = metrics.merge_metrics([first, first.replace('"a"} 1', '"b"} 2'), ""])
     assert merged.splitlines() == [
         "# HELP ray_as2ray_tokens_total Tokens.",
         "# TYPE ray_as2ray_tokens_total counter",
@@ -151,7 +151,7 @@ def test_a_node_that_ends_while_it_tells_its_metrics_is_left_out():
     with HTTPServer(("127.0.0.1", 0), Cut) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        assert observed._scrape(f"127.0.0.1:{server.server_address[1]}") == ""
+        assert metrics._scrape(f"127.0.0.1:{server.server_address[1]}") == ""
         thread.join()
 
 
@@ -166,4 +166,4 @@ def test_autoscaling_cluster_is_one_that_ray_takes_and_its_nodes_hold_the_recipe
     held = [kind["resources"] for kind in types.values() for _ in range(kind.get("max_workers", 0))]
     for path in sorted((ROOT / "pipelines/recipes").glob("*.yaml")):
         plan = yaml.safe_load(path.read_text())["profiles"]["cluster"]
-        check_fit(Workers(**plan), held)
+        check_capacity(WorkersConfig(**plan), held)

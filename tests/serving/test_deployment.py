@@ -10,7 +10,9 @@ import httpx
 import pytest
 from served import CANDIDATES, QUESTION
 
-from as2ray.checkpoint import load, save, start
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +22,7 @@ NAME = "as2ray"
 @pytest.fixture(scope="module")
 def second(checkpoint, tmp_path_factory) -> str:
     """Another cascade, with other exits, so that an answer tells whose it is."""
-    made = start(checkpoint("bert", None), max_length=60, exits=[1, 3])
+    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
     made.drop = 0.5
     return str(save(made, tmp_path_factory.mktemp("second") / "cascade"))
 

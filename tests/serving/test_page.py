@@ -6,7 +6,7 @@ import shutil
 import pytest
 from served import CANDIDATES, QUESTION
 
-from as2ray.serving.web import PAGE
+from as2ray.serving.app import DEMO_PAGE
 
 
 def test_page_asks_nothing_of_others(client):
@@ -17,14 +17,14 @@ def test_page_asks_nothing_of_others(client):
 
 
 def test_page_names_only_parts_that_it_has():
-    page = PAGE.read_text(encoding="utf-8")
+    page = DEMO_PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r'\$\("([a-z]+)"\)', page))
     assert named
     assert named <= set(re.findall(r'id="([a-z]+)"', page))
 
 
 def test_page_reads_only_what_rank_and_info_give(client):
-    page = PAGE.read_text(encoding="utf-8")
+    page = DEMO_PAGE.read_text(encoding="utf-8")
     asked = {"question": QUESTION, "candidates": CANDIDATES}
     for name, given in (
         ("found", client.post("/rank", json=asked).json()),

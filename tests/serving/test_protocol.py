@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from served import CANDIDATES, QUESTION
 
-from as2ray.checkpoint import load
-from as2ray.records import Ranked
-from as2ray.serving.asked import Answer
-from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScored
+from as2ray.checkpoints.loading import load
+from as2ray.outputs import RankedCandidate
+from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScoredText
+from as2ray.serving.types import RerankResult
 
 
 @pytest.fixture(scope="module")
-def expected(cascade) -> list[Ranked]:
+def expected(cascade) -> list[RankedCandidate]:
     """The ranking that the ranker gives without a service."""
     return load(cascade, device="cpu").rank(QUESTION, CANDIDATES)
 
@@ -136,11 +136,15 @@ def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
 
 def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():
     scores = [0.4, 0.9, 0.4, 0.3, 0.0, 0.0]
-    ranking = [Ranked(number, score, "a", 3) for number, score in enumerate(scores)]
-    answer, texts = Answer("m", ranking, 9), ["a"] * len(scores)
-    cohere = CohereResponse.of(answer, CohereRequest(model="m", query="q", documents=texts))
+    ranking = [RankedCandidate(number, score, "a", 3) for number, score in enumerate(scores)]
+    answer, texts = RerankResult("m", ranking, 9), ["a"] * len(scores)
+    cohere = CohereResponse.from_result(
+        answer, CohereRequest(model="m", query="q", documents=texts)
+    )
     for raw in (False, True):
-        found = TeiScored.all_of(answer, TeiRequest(query="q", texts=texts, raw_scores=raw))
+        found = TeiScoredText.all_from_result(
+            answer, TeiRequest(query="q", texts=texts, raw_scores=raw)
+        )
         assert all(a.score > b.score for a, b in pairwise(found))
     told = [one.relevance_score for one in cohere.results]
     assert all(np.float32(a) > np.float32(b) for a, b in pairwise(told))

@@ -3,17 +3,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.errors import RecipeError
-from as2ray.text.packing import Sequences, concatenate, cut, ragged_arange
+from as2ray.errors import ConfigError
+from as2ray.text.packing import (
+    TokenSequences,
+    concatenate_sequences,
+    ragged_arange,
+    split_by_tokens,
+)
 
 LENGTHS = st.lists(st.integers(1, 30), max_size=40)
 
 
-def sequences_of(lengths: list[int]) -> Sequences:
+def sequences_of(lengths: list[int]) -> TokenSequences:
     """Sequence i holds i*100, i*100+1, ..., and the type i % 2."""
     numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     inside = ragged_arange(np.asarray(lengths, np.int32))
-    return Sequences(numbers * 100 + inside, numbers % 2, np.asarray(lengths, np.int32))
+    return TokenSequences(numbers * 100 + inside, numbers % 2, np.asarray(lengths, np.int32))
 
 
 def test_ragged_arange_counts_inside_each_length():
@@ -24,7 +29,7 @@ def test_ragged_arange_counts_inside_each_length():
 @given(LENGTHS, st.integers(30, 100))
 def test_cut_any_lengths_keeps_all_sequences_within_the_budget(lengths, budget):
     sizes = np.asarray(lengths, np.int32)
-    groups = list(cut(sizes, budget))
+    groups = list(split_by_tokens(sizes, budget))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     assert all(0 < sizes[group].sum() <= budget for group in groups)
     in_order = [sizes[i] for group in groups for i in group]
@@ -33,13 +38,13 @@ def test_cut_any_lengths_keeps_all_sequences_within_the_budget(lengths, budget):
 
 @given(LENGTHS, st.integers(30, 100))
 def test_cut_any_lengths_wastes_less_than_half_of_the_budget(lengths, budget):
-    groups = list(cut(np.asarray(lengths, np.int32), budget))
+    groups = list(split_by_tokens(np.asarray(lengths, np.int32), budget))
     assert len(groups) <= 2 * sum(lengths) // budget + 1
 
 
 def test_cut_sequence_over_the_budget_is_refused_with_both_numbers():
-    with pytest.raises(RecipeError, match=r"31 tokens for a budget of 30"):
-        list(cut(np.array([5, 31, 7]), 30))
+    with pytest.raises(ConfigError, match=r"31 tokens for a budget of 30"):
+        list(split_by_tokens(np.array([5, 31, 7]), 30))
 
 
 @given(LENGTHS, st.randoms())
@@ -49,17 +54,17 @@ def test_pack_any_choice_keeps_the_content_of_each_sequence(lengths, random):
     columns = {"row": np.arange(len(lengths)), "pair": np.arange(2 * len(lengths)).reshape(-1, 2)}
     batch = sequences.pack(np.asarray(which, np.int64), columns)
     assert batch.lengths.tolist() == sorted((lengths[i] for i in which), reverse=True)
-    assert batch.tokens == batch.lengths.sum()
+    assert batch.num_tokens == batch.lengths.sum()
     assert len(batch) == len(which)
     starts = np.cumsum(batch.lengths) - batch.lengths
-    for number, start, length in zip(batch.of_sequence["row"], starts, batch.lengths):
+    for number, start, length in zip(batch.sequence_data["row"], starts, batch.lengths):
         inside = slice(start, start + length)
         assert length == lengths[number]
         assert batch.token_ids[inside].tolist() == [number * 100 + i for i in range(length)]
         assert batch.token_types[inside].tolist() == [number % 2] * length
         assert batch.positions[inside].tolist() == list(range(length))
-    assert sorted(batch.of_sequence["row"]) == sorted(which)
-    assert (batch.of_sequence["pair"][:, 0] == 2 * batch.of_sequence["row"]).all()
+    assert sorted(batch.sequence_data["row"]) == sorted(which)
+    assert (batch.sequence_data["pair"][:, 0] == 2 * batch.sequence_data["row"]).all()
 
 
 def test_pack_arrays_are_int32():
@@ -70,6 +75,6 @@ def test_pack_arrays_are_int32():
 
 def test_concatenate_parts_keeps_their_order():
     whole, parts = sequences_of([3, 1, 2]), [sequences_of([3]), sequences_of([3, 1, 2])]
-    joined = concatenate(parts)
+    joined = concatenate_sequences(parts)
     assert joined.lengths.tolist() == [3, 3, 1, 2]
     assert joined.token_ids[3:].tolist() == whole.token_ids.tolist()

@@ -42,15 +42,15 @@ def test_split_any_text_loses_only_blanks_and_never_overlaps(splitter, text):
 
 
 def test_versioned_name_carries_the_version():
-    assert sentences.versioned("simple") == "simple-1"
-    assert sentences.versioned("syntok").split("-")[0] == "syntok"
+    assert sentences.versioned_name("simple") == "simple-1"
+    assert sentences.versioned_name("syntok").split("-")[0] == "syntok"
 
 
 def test_registered_splitter_is_used_by_its_name(monkeypatch):
     monkeypatch.setattr(sentences, "SPLITTERS", dict(sentences.SPLITTERS))
-    sentences.register("halves", "2", lambda t: [(0, len(t) // 2), (len(t) // 2, len(t))])
+    sentences.register_splitter("halves", "2", lambda t: [(0, len(t) // 2), (len(t) // 2, len(t))])
     assert cut("ab cd ", "halves") == ["ab", "cd"]
-    assert sentences.versioned("halves") == "halves-2"
+    assert sentences.versioned_name("halves") == "halves-2"
 
 
 def test_unknown_splitter_is_refused_with_the_known_ones():

@@ -15,8 +15,8 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
 
-from as2ray.checkpoint import load
-from as2ray.objectives import objective
+from as2ray.checkpoints.loading import load
+from as2ray.losses import get_loss
 from as2ray.training import parallel
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     model = models[f"{case.family}-dropout" if case.dropout else case.family]
     settings = {**TRAINING, **case.settings}
     if case.exits:
-        settings |= {"exits": case.exits, "objective": objective("uniform_exit")}
+        settings |= {"exits": case.exits, "objective": get_loss("uniform_exit")}
     where = (model, root / "pairs", root / name)
     if case.stop_before and not case.first_alone:
         with pytest.raises(Interrupted):
@@ -73,11 +73,11 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
             dist.barrier()  # rank 0 may still be writing what both resume from
     loop = loop_of(*where, **settings)
     loop.fit()
-    scores = loop.watched["dev"].scores(loop.ranker)
-    moments = [state["exp_avg"] for state in loop.optimiser.state.values()]
+    scores = loop.eval_sets["dev"].compute_scores(loop.ranker)
+    moments = [state["exp_avg"] for state in loop.optimizer.state.values()]
     held = sum(m.to_local().numel() if isinstance(m, DTensor) else m.numel() for m in moments)
-    found = {"weights": parallel.weights(loop.model), "scores": scores, "held": held}
-    return {**found, "concurrent": loop.ranker.concurrent}
+    found = {"weights": parallel.get_model_state(loop.model), "scores": scores, "held": held}
+    return {**found, "concurrent": loop.ranker.allow_parallel}
 
 
 def work(rank: int, models: dict[str, Path], root: Path) -> None:

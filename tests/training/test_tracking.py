@@ -5,19 +5,26 @@ import pytest
 import torch
 from training_runs import loop_of
 
-from as2ray.errors import RecipeError, TrainingError
-from as2ray.objectives.base import Always
-from as2ray.training.config import Training
-from as2ray.training.tracking import JsonLines, MLflow, TensorBoard, Tracking, read, trackers
+from as2ray.errors import ConfigError, TrainingError
+from as2ray.losses.base import Always
+from as2ray.training.config import TrainingConfig
+from as2ray.training.tracking import (
+    JsonLinesTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackingConfig,
+    create_trackers,
+    read_metrics,
+)
 
 
 def test_json_lines_of_a_resumed_run_lose_what_came_after_and_a_cut_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-    tracker = JsonLines(path, resumed=1)
+    tracker = JsonLinesTracker(path, resumed_step=1)
     tracker.log(2, {"loss": 2.5})
     tracker.close()
-    assert read(path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
+    assert read_metrics(path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
 
 
 def test_lines_told_before_are_kept_where_a_resumed_run_cannot_write(tmp_path, monkeypatch):
@@ -30,13 +37,13 @@ def test_lines_told_before_are_kept_where_a_resumed_run_cannot_write(tmp_path, m
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        JsonLines(path, resumed=1)
-    assert read(path) == [{"step": 1, "loss": 3.0}]
+        JsonLinesTracker(path, resumed_step=1)
+    assert read_metrics(path) == [{"step": 1, "loss": 3.0}]
 
 
 def test_tensorboard_files_hold_the_scalars(tmp_path):
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = TensorBoard(tmp_path, resumed=0)
+    tracker = TensorBoardTracker(tmp_path, resumed_step=0)
     for step in (1, 2):
         tracker.log(step, {"loss": 1.0 / step})
     tracker.close()
@@ -49,8 +56,10 @@ def test_mlflow_run_holds_the_metrics(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     # A pipeline's runs are all called `run`: they have the name of the stage that they make.
-    made = trackers(Tracking(tensorboard=False, mlflow=uri), tmp_path / "x-seed0.part" / "run", 0)
-    (tracker,) = (one for one in made if isinstance(one, MLflow))
+    made = create_trackers(
+        TrackingConfig(tensorboard=False, mlflow_uri=uri), tmp_path / "x-seed0.part" / "run", 0
+    )
+    (tracker,) = (one for one in made if isinstance(one, MLflowTracker))
     tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
     tracker.close()
     client = mlflow.MlflowClient(uri)
@@ -69,5 +78,5 @@ def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus,
 
 
 def test_training_in_fp16_is_refused_for_want_of_loss_scaling():
-    with pytest.raises(RecipeError, match="fp16"):
-        Training(precision="fp16")
+    with pytest.raises(ConfigError, match="fp16"):
+        TrainingConfig(precision="fp16")

@@ -8,16 +8,16 @@ import pyarrow as pa
 import tiny
 import torch
 
-from as2ray.checkpoint import start
-from as2ray.objectives import OBJECTIVES
-from as2ray.text.files import PairFiles
-from as2ray.text.stream import MicroBatch, Stream
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.data.packed_dataset import MicroBatch, Stream
+from as2ray.losses import LOSSES
+from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
-from as2ray.training.config import SELECTION, Training
-from as2ray.training.loop import Loop
-from as2ray.training.run import LocalRun
-from as2ray.training.tracking import Tracking, read
-from as2ray.training.validation import Watched
+from as2ray.training.checkpoint_store import LocalCheckpointStore
+from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.tracking import TrackingConfig, read_metrics
+from as2ray.training.trainer import Trainer
+from as2ray.training.validation import EvalSet
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DEV = tiny.candidates(12, seed=1)
@@ -52,34 +52,34 @@ def loop_of(
     corpus: Path,
     folder: Path,
     *,
-    objective=OBJECTIVES["cross_entropy"],
+    objective=LOSSES["cross_entropy"],
     exits: tuple[int, ...] | None = None,
     stop_before: tuple[int, int] | None = None,
     dev: pa.Table = DEV,
     every: int = 1,
     **training: object,
-) -> Loop:
+) -> Trainer:
     """A loop over all pairs of `corpus`; in fp32 and with a high rate unless told otherwise."""
-    told = Training(**{"precision": "fp32", "learning_rate": 3e-3, **training})
-    ranker = start(model, max_length=40, exits=exits, seed=told.seed)
+    told = TrainingConfig(**{"precision": "fp32", "learning_rate": 3e-3, **training})
+    ranker = init_ranker(model, max_length=40, exit_layers=exits, seed=told.seed)
     data = Stream(
-        PairFiles.find(corpus),
+        ParquetTable.open(corpus),
         ranker.tokenizer,
-        told.batch,
-        told.max_tokens,
+        told.global_batch_size,
+        told.max_batch_tokens,
         told.seed,
-        parallel.rank(),
-        parallel.ranks(),
+        parallel.get_rank(),
+        parallel.get_world_size(),
     )
-    return Loop(
+    return Trainer(
         ranker,
         objective,
         data if stop_before is None else Breaking(data, stop_before),
         told,
-        LocalRun(folder, SELECTION),
-        {"dev": Watched.pack(dev, ranker, 400)},
+        LocalCheckpointStore(folder, SELECTION_METRIC),
+        {"dev": EvalSet.from_table(dev, ranker, 400)},
         folder,
-        Tracking(every=every, tensorboard=False),
+        TrackingConfig(log_every_steps=every, tensorboard=False),
     )
 
 
@@ -95,5 +95,5 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def told(folder: Path, *names: str) -> list[dict[str, float]]:
     """The reports that hold all of `names`, cut down to them and the step."""
-    lines = read(folder / "metrics.jsonl")
+    lines = read_metrics(folder / "metrics.jsonl")
     return [{k: x[k] for k in ("step", *names)} for x in lines if all(n in x for n in names)]

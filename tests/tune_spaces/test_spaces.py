@@ -1,9 +1,9 @@
 import optuna
 import pytest
 
-from as2ray.objectives import Distillation
-from as2ray.training.config import Training
-from as2ray.training.job import Job, Model
+from as2ray.losses.distillation import DistillationLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
 from tune_spaces import bm25, distillation, drop_ratios, ensembles
 
 
@@ -15,7 +15,7 @@ def asked(space, answers) -> dict:
 
 
 def test_grid_is_the_paper_s_1296_choices():
-    points = list(drop_ratios.grid(5))
+    points = list(drop_ratios.param_grid(5))
     assert len(points) == len(set(points)) == 1_296
     assert {ratio for point in points for ratio in point} == {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}
 
@@ -24,9 +24,9 @@ def test_exit_that_is_not_used_is_not_asked_for_a_ratio():
     answers = {"use_0": True, "drop_0": 0.4, "use_1": False, "drop_1": 0.9}
     found = asked(lambda trial: drop_ratios.suggest(trial, 3), answers)
     assert set(found) == {"use_0", "drop_0", "use_1"}
-    assert drop_ratios.choice(found, 3) == ([0, 2], [0.4])
+    assert drop_ratios.apply_params(found, 3) == ([0, 2], [0.4])
     none = asked(lambda trial: drop_ratios.suggest(trial, 3), {"use_0": False, "use_1": False})
-    assert drop_ratios.choice(none, 3) == ([2], [])
+    assert drop_ratios.apply_params(none, 3) == ([2], [])
 
 
 def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
@@ -34,28 +34,28 @@ def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
         lambda trial: ensembles.suggest(trial, 3),
         {"weight_0": 0.2, "weight_1": 0.0, "weight_2": 0.6},
     )
-    assert ensembles.choice(found, 3) == pytest.approx((0.25, 0.0, 0.75))
+    assert ensembles.apply_params(found, 3) == pytest.approx((0.25, 0.0, 0.75))
     zero = {f"weight_{i}": 0.0 for i in range(4)}
-    assert ensembles.choice(zero, 4) == (0.25,) * 4
+    assert ensembles.apply_params(zero, 4) == (0.25,) * 4
 
 
 def test_distillation_s_answers_take_the_place_of_a_student_s_settings():
     answers = {"alpha": 0.1, "temperature": 5.0, "batch": 24, "learning_rate": 3e-5}
     found = asked(distillation.suggest, answers)
-    job = Job(
-        Model("encoder"),
+    job = TrainingJob(
+        ModelSpec("encoder"),
         ("train",),
         {"dev": "dev"},
-        Training(epochs=7),
-        Distillation(lesson="sum", alpha=0.9),
+        TrainingConfig(epochs=7),
+        DistillationLoss(teacher_assignment="sum", alpha=0.9),
     )
-    chosen = distillation.choice(found, job)
-    assert chosen.objective == Distillation(lesson="sum", alpha=0.1, temperature=5.0)
-    assert chosen.training == Training(epochs=7, batch=24, learning_rate=3e-5)
+    chosen = distillation.apply_params(found, job)
+    assert chosen.loss == DistillationLoss(teacher_assignment="sum", alpha=0.1, temperature=5.0)
+    assert chosen.training == TrainingConfig(epochs=7, global_batch_size=24, learning_rate=3e-5)
     assert chosen.model == job.model
 
 
 def test_grid_of_bm25_is_the_paper_s_56_points():
-    points = bm25.grid()
+    points = bm25.param_grid()
     assert len(points) == len(set(points)) == 56
     assert (min(points), max(points)) == ((0.4, 0.3), (1.6, 1.0))

@@ -1,0 +1,1 @@
+"""Rankers loaded, saved and initialized; foreign checkpoint formats. Must not import training or Ray."""

@@ -1,0 +1,1 @@
+"""Stages of an experiment and the folders that hold them."""

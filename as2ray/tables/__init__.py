@@ -1,0 +1,1 @@
+"""The candidates table: schema, validation, filters, order; Parquet, TREC and raw files. Imports no other package."""

@@ -1,0 +1,111 @@
+"""Carrying out a training job: from its paths to a ranker, a stream and the loop.
+
+Knows jobs, checkpoints and the loop. Must not know Ray.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.data.list_reader import ListReader
+from as2ray.data.packed_dataset import ExampleReader, PackedDataset
+from as2ray.data.pair_reader import PairReader
+from as2ray.data.passage_reader import PassageReader
+from as2ray.losses import get_loss
+from as2ray.losses.listwise import ListwiseLoss
+from as2ray.losses.pairwise import MarginRankingLoss
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.models.ranker import Ranker
+from as2ray.tables.parquet import ParquetTable
+from as2ray.training import parallel
+from as2ray.training.checkpoint_store import CheckpointStore, LocalCheckpointStore
+from as2ray.training.job import TrainingJob
+from as2ray.training.trainer import BatchSource, Trainer, TrainerState
+from as2ray.training.validation import EvalSet, PassageEvalSet
+
+
+def run_job(
+    job: TrainingJob,
+    folder: str | Path,
+    checkpoint_store: CheckpointStore,
+    create_batch_source: Callable[[PackedDataset], BatchSource] = lambda dataset: dataset,
+) -> TrainerState:
+    """Trains in this process, which may be one of several of a process group.
+
+    Args:
+        job: What to do.
+        folder: Where trackers write.
+        run: Where to report and resume.
+        data: Puts another source of the same packed batches in place of the stream.
+    """
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    )
+    model = job.model
+    started = init_ranker(
+        **asdict(model),
+        is_joint=job.is_joint,
+        extract_answers=job.extract_answers,
+        seed=job.training.seed,
+    )
+    ranker = started.to(device)
+    watched = {name: _create_eval_set(job, path, ranker) for name, path in job.eval_tables.items()}
+    loop = Trainer(
+        ranker,
+        get_loss(job.loss),
+        create_batch_source(_create_dataset(job, ranker)),
+        job.training,
+        checkpoint_store,
+        watched,
+        folder,
+        job.tracking,
+    )
+    return loop.fit()
+
+
+def train(job: TrainingJob, folder: str | Path) -> Path:
+    """Trains in this process alone, without Ray; the folder of the ranker that was selected."""
+    run = LocalCheckpointStore(folder, job.training.select_by)
+    run_job(job, folder, run)
+    best = run.best_checkpoint()
+    assert best is not None  # the last step of a run is always validated
+    return best / "ranker"
+
+
+def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:
+    table, max_tokens = ParquetTable.open(path).to_table(), job.training.max_batch_tokens
+    if isinstance(job.loss, TwoInOneLoss):
+        return PassageEvalSet.from_table(table, ranker, max_tokens, job.loss)
+    return EvalSet.from_table(table, ranker, max_tokens)
+
+
+def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
+    training = job.training
+    dataset = PackedDataset(
+        _create_reader(job, ranker),
+        training.global_batch_size,
+        training.max_batch_tokens,
+        training.seed,
+        parallel.get_rank(),
+        parallel.get_world_size(),
+    )
+    if training.global_batch_tokens is None:
+        return dataset
+    examples = training.global_batch_tokens / dataset.mean_length()
+    return replace(dataset, global_batch_size=max(1, round(examples)))
+
+
+def _create_reader(job: TrainingJob, ranker: Ranker) -> ExampleReader:
+    """Reads what the loss needs: passages, lists of candidates or pairs."""
+    files = ParquetTable.open(job.train_tables)
+    if job.is_joint:
+        return PassageReader(files, ranker.tokenizer)
+    teachers = tuple(ParquetTable.open(stored) for stored in job.teacher_logits)
+    pairs = PairReader(files, ranker.tokenizer, teachers=teachers)
+    loss = get_loss(job.loss)
+    if isinstance(loss, ListwiseLoss | MarginRankingLoss):
+        return ListReader(pairs, loss.list_size)
+    return pairs

@@ -1,0 +1,403 @@
+import copy
+import json
+import os
+import shutil
+
+import pytest
+import tiny
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import as2ray
+from as2ray.checkpoints import loading as checkpoint_module
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load, load_weights
+from as2ray.checkpoints.saving import save
+from as2ray.errors import CheckpointError, ConfigError
+
+PAIR = ("What is kovarin?", "Kovarin lala ne badesso.")
+
+
+@pytest.fixture
+def copy_of(tmp_path):
+    """A checkpoint to spoil."""
+
+    def copy(folder):
+        return shutil.copytree(folder, tmp_path / "copy")
+
+    return copy
+
+
+def change_weights(folder, change) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    save_file(change(weights), path, metadata={"format": "pt"})
+
+
+def change_config(folder, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def same_weights(one, other) -> bool:
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(n == m and torch.equal(a, b) for (n, a), (m, b) in pairs)
+
+
+def logits_of_transformers(folder) -> torch.Tensor:
+    """Of one pair, by transformers alone."""
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return network.eval()(**tokenizer(*PAIR, return_tensors="pt")).logits
+
+
+def probability(logits: torch.Tensor) -> float:
+    return float(logits.softmax(-1)[0, 1] if logits.shape[1] == 2 else logits.sigmoid())
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_save_then_load_gives_the_same_weights_bit_by_bit(checkpoint, family, labels, tmp_path):
+    ranker = load(checkpoint(family, labels), max_length=60)
+    again = load(save(ranker, tmp_path / "saved"))
+    assert same_weights(ranker, again)
+    assert again.tokenizer.max_length == 60
+    assert again.tokenizer.max_question_length == ranker.tokenizer.max_question_length
+    assert again.rank(PAIR[0], [PAIR[1], "Muri."]) == ranker.rank(PAIR[0], [PAIR[1], "Muri."])
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_saved_ranker_scores_the_same_in_plain_transformers(checkpoint, family, labels, tmp_path):
+    ranker = load(checkpoint(family, labels), dtype="fp32")
+    folder = save(ranker, tmp_path / "saved")
+    [ranked] = ranker.rank(PAIR[0], PAIR[1:])
+    assert ranked.score == pytest.approx(probability(logits_of_transformers(folder)), abs=1e-5)
+    written = json.loads((folder / "config.json").read_text())
+    assert not any("as2ray_packed" in str(value) for value in written.values())
+
+
+def test_load_is_offered_by_the_package_and_ready_to_rank(checkpoint):
+    ranker = as2ray.load(str(checkpoint("bert")), precision="fp32", device="cpu")
+    assert not ranker.training
+    assert ranker.precision == "fp32"
+    assert ranker.tokenizer.max_length == 66  # all positions that the tiny network has
+
+
+@pytest.mark.parametrize("family", ["bert"])
+def test_save_with_given_weights_writes_those(checkpoint, family, tmp_path):
+    ranker = load(checkpoint(family))
+    doubled = {name: weights * 2 for name, weights in ranker.state_dict().items()}
+    folder = save(ranker, tmp_path / "saved", doubled)
+    found = load_weights(ranker, folder)
+    assert found.keys() == doubled.keys()
+    assert all(torch.equal(found[name], doubled[name]) for name in doubled)
+
+
+def test_start_from_a_plain_encoder_takes_its_weights_and_makes_a_head(checkpoint, family):
+    folder = checkpoint(family, None)
+    ranker = init_ranker(folder, max_length=60)
+    encoder = transformers.AutoModel.from_pretrained(folder).state_dict()
+    held = ranker.network.base_model.state_dict()
+    assert all(torch.equal(held[n], encoder[n]) for n in held if not n.startswith("pooler"))
+    assert ranker.network.config.num_labels == 2
+    assert len(ranker.rank(PAIR[0], PAIR[1:])) == 1
+
+
+def test_start_same_seed_makes_the_same_head_and_another_another(checkpoint, family):
+    made = [init_ranker(checkpoint(family, None), max_length=60, seed=s) for s in (0, 0, 1)]
+    assert same_weights(made[0], made[1])
+    assert not same_weights(made[0], made[2])
+
+
+def test_load_a_plain_encoder_is_refused_with_the_way_to_train_it(checkpoint, family):
+    with pytest.raises(CheckpointError, match=r"missing.*classifier") as error:
+        load(checkpoint(family, None))
+    assert "train from it" in str(error.value)
+
+
+def test_start_from_a_ranker_keeps_its_head_and_labels(checkpoint, family):
+    ranker = init_ranker(checkpoint(family, 1), max_length=60, seed=9)
+    assert same_weights(ranker, load(checkpoint(family, 1)))
+
+
+def test_start_with_fewer_layers_keeps_the_first_ones(checkpoint, published, family, tmp_path):
+    ranker = init_ranker(checkpoint(family, 2), max_length=60, num_layers=2)
+    assert len(ranker.encoder) == 2
+    folder = save(ranker, tmp_path / "saved")
+    assert len(load(folder).encoder) == 2
+    [ranked] = load(folder, dtype="fp32").rank(PAIR[0], PAIR[1:])
+    assert ranked.score == pytest.approx(probability(logits_of_transformers(folder)), abs=1e-5)
+
+
+PRETRAINING = {
+    "bert": ["BertForMaskedLM", "BertForPreTraining"],
+    "roberta": ["RobertaForMaskedLM"],
+    "electra": ["ElectraForPreTraining", "ElectraForMaskedLM"],
+    "albert": ["AlbertForMaskedLM", "AlbertForPreTraining"],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(f, kind) for f, kinds in PRETRAINING.items() for kind in kinds]
+)
+def test_start_from_a_pretraining_checkpoint_takes_the_encoder_and_no_head(
+    published, family, kind, tmp_path
+):
+    network = getattr(transformers, kind)(tiny.config_of(family, len(published(family))))
+    network.save_pretrained(tmp_path)
+    published(family).save_pretrained(tmp_path)
+    ranker = init_ranker(tmp_path, max_length=60)
+    encoder, held = network.base_model.state_dict(), ranker.network.base_model.state_dict()
+    assert all(torch.equal(held[n], encoder[n]) for n in held if not n.startswith("pooler"))
+    with pytest.raises(CheckpointError):
+        load(tmp_path)
+
+
+def test_start_from_an_encoder_that_brings_an_unneeded_pooler_is_accepted(published, tmp_path):
+    # FacebookAI/roberta-base is such a one.
+    tokenizer = published("roberta")
+    network = transformers.RobertaForMaskedLM(tiny.config_of("roberta", len(tokenizer)))
+    network.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    change_weights(tmp_path, lambda w: {**w, "roberta.pooler.dense.weight": torch.zeros(32, 32)})
+    assert len(init_ranker(tmp_path, max_length=60).encoder) == 3
+
+
+def test_load_old_names_of_layer_norms_gives_the_same_weights(checkpoint, copy_of):
+    def old_names(weights):
+        return {
+            n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ): w
+            for n, w in weights.items()
+        }
+
+    folder = copy_of(checkpoint("bert"))
+    change_weights(folder, old_names)
+    assert same_weights(load(folder), load(checkpoint("bert")))
+
+
+@pytest.mark.parametrize("read", [load, init_ranker])
+def test_checkpoint_without_a_weight_is_refused_by_its_name(checkpoint, copy_of, family, read):
+    folder = copy_of(checkpoint(family))
+    name = next(n for n in load_file(folder / "model.safetensors") if "word_embeddings" in n)
+    change_weights(folder, lambda w: {n: v for n, v in w.items() if n != name})
+    with pytest.raises(CheckpointError, match=f"1 weights missing.*{name}"):
+        read(folder)
+
+
+@pytest.mark.parametrize("read", [load, init_ranker])
+def test_checkpoint_with_an_unknown_weight_is_refused_by_its_name(
+    checkpoint, copy_of, family, read
+):
+    folder = copy_of(checkpoint(family))
+    change_weights(folder, lambda w: {**w, "heads.4.weight": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"1 unknown.*heads\.4\.weight"):
+        read(folder)
+
+
+@pytest.mark.parametrize("read", [load, init_ranker])
+def test_checkpoint_with_a_misshapen_weight_is_refused_by_its_name(checkpoint, copy_of, read):
+    folder = copy_of(checkpoint("bert"))
+    change_weights(folder, lambda w: {**w, "classifier.weight": torch.zeros(2, 31)})
+    with pytest.raises(CheckpointError, match=r"1 misshapen.*classifier\.weight"):
+        read(folder)
+
+
+def test_start_from_an_encoder_that_lacks_a_layer_is_refused_by_name(checkpoint, copy_of):
+    folder = copy_of(checkpoint("electra", None))
+    change_weights(folder, lambda w: {n: v for n, v in w.items() if "layer.2" not in n})
+    with pytest.raises(CheckpointError, match=r"missing.*layer\.2"):
+        init_ranker(folder)
+
+
+def test_load_a_classifier_of_three_labels_is_refused(checkpoint):
+    with pytest.raises(CheckpointError, match="3 labels"):
+        load(checkpoint("bert", 3))
+
+
+def test_load_an_unsupported_family_is_refused_by_name(tmp_path):
+    transformers.DistilBertConfig(vocab_size=30, dim=32).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="distilbert"):
+        load(tmp_path)
+
+
+def test_load_what_is_no_checkpoint_is_refused_with_the_path(tmp_path):
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="nowhere/at-all"):
+        load("nowhere/at-all")
+
+
+def test_load_shorter_than_trained_shortens_the_question_too(checkpoint, tmp_path):
+    folder = save(init_ranker(checkpoint("bert"), max_length=60), tmp_path / "saved")
+    ranker = load(folder, max_length=20)
+    assert ranker.tokenizer.max_length == 20
+    assert ranker.tokenizer.max_question_length <= 10
+    assert len(ranker.rank("What is kovarin " * 20, ["lala " * 40])) == 1
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_longer_pairs_than_the_encoder_has_positions_for_are_refused(checkpoint, family):
+    most = {"bert": 66, "roberta": 64}[family]
+    assert init_ranker(checkpoint(family), max_length=most).tokenizer.max_length == most
+    with pytest.raises(ConfigError, match=f"max_length={most + 1}"):
+        init_ranker(checkpoint(family), max_length=most + 1)
+
+
+def test_load_longest_pair_of_each_family_runs(checkpoint, family):
+    ranker = load(checkpoint(family))
+    assert len(ranker.rank("What is kovarin " * 20, ["lala " * 99])) == 1
+
+
+def test_save_that_fails_leaves_the_older_checkpoint_and_nothing_half_written(
+    checkpoint, tmp_path, monkeypatch
+):
+    older, newer = load(checkpoint("bert", 2)), load(checkpoint("bert", 1))
+    folder = save(older, tmp_path / "held" / "ranker")
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    def fail_once(source, target, rename=os.rename):
+        if tmp_path / "failed" in tmp_path.iterdir() or "-new-" not in str(source):
+            return rename(source, target)
+        (tmp_path / "failed").touch()
+        raise OSError("no space left")
+
+    for broken, how in [("_write", fail), ("os.rename", fail), ("os.rename", fail_once)]:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"as2ray.checkpoints.loading.{broken}", how)
+            with pytest.raises(OSError, match="no space left"):
+                save(newer, folder)
+        assert same_weights(load(folder), older)
+        assert [p.name for p in folder.parent.iterdir()] == ["ranker"]
+
+
+def test_save_that_fails_while_weights_are_written_leaves_nothing(
+    checkpoint, tmp_path, monkeypatch
+):
+    ranker = load(checkpoint("bert"))
+
+    def write_half(_, folder, **__):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(type(ranker.network), "save_pretrained", write_half)
+    with pytest.raises(OSError, match="no space left"):
+        save(ranker, tmp_path / "held" / "ranker")
+    assert list((tmp_path / "held").iterdir()) == []
+
+
+def test_save_over_an_older_checkpoint_leaves_nothing_of_it(checkpoint, tmp_path):
+    folder = save(load(checkpoint("bert", 2)), tmp_path / "ranker")
+    (folder / "stray.txt").write_text("of the older one")
+    newer = load(checkpoint("roberta", 1))
+    save(newer, folder)
+    assert same_weights(load(folder), newer)
+    assert not (folder / "stray.txt").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["ranker"]
+
+
+def test_saved_folder_may_be_read_by_whom_a_plain_folder_may(checkpoint, tmp_path):
+    (tmp_path / "plain").mkdir()
+    folder = save(load(checkpoint("bert")), tmp_path / "ranker")
+    assert folder.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_module_knows_every_supported_family():
+    assert set(checkpoint_module.MODEL_TYPES) == set(tiny.FAMILIES)
+
+
+@pytest.mark.parametrize("content", ["{half", "[1]"])
+def test_load_a_broken_configuration_is_refused_with_the_path(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"heads": 3},
+        {"joint": True, "exits": [1, 3]},
+        {"joint": True, "exits": [2], "heads": 3},
+        {"joint": True, "heads": 3},
+        {"answers": True},
+    ],
+)
+def test_start_asked_for_what_it_would_leave_undone_is_refused(checkpoint, asked):
+    with pytest.raises(ConfigError, match="heads after exits"):
+        init_ranker(checkpoint("bert", None), max_length=60, **asked)
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({"exits": [1, 3]}, {"joint": True}),
+        ({"exits": [1, 2]}, {"heads": 2}),
+        ({"exits": [2], "heads": 3}, {"exits": [2], "heads": 2}),
+        ({"joint": True}, {}),
+        ({"joint": True}, {"joint": True, "answers": True}),
+        ({"joint": True}, {"joint": True, "layers": 2}),
+        ({"joint": True}, {"joint": True, "exits": [1]}),
+    ],
+)
+def test_start_from_what_goes_on_as_it_is_refuses_to_be_another(checkpoint, tmp_path, held, asked):
+    folder = save(init_ranker(checkpoint("bert", None), max_length=60, **held), tmp_path / "saved")
+    with pytest.raises(ConfigError, match="goes on as it is"):
+        init_ranker(folder, max_length=60, **asked)
+    assert type(init_ranker(folder, max_length=60, **held)) is type(load(folder))
+
+
+@pytest.mark.parametrize("read", [load, init_ranker])
+def test_checkpoint_without_a_tokenizer_is_refused(checkpoint, copy_of, family, read):
+    folder = copy_of(checkpoint(family))
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="a tokenizer of 0 words"):
+        read(folder)
+
+
+def test_checkpoint_with_a_vocabulary_file_alone_ranks_as_before(checkpoint, published, copy_of):
+    path = checkpoint("bert")
+    folder = copy_of(path)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    words = published("bert").get_vocab()
+    (folder / "vocab.txt").write_text("\n".join(sorted(words, key=words.get)), encoding="utf-8")
+    assert load(folder).rank(PAIR[0], PAIR[1:]) == load(path).rank(PAIR[0], PAIR[1:])
+
+
+@pytest.mark.parametrize("read", [load, init_ranker])
+def test_checkpoint_with_a_tokenizer_of_more_ids_than_embeddings_is_refused(
+    checkpoint, published, copy_of, read
+):
+    folder = copy_of(checkpoint("bert"))
+    longer = copy.deepcopy(published("bert"))
+    longer.add_tokens(["kovarinne"])
+    longer.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"ids up to \d+, for \d+ embeddings"):
+        read(folder)
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of something else", "a broken link"])
+def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path, what):
+    place = tmp_path / "notes"
+    if what == "a file":
+        place.write_text("mine")
+    elif what == "a broken link":
+        place.symlink_to("nowhere")
+    else:
+        place.mkdir()
+        (place / "mine.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="something else lies"):
+        save(load(checkpoint("bert")), place)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    held = {"a file": place, "a folder of something else": place / "mine.txt"}
+    assert what not in held or held[what].read_text() == "mine"
+
+
+def test_save_into_an_empty_folder_fills_it(checkpoint, tmp_path):
+    assert load(save(load(checkpoint("bert")), tmp_path)).exit_layers == ()

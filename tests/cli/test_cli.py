@@ -1,0 +1,461 @@
+"""The command line, as a user calls it."""
+
+import json
+import os
+
+import pyarrow as pa
+import pytest
+import tiny
+
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.cli.main import main
+from as2ray.models.ranker import Ranker
+from as2ray.tables.trec import write_qrels, write_run
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    return tiny.write_corpus(tmp_path / "table", tiny.candidates(12, seed=3))
+
+
+@pytest.fixture
+def cascade(checkpoint, tmp_path) -> str:
+    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
+    return str(save(made, tmp_path / "cascade"))
+
+
+def test_corpora_list_names_every_corpus(capsys):
+    main(["corpora", "list"])
+    out = capsys.readouterr().out
+    for name in ("wikiqa", "trecqa", "asnq", "squad", "qnli", "python_reference"):
+        assert name in out
+
+
+def test_corpora_stats_of_the_embedded_corpus_is_json(capsys):
+    main(["corpora", "stats", "--corpus", "python_reference", "--split", "dev"])
+    assert "questions" in capsys.readouterr().out
+
+
+def test_corpora_prepare_writes_parquet_and_manifest(tmp_path):
+    out = tmp_path / "prepared"
+    given = ["--corpus", "python_reference", "--output", str(out), "--splits", '{"test": "raw"}']
+    main(["corpora", "prepare", *given])
+    assert list((out / "test").glob("*.parquet"))
+    assert json.loads((out / "manifest.json").read_text())["corpus"] == "python_reference"
+
+
+def test_corpora_verify_without_data_fails(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["corpora", "verify", "--root", str(tmp_path)])
+
+
+def test_evaluate_of_a_constant_scorer_is_far_below_one(prepared, capsys):
+    main(["evaluate", "--model", "constant", "--table", str(prepared), "--baseline", "bm25"])
+    out = capsys.readouterr().out
+    value = float(next(line for line in out.splitlines() if line.startswith("AP")).split()[1])
+    assert value == pytest.approx(0.2)  # one positive of five, ranked last
+
+
+def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, tmp_path, capsys):
+    server = tmp_path / "ranker.run"
+    main(
+        [
+            "evaluate",
+            "--model",
+            str(checkpoint()),
+            "--table",
+            str(prepared),
+            "--output",
+            str(server),
+        ]
+    )
+    first = capsys.readouterr().out.splitlines()[1]
+    write_qrels(tmp_path / "qrels", tiny.candidates(12, seed=3))
+    main(["evaluate", "--run", str(server), "--table", str(prepared)])
+    assert capsys.readouterr().out.splitlines()[1] == first
+    main(["evaluate", "--run", str(server), "--qrels", str(tmp_path / "qrels")])
+    assert capsys.readouterr().out.splitlines()[1] == first
+    assert json.loads(server.with_suffix(".json").read_text())["per_question"]
+
+
+def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsys):
+    table = tiny.candidates(4, seed=3)
+    write_qrels(tmp_path / "qrels", table)
+    negatives = table.filter(table["label"].to_numpy() == 0)
+    write_run(tmp_path / "run", negatives, [1.0] * negatives.num_rows)
+    main(["evaluate", "--run", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")])
+    assert "0.0000" in capsys.readouterr().out
+
+
+def test_rank_reads_candidates_and_prints_best_first(checkpoint, tmp_path, capsys):
+    (tmp_path / "c.txt").write_text("This one.\n\nThat other one.\n")
+    arguments = ["--model", str(checkpoint()), "--question", "Which?"]
+    main(["rank", *arguments, "--candidates", str(tmp_path / "c.txt"), "--json_lines", "true"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 2
+    assert lines[0]["score"] >= lines[1]["score"]
+
+
+def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_path, capsys):
+    texts = ["One\u2028line.", "Another\x0cone."]
+    (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--candidates"]
+    main([*asked, str(tmp_path / "c.txt"), "--json_lines", "true"])
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert sorted(json.loads(line)["text"] for line in lines) == sorted(texts)
+    (tmp_path / "c.txt").write_bytes(b"\xff")
+    for name in ("c.txt", "nowhere"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, str(tmp_path / name)])
+        assert stopped.value.code == 2
+        assert "a file of UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--run", "nowhere", "--table", "TABLE"], "no file nowhere"),
+        (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
+        (["--run", "r", "--qrels", "q", "--output", "x.run"], "nothing to score or to write"),
+        (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
+        (["--model", "constant", "--table", "TABLE", "--output", "x.json"], "name it .run"),
+        (["--model", "bm25", "--table", "TABLE", "--drop", "0.3"], "a ranker that has stages"),
+    ],
+)
+def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, capsys, flags, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", *(str(prepared) if one == "TABLE" else one for one in flags)])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "one.txt").write_text("Kovarin ne badesso.")
+    main(["index", str(folder), "--output", str(tmp_path / "[bold]:dog:")])
+    assert "[bold]:dog:" in capsys.readouterr().out
+    (folder / "[red]two.txt").write_bytes(b"")
+    main(["index", str(folder), "--output", str(tmp_path / "second")])
+    assert "[red]two.txt" in capsys.readouterr().out
+
+
+def test_error_of_the_user_is_told_without_a_trace(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", "--model", "constant", "--corpus", "nothing"])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert "unknown corpus 'nothing'" in told
+    assert "to mend" in told
+    assert "Traceback" not in told
+
+
+def test_cost_prints_the_paper_s_savings(capsys):
+    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0.3"])
+    shown = capsys.readouterr().out
+    formula = next(line for line in shown.splitlines() if "formula" in line)
+    assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
+
+
+def test_cost_of_dropping_nothing_is_that_of_nothing_dropped(capsys):
+    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0"])
+    shown = capsys.readouterr().out
+    formula = next(line for line in shown.splitlines() if "formula" in line)
+    assert formula.split()[-4:-2] == ["+0.0", "%"]
+
+
+def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared, capsys):
+    main(
+        [
+            "cost",
+            "--model",
+            cascade,
+            "--table",
+            str(prepared),
+            "--drop",
+            "0.5,0.5",
+            "--repeats",
+            "1",
+        ]
+    )
+    shown = capsys.readouterr().out
+    assert "drop 0.5, 0.5" in shown
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["layers", "operations", "time,"]
+
+
+def test_cost_of_a_ranker_of_one_piece_is_refused(checkpoint, prepared, capsys):
+    with pytest.raises(SystemExit):
+        main(["cost", "--model", str(checkpoint("bert")), "--table", str(prepared)])
+    assert "PointwiseRanker" in capsys.readouterr().err
+
+
+def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
+    cascade, prepared, tmp_path, capsys
+):
+    lines = tmp_path / "candidates.txt"
+    lines.write_text("Badesso.\nKovarin ne.\nLala.\nMuri.\n")
+    asked = ["rank", "--model", cascade, "--question", "What is kovarin?"]
+    main([*asked, "--candidates", str(lines), "--drop", "0.5", "--json_lines", "true"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [x["exit_layer"] for x in found] == [3, 2, 1, 1]
+    main([*asked, "--candidates", str(lines), "--drop", "0.0"])
+    assert capsys.readouterr().out.count("layer  3") == 4
+    main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "0.5,0.2"])
+    assert "AP" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "half"])
+    assert "numbers with commas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
+    checkpoint, prepared, tmp_path, capsys, kind
+):
+    out = tmp_path / "calibrated"
+    asked = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
+    main(["calibrate", *asked, "--kind", kind])
+    assert "ECE before" in capsys.readouterr().out
+    assert load(out).calibration[0].method == kind
+    assert (out / "reliability.png").stat().st_size > 0
+
+
+def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path, capsys):
+    made = init_ranker(
+        checkpoint("bert", None, initializer_range=0.3), max_length=60, is_joint=True
+    )
+    model = str(save(made, tmp_path / "joint"))
+    (tmp_path / "p.jsonl").write_text('["Lala.", "Kovarin ne."]\n["Muri."]\n')
+    asked = ["rank", "--model", model, "--question", "What is kovarin?"]
+    main([*asked, "--passages", str(tmp_path / "p.jsonl"), "--json_lines", "true"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(line["index"] for line in lines) == [0, 1]
+    assert lines[0]["score"] >= lines[1]["score"]
+    main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 0" in capsys.readouterr().out
+    for flags in (["--drop", "0.5"], ["--candidates", "c.txt"]):
+        with pytest.raises(SystemExit):
+            main([*asked, "--passages", str(tmp_path / "p.jsonl"), *flags])
+        assert "expected: passages alone" in capsys.readouterr().err
+    (tmp_path / "p.jsonl").write_text('["Lala."]\n[]\n')
+    with pytest.raises(SystemExit):
+        main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 2: '[]'" in capsys.readouterr().err
+    (tmp_path / "p.jsonl").write_text("not a list\n")
+    with pytest.raises(SystemExit):
+        main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+    assert "passage 1: 'not a list'" in capsys.readouterr().err
+    plain = str(checkpoint("bert", 2))
+    with pytest.raises(SystemExit):
+        main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])
+    assert "expected: a joint model" in capsys.readouterr().err
+
+
+def test_serve_s_settings_are_flags(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--help"])
+    assert stopped.value.code == 0
+    told = capsys.readouterr().out
+    for flag in ("--host", "--settings.limits.candidates", "--settings.batches.relief_drop"):
+        assert flag in told
+
+
+@pytest.fixture
+def served(monkeypatch) -> list:
+    """What would be served."""
+    from as2ray.serving import server
+
+    found = []
+    monkeypatch.setattr(server, "run", lambda *given: found.append(given))
+    return found
+
+
+def test_serve_finds_its_files_from_wherever_replicas_stand(cascade, tmp_path, monkeypatch, served):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text("one\n")
+    main(["serve", "--model", "cascade", "--settings.token_file", "tokens", "--index", "index"])
+    [(settings, host, _)] = served
+    assert settings.models == {"default": cascade}
+    assert settings.token_file == str(tmp_path / "tokens")
+    assert settings.index == str(tmp_path / "index")
+    assert host == "127.0.0.1"
+
+
+def test_serve_of_what_is_no_ranker_is_refused_before_ray_starts(tmp_path, capsys, served):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--model", str(tmp_path)])
+    assert (stopped.value.code, served) == (2, [])
+    assert "CheckpointError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--name", "two words"], "models"),
+        (["--settings.token_file", "nowhere/tokens"], "one token a line"),
+        (["--settings.refusal", "500"], "refusal"),
+        (["--settings.limits.candidates", "0"], "candidates"),
+        (
+            ["--settings.batches.relief_drop", "2"],
+            "relief_drop=2.0\n  expected: Input should be less",
+        ),
+        (["--settings.batches.waiting_tokens", "600"], "it could never be ranked\n  expected:"),
+        (["--settings.replicas.least", "5"], "least=5 above most=1\n  expected:"),
+    ],
+)
+def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys, flags, told):
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--model", cascade, *flags])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def refused(capsys, *arguments: object) -> str:
+    """What a command that ends in order, by an error of the user's, tells."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(one) for one in arguments])
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    return told
+
+
+def test_rank_of_candidates_after_a_byte_order_mark_does_not_see_it(checkpoint, tmp_path, capsys):
+    (tmp_path / "c.txt").write_text("Kovarin.\n", encoding="utf-8-sig")
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--json_lines", "true"]
+    main([*asked, "--candidates", str(tmp_path / "c.txt")])
+    assert json.loads(capsys.readouterr().out)["text"] == "Kovarin."
+
+
+def spoilt(table: pa.Table, how: str) -> pa.Table:
+    if how == "no labels":
+        return table.drop_columns(["label"])
+    if how == "a pair twice":
+        return pa.concat_tables([table, table.slice(table.num_rows - 1)])
+    labels = table["label"].to_pylist()
+    labels[3] = {"label 2": 2, "a null label": None}[how]
+    return table.set_column(table.column_names.index("label"), "label", pa.array(labels, pa.int8()))
+
+
+@pytest.mark.parametrize("how", ["no labels", "a pair twice", "label 2", "a null label"])
+def test_table_that_is_no_candidates_table_is_refused(tmp_path, capsys, how):
+    table = tiny.write_corpus(tmp_path / "table", spoilt(tiny.candidates(12, seed=3), how))
+    evaluated = refused(capsys, "evaluate", "--model", "constant", "--table", table)
+    given = ["--model", "nowhere", "--output", tmp_path / "out", "--table", table]
+    assert "CorpusError" in evaluated
+    assert "CorpusError" in refused(capsys, "calibrate", *given)
+
+
+@pytest.fixture
+def unscored(monkeypatch):
+    """Nothing may be scored."""
+
+    def score(*_):
+        raise AssertionError("scored")
+
+    monkeypatch.setattr(Ranker, "score_table", score)
+    monkeypatch.setattr(Ranker, "score_exits", score)
+
+
+@pytest.mark.usefixtures("unscored")
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--measures", '["AP", "nothing"]'], "measure 'nothing'"),
+        (["--measures", "[]"], "no measures"),
+        (["--baseline", "nowhere"], "CheckpointError: nowhere"),
+        (["--output", "nowhere/x.run"], "in a folder that is there"),
+        (["--output", "."], "in a folder that is there"),
+        (["--output", ".."], "in a folder that is there"),
+        (["--output", "config.json"], "name it .run"),
+        (["--output", "config.run"], "another config.json beside it"),
+        (["--output", "config.json/x.run"], "in a folder that is there"),
+    ],
+)
+def test_evaluate_tells_before_it_scores(
+    checkpoint, prepared, tmp_path, monkeypatch, capsys, flags, told
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("mine")
+    assert told in refused(capsys, "evaluate", "--model", checkpoint(), "--table", prepared, *flags)
+    assert (tmp_path / "config.json").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("unscored")
+def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
+    table = tiny.candidates(4)
+    answers = table.filter(table["label"].to_numpy() == 1)
+    prepared = tiny.write_corpus(tmp_path / "table", answers)
+    asked = ["--model", checkpoint(), "--table", prepared, "--filter", "clean"]
+    assert "no question left" in refused(capsys, "evaluate", *asked)
+    assert "no question left" in refused(capsys, "calibrate", *asked, "--output", tmp_path / "out")
+
+
+def test_evaluate_again_writes_over_its_own_run_and_measures(prepared, tmp_path, capsys):
+    server = tmp_path / "my.run"
+    for model in ("constant", "bm25"):
+        main(["evaluate", "--model", model, "--table", str(prepared), "--output", str(server)])
+    written = json.loads(server.with_suffix(".json").read_text())["measures"]
+    assert f"AP       {written['AP']:.4f}" in capsys.readouterr().out
+
+
+def test_calibrate_over_what_is_there_is_refused_before_the_table_is_read(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    asked = ["calibrate", "--model", "nowhere", "--table", "nowhere"]
+    for output in (tmp_path, tmp_path / "mine.txt", "."):
+        assert "expected: a new folder" in refused(capsys, *asked, "--output", output)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    out = ["--output", tmp_path / "out"]
+    assert "precision 1.5" in refused(capsys, *asked, *out, "--precision", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--exits", "12,4"], "ascending numbers of layers"),
+        (["--exits", "0,4"], "ascending numbers of layers"),
+        (["--candidates", "0"], "candidates=0"),
+        (["--tokens", "-3"], "tokens=-3"),
+        (["--table", "nowhere"], "no model"),
+        (["--corpus", "wikiqa"], "no model"),
+        (["--model", "MODEL", "--table", "TABLE", "--repeats", "0"], "repeats=0"),
+    ],
+)
+def test_cost_of_what_cannot_be_is_refused(cascade, prepared, capsys, flags, told):
+    names = {"MODEL": cascade, "TABLE": prepared}
+    assert told in refused(capsys, "cost", *(names.get(flag, flag) for flag in flags))
+
+
+@pytest.mark.parametrize("options", ['{"source": "x"}', '{"filter": "raw"}', '{1: 2, "a": 3}'])
+def test_options_that_a_corpus_does_not_have_are_refused(tmp_path, capsys, options):
+    named = ["--corpus", "python_reference", "--options", options]
+    prepare = ["--output", tmp_path / "out", "--splits", '{"test": "raw"}']
+    for command in (
+        ["evaluate", "--model", "constant", *named],
+        ["corpora", "stats", "--split", "dev", *named],
+        ["corpora", "prepare", *prepare, *named],
+    ):
+        assert "unknown options" in refused(capsys, *command)
+
+
+def test_error_of_the_system_is_told_in_a_line(monkeypatch, capsys):
+    def fails(*_):
+        raise PermissionError(13, "Permission denied", "locked")
+
+    monkeypatch.setattr("as2ray.corpora.list_corpora", fails)
+    assert "PermissionError: [Errno 13]" in refused(capsys, "corpora", "list")
+
+
+def test_reader_who_goes_away_is_no_error(checkpoint, tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.txt").write_text("This one.\nThat other one.\n")
+    read, write = os.pipe()
+    os.close(read)
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?"]
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, "--candidates", str(tmp_path / "c.txt")])
+    monkeypatch.undo()
+    assert stopped.value.code == 1
+    assert not capsys.readouterr().err

@@ -1,0 +1,99 @@
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from as2ray.corpora import preparation
+from as2ray.corpora.preparation import load, prepare_splits, read_split
+from as2ray.corpora.registry import CORPORA
+from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.schema import count_table
+
+SPLITS = {"train": "no_all_negative", "dev": "clean"}
+
+
+def test_prepare_writes_what_read_gives(wikiqa, tmp_path):
+    manifest = prepare_splits("wikiqa", wikiqa, tmp_path / "out", SPLITS, verify=False)
+    for split, filter in SPLITS.items():
+        expected = read_split("wikiqa", split, wikiqa, filter, verify=False)
+        table = load(tmp_path / "out", split)
+        assert table.equals(expected)
+        entry = manifest["splits"][split]
+        assert entry["fingerprint"] == fingerprint(table)
+        assert entry["counts"]["pairs"] == count_table(table).num_pairs
+
+
+def test_prepare_manifest_names_everything_the_data_depends_on(squad, tmp_path):
+    prepare_splits("squad", squad, tmp_path / "out", {"dev": "raw"}, candidates="paragraph")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["corpus"] == "squad"
+    assert manifest["options"]["candidates"] == "paragraph"
+    assert manifest["options"]["negatives"] == [1, 2, 3]
+    assert manifest["sentence_splitter"].startswith("syntok-")
+    assert manifest["splits"]["dev"]["verified"] is False
+    assert set(manifest["packages"]) == {"as2ray", "pyarrow", "numpy"}
+
+
+def test_prepare_parts_end_with_a_question_and_share_one_fingerprint(squad, tmp_path, monkeypatch):
+    whole = prepare_splits("squad", squad, tmp_path / "one", {"dev": "raw"})
+    monkeypatch.setattr(preparation, "PART", 5)
+    many = prepare_splits("squad", squad, tmp_path / "many", {"dev": "raw"})
+    fingerprints = {m["splits"]["dev"]["fingerprint"] for m in (whole, many)}
+    parts = sorted((tmp_path / "many" / "dev").glob("part-*.parquet"))
+    questions = [set(pq.read_table(p)["question_id"].to_pylist()) for p in parts]
+    assert len(fingerprints) == 1
+    assert [p.name for p in parts] == [f"part-0000{i}.parquet" for i in range(3)]
+    assert sum(map(len, questions)) == 3
+
+
+def test_prepare_row_groups_stay_small(table, tmp_path, monkeypatch, wikiqa):
+    monkeypatch.setattr(preparation, "ROW_GROUP", 2)
+    prepare_splits("wikiqa", wikiqa, tmp_path / "out", {"dev": "raw"}, verify=False)
+    assert pq.ParquetFile(tmp_path / "out" / "dev" / "part-00000.parquet").num_row_groups == 2
+
+
+@pytest.mark.parametrize("splits", [SPLITS, {"train": "raw", "nowhere": "raw"}])
+def test_prepare_that_fails_leaves_nothing_behind(wikiqa, tmp_path, splits):
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CorpusError):
+        prepare_splits("wikiqa", wikiqa, tmp_path / "out", splits)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_prepare_other_counts_than_published_are_refused(wikiqa, tmp_path):
+    with pytest.raises(CountMismatchError, match=r"wikiqa/train \(raw"):
+        prepare_splits("wikiqa", wikiqa, tmp_path / "out", {"train": "raw"})
+
+
+def test_prepare_existing_folder_is_refused_and_kept(wikiqa, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CorpusError, match="out exists"):
+        prepare_splits("wikiqa", wikiqa, tmp_path / "out", SPLITS)
+    assert (tmp_path / "out").is_dir()
+
+
+def test_prepare_filter_that_leaves_nothing_is_refused(write, tmp_path):
+    write("qnli/dev.tsv", "index\tquestion\tsentence\tlabel\n0\twho?\tme\tentailment\n")
+    with pytest.raises(CorpusError, match="no rows under filter 'clean'"):
+        prepare_splits("qnli", tmp_path / "qnli", tmp_path / "out", {"dev": "clean"})
+
+
+def test_load_of_an_unprepared_split_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match=r"no part-\*.parquet"):
+        load(tmp_path, "dev")
+
+
+def test_read_without_source_looks_in_the_data_root(wikiqa, tmp_path, monkeypatch):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path))
+    assert read_split("wikiqa", "dev", verify=False).num_rows == 4
+
+
+def test_every_corpus_names_its_options_files_and_licence():
+    for name, corpus in CORPORA.items():
+        assert corpus.name == name
+        assert corpus.description
+        assert corpus.license
+        assert corpus.splits
+        assert all(entry.split in corpus.splits for entry in corpus.published_counts)
+        assert all(set(entry.options) <= set(corpus.options) for entry in corpus.published_counts)

@@ -1,0 +1,46 @@
+from as2ray.corpora.verification import data_root, found, list_corpora, verify_releases
+
+
+def test_found_names_the_splits_whose_files_are_there(wikiqa, squad, tmp_path):
+    (wikiqa / "WikiQA-test.tsv").unlink()
+    assert found(tmp_path) == {"wikiqa": ("train", "dev"), "squad": ("dev",)}
+
+
+def test_found_in_an_empty_root_is_nothing(tmp_path):
+    assert found(tmp_path) == {}
+    assert verify_releases(tmp_path) == []
+
+
+def test_verify_all_reports_other_counts_without_raising(wikiqa, tmp_path):
+    checks = verify_releases(tmp_path)
+    assert len(checks) == 9
+    assert not any(check.is_ok for check in checks)
+    assert {check.actual.num_pairs for check in checks} == {2, 3, 4}
+
+
+def test_verify_all_reports_a_damaged_file_and_goes_on(wikiqa, tmp_path):
+    path = wikiqa / "WikiQA-dev.tsv"
+    path.write_text(path.read_text()[:-12])
+    damaged = [check for check in verify_releases(tmp_path) if check.actual is None]
+    assert {check.split for check in damaged} == {"dev"}
+    assert all("Expected 7 columns" in check.error for check in damaged)
+
+
+def test_verify_all_reports_a_damaged_inventory(squad, tmp_path):
+    (squad / "dev-v1.1.json").write_text("{")
+    (check,) = verify_releases(tmp_path)
+    assert not check.is_ok
+    assert "dev-v1.1.json" in check.error
+
+
+def test_list_corpora_gives_splits_and_options():
+    asnq = next(listing for listing in list_corpora() if listing.name == "asnq")
+    assert asnq.splits == ("train", "dev-all", "dev", "test")
+    assert asnq.options["negatives"] == (1, 2, 3)
+
+
+def test_data_root_is_the_variable_or_beside_the_checkout(monkeypatch):
+    monkeypatch.setenv("AS2RAY_DATA", "/somewhere")
+    assert str(data_root()) == "/somewhere"
+    monkeypatch.delenv("AS2RAY_DATA")
+    assert data_root().parts == ("..", "shared", "data")

@@ -1,0 +1,127 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from as2ray.data.passage_reader import Passages, PassageStream
+from as2ray.distributed.ingest import from_row, to_table
+from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.schema import group_by_passage
+from as2ray.text.tokenization import PairTokenizer
+
+
+def passages_of(questions):
+    table = tiny.candidates(questions, each=5)
+    # Two passages of each question, of two and of three sentences.
+    names = [f"p{row // 5}-{row % 5 // 2 if row % 5 < 4 else 1}" for row in range(table.num_rows)]
+    table = table.append_column("passage_id", pa.array(names))
+    label = table["label"].to_numpy()
+    relevant = [int(label[[n == name for n in names]].any()) for name in names]
+    return group_by_passage(table.append_column("passage_label", pa.array(relevant)))
+
+
+@pytest.fixture
+def tokenizer(published):
+    return PairTokenizer(published("bert").backend_tokenizer.to_str(), 60, 24)
+
+
+@pytest.fixture
+def stream(tokenizer, tmp_path):
+    pq.write_table(passages_of(20), tmp_path / "part.parquet", row_group_size=7)
+    return PassageStream(ParquetTable.open(tmp_path), tokenizer, batch=6, max_tokens=400)
+
+
+def test_epoch_gives_every_passage_and_sentence_once_with_its_label(stream):
+    micros = list(stream.epoch(0))
+    assert stream.steps == len({m.step for m in micros}) == 7
+    assert sum(m.pairs for m in micros if m.last) == 40
+    labels = np.concatenate([m.batch.of_mark["label"] for m in micros])
+    relevant = np.concatenate([m.batch.of_sequence["passage_label"] for m in micros])
+    assert (len(labels), labels.sum()) == (100, 20)
+    assert (len(relevant), relevant.sum()) == (40, 20)
+    for micro in micros:
+        own = micro.batch.of_mark["window"]
+        held = np.zeros(len(micro.batch))
+        np.maximum.at(held, own, micro.batch.of_mark["label"])
+        np.testing.assert_array_equal(held, micro.batch.of_sequence["passage_label"])
+
+
+def test_passage_whose_windows_exceed_the_budget_is_a_batch_of_its_own_size(tokenizer, tmp_path):
+    rows = passages_of(4)
+    longer = rows.to_pylist()
+    lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
+    for name in lists:
+        longer[3][name] = longer[3][name] * 20
+    pq.write_table(pa.Table.from_pylist(longer, rows.schema), tmp_path / "part.parquet")
+    stream = PassageStream(ParquetTable.open(tmp_path), tokenizer, batch=8, max_tokens=100)
+    micros = list(stream.epoch(0))
+    sizes = sorted(int(micro.batch.lengths.sum()) for micro in micros)
+    assert sizes[-1] > 10 * 60
+    assert sum(micro.pairs for micro in micros if micro.last) == len(longer)
+    # A sentence between two windows may stand in both.
+    marks = sum(len(micro.batch.marker_data["label"]) for micro in micros)
+    assert marks >= sum(len(row["label"]) for row in longer)
+
+
+def test_share_without_a_passage_is_a_placeholder_with_a_mark(stream, tokenizer):
+    lonely = PassageStream(stream.files, tokenizer, 1, 400, rank=1, ranks=2)
+    micro = next(iter(lonely.epoch(0)))
+    assert micro.empty
+    assert micro.emptied().batch.markers.tolist() == micro.batch.markers.tolist() == [0]
+    assert {name: len(of) for name, of in micro.batch.marker_data.items()} == dict.fromkeys(
+        ("label", "window", "sentence", "mark", "answer_first", "answer_last"), 1
+    )
+
+
+def test_packed_passages_travel_through_arrow(stream):
+    micros = list(stream.epoch(0))
+    rows = to_table(micros)
+    for number, micro in enumerate(micros):
+        again = from_row(rows, number)
+        np.testing.assert_array_equal(again.batch.markers, micro.batch.marks)
+        for kind in ("of_sequence", "of_mark"):
+            found, expected = (getattr(batch, kind) for batch in (again.batch, micro.batch))
+            assert found.keys() == expected.keys()
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("labels", "relevant"), [([0, 0, 0, 1], [0, 1]), ([0, 0, 0, 0], [1, 1]), ([1, 1, 1, 1], [1, 1])]
+)
+def test_window_of_a_relevant_passage_is_relevant_where_it_holds_a_fact(
+    tokenizer, labels, relevant
+):
+    narrow = PairTokenizer(tokenizer.definition, 24, 8)
+    passage = {"question": "What?", "candidate": ["lala muri ne ba."] * 4, "label": labels}
+    table = pa.Table.from_pylist([{**passage, "passage_label": 1, "answer": ""}])
+    found = Passages.read(narrow, table)
+    assert len(found.windows.sequences) > 1
+    assert found.of_window["passage_label"][[0, -1]].tolist() == relevant
+
+
+def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
+    texts = ["lala muri ne.", "ne badesso quintol lala.", "badesso quintol."]
+    rows = {"question": "What?", "candidate": texts, "answer": "Badesso quintol"}
+    table = pa.Table.from_pylist(
+        [
+            {**rows, "label": [0, 1, 0], "passage_label": 1},
+            {**rows, "label": [1, 0, 0], "passage_label": 1},
+        ]
+    )
+    batch = Passages.read(tokenizer, table).pack(np.array([1, 0]))
+    first, last = (batch.marker_data[f"answer_{end}"] for end in ("first", "last"))
+    # In one passage the supporting sentence holds it; in the other it does not.
+    held = np.flatnonzero(first >= 0)
+    assert len(held) == 1
+    assert (last >= 0).sum() == 1
+    expected, _ = tokenizer.flat(["badesso quintol"], 60).ids, None
+    ids = batch.token_ids[first[held[0]] : last[held[0]] + 1]
+    assert ids.tolist() == expected.tolist()
+    narrow = PairTokenizer(tokenizer.definition, 14, 4)
+    cut_off = {**rows, "candidate": ["muri " * 12 + "badesso quintol."], "label": [1]}
+    batch = Passages.read(narrow, pa.Table.from_pylist([{**cut_off, "passage_label": 1}])).pack(
+        np.array([0])
+    )
+    assert batch.marker_data["answer_first"].tolist() == [-1]

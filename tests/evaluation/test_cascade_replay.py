@@ -1,0 +1,95 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+
+from as2ray.cascade.cost import EncoderShape
+from as2ray.evaluation.cascade_replay import (
+    CascadeReplay,
+    OperatingPoint,
+    cheapest_point,
+    pareto_front,
+)
+
+
+@pytest.fixture
+def replay() -> CascadeReplay:
+    table = tiny.candidates(20, each=8)
+    noise = np.random.default_rng(0)
+    label = table["label"].to_numpy()
+    # Later exits are closer to the label.
+    scores = [0.5 + (label - 0.5) * 0.2 * e + noise.normal(0, 0.1, len(label)) for e in (1, 2, 4)]
+    tokens = noise.integers(10, 60, len(label))
+    return CascadeReplay(
+        table, (2, 4, 6), np.stack(scores, 1).astype(np.float32), tokens, EncoderShape(num_layers=6)
+    )
+
+
+def test_nothing_dropped_ranks_by_the_last_exit_and_costs_the_whole_encoder(replay):
+    found = replay.scored([0, 1, 2], 0.0)
+    np.testing.assert_array_equal(np.argsort(found.rank_by), np.argsort(replay.scores[:, 2]))
+    point = replay.point([0, 1, 2], 0.0)
+    assert point.layers == 1.0
+    assert point.cost == pytest.approx(1.0, abs=0.01)  # but for the heads
+    assert replay.point([2], []).cost <= point.cost
+
+
+def test_dropping_costs_less_and_never_brings_a_candidate_back(replay):
+    points = [replay.point([0, 1, 2], drop) for drop in (0.0, 0.3, 0.6, 0.9)]
+    costs = [point.cost for point in points]
+    assert costs == sorted(costs, reverse=True)
+    assert points[0].quality > points[-1].quality
+    stage = replay.scored([0, 1, 2], 0.5).stage.reshape(20, 8)
+    assert [(stage == s).sum(1).tolist() for s in range(3)] == [[4] * 20, [2] * 20, [2] * 20]
+
+
+def test_exit_that_is_not_used_is_as_if_it_had_dropped_nothing(replay):
+    used, unused = replay.point([0, 1, 2], (0.5, 0.0)), replay.point([0, 2], (0.5,))
+    assert unused.exits == (2, 6)
+    assert unused.quality == used.quality
+    assert unused.layers == pytest.approx(used.layers)
+    assert unused.cost < used.cost  # by a head
+
+
+def test_replay_equals_the_network(checkpoint):
+    from as2ray.checkpoints.initialization import init_ranker
+
+    ranker = init_ranker(
+        checkpoint("bert", None, initializer_range=0.3), max_length=60, exit_layers=[1, 2, 3]
+    )
+    ranker.dtype = "fp32"
+    table = tiny.candidates(12, each=9)
+    texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
+    tokens = ranker.tokenizer.encode(*texts).lengths
+    shape = EncoderShape.from_config(ranker.network.config)
+    replay = CascadeReplay(table, ranker.exit_layers, ranker.predict_exits(*texts), tokens, shape)
+    for drop in (0.0, 0.4, (0.7, 0.2)):
+        expected, found = ranker.predict_table(table, drop), replay.rank([0, 1, 2], drop)
+        np.testing.assert_array_equal(found.stage_index, expected.stage_index)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+
+
+def point(quality: float, cost: float) -> OperatingPoint:
+    return OperatingPoint((1,), (), quality, cost, cost)
+
+
+def test_pareto_front_holds_what_nothing_beats():
+    points = [point(*p) for p in [(0.5, 0.2), (0.6, 0.4), (0.55, 0.5), (0.7, 0.9), (0.7, 0.8)]]
+    assert pareto_front(points) == [point(0.5, 0.2), point(0.6, 0.4), point(0.7, 0.8)]
+
+
+def test_cheapest_is_of_enough_quality_or_the_best_there_is():
+    points = [point(0.5, 0.2), point(0.6, 0.4), point(0.62, 0.5)]
+    assert cheapest_point(points, 0.59) == point(0.6, 0.4)
+    assert cheapest_point(points, 0.9) == point(0.62, 0.5)
+
+
+def test_exit_that_ranks_before_the_heads_does_not_cost_them(replay):
+    shape = EncoderShape(num_layers=8, num_ranking_heads=3, layers_per_head=2)
+    with_heads = replace(replay, shape=shape)
+    plain = replace(replay, shape=replace(shape, heads=0, head_layers=0))
+    assert with_heads.point([0], 0.0).layers == 2 / 8
+    assert with_heads.point([0, 1], 0.5) == plain.point([0, 1], 0.5)
+    assert with_heads.point([0, 2], 0.0).layers == (6 + 3 * 2) / 8
+    assert with_heads.point([0, 2], 0.0).cost > plain.point([0, 2], 0.0).cost + 0.5

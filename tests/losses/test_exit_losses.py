@@ -1,0 +1,68 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from as2ray.errors import TrainingError
+from as2ray.losses import get_loss
+from as2ray.losses.base import StepContext
+from as2ray.losses.exits import (
+    all_exits,
+    exit_cross_entropy,
+    round_robin,
+    sample_early_biased,
+    sample_uniform,
+)
+from as2ray.losses.pointwise import cross_entropy
+
+
+def drawn(sampler, steps=4_000, begin=0, end=None) -> dict[int, float]:
+    """How often each of four exits is drawn, as a part of all steps."""
+    end = end or steps
+    found = Counter(sampler(StepContext(step, steps, 0, 4))[0] for step in range(begin, end))
+    return {number: found[number] / (end - begin) for number in range(4)}
+
+
+def test_uniform_draws_every_exit_as_often():
+    assert drawn(sample_uniform) == pytest.approx(dict.fromkeys(range(4), 0.25), abs=0.03)
+
+
+def test_uniform_draws_again_the_same_at_the_same_step_of_the_same_seed():
+    moments = [StepContext(step, 100, 7, 4) for step in range(50)]
+    assert [sample_uniform(m) for m in moments] == [sample_uniform(m) for m in moments]
+    assert [sample_uniform(m) for m in moments] != [
+        sample_uniform(StepContext(m.step, 100, 8, 4)) for m in moments
+    ]
+
+
+def test_in_turn_goes_round():
+    assert [round_robin(StepContext(step, 9, 0, 3)) for step in range(4)] == [[0], [1], [2], [0]]
+
+
+def test_early_prefers_low_exits_at_first_and_none_later():
+    first = drawn(sample_early_biased, end=300)
+    assert first[0] > 1.5 * first[2]
+    assert first[1] > 1.5 * first[3]
+    assert drawn(sample_early_biased, begin=2_000) == pytest.approx(
+        dict.fromkeys(range(4), 0.25), abs=0.03
+    )
+
+
+@pytest.mark.parametrize("name", ["uniform_exit", "exits_in_turn", "early_exit", "every_exit"])
+def test_ranker_without_exits_is_refused(name):
+    with pytest.raises(TrainingError, match="a ranker without exits"):
+        get_loss(name).for_step(StepContext(0, 1, 0, num_exits=0))
+
+
+def test_loss_is_the_sum_over_the_exits_that_were_asked_for():
+    logits = torch.randn(5, 2, 2, generator=torch.Generator().manual_seed(0))
+    targets = {"label": torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])}
+    by_hand = cross_entropy(logits[:, 0], targets) + cross_entropy(logits[:, 1], targets)
+    task = get_loss("every_exit").for_step(StepContext(num_exits=3))
+    torch.testing.assert_close(task.loss(logits, targets), by_hand)
+    assert (
+        list(task.forward_kwargs["exits"]) == list(all_exits(StepContext(num_exits=3))) == [0, 1, 2]
+    )
+    torch.testing.assert_close(
+        exit_cross_entropy(logits[:, :1], targets), cross_entropy(logits[:, 0], targets)
+    )

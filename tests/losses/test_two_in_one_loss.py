@@ -1,0 +1,113 @@
+import math
+
+import pytest
+import torch
+
+from as2ray.errors import ConfigError
+from as2ray.losses.base import StepContext
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.outputs import PassageOutput
+
+ONLY = {"passages": False, "sentences": False}
+
+
+@pytest.fixture
+def joint() -> PassageOutput:
+    """Two passages of two and three sentences."""
+    random = torch.Generator().manual_seed(0)
+    return PassageOutput(
+        torch.tensor([0.5, -0.2], requires_grad=True),
+        torch.tensor([0.9, -0.4, 0.1, -0.8, 0.3], requires_grad=True),
+        torch.randn(2, 4, generator=random),
+        torch.randn(5, 4, generator=random).requires_grad_(),
+    )
+
+
+@pytest.fixture
+def targets() -> dict[str, torch.Tensor]:
+    return {
+        "passage_label": torch.tensor([1.0, 0.0]),
+        "label": torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]),
+        "window": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]),
+    }
+
+
+def loss(joint, targets, **how) -> float:
+    return TwoInOneLoss(**how).for_step(StepContext()).loss(joint, targets)
+
+
+def test_equation_1_equals_the_hand_computation(joint, targets):
+    passages = 0.5**2 + 0.8**2
+    sentences = 0.1**2 + 0.6**2 + 1.1**2 + 0.2**2 + 1.3**2
+    assert loss(joint, targets).item() == pytest.approx(passages + sentences)
+    assert loss(joint, targets, sentences=False).item() == pytest.approx(passages)
+    assert loss(joint, targets, passages=False).item() == pytest.approx(sentences)
+    mean = passages + (0.1**2 + 0.6**2) / 2 + (1.1**2 + 0.2**2 + 1.3**2) / 3
+    assert loss(joint, targets, mean_over_sentences=True).item() == pytest.approx(mean)
+
+
+def test_equation_2_equals_the_hand_computation(joint, targets):
+    by_hand = (0.5 - 0.9) ** 2 + (-0.2 - 0.3) ** 2
+    assert loss(joint, targets, consistency=True, **ONLY).item() == pytest.approx(by_hand)
+
+
+def test_equation_3_equals_the_hand_computation(joint, targets):
+    targets["label"] = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    targets["passage_label"] = torch.tensor([1.0, 1.0])
+
+    def d(passage, sentence):
+        return math.dist(joint.passage_state[passage], joint.sentence_state[sentence].tolist())
+
+    first = max(d(0, 0) - d(0, 1) + 1, 0)
+    second = (max(d(1, 2) - d(1, 4) + 1, 0) + max(d(1, 3) - d(1, 4) + 1, 0)) / 2
+    found = loss(joint, targets, similarity=True, **ONLY)
+    assert found.item() == pytest.approx(first + second, abs=1e-5)
+    found.backward()
+    assert joint.sentence_state.grad.isfinite().all()
+
+
+def test_passage_of_one_kind_of_sentences_does_not_end_the_similarity_of_the_others(joint, targets):
+    # The released code leaves its loop there, and the result depends on the batch's order.
+    targets["passage_label"] = torch.tensor([1.0, 1.0])
+    targets["label"] = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    found = loss(joint, targets, similarity=True, margin=5.0, **ONLY).item()
+    turned = PassageOutput(
+        joint.passage, joint.sentence, joint.passage_state.flip(0), joint.sentence_state
+    )
+    targets["window"] = 1.0 - targets["window"]
+    assert found > 0
+    again = loss(turned, targets, similarity=True, margin=5.0, **ONLY).item()
+    assert again == pytest.approx(found)
+
+
+def test_irrelevant_passages_have_no_similarity(joint, targets):
+    targets["passage_label"] = torch.zeros(2)
+    assert loss(joint, targets, similarity=True, **ONLY).item() == 0.0
+
+
+def test_loss_is_the_sum_over_passages(joint, targets):
+    how = {"consistency": True, "similarity": True}
+    first = PassageOutput(
+        joint.passage[:1], joint.sentence[:2], joint.passage_state[:1], joint.sentence_state[:2]
+    )
+    second = PassageOutput(
+        joint.passage[1:], joint.sentence[2:], joint.passage_state[1:], joint.sentence_state[2:]
+    )
+    parts = [
+        loss(
+            part,
+            {
+                "passage_label": targets["passage_label"][i : i + 1],
+                "label": targets["label"][2 * i : 2 + 3 * i],
+                "window": torch.zeros(2 + i),
+            },
+            **how,
+        )
+        for i, part in enumerate((first, second))
+    ]
+    torch.testing.assert_close(loss(joint, targets, **how), parts[0] + parts[1])
+
+
+def test_objective_without_any_part_is_refused():
+    with pytest.raises(ConfigError, match="without any part"):
+        TwoInOneLoss(passage_loss=False, sentence_loss=False)

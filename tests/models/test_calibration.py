@@ -1,0 +1,102 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from as2ray.errors import EvaluationError
+from as2ray.evaluation.reliability import measure_reliability
+from as2ray.models.calibration import Calibration, abstention_threshold, fit_calibration
+
+
+@pytest.fixture
+def sure() -> tuple[np.ndarray, np.ndarray]:
+    """20,000 scores whose logits are three times too large, and their labels."""
+    random = np.random.default_rng(0)
+    logits = random.normal(-1, 1.5, 20_000)
+    labels = (random.random(len(logits)) < expit(logits)).astype(int)
+    return expit(3 * logits), labels
+
+
+def test_temperature_finds_by_how_much_the_scores_are_too_sure(sure):
+    assert fit_calibration(*sure).temperature == pytest.approx(3.0, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_calibrated_scores_are_closer_to_the_shares_on_other_data(sure, kind):
+    scores, labels = sure
+    made = fit_calibration(scores[:10_000], labels[:10_000], kind)
+    before = measure_reliability(scores[10_000:], labels[10_000:])
+    after = measure_reliability(made(scores[10_000:]), labels[10_000:])
+    assert after.ece < 0.3 * before.ece
+    assert after.brier < before.brier
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=2))
+def test_isotonic_map_is_the_least_squares_one_at_the_scores_it_saw(pairs):
+    scores, labels = (np.array(x) for x in zip(*pairs))
+    if len(set(labels.tolist())) < 2:
+        return
+    made = fit_calibration(scores, labels, "isotonic")
+    from scipy.optimize import isotonic_regression
+
+    values = np.unique(scores)
+    sizes = np.array([np.sum(scores == v) for v in values])
+    shares = np.array([labels[scores == v].mean() for v in values])
+    expected = isotonic_regression(shares, weights=sizes).x
+    np.testing.assert_allclose(made(values), expected, atol=1e-9)
+    assert np.all(np.diff(made(np.linspace(0, 1, 50))) >= -1e-12)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_calibration_goes_through_json(sure, kind):
+    made = fit_calibration(*sure, kind)
+    again = Calibration.from_dict(json.loads(json.dumps(asdict(made))))
+    assert again == made
+    assert again(np.array([0.0, 0.3, 1.0])).tolist() == made(np.array([0.0, 0.3, 1.0])).tolist()
+
+
+def test_reliability_equals_a_count_by_hand():
+    scores, labels = np.array([0.05, 0.15, 0.95, 1.0]), np.array([0, 1, 1, 1])
+    found = measure_reliability(scores, labels, num_bins=2)
+    assert found.mean_scores == pytest.approx((0.1, 0.975))
+    assert (found.accuracy, found.bin_counts) == ((0.5, 1.0), (2, 2))
+    assert found.ece == pytest.approx((0.4 + 0.025) / 2)
+    assert found.brier == pytest.approx((0.05**2 + 0.85**2 + 0.05**2) / 4)
+
+
+def test_scores_or_labels_that_make_no_sense_are_refused():
+    with pytest.raises(EvaluationError, match=r"from 0.5 to 1.5"):
+        fit_calibration(np.array([0.5, 1.5]), np.array([0, 1]))
+    with pytest.raises(EvaluationError, match="all 1"):
+        fit_calibration(np.array([0.5, 0.6]), np.array([1, 1]))
+    with pytest.raises(EvaluationError, match="'platt'"):
+        fit_calibration(np.array([0.5, 0.6]), np.array([0, 1]), "platt")
+    with pytest.raises(EvaluationError, match="0 scores"):
+        measure_reliability(np.array([]), np.array([]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
+    st.sampled_from([0.3, 0.5, 0.75, 1.0]),
+)
+def test_abstention_is_the_lowest_score_that_keeps_the_precision(pairs, precision):
+    best, right = (np.array(x, float) for x in zip(*pairs))
+    kept = [s for s in best if right[best >= s].mean() >= precision]
+    assert abstention_threshold(best, right, precision) == min(kept, default=1.0)
+
+
+def test_abstention_of_impossible_precision_is_refused():
+    with pytest.raises(EvaluationError, match="precision 0"):
+        abstention_threshold(np.array([0.5]), np.array([1]), 0.0)
+
+
+@pytest.mark.parametrize("labels", [[0, 2], [-1, 1], [0, 1, 2], [0.5, 1]])
+def test_labels_other_than_0_and_1_are_refused(labels):
+    scores, labels = np.linspace(0, 1, len(labels)), np.array(labels)
+    for measure in (fit_calibration, abstention_threshold, measure_reliability):
+        with pytest.raises(EvaluationError, match=r"labels \["):
+            measure(scores, labels)

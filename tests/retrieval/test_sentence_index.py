@@ -1,0 +1,178 @@
+import json
+import resource
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from as2ray.errors import CorpusError, SentenceIndexError
+from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, _cast_to_string, write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.text.bm25 import BM25
+
+WORDS = [a + b + c for a in "bdfglm" for b in "aeiou" for c in "nr"]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Twelve files of made-up sentences, many of them equal."""
+    root, random = tmp_path_factory.mktemp("many"), Random(3)
+    for number in range(12):
+        sentences = [words(random).capitalize() + "." for _ in range(25)]
+        (root / f"{number:02d}.txt").write_text(" ".join(sentences))
+    return root
+
+
+def words(random: Random) -> str:
+    return " ".join(random.choices(WORDS, k=random.randint(1, 6)))
+
+
+@pytest.mark.parametrize("shards", [2, 20])
+def test_index_in_shards_gives_the_same_top_100_as_one(many, tmp_path, shards):
+    whole = write_index(many, tmp_path / "one")
+    parts = write_index(many, tmp_path / "parts", num_shards=shards)
+    assert len(parts["shards"]) == min(shards, 12)
+    assert parts["fingerprint"] == whole["fingerprint"]
+    one, other = SentenceIndex.open(tmp_path / "one"), SentenceIndex.open(tmp_path / "parts")
+    assert len(one) == len(other) == whole["sentences"]
+    random = Random(0)
+    for _ in range(30):
+        question = words(random)
+        hits = one.search(question, 100)
+        assert hits
+        assert other.search(question, 100) == hits
+        assert other.search_candidates(question, 60, 2) == one.search_candidates(question, 60, 2)
+        assert [other.sentence(h.index) for h in hits] == [one.sentence(h.index) for h in hits]
+
+
+def test_index_scores_as_bm25_of_its_texts_does(many, tmp_path):
+    write_index(many, tmp_path / "i", IndexConfig(BM25(1.2, 0.75)), num_shards=3)
+    index = SentenceIndex.open(tmp_path / "i")
+    plain = BM25(1.2, 0.75).build_index(index.texts(range(len(index))))
+    random = Random(1)
+    for _ in range(20):
+        question = words(random)
+        ours, theirs = index.search(question, 30), plain.search(question, 30)
+        assert [h.index for h in ours] == [h.index for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-5)
+
+
+def test_sentence_is_told_with_its_place_and_its_neighbours(documents, tmp_path):
+    made = write_index(documents, tmp_path / "i", num_shards=3)
+    assert made["documents"] == 5
+    assert made["skipped"]["binary or not UTF-8"] == 2
+    index = SentenceIndex.open(tmp_path / "i")
+    hit = index.search("how much does it weigh in tonnes")[0]
+    at = index.sentence(hit.index)
+    assert (at.document_id, at.title, at.heading) == ("whales.md", "Whales", "Whales")
+    assert at.text == "It weighs up to 199 tonnes."
+    assert index.context(hit.index).startswith("The blue whale")
+    assert index.context(hit.index).endswith("It eats krill.")
+    (penguin,) = index.search("penguins")
+    # A neighbour of another paragraph is none.
+    assert index.context(penguin.index, 5) == "Penguins cannot fly. They swim."
+    found = index.texts(index.search_candidates("penguins", 10, 1))
+    assert found == ["Penguins cannot fly.", "They swim."]
+    assert index.search("zebra") == []
+    assert index.search_candidates("zebra", 10, 1) == []
+
+
+def test_text_of_a_shard_may_be_more_than_plain_strings_hold():
+    ends = np.array([0, 3_000_000_000, 3_000_000_005, 3_000_000_010])
+    text = np.zeros(ends[-1], np.uint8)  # takes no memory but where something is written
+    text[-10:] = list(b"owls.mice.")
+    long = pa.LargeStringArray.from_buffers(3, pa.py_buffer(ends), pa.py_buffer(text))
+    last = pa.RecordBatch.from_arrays([long], ["text"]).slice(1)
+    assert _cast_to_string(last).to_pydict() == {"text": ["owls.", "mice."]}
+
+
+def test_index_of_one_document_is_an_index(tmp_path):
+    (tmp_path / "one.md").write_text("Only this sentence.")
+    assert write_index(tmp_path / "one.md", tmp_path / "i", num_shards=4)["documents"] == 1
+    index = SentenceIndex.open(tmp_path / "i")
+    assert [index.sentence(h.index).document_id for h in index.search("sentence")] == ["one.md"]
+
+
+def test_folder_without_text_is_refused_and_leaves_nothing(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"\0")
+    (tmp_path / "in" / "b.md").write_text("? !\n")
+    with pytest.raises(CorpusError, match=r"without a word; skipped: 1 of another kind"):
+        write_index(tmp_path / "in", tmp_path / "i")
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_documents_with_one_id_are_refused(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"id": 1, "text": "One."}\n{"id": 1, "text": "Two."}\n')
+    with pytest.raises(CorpusError, match="2 documents with 1 distinct ids"):
+        write_index(tmp_path / "t.jsonl", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+
+
+def test_disk_that_fills_leaves_no_index_and_the_older_one_whole(many, tmp_path):
+    write_index(many, tmp_path / "i")
+    before = (tmp_path / "i" / MANIFEST).read_text()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The largest file that may be written stands for the room that is left.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
+    try:
+        for name in ("new", "i"):
+            with pytest.raises(SentenceIndexError, match="room for the index"):
+                write_index(many, tmp_path / name, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["i"]
+    assert (tmp_path / "i" / MANIFEST).read_text() == before
+    assert len(SentenceIndex.open(tmp_path / "i"))
+
+
+def test_place_where_nothing_can_be_written_is_refused(many, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SentenceIndexError, match="file"):
+        write_index(many, tmp_path / "file" / "i")
+
+
+def test_index_is_replaced_only_if_asked(many, documents, tmp_path):
+    write_index(many, tmp_path / "i")
+    with pytest.raises(SentenceIndexError, match="exists"):
+        write_index(documents, tmp_path / "i")
+    with pytest.raises(SentenceIndexError, match="exists"):
+        write_index(documents, documents, overwrite=True)  # never a folder that is no index
+    write_index(documents, tmp_path / "i", overwrite=True)
+    assert SentenceIndex.open(tmp_path / "i").search("whale")
+
+
+def test_index_of_another_format_is_refused(documents, tmp_path):
+    write_index(documents, tmp_path / "i")
+    path = tmp_path / "i" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
+    with pytest.raises(SentenceIndexError, match=r"format 0(.|\n)*index the documents again"):
+        SentenceIndex.open(tmp_path / "i")
+    told = json.loads(path.read_text()) | {"format": 1}
+    told["settings"]["bm25"]["delta"] = 1.0
+    path.write_text(json.dumps(told))
+    with pytest.raises(SentenceIndexError, match="delta"):
+        SentenceIndex.open(tmp_path / "i")
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "gone", "manifest", "nothing", "files", "settings", "shards"]
+)
+def test_broken_index_is_refused(documents, tmp_path, damage):
+    write_index(documents, tmp_path / "i")
+    path = tmp_path / "i" / "shard-00000" / "sentences.arrow"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "manifest":
+        (tmp_path / "i" / MANIFEST).write_text("{")
+    elif damage in ("files", "settings", "shards"):
+        told = json.loads((tmp_path / "i" / MANIFEST).read_text())
+        del told[damage]
+        (tmp_path / "i" / MANIFEST).write_text(json.dumps(told))
+    else:
+        (tmp_path / "i" / MANIFEST).unlink()
+    with pytest.raises(SentenceIndexError, match=r"broken index|no index"):
+        SentenceIndex.open(tmp_path / "i")

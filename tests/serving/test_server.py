@@ -1,0 +1,199 @@
+"""Around Serve, without it: how `as2ray serve` ends, and what gateways make of replicas' errors."""
+
+import asyncio
+import signal
+import socket
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from as2ray.errors import ConfigError, ResourceError
+from as2ray.serving import deployment, server
+from as2ray.serving.service import ModelInfo
+from as2ray.serving.settings import ServiceConfig
+from as2ray.serving.types import RequestError, RerankRequest
+
+
+class Serve:
+    """Stands in for `ray.serve`; a signal comes once it serves."""
+
+    def __init__(self, others: dict, ends: signal.Signals) -> None:
+        self.applications, self.ends, self.done = others, ends, []
+
+    def start(self, **_) -> None:
+        pass
+
+    def run(self, application, name, blocking) -> None:
+        self.applications[name] = application
+        signal.raise_signal(self.ends)
+        raise AssertionError(f"{self.ends!r} does not end it")
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(applications=self.applications)
+
+    def delete(self, name) -> None:
+        self.done.append(f"delete {name}")
+
+    def shutdown(self) -> None:
+        self.done.append("shutdown")
+
+
+@pytest.fixture
+def handlers():
+    """Those of a process that no shell started in the background, where SIGINT is ignored."""
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("others", "done"), [({}, ["shutdown"]), ({"another": 1}, ["delete as2ray"])]
+)
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, ends):
+    serve = Serve(dict(others), ends)
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "connected", nullcontext)
+    monkeypatch.setattr(server, "build", lambda args: args)
+    monkeypatch.setattr(server, "nodes", lambda: [{"CPU": 2.0}])
+    server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    assert serve.done == done
+
+
+@pytest.fixture
+def started(monkeypatch) -> list:
+    """What was started of a Ray of one node of two CPUs, which here is none at all."""
+    found = []
+
+    @contextmanager
+    def connected():
+        found.append("ray")
+        yield
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(server, "connected", connected)
+    monkeypatch.setattr(server.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(server, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(server, "build", lambda args: args)
+    monkeypatch.setattr(server, "serve", SimpleNamespace(start=lambda **_: found.append("serve")))
+    return found
+
+
+def test_a_port_that_is_taken_is_told_before_ray_starts(started):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"host 127\.0\.0\.1, port {port}: .*in use"):
+            server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", port)
+    assert not started
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("203.0.113.1", 0)])
+def test_an_address_that_is_not_here_is_told_before_ray_starts(started, host, port):
+    with pytest.raises(ConfigError, match=f"port {port}"):
+        server.run_server(ServiceConfig(models={"a": "x"}), host, port)
+    assert not started
+
+
+@pytest.mark.parametrize(
+    "replicas",
+    [
+        {"cpus": 64},
+        {"cpus": 64, "least": 0},
+        {"cpus": 2},
+        {"cpus": 1, "least": 2, "most": 2},
+        {"cpus": 1, "gpus": 1},
+    ],
+)
+def test_replicas_without_room_on_a_ray_of_our_own_are_refused(started, replicas):
+    with pytest.raises(ResourceError, match="what this machine has"):
+        server.run_server(ServiceConfig(models={"a": "x"}, replicas=replicas), "127.0.0.1", 0)
+    assert started == ["ray"]
+
+
+class Replicas:
+    """A handle whose calls end one after the other as they were told."""
+
+    def __init__(self, *ends) -> None:
+        self.ends = list(ends)
+        self.rank = self.facts = self
+
+    def options(self, **_) -> "Replicas":
+        return self
+
+    async def remote(self, *_):
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+FULL = BackPressureError(num_queued_requests=1, max_queued_requests=1)
+FACTS = ModelInfo(60, (1, 2), (0.5,))
+
+
+@pytest.fixture
+def gateway():
+    def make(*ends, least: int = 1) -> deployment.Gateway:
+        made = object.__new__(deployment.Gateway)  # to make one as Serve does takes a replica
+        settings = ServiceConfig(models={"a": "x"}, replicas={"least": least}).settings
+        made.ranker, made.settings = Replicas(*ends), settings
+        made.models, made.model_infos, made.last_response_at = {"a": "x", "b": "y"}, {}, 0.0
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [
+        ([FULL], "overloaded"),
+        ([RayActorError(), FULL], "overloaded"),
+        ([DeploymentUnavailableError("ranker")], "too_late"),
+        ([RayActorError(), RayActorError()], "too_late"),
+    ],
+)
+@pytest.mark.parametrize("asks", ["rank", "facts"])
+def test_a_gateway_tells_replicas_that_are_full_or_gone_by_their_kind(gateway, asks, ends, kind):
+    made = gateway(*ends)
+    asked = made.rank(RerankRequest("q", ["a"]), "a") if asks == "rank" else made.facts("a")
+    with pytest.raises(RequestError) as refused:
+        asyncio.run(asked)
+    assert refused.value.code == kind
+
+
+def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
+    made = gateway(RayActorError(), FACTS)
+    for _ in range(2):
+        assert asyncio.run(made.facts("a")) == FACTS
+
+
+def test_facts_are_not_told_where_no_replica_answers_any_more(gateway, monkeypatch):
+    made = gateway(FACTS, RayActorError(), RayActorError())
+    asyncio.run(made.facts("a"))
+    monkeypatch.setattr(deployment, "HEARD", -1.0)
+    with pytest.raises(RequestError):
+        asyncio.run(made.facts("a"))
+
+
+@pytest.mark.parametrize("model", ["a", "b"])
+def test_replicas_that_answer_with_any_model_are_not_asked_for_facts(gateway, model):
+    made = gateway(FACTS, "answer")
+    asyncio.run(made.facts("a"))
+    made.heard -= 2 * deployment.PROBE_AFTER_S
+    asyncio.run(made.rank(RerankRequest("q", ["a"]), model))
+    assert asyncio.run(made.facts("a")) == FACTS
+    assert not made.ranker.ends
+
+
+def test_facts_wake_no_replica_where_none_need_live(gateway, monkeypatch):
+    made = gateway(FACTS, least=0)
+    monkeypatch.setattr(deployment, "HEARD", -1.0)
+    for _ in range(2):
+        assert asyncio.run(made.facts("a")) == FACTS

@@ -1,0 +1,78 @@
+import bm25s
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from as2ray.errors import CorpusError
+from as2ray.text.bm25 import BM25
+
+TEXTS = [
+    "The capital of France is Paris",
+    "paris hilton was born in New York",
+    "A",
+    "London is the capital of England , the capital .",
+]
+
+
+def table(questions, candidates):
+    return pa.table({"question": questions, "candidate": candidates})
+
+
+def test_top_finds_texts_that_share_words_best_first():
+    hits = BM25().build_index(TEXTS).search("capital of FRANCE", 3)
+    assert [hit.index for hit in hits] == [0, 3]
+    assert hits[0].score > hits[1].score > 0
+
+
+def test_top_of_equal_texts_keeps_their_order_and_k():
+    hits = BM25().build_index(["same words"] * 4).search("same", 2)
+    assert [hit.index for hit in hits] == [0, 1]
+
+
+def test_top_of_unknown_words_is_empty():
+    assert BM25().build_index(TEXTS).search("zebra") == []
+    assert BM25().build_index(TEXTS).search("") == []
+
+
+def test_score_equals_the_formula():
+    k1, b = 0.9, 0.4
+    (hit,) = (
+        BM25(k1, b).build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
+    )
+    idf = np.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
+    length = 1 - b + b * 3 / (7 / 3)
+    assert hit.score == pytest.approx(2 * idf / (1 + k1 * length), rel=1e-5)
+
+
+def test_scores_within_equal_bm25s_row_by_row():
+    random = np.random.default_rng(0)
+    words = np.array([f"word{i}" for i in range(30)])
+    questions = np.repeat([" ".join(random.choice(words, 5)) for _ in range(8)], 6)
+    candidates = [" ".join(random.choice(words, 9)) for _ in questions]
+    settings = BM25()
+    scores = settings.score_candidates(table(questions.tolist(), candidates))
+    theirs = bm25s.BM25(k1=settings.k1, b=settings.b)
+    theirs.index([text.split() for text in candidates], show_progress=False)
+    expected = [theirs.get_scores(q.split())[row] for row, q in enumerate(questions.tolist())]
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+
+
+def test_scores_within_are_aligned_to_rows_in_any_order():
+    questions = ["who rules England", "capital of France", "who rules England", "zebra"]
+    scores = BM25().score_candidates(table(questions, TEXTS))
+    order = [3, 1, 0, 2]
+    shuffled = table(questions, TEXTS).take(order)
+    np.testing.assert_allclose(BM25().score_candidates(shuffled), scores[order], rtol=1e-6)
+    assert scores[3] == 0
+
+
+def test_stop_words_count_unless_left_out():
+    texts = ["the cat", "a dog of the house"]
+    assert BM25().build_index(texts).search("the")
+    assert not BM25(stop_words=True).build_index(texts).search("the")
+
+
+@pytest.mark.parametrize("texts", [[], ["", "a ?"]])
+def test_texts_without_words_are_refused(texts):
+    with pytest.raises(CorpusError, match=f"{len(texts)} texts without a word"):
+        BM25().build_index(texts)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from torch import nn
+
+from as2ray.errors import ConfigError
+from as2ray.training.config import TrainingConfig
+from as2ray.training.optimization import compute_learning_rate, create_optimizer
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("linear", 0.2, {0: 0, 0.1: 0.5, 0.2: 1, 0.6: 0.5, 1: 0}),
+        ("linear", 0.0, {0: 1, 0.25: 0.75, 1: 0}),
+        ("constant", 0.2, {0: 0, 0.1: 0.5, 0.2: 1, 0.6: 1, 1: 1}),
+        ("constant", 0.0, {0: 1, 1: 1}),
+        ("triangular", 0.5, {0: 0, 0.25: 0.5, 0.5: 1, 0.75: 0.5, 1: 0}),
+        ("triangular", 0.25, {0.125: 0.5, 0.25: 1, 0.5: 0, 0.75: 1, 1: 0}),
+    ],
+)
+def test_rate_at_known_points_of_a_run_is_as_drawn(schedule, warmup, expected):
+    training = TrainingConfig(lr_scheduler_type=schedule, warmup_ratio=warmup, learning_rate=4e-5)
+    got = {progress: compute_learning_rate(training, progress) / 4e-5 for progress in expected}
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch", 0),
+        ("batch_tokens", 0),
+        ("max_tokens", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", -1e-5),
+        ("learning_rate", float("nan")),
+        ("head_learning_rate", 0.0),
+        ("restart", "step"),
+        ("weight_decay", -0.1),
+        ("schedule", "cosine"),
+        ("precision", "int8"),
+        ("warmup", 1.0),
+        ("warmup", -0.1),
+        ("clip", -1.0),
+        ("validate_every", 0),
+        ("patience", 0),
+        ("seed", -1),
+    ],
+)
+def test_training_setting_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=name):
+        TrainingConfig(**{name: value})
+
+
+def test_training_triangular_without_warmup_is_refused():
+    with pytest.raises(ConfigError, match="triangular"):
+        TrainingConfig(lr_scheduler_type="triangular", warmup_ratio=0.0)
+
+
+def test_optimiser_decays_matrices_alone():
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(5, 3))
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.fill_(1.0)
+    made = create_optimizer(model, TrainingConfig(learning_rate=0.1, weight_decay=0.5))
+    for weights in model.parameters():
+        weights.grad = torch.zeros_like(weights)
+    made.step()
+    changed = {n for n, p in model.named_parameters() if not torch.all(p == 1.0)}
+    assert changed == {"2.weight"}
+    torch.testing.assert_close(model[2].weight, torch.full((5, 3), 0.95))
+
+
+def test_optimiser_gives_the_head_a_rate_of_its_own():
+    network = nn.ModuleDict({"body": nn.Linear(2, 2), "classifier": nn.Linear(2, 2)})
+    model = nn.ModuleDict({"network": network})
+    training = TrainingConfig(learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.3)
+    groups = create_optimizer(model, training, "body").param_groups
+    told = {
+        id(weights): (group["lr"], group["weight_decay"])
+        for group in groups
+        for weights in group["params"]
+    }
+    body, head = network["body"], network["classifier"]
+    assert told == {
+        id(body.weight): (0.1, 0.3),
+        id(body.bias): (0.1, 0.0),
+        id(head.weight): (0.5, 0.3),
+        id(head.bias): (0.5, 0.0),
+    }
+    assert len(create_optimizer(model, TrainingConfig(), "body").param_groups) == 2
