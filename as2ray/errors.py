@@ -1,5 +1,13 @@
 """Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
 
 class As2rayError(Exception):
     """Base of every error that a user can cause and fix.
@@ -55,3 +63,31 @@ class SentenceIndexError(As2rayError):
 
 class EvaluationError(As2rayError):
     """Scores and judgements do not fit together."""
+
+
+def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
+    """The entry of that name in a registry.
+
+    Args:
+        registry: Entries by name.
+        name: The name to look up.
+        kind: What the entries are, for the error: `corpus`, `loss`.
+
+    Raises:
+        ConfigError: The registry has no such entry.
+    """
+    if name not in registry:
+        raise ConfigError(f"unknown {kind} {name!r}; expected one of {sorted(registry)}")
+    return registry[name]
+
+
+def from_validation_error(
+    error: "ValidationError", kind: type[As2rayError] = ConfigError
+) -> As2rayError:
+    """An error with one line for each wrong field: its path, its value and what is accepted."""
+    problems = []
+    for wrong in error.errors(include_url=False):
+        path = ".".join(str(part) for part in wrong["loc"])
+        problem = wrong["msg"].removeprefix("Value error, ")
+        problems.append(f"{path}={wrong['input']!r}: {problem}" if path else problem)
+    return kind("\n".join(problems))

@@ -5,14 +5,18 @@ A joint model of passages reads a candidates table by passages: `by_passage`.
 Knows Arrow tables. Must not know any corpus, model or file.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import CorpusError
+
+T = TypeVar("T")
 
 CANDIDATE_SCHEMA = pa.schema(
     [
@@ -240,3 +244,25 @@ def split_by_question(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             held = held.slice(starts[-1])
     if held is not None and held.num_rows:
         yield held
+
+
+def from_rows(rows: Iterable[Sequence[object]], schema: pa.Schema) -> pa.Table:
+    """A table of that schema from rows whose values stand in the order of its columns."""
+    columns = list(zip(*rows)) or [[]] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema)]
+    return pa.table(arrays, schema=schema)
+
+
+def chunked_tables(
+    groups: Iterable[Iterable[Sequence[object]]], schema: pa.Schema, groups_per_table: int
+) -> Iterator[pa.Table]:
+    """Tables of at most `groups_per_table` groups of rows, such as the candidates of a question."""
+    for chunk in batched(groups, groups_per_table):
+        yield from_rows(chain.from_iterable(chunk), schema)
+
+
+def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of `size` values in order; the last may be shorter. As itertools.batched of 3.12."""
+    iterator = iter(values)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
