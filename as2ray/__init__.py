@@ -1,15 +1,62 @@
 """as2ray trains, distils and serves fast answer-sentence rankers on Ray."""
 
-from as2ray.outputs import RankedCandidate
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["RankedCandidate", "__version__"]
+if TYPE_CHECKING:
+    from as2ray.checkpoints.initialization import init_ranker
+    from as2ray.checkpoints.loading import load
+    from as2ray.checkpoints.saving import save
+    from as2ray.evaluation.measures import evaluate
+    from as2ray.models.ranker import Ranker
+    from as2ray.outputs import RankedCandidate, RankedPassage
+    from as2ray.retrieval.question_answering import QuestionAnswerer
+    from as2ray.retrieval.sentence_index import SentenceIndex
+    from as2ray.text.bm25 import BM25
+    from as2ray.training.config import TrainingConfig
+    from as2ray.training.job import ModelSpec, TrainingJob
+    from as2ray.training.run_job import train
+
 __version__ = "0.1.0"
+
+_MODULES = {
+    "BM25": "as2ray.text.bm25",
+    "ModelSpec": "as2ray.training.job",
+    "QuestionAnswerer": "as2ray.retrieval.question_answering",
+    "RankedCandidate": "as2ray.outputs",
+    "RankedPassage": "as2ray.outputs",
+    "Ranker": "as2ray.models.ranker",
+    "SentenceIndex": "as2ray.retrieval.sentence_index",
+    "TrainingConfig": "as2ray.training.config",
+    "TrainingJob": "as2ray.training.job",
+    "evaluate": "as2ray.evaluation.measures",
+    "init_ranker": "as2ray.checkpoints.initialization",
+    "load": "as2ray.checkpoints.loading",
+    "save": "as2ray.checkpoints.saving",
+    "train": "as2ray.training.run_job",
+}
+"""Where each public name is defined. Imported on first use: tasks that tokenize need no torch."""
+
+__all__ = [
+    "BM25",
+    "ModelSpec",
+    "QuestionAnswerer",
+    "RankedCandidate",
+    "RankedPassage",
+    "Ranker",
+    "SentenceIndex",
+    "TrainingConfig",
+    "TrainingJob",
+    "__version__",
+    "evaluate",
+    "init_ranker",
+    "load",
+    "save",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:
-    # Torch and transformers are imported on first use: tasks that tokenise need neither.
-    if name == "load":
-        from as2ray.checkpoints.loading import load
-
-        return load
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'as2ray' has no attribute {name!r}")

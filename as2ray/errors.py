@@ -1,6 +1,7 @@
 """Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -89,5 +90,11 @@ def from_validation_error(
     for wrong in error.errors(include_url=False):
         path = ".".join(str(part) for part in wrong["loc"])
         problem = wrong["msg"].removeprefix("Value error, ")
-        problems.append(f"{path}={wrong['input']!r}: {problem}" if path else problem)
+        if wrong["type"] in ("missing", "missing_argument"):
+            problems.append(f"{path}: required, and not given")
+        elif wrong["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            problems.append(f"{path}: unknown key")
+        else:
+            value = shorten(repr(wrong["input"]), 100, placeholder=" ...")
+            problems.append(f"{path}={value}: {problem}" if path else problem)
     return kind("\n".join(problems))

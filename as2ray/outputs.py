@@ -1,80 +1,89 @@
-"""What rankers return: ranked candidates, ranked passages, short answers and joint outputs."""
+"""Return types of rankers: ranked candidates and passages, short answers, passage outputs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidate:
-    """One candidate of a ranking, best first."""
+    """A candidate in a ranking."""
 
     index: int
-    """Position in the list of candidates that was given."""
+    """Position in the list of candidates that was ranked."""
     score: float
     """Probability that the candidate answers the question."""
     text: str
-    """The candidate."""
+    """Text of the candidate."""
     exit_layer: int | None = None
-    """Layer after which the score was taken; None of a ranker without exits."""
+    """Layer after which the score was taken; None for a ranker without exits."""
 
 
 def strictly_decreasing(scores: Iterable[float]) -> list[float]:
-    """Scores of a ranking, best first, each below the one before it, in float32 too.
+    """Lowers the scores of a ranking where needed, so that sorting by them gives the ranking.
 
-    A candidate that fell early can have a higher score than a survivor, and others have equal
-    ones. Whoever sorts by these, from whatever order, gets the ranking all the same.
+    A candidate that was dropped early can have a higher score than one that was not, and scores
+    can be equal.
+
+    Args:
+        scores: Scores of a ranking, best first.
+
+    Returns:
+        Scores in the same order, each below the previous one, also in float32.
     """
-    found: list[float] = []
+    lowered: list[float] = []
     for score in scores:
-        if found:
-            score = min(score, float(np.nextafter(np.float32(found[-1]), np.float32(-np.inf))))
-        found.append(score)
-    return found
+        if lowered:
+            next_lower = np.nextafter(np.float32(lowered[-1]), np.float32(-np.inf))
+            score = min(score, float(next_lower))
+        lowered.append(score)
+    return lowered
 
 
 @dataclass(frozen=True, slots=True)
 class RankedPassage:
-    """One passage of a ranking, best first, with the sentences selected in it."""
+    """A passage in a ranking, with the sentences that were selected in it."""
 
     index: int
-    """Position in the list of passages that was given."""
+    """Position in the list of passages that was ranked."""
     score: float
     """Higher is more relevant; around -1 to 1."""
     sentences: tuple[RankedCandidate, ...]
-    """The selected ones, best first; their indices count inside the passage."""
+    """Selected sentences, best first; `index` is the position in the passage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShortAnswer:
-    """A short answer, cut out of a sentence."""
+    """A short answer: a span of a sentence."""
 
     text: str
-    """Its characters."""
+    """Text of the span."""
     score: float
-    """Sum of the logits of its first and last token: the higher, the surer."""
+    """Sum of the logits of its first and last token; higher is more certain."""
     passage_index: int
-    """Position of its passage in the list that was given."""
+    """Position of its passage in the list that was ranked."""
     sentence_index: int
-    """Position of its sentence in that passage."""
+    """Position of its sentence in the passage."""
 
 
 class PassageOutput(NamedTuple):
-    """What a joint model says of passages (or windows of them) and of the sentences in them."""
+    """Output of a joint model for passages (or windows of passages) and their sentences."""
 
-    passage_scores: Tensor
+    passage_scores: "Tensor"
     """Score of each passage, shape [passages]."""
-    sentence_scores: Tensor
+    sentence_scores: "Tensor"
     """Score of each sentence, shape [sentences]."""
-    passage_states: Tensor
-    """State that stands for each passage, shape [passages, hidden]."""
-    sentence_states: Tensor
-    """State that stands for each sentence, shape [sentences, hidden]."""
-    span_logits: Tensor | None = None
-    """Logits of being an answer's first and last token, shape [tokens, 2]; None of a model that
-    gives no answers."""
-    token_passage: Tensor | None = None
-    """Number of each token's passage, shape [tokens]; None where `answer` is."""
+    passage_states: "Tensor"
+    """State of each passage, shape [passages, hidden_size]."""
+    sentence_states: "Tensor"
+    """State of each sentence, shape [sentences, hidden_size]."""
+    span_logits: "Tensor | None" = None
+    """Logits of the first and last token of an answer, shape [tokens, 2]; None for a model that
+    extracts no answers."""
+    token_passage: "Tensor | None" = None
+    """Number of each token's passage, shape [tokens]; None if `span_logits` is None."""
