@@ -1,58 +1,61 @@
-"""Tiny checkpoints and corpora for all tests, made once a session; see `tiny`."""
+"""Fixtures for all tests: tiny checkpoints and corpora, made once per session (see `tiny`)."""
 
 import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
-# A worker's report waits for the controller's next look, by default one every two seconds.
+# Ray Train's controller polls the reports of its workers, by default every two seconds.
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
-# Two processes of Ray that no test looks at: who tells of its use, who looks out
-# for nodes that are about to be taken away.
+# No test needs these two processes of Ray: usage reports and the watcher for preempted nodes.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 import tiny
 from hypothesis import settings
 
 from as2ray.checkpoints.gc_pause import gc_paused
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 
 if TYPE_CHECKING:
     import transformers
 
 Checkpoint = Callable[..., Path]
+MakeTable = Callable[..., pa.Table]
 
-# An example that waits for a core is no defect.
+# On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is loaded by now stays: looked through at every collection of garbage, which
-    statsmodels orders for every table, it takes half a second."""
+    """Exempts all objects of the collection from garbage collection.
+
+    statsmodels collects garbage for every table; traversing the imported modules takes 0.5 s.
+    """
     with gc_paused():
-        found = yield
+        result = yield
     gc.collect()
     gc.freeze()
-    return found
+    return result
 
 
 def pytest_collection_modifyitems(items):
-    """Rooms with slow tests come first, so that no process has a long file left when the others
-    end."""
-    slow = {item.path.parent for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path.parent not in slow)
+    """Runs directories with slow tests first, so that all processes finish together."""
+    slow_folders = {item.path.parent for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path.parent not in slow_folders)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet():
-    """One thread for tiny products, and no progress bars."""
+    """Limits torch to one thread, which is faster for tiny matrices, and hides progress bars."""
     import torch
     import transformers
 
@@ -63,19 +66,19 @@ def _quiet():
 
 @pytest.fixture(params=tiny.FAMILIES)
 def family(request) -> str:
-    """Each supported family in turn."""
+    """Name of each supported encoder family in turn."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def published() -> Callable[[str], "transformers.PreTrainedTokenizerBase"]:
-    """The family's tokenizer of transformers."""
+    """Returns the tokenizer of a family, as in transformers: `published(family)`."""
     return cache(tiny.published_tokenizer)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory, published) -> Checkpoint:
-    """Folder of a checkpoint that transformers wrote: `checkpoint(family, labels, **config)`."""
+    """Writes a checkpoint with transformers: `checkpoint(family, labels, **config)`."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     @cache
@@ -88,14 +91,32 @@ def checkpoint(tmp_path_factory, published) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A folder of Parquet files with 400 pairs that a tiny network can learn."""
+    """Folder of Parquet files with 400 pairs that a tiny network can learn."""
     folder = tmp_path_factory.mktemp("corpus")
     return tiny.write_corpus(folder, tiny.candidates(80), files=2, row_group=150)
 
 
+@pytest.fixture(scope="session")  # a function-scoped fixture cannot be used with hypothesis
+def make_table() -> MakeTable:
+    """Makes a small candidates table from the labels of each question: `make_table([[0, 1]])`."""
+    return _make_table
+
+
+def _make_table(labels: Sequence[Sequence[int]], grades: Sequence[Sequence[int]] = ()) -> pa.Table:
+    rows = [
+        (f"q{q}", f"question {q}", f"q{q}-{c}", f"candidate {c}", label)
+        for q, question_labels in enumerate(labels)
+        for c, label in enumerate(question_labels)
+    ]
+    table = from_rows(rows, CANDIDATE_SCHEMA)
+    if grades:
+        table = table.append_column("grade", pa.array([g for gs in grades for g in gs], pa.int8()))
+    return table
+
+
 @pytest.fixture(scope="session")
 def ray_local():
-    """One local Ray for the tests of a process, as small as it goes."""
+    """Starts one small local Ray per test process."""
     import ray
 
     if not ray.is_initialized():

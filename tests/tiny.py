@@ -1,7 +1,7 @@
-"""Tiny stand-ins for what a hub would give: tokenizers, checkpoints, and a corpus to learn from.
+"""Tiny tokenizers, checkpoints and corpora, generated instead of downloaded.
 
-Everything is made from seeds, the same in every process; nothing is downloaded. Torch and
-transformers are loaded by what makes models: the process that hands out tests makes none.
+Everything follows from seeds and is the same in every process. Torch and transformers are imported
+only inside the functions that build models, because pytest-xdist's controller builds none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import pre_tokenizers
 
-from as2ray.tables.schema import CANDIDATE_SCHEMA
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 
 if TYPE_CHECKING:
     import transformers
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FAMILIES = ("bert", "roberta", "electra", "albert")
 
 TOPICS = ("kovarin", "zelimut", "badesso", "quintol")
-"""The rare words: one stands in a question and in each sentence that answers it."""
+"""Rare words: a question and each sentence that answers it share one."""
 
 _SYLLABLES = [c + v for c in "bdfglmnprst" for v in "aeiou"]
 _random = Random(7)
@@ -31,43 +31,52 @@ WORDS = ["".join(_random.choices(_SYLLABLES, k=_random.randint(1, 4))) for _ in 
 
 
 def sentence(random: Random, words: int, topic: str | None = None) -> str:
-    """Made-up words, with a rare one twice among them if asked for."""
-    chosen = random.choices(WORDS, k=words)
+    """Returns a sentence of made-up words; `topic`, if given, stands twice among them."""
+    chosen_words = random.choices(WORDS, k=words)
     if topic is not None:
-        for place in (random.randint(0, words), 0):
-            chosen.insert(place, topic)
-    return " ".join(chosen).capitalize() + "."
+        for position in (random.randint(0, words), 0):
+            chosen_words.insert(position, topic)
+    return " ".join(chosen_words).capitalize() + "."
 
 
 def candidates(questions: int, each: int = 5, seed: int = 0) -> pa.Table:
-    """A candidates table: one candidate of each question shares its rare word and answers it."""
+    """Returns a candidates table; the positive candidate shares the rare word of its question."""
     random = Random(seed)
     rows = []
     for q in range(questions):
         topic = random.choice(TOPICS)
         question = f"What is {topic} {random.choice(WORDS)}?"
-        right = random.randrange(each)
+        positive = random.randrange(each)
         for c in range(each):
-            text = sentence(random, random.randint(2, 6), topic if c == right else None)
-            rows.append((f"q{q}", question, f"q{q}-{c}", text, int(c == right)))
-    columns = zip(CANDIDATE_SCHEMA, zip(*rows), strict=True)
-    return pa.table({f.name: pa.array(v, f.type) for f, v in columns}, schema=CANDIDATE_SCHEMA)
+            text = sentence(random, random.randint(2, 6), topic if c == positive else None)
+            rows.append((f"q{q}", question, f"q{q}-{c}", text, int(c == positive)))
+    return from_rows(rows, CANDIDATE_SCHEMA)
 
 
 def write_corpus(
     folder: Path, table: pa.Table, files: int = 1, row_group: int | None = None
 ) -> Path:
-    """The table as Parquet files of about equal size, in order."""
+    """Writes the table as Parquet files of about equal size, in order."""
     folder.mkdir(parents=True, exist_ok=True)
-    cuts = [table.num_rows * i // files for i in range(files + 1)]
-    for number, (start, end) in enumerate(pairwise(cuts)):
+    bounds = [table.num_rows * i // files for i in range(files + 1)]
+    for number, (start, end) in enumerate(pairwise(bounds)):
         piece = table.slice(start, end - start)
         pq.write_table(piece, folder / f"part-{number:03}.parquet", row_group_size=row_group)
     return folder
 
 
-# Vocabularies are written, not trained: the trainers' order differs from process to process, and
-# with it the last digits of whatever a tiny network learns.
+def write_qrels(path: Path, table: pa.Table, relevance: str = "label") -> Path:
+    """Writes `question 0 candidate relevance` in TREC's format, one candidate per line."""
+    columns = ("question_id", "candidate_id", relevance)
+    rows = zip(*(table[name].to_pylist() for name in columns))
+    path.write_text(
+        "".join(f"{question} 0 {candidate} {grade}\n" for question, candidate, grade in rows)
+    )
+    return path
+
+
+# Vocabularies are written by hand: the trainers of `tokenizers` order tokens differently in each
+# process, which would change the last digits of every trained network.
 _WHOLE = [*TOPICS, "what", "is", *WORDS[:40]]
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SIGNS = "?.,-()'\"“”–\u0301漢字é"
@@ -80,7 +89,7 @@ def _wordpiece() -> dict[str, int]:
 
 
 def _bpe() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    # A word after a blank grows from its front: Ġ k, Ġk o, Ġko v, ...
+    # Merges build each word from its first letter on: Ġ k, Ġk o, Ġko v, ...
     words = [f"Ġ{word}" for word in _WHOLE]
     merges = dict.fromkeys((w[:end], w[end]) for w in words for end in range(1, len(w)))
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -97,7 +106,7 @@ def _unigram() -> list[tuple[str, float]]:
 
 
 def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
-    """A small tokenizer of the class that transformers has for the family."""
+    """Returns a small tokenizer of the family's class in transformers."""
     import transformers
 
     if family == "roberta":
@@ -109,7 +118,7 @@ def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
 
 
 def config_of(family: str, vocabulary: int, **changes: object) -> transformers.PreTrainedConfig:
-    """A configuration of a few thousand weights."""
+    """Returns the configuration of a network with a few thousand weights."""
     import transformers
 
     common = {
@@ -120,19 +129,19 @@ def config_of(family: str, vocabulary: int, **changes: object) -> transformers.P
         "intermediate_size": 48,
         "max_position_embeddings": 66,
     }
-    own = {
+    family_settings = {
         "bert": {},
         "roberta": {"type_vocab_size": 1, "pad_token_id": 1},
         "electra": {"embedding_size": 16},
         "albert": {"embedding_size": 16},
     }[family]
-    return transformers.AutoConfig.for_model(family, **{**common, **own, **changes})
+    return transformers.AutoConfig.for_model(family, **{**common, **family_settings, **changes})
 
 
 def network_of(
     family: str, vocabulary: int, labels: int | None = 2, seed: int = 0, **changes: object
 ) -> transformers.PreTrainedModel:
-    """A random classifier whose logits differ, or a plain encoder where `labels` is None."""
+    """Returns a random classifier, or an encoder without a head if `labels` is None."""
     import torch
     import transformers
 
@@ -156,7 +165,7 @@ def write_checkpoint(
     labels: int | None = 2,
     **changes: object,
 ) -> Path:
-    """A Hugging Face checkpoint folder as transformers writes it."""
+    """Writes a Hugging Face checkpoint folder with transformers."""
     network_of(family, len(tokenizer), labels, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,1 +1,1 @@
-"""What dropping candidates between exits means and costs. Numbers only: must not import models."""
+"""Meaning and cost of dropping candidates between exits. Numbers only: no models."""

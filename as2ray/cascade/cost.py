@@ -1,7 +1,4 @@
-"""What a cascade saves: the paper's count of layers, and counted floating-point operations.
-
-Knows exits, drop ratios and sizes. Must not know models or clocks.
-"""
+"""Cost of a cascade relative to the whole encoder, in layers (the paper's formula) and in FLOPs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from as2ray.cascade.pruning import DropRatios, expand_drop_ratios, num_kept
+from as2ray.cascade.pruning import num_kept
 
 
 @dataclass(frozen=True)
@@ -17,74 +14,75 @@ class EncoderShape:
     """Sizes of an encoder. The defaults are RoBERTa-base's."""
 
     hidden_size: int = 768
-    """Size of a token's state."""
+    """Size of the hidden state of a token."""
     intermediate_size: int = 3_072
-    """Size inside the feed-forward part of a layer."""
+    """Size of the hidden layer of a feed-forward block."""
     embedding_size: int = 768
-    """Size of an embedding; where it differs from `hidden` it is projected."""
+    """Size of an embedding; it is projected if it differs from `hidden_size`."""
     num_layers: int = 12
-    """Layers of the whole encoder, against which is compared."""
+    """Layers of the whole encoder, with which the cascade is compared."""
     num_ranking_heads: int = 0
-    """CERBERUS's heads after the last exit, in place of its partial classifier."""
+    """Ranking heads of CERBERUS, which replace the partial classifier of the last exit."""
     layers_per_head: int = 0
-    """Layers of each of them; the whole encoder has so many above the last exit."""
+    """Layers of each ranking head; the whole encoder has as many above the last exit."""
 
     @classmethod
     def from_config(cls, config: Any) -> "EncoderShape":
-        """Sizes that a Hugging Face configuration names."""
-        hidden = config.hidden_size
-        embedding = getattr(config, "embedding_size", hidden)
-        ours = getattr(config, "as2ray", {})
-        heads, head_layers = ours.get("heads", 0), ours.get("head_layers", 0)
-        layers = config.num_hidden_layers + head_layers
-        return cls(hidden, config.intermediate_size, embedding, layers, heads, head_layers)
+        """Reads the sizes from a Hugging Face configuration."""
+        ranker_settings = getattr(config, "as2ray", {})
+        layers_per_head = ranker_settings.get("layers_per_head", 0)
+        return cls(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            embedding_size=getattr(config, "embedding_size", config.hidden_size),
+            num_layers=config.num_hidden_layers + layers_per_head,
+            num_ranking_heads=ranker_settings.get("num_ranking_heads", 0),
+            layers_per_head=layers_per_head,
+        )
 
     def layer_flops(self, lengths: np.ndarray) -> np.ndarray:
-        """Operations of one layer over each sequence of so many tokens, shape [sequences]."""
+        """Counts the FLOPs of one layer for sequences of these lengths, shape [sequences]."""
         dense = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
-        found: np.ndarray = 2.0 * lengths * dense + 4.0 * lengths**2 * self.hidden_size
-        return found
+        return np.asarray(2.0 * lengths * dense + 4.0 * lengths * lengths * self.hidden_size)
 
     def embedding_flops(self, lengths: np.ndarray) -> np.ndarray:
-        """Operations before the first layer over each sequence, shape [sequences]."""
-        projected = (
-            0 if self.embedding_size == self.hidden_size else self.embedding_size * self.hidden_size
-        )
-        found: np.ndarray = 2.0 * lengths * projected
-        return found
+        """Counts the FLOPs before the first layer, shape [sequences]."""
+        has_projection = self.embedding_size != self.hidden_size
+        num_weights = self.embedding_size * self.hidden_size if has_projection else 0
+        return np.asarray(2.0 * lengths * num_weights)
 
     def partial_classifier_flops(self) -> float:
-        """Operations of a cascade's 3-layer feed-forward over a sequence's mean state."""
+        """Counts the FLOPs of a partial classifier: 3 dense layers over a sequence's mean state."""
         return 2.0 * (2 * self.hidden_size**2 + 2 * self.hidden_size)
 
     def classifier_flops(self) -> float:
-        """Operations of an ordinary head over a sequence's first state."""
+        """Counts the FLOPs of an ordinary classifier over a sequence's first state."""
         return 2.0 * (self.hidden_size**2 + 2 * self.hidden_size)
 
 
 def relative_layers(
     exit_layers: Sequence[int],
-    drop_ratios: DropRatios,
+    drop_ratios: np.ndarray,
     num_layers: int | None = None,
     sequential: bool = False,
     num_head_layers: int = 0,
 ) -> float:
-    """Layers run for a candidate on average, as a part of the whole encoder's.
+    """Returns the mean number of layers that a candidate passes, divided by the whole encoder's.
 
-    The paper's account (Table 3, last column): no rounding, no heads, no embeddings, all
-    candidates of one length. 0.63 is a saving of 37 %.
+    This is the cost of the paper (Cascade Transformer, Table 3, last column): without rounding,
+    heads and embeddings, for candidates of equal length. 0.63 is a saving of 37 %.
 
     Args:
-        exits: Layers run before each partial classifier, or layers of each sequential ranker.
-        drop: Drop ratio after each but the last.
-        layers: Of the whole encoder; by default the last exit.
+        exit_layers: Layers before each partial classifier, or layers of each sequential ranker.
+        drop_ratios: Drop ratio after each stage but the last, shape [stages - 1].
+        num_layers: Layers of the whole encoder; by default the last exit.
         sequential: Whether each ranker starts again from the embeddings.
-        heads: Layers of all of CERBERUS's heads together, which the last survivors run.
+        num_head_layers: Layers of all ranking heads together, which the remaining candidates pass.
     """
-    left = np.cumprod([1.0, *(1.0 - expand_drop_ratios(drop_ratios, len(exit_layers)))])
-    run = np.asarray(exit_layers) if sequential else np.diff(exit_layers, prepend=0)
-    run = run + np.append(np.zeros(len(exit_layers) - 1), num_head_layers)
-    return float(run @ left) / (num_layers or exit_layers[-1])
+    remaining = np.cumprod([1.0, *(1.0 - drop_ratios)])
+    stage_layers = np.asarray(exit_layers) if sequential else np.diff(exit_layers, prepend=0)
+    stage_layers = stage_layers + np.append(np.zeros(len(exit_layers) - 1), num_head_layers)
+    return float(stage_layers @ remaining) / (num_layers or exit_layers[-1])
 
 
 def count_flops(
@@ -93,49 +91,75 @@ def count_flops(
     stage_lengths: Sequence[np.ndarray],
     sequential: bool = False,
 ) -> float:
-    """Floating-point operations of one question, heads included.
+    """Counts the floating-point operations of all stages, including their classifiers.
 
     Args:
-        shape: Of the encoder.
-        exits: As in `layer_cost`.
-        sizes: Tokens of each candidate's sequence that is left at each stage, [stages][left].
-        sequential: As in `layer_cost`.
+        shape: Sizes of the encoder.
+        exit_layers: As in `relative_layers`.
+        stage_lengths: For each stage the number of tokens of each sequence that it scores.
+        sequential: As in `relative_layers`.
     """
-    total, done = 0.0, 0
-    for layers, tokens in zip(exit_layers, stage_lengths, strict=True):
-        head = shape.classifier_flops() if sequential else shape.partial_classifier_flops()
-        before = shape.embedding_flops(tokens).sum() if sequential or not done else 0.0
-        total += before + (layers - done) * shape.layer_flops(tokens).sum() + head * len(tokens)
-        done = 0 if sequential else layers
+    total, previous_layers = 0.0, 0
+    classifier = shape.classifier_flops() if sequential else shape.partial_classifier_flops()
+    for layers, lengths in zip(exit_layers, stage_lengths, strict=True):
+        embedding = 0.0 if previous_layers else shape.embedding_flops(lengths).sum()
+        layer = shape.layer_flops(lengths).sum()
+        total += embedding + (layers - previous_layers) * layer + classifier * len(lengths)
+        previous_layers = 0 if sequential else layers
     if shape.num_ranking_heads and not sequential:
-        each = shape.layers_per_head * shape.layer_flops(
-            tokens
-        ).sum() + shape.classifier_flops() * len(tokens)
-        total += shape.num_ranking_heads * each - head * len(tokens)
+        head = shape.layers_per_head * layer + shape.classifier_flops() * len(lengths)
+        total += shape.num_ranking_heads * head - classifier * len(lengths)
     return float(total)
+
+
+def measure_relative_cost(
+    shape: EncoderShape,
+    exit_layers: Sequence[int],
+    drop_ratios: np.ndarray,
+    lengths: np.ndarray,
+    stage_index: np.ndarray,
+    sequential: bool = False,
+) -> tuple[float, float]:
+    """Returns the `relative_layers`, and the FLOPs of scored pairs divided by the whole encoder's.
+
+    Args:
+        shape: Sizes of the encoder.
+        exit_layers: As in `relative_layers`.
+        drop_ratios: As in `relative_layers`.
+        lengths: Number of tokens of each pair, shape [pairs].
+        stage_index: Last stage that scored each pair, shape [pairs].
+        sequential: As in `relative_layers`.
+    """
+    num_head_layers = shape.num_ranking_heads * shape.layers_per_head
+    layers = relative_layers(
+        exit_layers, drop_ratios, shape.num_layers, sequential, num_head_layers
+    )
+    stage_lengths = [lengths[stage_index >= stage] for stage in range(len(exit_layers))]
+    flops = count_flops(shape, exit_layers, stage_lengths, sequential)
+    return layers, flops / count_flops(shape, [shape.num_layers], [lengths], sequential=True)
 
 
 def relative_flops(
     shape: EncoderShape,
     exit_layers: Sequence[int],
-    drop_ratios: DropRatios,
+    drop_ratios: np.ndarray,
     num_candidates: int,
     tokens_per_pair: int,
     sequential: bool = False,
 ) -> float:
-    """Operations of a question, heads and rounding included, as a part of the whole encoder's.
+    """Returns the FLOPs of a question divided by the whole encoder's, with rounding and heads.
 
     Args:
-        shape: Of the encoder.
-        exits: As in `layer_cost`.
-        drop: As in `layer_cost`.
-        candidates: Of the question.
-        tokens: Of each candidate's sequence.
-        sequential: As in `layer_cost`.
+        shape: Sizes of the encoder.
+        exit_layers: As in `relative_layers`.
+        drop_ratios: As in `relative_layers`.
+        num_candidates: Candidates of the question.
+        tokens_per_pair: Tokens of the sequence of each candidate.
+        sequential: As in `relative_layers`.
     """
     sizes = [num_candidates]
-    for ratio in expand_drop_ratios(drop_ratios, len(exit_layers)):
+    for ratio in drop_ratios:
         sizes.append(int(num_kept(sizes[-1], ratio)))
-    left = [np.full(size, tokens_per_pair) for size in sizes]
-    whole = count_flops(shape, [shape.num_layers], [left[0]], sequential=True)
-    return count_flops(shape, exit_layers, left, sequential) / whole
+    lengths = [np.full(size, tokens_per_pair) for size in sizes]
+    whole = count_flops(shape, [shape.num_layers], lengths[:1], sequential=True)
+    return count_flops(shape, exit_layers, lengths, sequential) / whole

@@ -1,1 +1,1 @@
-"""Evaluation: scores and judgements in, measures out. Must not know models or Ray."""
+"""Measures, significance and reports, from scores and labels. No models, no Ray."""

@@ -1,11 +1,9 @@
-"""Whether heads resemble their teachers, and a student a vote of them (CERBERUS, section 5.3).
+"""Agreement of heads with teachers, and of a student with their majority (CERBERUS, section 5.3).
 
-Knows scores of several systems on one table. Must not know models.
-
-A system is right on a question if the candidate that it ranks first answers it.
+A system is right on a question if the candidate that it ranks first is positive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +14,11 @@ from as2ray.tables.ranking_order import table_ranking_order, validate_scores
 from as2ray.tables.schema import question_indices
 
 SystemScores = Mapping[str, np.ndarray]
-"""Scores of all rows, shape [rows], by the system's name."""
+"""Scores of all rows, shape [rows], by system."""
 
 
 def top_candidates(table: pa.Table, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row that each question's ranking starts with, and whether it answers; [questions]."""
+    """Returns the row that is ranked first for each question, and whether it is positive."""
     order = table_ranking_order(table, validate_scores(scores, table.num_rows))
     _, starts = np.unique(question_indices(table)[order], return_index=True)
     rows = order[starts]
@@ -30,64 +28,71 @@ def top_candidates(table: pa.Table, scores: np.ndarray) -> tuple[np.ndarray, np.
 def head_teacher_agreement(
     table: pa.Table, heads: SystemScores, teachers: SystemScores
 ) -> np.ndarray:
-    """Figure 3: of each head's right answers the part that a teacher gives too; [heads, teachers].
+    """Computes the share of a head's right answers that a teacher gives too (Figure 3).
 
-    A head that is never right has NaN.
+    Args:
+        table: Candidates.
+        heads: Scores of each head.
+        teachers: Scores of each teacher.
+
+    Returns:
+        Shape [heads, teachers]; NaN for a head that is never right.
     """
-    taught = [top_candidates(table, scores) for scores in teachers.values()]
-    rows = []
+    teacher_rows = [top_candidates(table, scores)[0] for scores in teachers.values()]
+    shares = []
     for scores in heads.values():
-        choice, right = top_candidates(table, scores)
-        same = [float(np.sum(right & (choice == other))) for other, _ in taught]
-        rows.append([count / right.sum() if right.any() else np.nan for count in same])
-    return np.array(rows)
+        rows, is_right = top_candidates(table, scores)
+        counts = [float(np.sum(is_right & (rows == other_rows))) for other_rows in teacher_rows]
+        shares.append([count / is_right.sum() if is_right.any() else np.nan for count in counts])
+    return np.array(shares)
 
 
 @dataclass(frozen=True)
 class MajorityAgreement:
-    """Questions by how many teachers are right, and how often the student is right there."""
+    """How often a student is right, by the number of teachers that are right."""
 
     num_questions: tuple[int, ...]
-    """With 0, 1, 2, ... teachers right."""
+    """Number of questions on which 0, 1, 2, ... teachers are right."""
     num_right: tuple[int, ...]
-    """Of these, those on which the student is right."""
+    """Number of these questions on which the student is right."""
 
     @property
     def all_right(self) -> tuple[int, int]:
-        """Student right, and questions, where all teachers are (197 of 197 in the paper)."""
+        """Number right, and number of questions, with all teachers right (paper: 197 of 197)."""
         return self.num_right[-1], self.num_questions[-1]
 
     @property
     def majority_right(self) -> tuple[int, int]:
-        """Likewise where most teachers are right and not all (17 in the paper)."""
-        teachers = len(self.num_questions) - 1
-        return self._sum_over(range(teachers // 2 + 1, teachers))
+        """The same with most but not all teachers right (17 in the paper)."""
+        half = len(self.num_right) // 2
+        return sum(self.num_right[half:-1]), sum(self.num_questions[half:-1])
 
     @property
     def minority_right(self) -> tuple[int, int]:
-        """Likewise where some teacher is right and most are not (1 in the paper)."""
-        return self._sum_over(range(1, (len(self.num_questions) - 1) // 2 + 1))
-
-    def _sum_over(self, teachers_right: Sequence[int]) -> tuple[int, int]:
-        return sum(self.num_right[n] for n in teachers_right), sum(
-            self.num_questions[n] for n in teachers_right
-        )
+        """The same with some teachers right, but not most (1 in the paper)."""
+        half = len(self.num_right) // 2
+        return sum(self.num_right[1:half]), sum(self.num_questions[1:half])
 
 
 def measure_majority_agreement(
     table: pa.Table, student: np.ndarray, teachers: SystemScores
 ) -> MajorityAgreement:
-    """How a student stands to the majority of its teachers.
+    """Counts how often a student agrees with the majority of its teachers.
+
+    Args:
+        table: Candidates.
+        student: Scores of the student, shape [rows].
+        teachers: Scores of each teacher.
 
     Raises:
-        EvaluationError: Fewer than two teachers, or an even number: half of them is no majority.
+        EvaluationError: A single teacher or an even number, which may have no majority.
     """
     if len(teachers) < 2 or len(teachers) % 2 == 0:
-        raise EvaluationError(
-            f"{len(teachers)} teachers; expected an odd number of teachers, at least three",
-        )
-    right = sum(top_candidates(table, scores)[1].astype(int) for scores in teachers.values())
-    _, own = top_candidates(table, student)
-    sizes = np.bincount(right, minlength=len(teachers) + 1)
-    found = np.bincount(right, own, len(teachers) + 1).astype(int)
-    return MajorityAgreement(tuple(sizes.tolist()), tuple(found.tolist()))
+        problem = f"{len(teachers)} teachers; a majority needs an odd number, at least three"
+        raise EvaluationError(problem)
+    teachers_are_right = [top_candidates(table, scores)[1] for scores in teachers.values()]
+    teachers_right = np.sum(teachers_are_right, axis=0)
+    _, student_is_right = top_candidates(table, student)
+    num_questions = np.bincount(teachers_right, minlength=len(teachers) + 1)
+    num_right = np.bincount(teachers_right, student_is_right, len(teachers) + 1).astype(int)
+    return MajorityAgreement(tuple(num_questions.tolist()), tuple(num_right.tolist()))

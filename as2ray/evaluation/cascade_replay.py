@@ -1,45 +1,38 @@
-"""A cascade replayed over stored scores: what other drop ratios and exits would rank and cost.
+"""Replays a cascade over stored scores, to measure other exits and drop ratios.
 
-Knows scores of all exits, lengths and counted cost. Must not know models or Ray.
-
-Every partial classifier's score of every candidate is taken once; any choice of exits and drop
-ratios then takes milliseconds, for the network would have given the survivors the same scores.
+All partial classifiers score all candidates once. Any choice of exits and drop ratios then takes
+milliseconds, because the scores of a candidate do not depend on the dropped ones.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
-from as2ray.cascade.cost import EncoderShape, count_flops, relative_layers
+from as2ray.cascade.cost import EncoderShape, measure_relative_cost
 from as2ray.cascade.pruning import DropRatios, StagedScores, expand_drop_ratios, prune
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.tables.schema import question_indices
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 class OperatingPoint:
-    """One choice of exits and drop ratios, and what it comes to."""
+    """A choice of exits and drop ratios with its quality and cost."""
 
     exit_layers: tuple[int, ...]
-    """Layers run before each partial classifier that is used."""
+    """Layers before each partial classifier that is used."""
     drop_ratios: tuple[float, ...]
-    """Drop ratio after each but the last."""
+    """Drop ratio after each stage but the last."""
     map: float
-    """MAP over the full lists."""
+    """MAP over all candidates, including dropped ones."""
     relative_flops: float
-    """Operations as a part of the whole encoder's over every candidate."""
+    """FLOPs divided by those of the whole encoder over all candidates."""
     relative_layers: float
-    """Layers likewise, by the paper's formula."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "OperatingPoint":
-        """The point whose `asdict` went through JSON."""
-        lists = {"exits": tuple(values["exits"]), "drop": tuple(values["drop"])}
-        return cls(**{**values, **lists})
+    """Layers divided by those of the whole encoder, by the paper's formula."""
 
 
 @dataclass(frozen=True)
@@ -47,90 +40,77 @@ class CascadeReplay:
     """Stored scores of a cascade over a candidates table."""
 
     table: pa.Table
-    """Candidates; every question counts, so filter before."""
+    """Candidates; all questions count, so filter the table first."""
     exit_layers: tuple[int, ...]
-    """Layers run before each partial classifier."""
+    """Layers before each partial classifier."""
     scores: np.ndarray
-    """Of each exit, nothing dropped, shape [rows, exits]."""
+    """Scores of all exits without dropping, shape [rows, exits]."""
     num_tokens: np.ndarray
-    """Of each pair's sequence, shape [rows]."""
+    """Number of tokens of each pair, shape [rows]."""
     shape: EncoderShape
-    """Of the encoder."""
+    """Sizes of the encoder."""
     sequential: bool = False
-    """Whether the exits are independent rankers, each starting from the embeddings."""
+    """Whether the exits are independent rankers, which each start from the embeddings."""
 
     @cached_property
     def question_index(self) -> np.ndarray:
         """Number of each row's question, shape [rows]."""
         return question_indices(self.table)
 
-    @cached_property
-    def _question_labels(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.table["question_id"].to_numpy(), self.table["label"].to_numpy()
-
-    @cached_property
-    def _full_flops(self) -> float:
-        return count_flops(self.shape, [self.shape.num_layers], [self._lengths], sequential=True)
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return self.num_tokens.astype(np.float64)
-
     def rank(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> StagedScores:
-        """What the cascade would say of every row.
+        """Computes the scores that the cascade would give all rows.
 
         Args:
-            used: Numbers of the exits that are used, from 0, ascending; the last ranks.
-            drop: Drop ratio after each of them but the last.
+            exit_indices: Indices of the exits that are used, from 0, ascending.
+            drop_ratios: Drop ratio after each of them but the last.
+
+        Raises:
+            ConfigError: Invalid drop ratios.
         """
-        questions = int(self.question_index.max(initial=-1)) + 1
-        ratios = expand_drop_ratios(drop_ratios, len(exit_indices), questions)
-        return StagedScores(
-            *prune(_StoredScores(self.scores[:, list(exit_indices)], self.question_index), ratios)
-        )
+        num_questions = int(self.question_index.max(initial=-1)) + 1
+        ratios = expand_drop_ratios(drop_ratios, len(exit_indices), num_questions)
+        scorer = _StoredScores(self.scores[:, list(exit_indices)], self.question_index)
+        return StagedScores(*prune(scorer, ratios))
 
     def evaluate(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> OperatingPoint:
-        """Quality and cost of a choice; see `scored`."""
-        found = self.rank(exit_indices, drop_ratios)
-        stage = np.asarray(found.stage_index)
-        exits = tuple(self.exit_layers[number] for number in exit_indices)
-        left = [self._lengths[stage >= number] for number in range(len(exit_indices))]
+        """Measures the quality and cost of a choice.
+
+        Args:
+            exit_indices: As in `rank`.
+            drop_ratios: As in `rank`.
+
+        Raises:
+            ConfigError: Invalid drop ratios.
+        """
         ratios = expand_drop_ratios(drop_ratios, len(exit_indices))
-        # CERBERUS's heads stand after the last exit: an earlier one that ranks does without them.
-        last = exit_indices[-1] == len(self.exit_layers) - 1
-        shape = self.shape if last else replace(self.shape, heads=0)
-        return OperatingPoint(
-            exits,
-            tuple(ratios.tolist()),
-            mean_average_precision(*self._question_labels, found.sort_keys),
-            count_flops(shape, exits, left, self.sequential) / self._full_flops,
-            relative_layers(
-                exits,
-                ratios,
-                shape.num_layers,
-                self.sequential,
-                shape.num_ranking_heads * shape.layers_per_head,
-            ),
+        staged = self.rank(exit_indices, ratios)
+        assert staged.stage_index is not None
+        exit_layers = tuple(self.exit_layers[index] for index in exit_indices)
+        shape = self.shape
+        # CERBERUS's heads come after the last exit; a cascade that ends earlier runs none.
+        if exit_indices[-1] != len(self.exit_layers) - 1:
+            shape = dataclasses.replace(shape, num_ranking_heads=0)
+        layers, flops = measure_relative_cost(
+            shape, exit_layers, ratios, self.num_tokens, staged.stage_index, self.sequential
         )
+        question_ids, labels = self.table["question_id"].to_numpy(), self.table["label"].to_numpy()
+        quality = mean_average_precision(question_ids, labels, staged.sort_keys)
+        return OperatingPoint(exit_layers, tuple(ratios.tolist()), quality, flops, layers)
 
 
 @dataclass(frozen=True)
 class _StoredScores:
-    """Stages whose scores are known."""
+    """Stages that read stored scores."""
 
     scores: np.ndarray
     question_index: np.ndarray
 
-    def __len__(self) -> int:
-        return int(self.scores.shape[1])
-
     def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.scores[rows, stage_index]
-        return found
+        return np.asarray(self.scores[rows, stage_index])
 
 
 def pareto_front(points: Iterable[OperatingPoint]) -> list[OperatingPoint]:
-    """The points that no other beats in both quality and cost, cheapest first."""
+    """Returns the points that no other point beats in both quality and cost, cheapest first."""
     front: list[OperatingPoint] = []
     for point in sorted(points, key=lambda p: (p.relative_flops, -p.map)):
         if not front or point.map > front[-1].map:
@@ -139,15 +119,9 @@ def pareto_front(points: Iterable[OperatingPoint]) -> list[OperatingPoint]:
 
 
 def cheapest_point(points: Iterable[OperatingPoint], min_map: float) -> OperatingPoint:
-    """The cheapest point of a quality of at least `at_least`; the best one where there is none."""
+    """Returns the cheapest point with at least `min_map`, or the best point if there is none."""
     points = list(points)
-    fine = [point for point in points if point.map >= min_map]
-    return (
-        min(fine, key=lambda p: (p.relative_flops, -p.map))
-        if fine
-        else max(points, key=_quality_key)
-    )
-
-
-def _quality_key(point: OperatingPoint) -> tuple[float, float]:
-    return point.map, -point.relative_flops
+    good_points = [point for point in points if point.map >= min_map]
+    if good_points:
+        return min(good_points, key=lambda point: (point.relative_flops, -point.map))
+    return max(points, key=lambda point: (point.map, -point.relative_flops))

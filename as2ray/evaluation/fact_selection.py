@@ -1,51 +1,49 @@
-"""From scores of passages and sentences to the ones that are selected (Two-in-One, 4.1 and 5.2).
+"""Selects passages and sentences by their scores (Two-in-One, sections 4.1 and 5.2).
 
-Knows tables by passages and scores. Must not know models or files.
+The score source of a system decides how it selects:
 
-    joint       the best passages by their own score; in them the sentences above the threshold
-    sentences   the passages of the best sentences (`best`); in them those above the threshold
-    passages    the best passages by their own score; of each its first sentence
+    joint       the passages with the highest passage scores; their sentences above the threshold
+    sentences   the passages with the highest sentence score; their sentences above the threshold
+    passages    the passages with the highest passage scores; the first sentence of each
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from as2ray.errors import ConfigError
 from as2ray.tables.schema import question_offsets
 
 ScoreSource = Literal["joint", "sentences", "passages"]
-"""What a system can go by: scores of passages and sentences, or of one kind alone."""
+"""Scores that a system has: of passages and sentences, or of one of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FactSelectionConfig:
     """How passages and sentences are selected."""
 
     score_source: ScoreSource = "joint"
-    """What it goes by."""
-    top_k_passages: int = 2
-    """Passages of a question (K; 2 for HotpotQA)."""
+    """Scores by which passages and sentences are selected."""
+    top_k_passages: PositiveInt = 2
+    """Number of selected passages of a question (K; 2 for HotpotQA)."""
     threshold: float = 0.0
-    """Sentences above it are selected: the paper's lies between the labels -1 and 1."""
+    """Score above which a sentence is selected; the paper's is between the labels -1 and 1."""
     always_select_one: bool = False
-    """Where a selected passage has none above, its best is; not in the paper, raises recall."""
+    """Selects the best sentence of a passage without a sentence above the threshold.
 
-    def __post_init__(self) -> None:
-        if self.top_k_passages < 1:
-            raise ConfigError(
-                f"the first {self.top_k_passages} passages; expected at least 1",
-            )
+    The paper does not do this. It raises recall.
+    """
 
     def select_sentences(self, scores: np.ndarray) -> list[int]:
-        """Places of the selected sentences of a passage.
+        """Returns the positions of the selected sentences of a passage.
 
         Args:
-            scores: Of all its sentences.
+            scores: Scores of all its sentences, shape [sentences].
         """
         if self.score_source == "passages":
             return [0]
@@ -53,23 +51,23 @@ class FactSelectionConfig:
         return above or ([int(scores.argmax())] if self.always_select_one else [])
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SelectedFacts:
-    """What was selected for each question, in the dataset's own terms."""
+    """Selected passages and sentences of each question."""
 
     facts: dict[str, list[tuple[str, int]]]
-    """(title, number of the sentence) by question, best passage first."""
+    """(title, sentence index) by question, best passage first."""
     titles: dict[str, list[str]]
     """Titles of the passages by question, best first."""
 
-    def as_json(self, answers: Mapping[str, str] | None = None) -> dict[str, dict[str, object]]:
-        """A prediction file of HotpotQA's official evaluator.
+    def as_json(self, answers: Mapping[str, str] | None = None) -> dict[str, Mapping[str, object]]:
+        """Returns the content of a prediction file for HotpotQA's official evaluator.
 
         Args:
-            answers: Short answers by question, where there are any.
+            answers: Short answers by question, if there are any.
         """
-        facts: dict[str, object] = {name: list(map(list, of)) for name, of in self.facts.items()}
-        return {"answer": dict(answers or {}), "sp": facts}
+        fact_lists = {q: [list(fact) for fact in facts] for q, facts in self.facts.items()}
+        return {"answer": dict(answers or {}), "sp": fact_lists}
 
 
 def select_facts(
@@ -81,35 +79,36 @@ def select_facts(
     """Selects passages and sentences of every question.
 
     Args:
-        passages: A table by passages (`records.by_passage`), rows of one question adjacent.
-        passage: Scores of the passages, shape [passages].
-        sentence: Scores of their sentences, end to end, shape [sentences]; the rule `passages`
-            reads none.
-        how: What it goes by, and how many it takes.
+        passages: A table of passages (`group_by_passage`), rows of one question adjacent.
+        passage_scores: Scores of the passages, shape [passages].
+        sentence_scores: Scores of all sentences, passage by passage, shape [sentences]; with the
+            score source `passages` only their number matters.
+        config: How to select; by default jointly.
     """
     config = config or FactSelectionConfig()
-    of_each = _split_by_passage(passages, sentence_scores)
-    titles, numbers = passages["title"].to_pylist(), passages["sentence_index"].to_pylist()
-    found = SelectedFacts({}, {})
-    for name, rows in _iter_questions(passages):
-        top = rows[np.argsort(-passage_scores[rows], kind="stable")][: config.top_k_passages]
-        found.titles[name] = [titles[row] for row in top]
-        found.facts[name] = [
-            (titles[row], numbers[row][place])
-            for row in top
-            for place in config.select_sentences(of_each[row])
+    scores_of_passage = _split_by_passage(passages, sentence_scores)
+    titles, sentence_index = passages["title"].to_pylist(), passages["sentence_index"].to_pylist()
+    selected = SelectedFacts({}, {})
+    for question, rows in _iter_questions(passages):
+        ranked_rows = rows[np.argsort(-passage_scores[rows], kind="stable")]
+        top_rows = ranked_rows[: config.top_k_passages]
+        selected.titles[question] = [titles[row] for row in top_rows]
+        selected.facts[question] = [
+            (titles[row], sentence_index[row][position])
+            for row in top_rows
+            for position in config.select_sentences(scores_of_passage[row])
         ]
-    return found
+    return selected
 
 
 def max_sentence_score(passages: pa.Table, sentence_scores: np.ndarray) -> np.ndarray:
-    """The highest score of each passage's sentences, shape [passages].
+    """Returns the highest sentence score of each passage, shape [passages].
 
     Args:
-        passages: A table by passages.
-        sentence: Scores of the sentences, end to end.
+        passages: A table of passages.
+        sentence_scores: Scores of all sentences, passage by passage, shape [sentences].
     """
-    return np.array([own.max() for own in _split_by_passage(passages, sentence_scores)])
+    return np.array([scores.max() for scores in _split_by_passage(passages, sentence_scores)])
 
 
 def _split_by_passage(passages: pa.Table, sentence_scores: np.ndarray) -> list[np.ndarray]:

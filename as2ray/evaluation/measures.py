@@ -1,7 +1,4 @@
-"""Scores and a candidates table in, measures out, on an explicit total order.
-
-Knows candidates tables and ir-measures values. Must not know models, files or Ray.
-"""
+"""Computes measures of scores on a candidates table, with an explicit order of equal scores."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ import pyarrow as pa
 from ir_measures import AP, RR, P
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.presets import PAPER_PRESETS, Measure, PaperPreset, parse_measure
+from as2ray.evaluation.presets import Measure, parse_measure
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.ranking_order import (
@@ -26,40 +23,25 @@ from as2ray.tables.ranking_order import (
 )
 from as2ray.tables.schema import TableCounts, count_table, question_indices
 
-__all__ = [
-    "PAPER_PRESETS",
-    "EvaluationResult",
-    "QuestionFilter",
-    "Measure",
-    "PaperPreset",
-    "RelevanceColumn",
-    "TieBreaking",
-    "parse_measure",
-    "evaluate",
-    "filter_mask",
-    "evaluated_rows",
-    "mean_average_precision",
-]
-
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What a system is worth on one table, and on what that was computed."""
+    """Measures of a system on one table, and how they were computed."""
 
     measures: dict[str, float]
-    """Mean over the questions by the measure's name."""
+    """Mean over the questions, by measure."""
     per_question: pa.Table
-    """Column question_id and one float column a measure, questions in the table's order."""
+    """Column question_id and one float column per measure, questions in the table's order."""
     counts: TableCounts
     """Size of the table after the filter."""
     question_filter: QuestionFilter
-    """Questions that counted."""
+    """Which questions count."""
     ties: TieBreaking
-    """What decided between equal scores."""
+    """Order of equal scores."""
     relevance: RelevanceColumn
-    """Column that was taken as relevance."""
+    """Column with the relevance."""
     fingerprint: str
-    """Fingerprint of the whole table, before the filter."""
+    """Fingerprint of the table before the filter."""
 
 
 def evaluate(
@@ -71,33 +53,38 @@ def evaluate(
     ties: TieBreaking = "pessimistic",
     relevance: RelevanceColumn = "label",
 ) -> EvaluationResult:
-    """Measures of `scores` on a candidates table.
+    """Computes measures of `scores` on a candidates table.
 
-    Under the filter "raw" a question without a positive counts as 0. The filter looks at labels,
-    also where `relevance` is the grade: MS MARCO's `AP(rel=2)` is asked with `relevance="grade"`.
-    Only the table's candidates are known: a relevant one that a first stage missed lowers nothing
-    here. For a track's official numbers, write a run and give it to trec_eval with all qrels.
+    Under the filter "raw" a question without a positive counts as 0. The filter uses the label even
+    if `relevance` is the grade, as for MS MARCO's `AP(rel=2)`.
+
+    Relevant documents that are not in the table do not lower a measure. For the official numbers of
+    a TREC track, write a run and evaluate it against all qrels.
 
     Args:
         table: Candidates; rows of one question need not be adjacent.
-        scores: Higher is better, finite, shape [rows], aligned to the table.
+        scores: Higher is better, finite, shape [rows], in the order of the table.
         measures: ir-measures values, or their names.
-        filter: Which questions count.
-        ties: What decides between equal scores.
-        relevance: Column that says how relevant a candidate is.
+        question_filter: Which questions count.
+        ties: Order of equal scores.
+        relevance: Column with the relevance.
 
     Raises:
-        EvaluationError: Scores that do not fit, an unknown measure, no question left, no grades.
+        EvaluationError: Scores that do not fit the table, an unknown measure, no question that
+            passes the filter, or no grades.
+        ConfigError: Unknown filter or order of ties.
     """
-    wanted = [parse_measure(m) for m in measures]
+    parsed_measures = [parse_measure(measure) for measure in measures]
     values = validate_scores(scores, table.num_rows)
-    kept = evaluated_rows(table, question_filter)
-    questions = table.filter(pa.array(kept))
-    columns = _calculate_measures(wanted, questions, values[kept], ties, relevance)
+    mask = evaluated_rows(table, question_filter)
+    filtered = table.filter(pa.array(mask))
+    order = table_ranking_order(filtered, values[mask], ties, relevance)
+    grades = read_relevance(filtered, relevance)[order]
+    columns = _calculate_measures(parsed_measures, grades, np.bincount(question_indices(filtered)))
     return EvaluationResult(
         measures={name: float(np.mean(column)) for name, column in columns.items()},
-        per_question=pa.table({"question_id": questions["question_id"].unique(), **columns}),
-        counts=count_table(questions),
+        per_question=pa.table({"question_id": filtered["question_id"].unique(), **columns}),
+        counts=count_table(filtered),
         question_filter=question_filter,
         ties=ties,
         relevance=relevance,
@@ -113,69 +100,71 @@ def mean_average_precision(
     *,
     ties: TieBreaking = "pessimistic",
 ) -> float:
-    """MAP in numpy alone, for every validation of a training run; equals `evaluate`'s AP.
+    """Computes MAP with numpy only, for the validations of a training run; equals `evaluate`'s AP.
 
-    All arguments have shape [rows], in any order of rows. A question without a positive counts
-    as 0: filter before. `candidate_id` decides only where `ties` is "by_id".
+    A question without a positive counts as 0, so filter the rows first.
+
+    Args:
+        question_id: Question of each row, in any order, shape [rows].
+        label: 0 or 1, shape [rows].
+        score: Higher is better, finite, shape [rows].
+        candidate_id: Order of equal scores if `ties` is "by_id", shape [rows].
+        ties: Order of equal scores.
 
     Raises:
         EvaluationError: No rows, arrays of different lengths, or scores that are not finite.
     """
-    relevant = (np.asarray(label) > 0).astype(np.int64)
-    values = validate_scores(score, len(relevant))
-    _, question = np.unique(np.asarray(question_id), return_inverse=True)
-    if len(relevant) == 0 or question.shape != relevant.shape:
+    relevance = (np.asarray(label) > 0).astype(np.int64)
+    values = validate_scores(score, len(relevance))
+    _, question_index = np.unique(np.asarray(question_id), return_inverse=True)
+    if len(relevance) == 0 or question_index.shape != relevance.shape:
         raise EvaluationError(
-            f"{len(question):,} question ids, {len(relevant):,} labels"
-            "; expected one of each for every row, and at least one row",
-            fix="take all columns from the same table",
+            f"{len(question_index):,} question ids and {len(relevance):,} labels; every row needs "
+            "one of each, and there must be a row"
         )
-    ids = None if candidate_id is None else np.unique(candidate_id, return_inverse=True)[1]
-    order = ranking_order(question, values, relevant, ids, ties)
-    hit, size = relevant[order], np.bincount(question)
-    starts = np.cumsum(size) - size
-    found = np.cumsum(hit)
-    found -= np.repeat((found - hit)[starts], size)
-    rank = np.arange(len(hit)) - np.repeat(starts, size) + 1
-    gained = np.add.reduceat(hit * found / rank, starts)
-    return float(np.mean(gained / np.maximum(np.add.reduceat(hit, starts), 1)))
+    rank_of_id = None if candidate_id is None else np.unique(candidate_id, return_inverse=True)[1]
+    order = ranking_order(question_index, values, relevance, rank_of_id, ties)
+    hits, sizes = relevance[order], np.bincount(question_index)
+    starts = np.cumsum(sizes) - sizes
+    hits_so_far = np.cumsum(hits)
+    hits_so_far -= np.repeat((hits_so_far - hits)[starts], sizes)
+    ranks = np.arange(len(hits)) - np.repeat(starts, sizes) + 1
+    sum_of_precisions = np.add.reduceat(hits * hits_so_far / ranks, starts)
+    num_hits = np.add.reduceat(hits, starts)
+    return float(np.mean(sum_of_precisions / np.maximum(num_hits, 1)))
 
 
 def evaluated_rows(table: pa.Table, question_filter: QuestionFilter) -> np.ndarray:
-    """Rows whose question counts, bool, shape [rows].
+    """Returns which rows belong to a question that passes the filter, bool, shape [rows].
 
     Raises:
-        EvaluationError: None does.
+        EvaluationError: No question passes.
     """
-    kept = filter_mask(table, question_filter)
-    if not kept.any():
-        raise EvaluationError(
-            f"no question left of {count_table(table)} under the filter {question_filter!r}"
-            "; expected at least one question",
-            fix="choose the filter 'raw', or a table that has labels",
-        )
-    return kept
+    mask = filter_mask(table, question_filter)
+    if not mask.any():
+        problem = f"no question left of {count_table(table)} under the filter {question_filter!r}"
+        raise EvaluationError(problem, fix="use the filter 'raw', or a table with positives")
+    return mask
 
 
 def _calculate_measures(
-    measures: Sequence[Measure],
-    table: pa.Table,
-    scores: npt.NDArray[np.float64],
-    ties: TieBreaking,
-    relevance: RelevanceColumn,
+    measures: Sequence[Measure], ranked_grades: np.ndarray, sizes: np.ndarray
 ) -> dict[str, list[float]]:
-    # Values by measure, questions in order of appearance. Providers get places as ids and
-    # strictly decreasing scores, so that none of them can break a tie its own way.
-    best_first = read_relevance(table, relevance)[
-        table_ranking_order(table, scores, ties, relevance)
-    ]
-    size = np.bincount(question_indices(table))
-    places = [str(place) for place in range(size.max())]
+    """Returns the values of each measure by question.
+
+    Args:
+        measures: What to calculate.
+        ranked_grades: Relevance of all candidates by question and rank, shape [rows].
+        sizes: Number of candidates of each question, shape [questions].
+    """
+    # Candidate ids are ranks and scores strictly decrease, so that no provider of ir-measures
+    # breaks ties in its own way.
+    ids = [str(rank) for rank in range(sizes.max())]
     qrels, run = {}, {}
-    for number, grades in enumerate(np.split(best_first, np.cumsum(size)[:-1])):
-        qrels[str(number)] = dict(zip(places, grades.tolist()))
-        run[str(number)] = dict(zip(places, range(len(grades), 0, -1)))
-    values: dict[str, list[float]] = {str(m): [0.0] * len(size) for m in measures}
+    for question, grades in enumerate(np.split(ranked_grades, np.cumsum(sizes)[:-1])):
+        qrels[str(question)] = dict(zip(ids, grades.tolist()))
+        run[str(question)] = dict(zip(ids, range(len(grades), 0, -1)))
+    values: dict[str, list[float]] = {str(measure): [0.0] * len(sizes) for measure in measures}
     for metric in ir_measures.iter_calc(measures, qrels, run):
         values[str(metric.measure)][int(metric.query_id)] = metric.value
     return values

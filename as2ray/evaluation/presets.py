@@ -1,7 +1,4 @@
-"""Names of measures and question filters, and how each paper combines them.
-
-Knows ir-measures values. Must not know tables, scores, models or files.
-"""
+"""Parses names of measures, and lists the measures and question filter of each paper."""
 
 from typing import Any, NamedTuple
 
@@ -12,11 +9,11 @@ from as2ray.errors import EvaluationError
 from as2ray.tables.filters import QuestionFilter
 
 Measure = Any
-"""A measure of ir-measures, such as `nDCG @ 10`; the package is not typed."""
+"""A measure of ir-measures, such as `nDCG @ 10`; that package has no type hints."""
 
 
 class PaperPreset(NamedTuple):
-    """How one paper evaluates: `evaluate(table, scores, **PRESETS["tanda"]._asdict())`."""
+    """How a paper evaluates: `evaluate(table, scores, **PAPER_PRESETS["tanda"]._asdict())`."""
 
     measures: tuple[Measure, ...]
     question_filter: QuestionFilter
@@ -28,31 +25,25 @@ PAPER_PRESETS: dict[str, PaperPreset] = {
     "cerberus": PaperPreset((P @ 1, AP, RR), "no_all_negative"),  # arXiv:2201.05767
     "pseudo_labels": PaperPreset((RR,), "raw"),  # arXiv:2103.03335
 }
-"""Measures and question filter of each paper."""
+"""Measures and question filter of each paper, by name."""
 
 
 def parse_measure(measure: Measure | str) -> Measure:
-    """The ir-measures value of a name such as "nDCG@10"; a value passes through.
+    """Returns the ir-measures value of a name such as "nDCG@10"; a value is only checked.
 
     Raises:
-        EvaluationError: An unknown name or parameter, or a measure that nothing here can compute.
+        EvaluationError: An unknown name or parameter, or a measure that no provider computes.
     """
     try:
         value = ir_measures.parse_measure(measure) if isinstance(measure, str) else measure
-        problem = _find_problem(value)
+        problem = "its cutoff is below 1" if value.params.get("cutoff", 1) < 1 else ""
+        if not ir_measures.DefaultPipeline.supports(value):
+            problem = "no provider computes it"
     except (NameError, ValueError, KeyError, AssertionError, AttributeError) as error:
         problem = str(error) or type(error).__name__
     if problem:
         raise EvaluationError(
-            f"measure {measure!r}: {problem}"
-            "; expected an ir-measures name such as AP, RR, P@1, nDCG@10 or AP(rel=2)",
-            fix="see https://ir-measur.es for the names and their parameters",
+            f"measure {measure!r}: {problem}",
+            fix="use a name of https://ir-measur.es, such as AP, RR, P@1, nDCG@10 or AP(rel=2)",
         )
     return value
-
-
-def _find_problem(measure: Measure) -> str:
-    providers = ir_measures.DefaultPipeline.providers
-    if not any(p.is_available() and p.supports(measure) for p in providers):
-        return "no provider computes it"
-    return "its cutoff is below 1" if measure.params.get("cutoff", 1) < 1 else ""

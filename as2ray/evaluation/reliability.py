@@ -1,4 +1,4 @@
-"""How far scores are from probabilities: reliability diagram, ECE and Brier score."""
+"""Measures the calibration of scores: reliability diagram, ECE and Brier score."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ from as2ray.tables.score_checks import check_probabilities
 
 @dataclass(frozen=True)
 class Reliability:
-    """How far scores are from the shares of answers among them."""
+    """Calibration of scores, in total and by bins of equal width. Empty bins are left out."""
 
     mean_scores: tuple[float, ...]
-    """Of each bin that holds any."""
+    """Mean score of each bin."""
     accuracy: tuple[float, ...]
-    """Of answers in it."""
+    """Share of positive candidates in each bin."""
     bin_counts: tuple[int, ...]
-    """In it."""
+    """Number of pairs in each bin."""
     ece: float
-    """Expected calibration error: mean distance of the two, weighted by pairs."""
+    """Expected calibration error: mean distance of score and accuracy, weighted by pairs."""
     brier: float
-    """Mean squared distance of score and label."""
+    """Brier score: mean squared distance of score and label."""
 
 
 def measure_reliability(scores: np.ndarray, labels: np.ndarray, num_bins: int = 15) -> Reliability:
@@ -29,18 +29,21 @@ def measure_reliability(scores: np.ndarray, labels: np.ndarray, num_bins: int = 
     Args:
         scores: From 0 to 1, shape [pairs].
         labels: 0 or 1, shape [pairs].
-        bins: How many.
+        num_bins: Number of bins.
+
+    Raises:
+        EvaluationError: Scores outside [0, 1], other labels, or none.
     """
     check_probabilities(scores, labels)
-    place = np.minimum((scores * num_bins).astype(int), num_bins - 1)
-    sizes = np.bincount(place, minlength=num_bins)
-    held = sizes > 0
-    mean = np.bincount(place, scores, num_bins)[held] / sizes[held]
-    share = np.bincount(place, labels, num_bins)[held] / sizes[held]
+    bin_index = np.minimum((scores * num_bins).astype(int), num_bins - 1)
+    counts = np.bincount(bin_index, minlength=num_bins)
+    is_used = counts > 0
+    mean_scores = np.bincount(bin_index, scores, num_bins)[is_used] / counts[is_used]
+    accuracy = np.bincount(bin_index, labels, num_bins)[is_used] / counts[is_used]
     return Reliability(
-        tuple(mean.tolist()),
-        tuple(share.tolist()),
-        tuple(sizes[held].tolist()),
-        float(np.abs(mean - share) @ sizes[held] / len(scores)),
+        tuple(mean_scores.tolist()),
+        tuple(accuracy.tolist()),
+        tuple(counts[is_used].tolist()),
+        float(np.abs(mean_scores - accuracy) @ counts[is_used] / len(scores)),
         float(np.mean((scores - labels) ** 2)),
     )

@@ -1,14 +1,10 @@
-"""A results table that can be believed: Markdown, and the same as JSON beside it.
-
-Knows evaluations. Must not know how they came about: models, scores or corpora.
-"""
+"""Reports of evaluated systems as Markdown and JSON, with significance tests."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
-
-import pyarrow as pa
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import EvaluationResult
@@ -17,28 +13,28 @@ from as2ray.evaluation.significance import PairedComparison, compare_systems, ho
 from as2ray.tables.schema import TableCounts
 
 SIGNIFICANCE_LEVEL = 0.05
-"""Adjusted p-value below which a difference bears the mark †."""
+"""Adjusted p-value below which a difference is marked with †."""
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One system."""
+    """Results of a system."""
 
     system: str
-    """Its name."""
+    """Name of the system."""
     seeds: tuple[int, ...]
-    """Seeds that were run; empty for a number that a paper prints."""
+    """Seeds that were run; empty for published results."""
     measures: Mapping[str, SeedSummary]
-    """Mean and deviation over the seeds."""
+    """Mean and deviation over the seeds, by measure."""
     comparisons: Mapping[str, PairedComparison] = field(default_factory=dict)
-    """Test against the baseline by measure; empty for the baseline and for a paper's numbers."""
+    """Test against the baseline, by measure; empty for the baseline and for published results."""
     p_holm: Mapping[str, float] = field(default_factory=dict)
-    """Randomisation p-value by measure, adjusted over all tests of the report."""
+    """Randomization p-value, by measure, adjusted over all tests of the report."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Systems side by side on one table under one filter."""
+    """Results of several systems on one table with one filter."""
 
     title: str
     baseline: str
@@ -58,109 +54,87 @@ def build_report(
     published_results: Mapping[str, Mapping[str, float]] | None = None,
     seed: int = 0,
 ) -> Report:
-    """Means over seeds, every system tested against the baseline, Holm over all those tests.
+    """Averages over seeds and tests every system against the baseline, with Holm's correction.
 
     Args:
         title: Heading, such as "WikiQA test".
-        systems: By system, its evaluations by seed.
+        systems: Evaluations of each system by seed.
         baseline: The system that the others are tested against.
-        published: Numbers that papers print, by name and measure; set apart from what was run.
-        seed: Draws of the tests.
+        published_results: Results from papers, by name and measure; they are not tested.
+        seed: Seed of the tests.
 
     Raises:
-        EvaluationError: No such baseline, or evaluations of other tables, filters or measures.
+        EvaluationError: No such baseline, or different tables, filters or measures.
     """
     first = _check_comparable(systems, baseline)
-    tables = {n: [e.per_question for e in runs.values()] for n, runs in systems.items()}
-    tests = _compare_with_baseline(tables, first.measures, baseline, seed)
+    tables = {
+        name: [result.per_question for result in by_seed.values()]
+        for name, by_seed in systems.items()
+    }
+    averaged = {name: average_over_seeds(by_seed) for name, by_seed in tables.items()}
+    tests = {
+        (name, measure): compare_systems(averaged[baseline], averaged[name], measure, seed=seed)
+        for name, measure in product(systems, first.measures)
+        if name != baseline
+    }
     adjusted = dict(zip(tests, holm_correction([test.p_randomization for test in tests.values()])))
     rows = [
         ReportRow(
             system=name,
-            seeds=tuple(runs),
+            seeds=tuple(by_seed),
             measures={m: summarize_seeds(tables[name], m) for m in first.measures},
             comparisons={m: test for (n, m), test in tests.items() if n == name},
             p_holm={m: p for (n, m), p in adjusted.items() if n == name},
         )
-        for name, runs in systems.items()
+        for name, by_seed in systems.items()
     ]
     for name, values in (published_results or {}).items():
         rows.append(ReportRow(name, (), {m: SeedSummary(v, None, 1) for m, v in values.items()}))
-    kind = (first.fingerprint, first.question_filter, first.ties, first.relevance, first.counts)
-    return Report(title, baseline, *kind, tuple(rows))
+    settings = first.fingerprint, first.question_filter, first.ties, first.relevance
+    return Report(title, baseline, *settings, first.counts, tuple(rows))
 
 
 def to_markdown(report: Report) -> str:
-    """The report as Markdown: results, tests, and what the numbers were computed on."""
+    """Formats the report as Markdown: results, tests, and how they were computed."""
     measures = list(report.rows[0].measures)
-    results = [
-        [
-            _format_system(row, report),
-            ", ".join(map(str, row.seeds)),
-            *(_format_measure(row, m) for m in measures),
-        ]
-        for row in report.rows
-    ]
+    results = []
+    for row in report.rows:
+        seeds = ", ".join(map(str, row.seeds))
+        values = [_format_measure(row, measure) for measure in measures]
+        results.append([_format_system(row, report), seeds, *values])
     tests = [_format_test(row, test) for row in report.rows for test in row.comparisons.values()]
     parts = [f"### {report.title}", markdown_table(["system", "seeds", *measures], results)]
     if tests:
-        parts.append(markdown_table(_TEST_COLUMNS, tests))
+        parts.append(markdown_table(list(tests[0]), [list(test.values()) for test in tests]))
     return "\n\n".join([*parts, _format_footer(report)]) + "\n"
 
 
 def save_report(report: Report, path: Path | str) -> None:
-    """Writes Markdown to `path` and the same as JSON beside it, with the suffix .json."""
+    """Writes the report as Markdown to `path`, and as JSON beside it with the suffix .json."""
     path = Path(path)
     path.write_text(to_markdown(report), encoding="utf-8")
     content = json.dumps(asdict(report), indent=2, ensure_ascii=False, allow_nan=False)
     path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
 
 
-_TEST_COLUMNS = [
-    "system",
-    "measure",
-    "difference",
-    "interval",
-    "effect",
-    "p",
-    "Holm",
-    "t",
-    "Wilcoxon",
-]
-
-
-def _compare_with_baseline(
-    systems: Mapping[str, Sequence[pa.Table]], measures: Iterable[str], baseline: str, seed: int
-) -> dict[tuple[str, str], PairedComparison]:
-    averaged = {name: average_over_seeds(runs) for name, runs in systems.items()}
-    return {
-        (name, measure): compare_systems(averaged[baseline], averaged[name], measure, seed=seed)
-        for name in systems
-        for measure in measures
-        if name != baseline
-    }
-
-
 def _check_comparable(
     systems: Mapping[str, Mapping[int, EvaluationResult]], baseline: str
 ) -> EvaluationResult:
-    runs = [run for by_seed in systems.values() for run in by_seed.values()]
     if baseline not in systems or not all(systems.values()):
         raise EvaluationError(
-            f"baseline {baseline!r} and systems {list(systems)}"
-            "; expected the baseline among the systems, and at least one seed for each",
-            fix="name an evaluated system as the baseline",
+            f"baseline {baseline!r} and systems {list(systems)}; the baseline must be one of the "
+            "systems, and every system needs a seed"
         )
-    kinds = {
-        (r.fingerprint, r.question_filter, r.ties, r.relevance, tuple(r.measures)) for r in runs
+    results = [result for by_seed in systems.values() for result in by_seed.values()]
+    settings = {
+        (r.fingerprint, r.question_filter, r.ties, r.relevance, tuple(r.measures)) for r in results
     }
-    if len(kinds) > 1:
+    if len(settings) > 1:
         raise EvaluationError(
-            f"evaluations of {len(kinds)} kinds: {sorted(kinds)}"
-            "; expected one table, filter, ties, relevance and list of measures",
-            fix="evaluate all systems in the same way, or make a report for each",
+            f"the systems differ in table, filter, ties, relevance or measures: {sorted(settings)}",
+            fix="evaluate all systems with the same settings, or make several reports",
         )
-    return runs[0]
+    return results[0]
 
 
 def _format_system(row: ReportRow, report: Report) -> str:
@@ -178,40 +152,47 @@ def _format_measure(row: ReportRow, measure: str) -> str:
     return f"{value.mean:.4f}{deviation}{mark}"
 
 
-def _format_test(row: ReportRow, test: PairedComparison) -> list[str]:
+def _format_test(row: ReportRow, test: PairedComparison) -> dict[str, str]:
+    """Returns the cells of a test by column."""
     low, high = test.interval
-    return [
-        row.system,
-        test.measure,
-        f"{test.difference:+.4f}",
-        f"[{low:+.4f}, {high:+.4f}]",
-        "" if test.effect_size is None else f"{test.effect_size:+.2f}",
-        f"{test.p_randomization:.4f}",
-        f"{row.p_holm[test.measure]:.4f}",
-        f"{test.p_t:.2g}",
-        f"{test.p_wilcoxon:.2g}",
-    ]
+    return {
+        "system": row.system,
+        "measure": test.measure,
+        "difference": f"{test.difference:+.4f}",
+        "interval": f"[{low:+.4f}, {high:+.4f}]",
+        "effect": "" if test.effect_size is None else f"{test.effect_size:+.2f}",
+        "p": f"{test.p_randomization:.4f}",
+        "Holm": f"{row.p_holm[test.measure]:.4f}",
+        "t": f"{test.p_t:.2g}",
+        "Wilcoxon": f"{test.p_wilcoxon:.2g}",
+    }
 
 
 def _format_footer(report: Report) -> str:
     tests = [test for row in report.rows for test in row.comparisons.values()]
     lines = [
-        f"{report.counts} under the filter `{report.question_filter}`; relevance `{report.relevance}`, "
-        f"ties {report.ties}; table `{report.fingerprint}`.",
+        f"{report.counts} under the filter `{report.question_filter}`; "
+        f"relevance `{report.relevance}`, ties {report.ties}; table `{report.fingerprint}`."
     ]
     if any(len(row.seeds) > 1 for row in report.rows):
         lines.append("Mean ± standard deviation over seeds.")
     if tests:
         lines.append(
-            f"Tests against {report.baseline}, paired by question. p: randomisation test; Holm: "
-            f"the same, adjusted over {len(tests)} tests, † where below {SIGNIFICANCE_LEVEL}; t, "
+            f"Tests against {report.baseline}, paired by question. p: randomization test; Holm: "
+            f"the same, adjusted over {len(tests)} tests, † if below {SIGNIFICANCE_LEVEL}; t, "
             f"Wilcoxon: p-values. Interval: {tests[0].confidence:.0%}, bootstrap. "
-            f"Effect: mean over standard deviation of the differences."
+            "Effect: mean divided by standard deviation of the differences."
         )
     return " ".join(lines)
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Formats a Markdown table, without a line break at its end.
+
+    Args:
+        columns: Names of the columns.
+        rows: Cells of each row; `|` is escaped.
+    """
     lines = [columns, ["---"] * len(columns), *rows]
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)

@@ -1,10 +1,7 @@
-"""Supporting facts, passages and answers, as HotpotQA's official evaluator measures them.
+"""Measures of HotpotQA's official evaluator: supporting facts, passages and answers.
 
-Knows predictions and gold in HotpotQA's terms: (title, number of the sentence). Must not know
-corpora or models.
-
-A fact is a pair, so duplicates and two passages of one title fall together. A question without a
-prediction has 0 everywhere, and counts.
+A fact is a pair of title and sentence index, so duplicates count once and passages with the same
+title are not distinguished. A question without a prediction counts as 0.
 """
 
 import re
@@ -19,22 +16,22 @@ import pyarrow as pa
 from as2ray.errors import EvaluationError
 
 Fact = tuple[str, int]
-"""Title of the passage, number of the sentence in it from 0."""
+"""Title of a passage and index of a sentence in it, from 0."""
 
 CLOSED_ANSWERS = ("yes", "no", "noanswer")
-"""Answers that are right or wrong as a whole."""
+"""Answers that get no credit for overlapping words."""
 
 
 class GoldFacts(Protocol):
-    """What is known of a question."""
+    """Annotation of a question."""
 
     @property
     def facts(self) -> Collection[Fact]:
-        """Its supporting facts."""
+        """Supporting facts."""
 
     @property
     def answer(self) -> str:
-        """Its answer."""
+        """Short answer."""
 
 
 def measure_facts(
@@ -43,80 +40,83 @@ def measure_facts(
     titles: Mapping[str, Collection[str]] | None = None,
     answers: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """Measures of each question; means over the column are the evaluator's figures.
+    """Measures each question; the means over the columns equal the evaluator's results.
 
     Args:
-        gold: Every question that counts, by id.
+        gold: Annotations of all questions that count, by id.
         facts: Predicted supporting facts by id.
         titles: Predicted passages by id; by default those of the predicted facts.
-        answers: Predicted answers by id; with them come answer and joint measures.
+        answers: Predicted answers by id; without them there are no answer and joint measures.
 
     Returns:
-        `question_id`, then `SP precision`, `SP recall`, `SP F1`, `SP EM`, `passage EM`, and with
-        answers `precision`, `recall`, `F1`, `EM` and the same with `joint`.
+        A table with columns `question_id`, `SP precision`, `SP recall`, `SP F1`, `SP EM` and
+        `passage EM`; with answers also `precision`, `recall`, `F1` and `EM`, and the same with the
+        prefix `joint`.
 
     Raises:
-        EvaluationError: Predictions of questions that are not in the gold, or no gold at all.
+        EvaluationError: Predictions for questions without an annotation, or no annotations.
     """
     unknown = sorted((facts.keys() | (answers or {}).keys()) - gold.keys())
     if unknown or not gold:
         raise EvaluationError(
-            f"predictions of {len(unknown):,} questions that are not known, first {unknown[:1]}"
-            f"; expected some of the {len(gold):,} questions of the gold",
-            fix="predict on the split that the gold is of",
+            f"{len(unknown):,} predictions for questions that are not among the {len(gold):,} "
+            f"annotated ones, first {unknown[:1]}"
         )
     rows = []
-    for name, known in gold.items():
-        found = set(facts.get(name, ()))
-        named = {title for title, _ in found} if titles is None else set(titles.get(name, ()))
-        sentences = _overlap_measures(Counter(dict.fromkeys(found, 1)), Counter(set(known.facts)))
-        row = {f"SP {what}": value for what, value in sentences.items()}
-        row["passage EM"] = float(named == {title for title, _ in known.facts})
+    for question, annotation in gold.items():
+        predicted = set(facts.get(question, ()))
+        fact_titles = [title for title, _ in predicted]
+        predicted_titles = set(fact_titles if titles is None else titles.get(question, ()))
+        fact_measures = _overlap_measures(Counter(predicted), Counter(set(annotation.facts)))
+        row = {f"SP {name}": value for name, value in fact_measures.items()}
+        row["passage EM"] = float(predicted_titles == {title for title, _ in annotation.facts})
         if answers is not None:
-            answer = _answer_measures(answers.get(name), known.answer)
-            row |= answer | _joint_measures(answer, sentences)
-        rows.append({"question_id": name, **row})
+            answer_measures = _answer_measures(answers.get(question), annotation.answer)
+            row |= answer_measures | _joint_measures(answer_measures, fact_measures)
+        rows.append({"question_id": question, **row})
     return pa.Table.from_pylist(rows)
 
 
 def consistency_gap(passage_scores: np.ndarray, max_sentence_scores: np.ndarray) -> float:
-    """Mean distance of a passage's score and its highest sentence score (section 5.4).
+    """Returns the mean distance of a passage's score from its highest sentence score (section 5.4).
 
     Args:
-        passage: Score of each passage, shape [passages].
-        best_sentence: Highest score of its sentences, shape [passages].
+        passage_scores: Score of each passage, shape [passages].
+        max_sentence_scores: Highest score of its sentences, shape [passages].
     """
     return float(np.abs(passage_scores - max_sentence_scores).mean())
 
 
 def normalize_answer(answer: str) -> str:
-    """Lower case, without punctuation and articles, single blanks (as SQuAD's evaluator)."""
-    plain = "".join(c for c in answer.lower() if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+    """Lowercases, and removes punctuation, articles and extra blanks, as SQuAD's evaluator does."""
+    words = "".join(char for char in answer.lower() if char not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", words).split())
 
 
 def _overlap_measures(predicted: "Counter[object]", gold: "Counter[object]") -> dict[str, float]:
-    """Precision, recall, F1 of two bags, and whether they are the same."""
-    same = sum((predicted & gold).values())
-    precision = same / predicted.total() if predicted else 0.0
-    recall = same / gold.total() if gold else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if same else 0.0
-    em = float(same == predicted.total() == gold.total())
-    return {"precision": precision, "recall": recall, "F1": f1, "EM": em}
+    """Computes precision, recall and F1 of two multisets, and whether they are equal."""
+    num_common = sum((predicted & gold).values())
+    precision = num_common / predicted.total() if predicted else 0.0
+    recall = num_common / gold.total() if gold else 0.0
+    return _with_f1(precision, recall, num_common == predicted.total() == gold.total())
 
 
 def _answer_measures(predicted: str | None, gold: str) -> dict[str, float]:
     if predicted is None:
-        return dict.fromkeys(("precision", "recall", "F1", "EM"), 0.0)
-    mine, right = normalize_answer(predicted), normalize_answer(gold)
-    same = float(mine == right)
-    if mine != right and (mine in CLOSED_ANSWERS or right in CLOSED_ANSWERS):
-        return dict.fromkeys(("precision", "recall", "F1", "EM"), 0.0)
-    return {**_overlap_measures(Counter(mine.split()), Counter(right.split())), "EM": same}
+        return _with_f1(0.0, 0.0, 0.0)
+    predicted, gold = normalize_answer(predicted), normalize_answer(gold)
+    if predicted != gold and (predicted in CLOSED_ANSWERS or gold in CLOSED_ANSWERS):
+        return _with_f1(0.0, 0.0, 0.0)
+    overlap = _overlap_measures(Counter(predicted.split()), Counter(gold.split()))
+    return {**overlap, "EM": float(predicted == gold)}
 
 
 def _joint_measures(answer: Mapping[str, float], facts: Mapping[str, float]) -> dict[str, float]:
-    precision, recall = (answer[what] * facts[what] for what in ("precision", "recall"))
+    precision, recall, em = (answer[name] * facts[name] for name in ("precision", "recall", "EM"))
+    return {f"joint {name}": value for name, value in _with_f1(precision, recall, em).items()}
+
+
+def _with_f1(precision: float, recall: float, em: float) -> dict[str, float]:
+    """Returns the measures by name, with the F1 of precision and recall."""
     f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
-    joint = {"precision": precision, "recall": recall, "F1": f1, "EM": answer["EM"] * facts["EM"]}
-    return {f"joint {what}": value for what, value in joint.items()}
+    return {"precision": precision, "recall": recall, "F1": f1, "EM": float(em)}

@@ -1,7 +1,4 @@
-"""A TREC run against qrels: no table, and relevant documents that the run never found count.
-
-Knows runs and qrels as `evaluation/trec.py` reads them. Must not know models or files.
-"""
+"""Evaluates a TREC run against qrels, including relevant documents that are not in the run."""
 
 from collections.abc import Iterable
 
@@ -22,53 +19,54 @@ def evaluate_run(
     *,
     ties: TieBreaking = "pessimistic",
 ) -> pa.Table:
-    """Measures of a run by question: column question_id and one a measure.
+    """Measures a run by question.
 
-    Questions are those of the qrels with a relevant document; one without a line in the run
-    counts as 0. A document that was not judged counts as not relevant, as in trec_eval.
+    Questions of the qrels with a relevant document count; without a line in the run their value is
+    0. A document without a judgment is not relevant, as in trec_eval.
 
     Args:
         run: Columns question_id, candidate_id, score.
         qrels: Columns question_id, candidate_id, relevance.
         measures: ir-measures values, or their names.
-        ties: What decides between equal scores.
+        ties: Order of equal scores.
+
+    Returns:
+        A table with the column question_id and one column per measure.
 
     Raises:
         EvaluationError: No question in common, or an unknown measure.
     """
-    wanted = [parse_measure(m) for m in measures]
-    judged: dict[str, dict[str, int]] = {}
+    parsed_measures = [parse_measure(measure) for measure in measures]
+    judgments: dict[str, dict[str, int]] = {}
     for line in qrels.to_pylist():
-        judged.setdefault(line["question_id"], {})[line["candidate_id"]] = line["relevance"]
-    judged = {q: docs for q, docs in judged.items() if any(g > 0 for g in docs.values())}
-    ranked = _rank_documents(run, judged, ties)
+        grades = judgments.setdefault(line["question_id"], {})
+        grades[line["candidate_id"]] = line["relevance"]
+    judgments = {q: grades for q, grades in judgments.items() if max(grades.values()) > 0}
+    ranked = _rank_documents(run, judgments, ties)
     if not ranked:
         raise EvaluationError(
             f"a run over {len(run['question_id'].unique()):,} questions and qrels over "
-            f"{len(judged):,} with a relevant document have none in common"
-            "; expected the same question ids in both",
-            fix="give the qrels of this run",
+            f"{len(judgments):,} with a relevant document have none in common"
         )
-    values = {str(m): dict.fromkeys(judged, 0.0) for m in wanted}
-    for metric in ir_measures.iter_calc(wanted, judged, ranked):
+    values = {str(measure): dict.fromkeys(judgments, 0.0) for measure in parsed_measures}
+    for metric in ir_measures.iter_calc(parsed_measures, judgments, ranked):
         values[str(metric.measure)][metric.query_id] = metric.value
     columns = {name: list(by_question.values()) for name, by_question in values.items()}
-    return pa.table({"question_id": list(judged), **columns})
+    return pa.table({"question_id": list(judgments), **columns})
 
 
 def _rank_documents(
     run: pa.Table, judgments: dict[str, dict[str, int]], ties: TieBreaking
 ) -> dict[str, dict[str, int]]:
-    """The run's documents with strictly decreasing scores, so that no provider breaks a tie."""
+    """Returns the documents of judged questions with strictly decreasing scores, without ties."""
     questions, documents = (run[c].to_pylist() for c in ("question_id", "candidate_id"))
-    relevance = np.array(
-        [judgments.get(q, {}).get(d, 0) for q, d in zip(questions, documents)], int
-    )
-    numbers = np.unique(questions, return_inverse=True)[1]
-    places = np.unique(documents, return_inverse=True)[1]
-    scores = run["score"].to_numpy()
+    grades = [judgments.get(q, {}).get(d, 0) for q, d in zip(questions, documents)]
+    question_index = np.unique(questions, return_inverse=True)[1]
+    rank_of_id = np.unique(documents, return_inverse=True)[1]
+    scores, relevance = run["score"].to_numpy(), np.array(grades, int)
+    order = ranking_order(question_index, scores, relevance, rank_of_id, ties)
     ranked: dict[str, dict[str, int]] = {}
-    for place, row in enumerate(ranking_order(numbers, scores, relevance, places, ties)):
+    for position, row in enumerate(order):
         if questions[row] in judgments:
-            ranked.setdefault(questions[row], {})[documents[row]] = -place
+            ranked.setdefault(questions[row], {})[documents[row]] = -position
     return ranked

@@ -1,13 +1,12 @@
-"""Objectives: one short loss a file, over logits. Must not know models' insides or Ray.
-
-An objective takes logits and what belongs to each sequence, and returns the loss *summed* over
-the sequences: the training loop divides by the global batch, however many workers share it.
-"""
+"""Losses over the outputs of models, one per file; no knowledge of models or Ray."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from as2ray.errors import ConfigError
-from as2ray.losses.base import Always, Loss, StepContext, StepLoss
+from pydantic import Field
+
+from as2ray.errors import lookup
+from as2ray.losses.base import Loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import (
     ExitLoss,
@@ -18,48 +17,30 @@ from as2ray.losses.exits import (
 )
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
-from as2ray.losses.pointwise import cross_entropy
+from as2ray.losses.pointwise import CrossEntropyLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 
-__all__ = [
-    "LOSSES",
-    "DistillationLoss",
-    "ExitLoss",
-    "ListwiseLoss",
-    "MarginRankingLoss",
-    "StepContext",
-    "Loss",
-    "StepLoss",
-    "TwoInOneLoss",
-    "ConfigurableLoss",
-    "get_loss",
+ConfigurableLoss = Annotated[
+    DistillationLoss | ListwiseLoss | MarginRankingLoss | TwoInOneLoss, Field(discriminator="type")
 ]
-
-ConfigurableLoss = DistillationLoss | ListwiseLoss | MarginRankingLoss | TwoInOneLoss
-"""Objectives that recipes describe by their settings."""
+"""Losses with settings; in a recipe `type` names the loss."""
 
 LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Always(cross_entropy),
+    "cross_entropy": CrossEntropyLoss(),
     "uniform_exit": ExitLoss(sample_uniform),
-    "exits_in_turn": ExitLoss(round_robin),
-    "early_exit": ExitLoss(sample_early_biased),
-    "every_exit": ExitLoss(all_exits),
-    "margin": MarginRankingLoss(),
-    "listwise": ListwiseLoss(),
+    "round_robin_exit": ExitLoss(round_robin),
+    "early_biased_exit": ExitLoss(sample_early_biased),
+    "all_exits": ExitLoss(all_exits),
+    "margin_ranking": MarginRankingLoss(),
+    "listwise_cross_entropy": ListwiseLoss(),
 }
-"""Objectives by the name that recipes give them."""
+"""Losses without settings, or with default settings, by name."""
 
 
-def get_loss(name: str | ConfigurableLoss) -> Loss:
-    """The objective of that name; one that has settings is its own.
+def get_loss(loss: str | ConfigurableLoss) -> Loss:
+    """Returns the loss with this name; a loss with settings is returned as it is.
 
     Raises:
-        RecipeError: There is none.
+        ConfigError: Unknown name.
     """
-    if not isinstance(name, str):
-        return name
-    if name not in LOSSES:
-        raise ConfigError(
-            f"objective {name!r}; expected one of {sorted(LOSSES)}",
-        )
-    return LOSSES[name]
+    return lookup(LOSSES, loss, "loss") if isinstance(loss, str) else loss

@@ -1,62 +1,51 @@
-"""What the training loop knows of an objective: what it asks of the model at a step, and its loss.
+"""The interface between the trainer and a loss."""
 
-Knows tensors. Must not know models or any one objective.
-"""
-
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]
-"""What the model says (logits, in most) and what belongs to each sequence, to the loss *summed*
-over the sequences: the loop divides by the global batch, however many workers share it."""
+Targets = Mapping[str, Tensor]
+"""Labels and other data of the sequences of a batch, by name."""
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where a run is; the same on every worker."""
+    """Position in a training run; the same on every worker."""
 
     step: int = 0
-    """Steps done."""
+    """Optimizer steps before this one."""
     total_steps: int = 1
-    """Steps of the run."""
+    """Optimizer steps of the run."""
     seed: int = 0
-    """Of the run."""
+    """Seed of the run."""
     num_exits: int = 0
-    """Exits of the ranker; 0 where it has none."""
+    """Exits of the ranker; 0 for a ranker without exits."""
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random numbers of this step alone, so that a resumed run draws them again."""
+        """Random generator of this step, so that a resumed run draws the same numbers."""
         return np.random.default_rng([self.seed, self.step])
 
 
-@dataclass(frozen=True)
-class StepLoss:
-    """What there is to do at a step."""
+class Loss(ABC):
+    """A loss over the outputs of a model; it may differ from step to step."""
 
-    loss: LossFunction
-    """Of the logits that come back."""
-    forward_kwargs: Mapping[str, Any]
-    """What of its forward pass the model is asked for, beside the batch."""
+    def forward_kwargs(self, context: StepContext) -> Mapping[str, Any]:
+        """Returns keyword arguments of the model's forward pass at a step, besides the batch."""
+        return {}
 
+    @abstractmethod
+    def compute(self, output: Any, targets: Targets, context: StepContext) -> Tensor:
+        """Computes the loss *summed* over the examples of a batch.
 
-class Loss(Protocol):
-    """A loss that may be another at each step."""
+        The trainer divides by the global batch size, however many workers share the batch.
 
-    def for_step(self, context: StepContext) -> StepLoss:
-        """What there is to do at a moment."""
-
-
-@dataclass(frozen=True)
-class Always:
-    """The same loss of the whole forward pass at every step."""
-
-    loss: LossFunction
-
-    def for_step(self, context: StepContext) -> StepLoss:
-        """The loss."""
-        return StepLoss(self.loss, {})
+        Args:
+            output: What the model returns, usually logits.
+            targets: Labels and other data of each sequence.
+            context: The step.
+        """

@@ -1,180 +1,145 @@
 """Knowledge distillation from stored logits of teachers (CERBERUS, equations 1 to 4).
 
-Knows logits of students and teachers. Must not know models, or where the logits are stored.
-
     L_KD = alpha CE(student, label) + (1 - alpha) tau^2 KL(p || q)
     p = softmax(teacher / tau), q = softmax(student / tau)
 
-and, over the heads of a student, L = sum of lambda_i L_KD(head i, its teacher). Where the student's
-body has exits, the partial classifier of each, which is to foresee what the heads say together,
-adds the mean of its L_KD over the teachers; no paper has such a student.
+Over the heads of a student, L = sum of lambda_i L_KD(head i, its teacher). If the student's encoder
+also has exits, each partial classifier, which predicts what the heads together will say, adds the
+mean of its L_KD over the teachers. No paper has such a student.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
 from as2ray.errors import ConfigError, TrainingError
-from as2ray.losses.base import StepContext, StepLoss
+from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.tables.schema import TEACHER_LOGITS
 
-TeacherAssignment = Literal["own", "sum", "in_turn"]
-"""Who teaches: each head its own teacher (CERBERUS); all teachers every head (KD_Sum); one teacher
-after the other, step by step (KD_RR)."""
+TeacherAssignment = Literal["per_head", "sum", "round_robin"]
+"""Teachers of a head: its own one (CERBERUS), all (KD_Sum), or another at each step (KD_RR)."""
 
 
-@dataclass(frozen=True)
-class DistillationLoss:
-    """Distillation of one head or several. `teacher` names one teacher for all heads."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class DistillationLoss(Loss):
+    """Distillation into one or several heads."""
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Weight of the labels; the paper's grid is 0, 0.1, 0.5, 0.9."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """tau; the paper's grid is 1, 3, 5."""
-    teacher_assignment: TeacherAssignment = "own"
-    """Who teaches whom."""
-    teacher_index: int | None = None
-    """Number of the one teacher of all heads, from 0, in place of `lesson`."""
+    teacher_assignment: TeacherAssignment = "per_head"
+    """Which teachers a head learns from."""
+    teacher_index: NonNegativeInt | None = None
+    """Index of the one teacher of all heads, instead of `teacher_assignment`."""
     head_weights: tuple[float, ...] | None = None
     """lambda of each head; 1 by default, as in the paper."""
     unscaled_soft_loss: bool = False
-    """Leave tau^2 out where alpha is 0, as the paper's toolkit did and its equation does not."""
+    """Omits tau^2 if alpha is 0, as the paper's toolkit did, in contrast to its equation."""
+    type: Literal["distillation"] = "distillation"
+    """Name of the loss."""
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.alpha <= 1 and self.temperature > 0):
-            raise ConfigError(
-                f"alpha {self.alpha}, temperature {self.temperature}"
-                "; expected alpha from 0 to 1, a temperature above 0",
-            )
-        if self.teacher_assignment not in get_args(TeacherAssignment):
-            raise ConfigError(
-                f"lesson {self.teacher_assignment!r}"
-                f"; expected one of {get_args(TeacherAssignment)}",
-            )
+    def forward_kwargs(self, context: StepContext) -> Mapping[str, Any]:
+        """Returns all exits of a student with several."""
+        return {"exit_indices": range(context.num_exits)} if context.num_exits > 1 else {}
 
-    def for_step(self, context: StepContext) -> StepLoss:
-        """The loss of a moment, of all exits."""
-        asked = {"exits": range(context.num_exits)} if context.num_exits > 1 else {}
-        return StepLoss(
-            partial(self._compute_loss, context.step, max(0, context.num_exits - 1)), asked
-        )
-
-    def _compute_loss(
-        self, step: int, num_exits: int, logits: Tensor, targets: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Summed over the batch.
+    def compute(self, output: Tensor, targets: Targets, context: StepContext) -> Tensor:
+        """Computes the loss summed over the batch.
 
         Args:
-            step: Steps done.
-            exits: Partial classifiers before the heads.
-            logits: Of each exit, then of each head, [sequences, exits + heads, 2], or
-                [sequences, 1 or 2] of a single one.
+            output: Logits of each partial classifier, then of each head, shape
+                [sequences, classifiers + heads, 2], or [sequences, 1 or 2] of a single head.
             targets: `label` [sequences] and `teacher_logits` [sequences, 2 * teachers].
-        """
-        outputs = [logits] if logits.ndim == 2 else list(logits.unbind(1))
-        heads, teachers = outputs[num_exits:], _read_teacher_logits(targets)
-        self.check_counts(len(heads), len(teachers))
-        parts = [
-            weight * self._head_loss(head, teacher, targets)
-            for number, (head, weight) in enumerate(
-                zip(heads, self.head_weights or [1.0] * len(heads))
-            )
-            for teacher in self._select_teachers(number, step, teachers)
-        ]
-        of_exits = teachers if self.teacher_index is None else [teachers[self.teacher_index]]
-        parts += [
-            self._head_loss(output, teacher, targets) / len(of_exits)
-            for output in outputs[:num_exits]
-            for teacher in of_exits
-        ]
-        return torch.stack(parts).sum()
-
-    def check_counts(self, num_ranking_heads: int, num_teachers: int) -> None:
-        """Refuses a student and teachers that do not go with these settings.
-
-        Args:
-            heads: Of the student; one where it has no more than its classifier.
-            teachers: How many teach it.
+            context: The step. All exits but the last have a partial classifier.
 
         Raises:
-            RecipeError: Other heads than weights or, where each has its own, than teachers; no
-                such teacher.
+            ConfigError: Numbers of heads and teachers that do not fit these settings.
+            TrainingError: Missing or non-finite logits of teachers.
+        """
+        num_classifiers = max(0, context.num_exits - 1)
+        outputs = [output] if output.ndim == 2 else list(output.unbind(1))
+        heads, teachers = outputs[num_classifiers:], _read_teacher_logits(targets)
+        self.check_counts(len(heads), len(teachers))
+        if self.teacher_index is not None:
+            teachers = [teachers[self.teacher_index]]
+        weights = self.head_weights or [1.0] * len(heads)
+        terms = [
+            weight * self._head_loss(head, teacher, targets)
+            for head_index, (head, weight) in enumerate(zip(heads, weights))
+            for teacher in self._select_teachers(head_index, context.step, teachers)
+        ]
+        terms += [
+            self._head_loss(classifier, teacher, targets) / len(teachers)
+            for classifier in outputs[:num_classifiers]
+            for teacher in teachers
+        ]
+        return torch.stack(terms).sum()
+
+    def check_counts(self, num_ranking_heads: int, num_teachers: int) -> None:
+        """Raises an error if a student's heads and its teachers do not fit these settings.
+
+        Args:
+            num_ranking_heads: Heads of the student; 1 for a student with one classifier.
+            num_teachers: Teachers of the student.
+
+        Raises:
+            ConfigError: The number of heads differs from that of `head_weights` or, with
+                `per_head`, from that of teachers; or there is no teacher `teacher_index`.
         """
         if self.head_weights is not None and len(self.head_weights) != num_ranking_heads:
+            problem = f"{len(self.head_weights)} head_weights for {num_ranking_heads} heads"
+            raise ConfigError(problem)
+        index = self.teacher_index
+        if index is not None and index >= num_teachers:
+            raise ConfigError(f"teacher_index {index} of {num_teachers} teachers; the first is 0")
+        is_per_head = index is None and self.teacher_assignment == "per_head"
+        if is_per_head and num_ranking_heads != num_teachers:
             raise ConfigError(
-                f"{len(self.head_weights)} weights for {num_ranking_heads} heads"
-                "; expected a weight for each head",
-            )
-        if self.teacher_index is not None and not 0 <= self.teacher_index < num_teachers:
-            raise ConfigError(
-                f"teacher {self.teacher_index} of {num_teachers}"
-                f"; expected a number from 0 to {num_teachers - 1}",
-            )
-        if (
-            self.teacher_index is None
-            and self.teacher_assignment == "own"
-            and num_ranking_heads != num_teachers
-        ):
-            raise ConfigError(
-                f"{num_ranking_heads} heads and {num_teachers} teachers"
-                "; expected a teacher for each head",
-                fix="give as many teachers as heads, name one `teacher`, or take lesson 'sum'",
+                f"{num_ranking_heads} heads and {num_teachers} teachers; with teacher_assignment "
+                "'per_head' every head needs its own teacher",
+                fix="set `teacher_index`, or use teacher_assignment 'sum'",
             )
 
     def _select_teachers(
-        self, head_index: int, step: int, teacher_logits: Sequence[Tensor]
+        self, head_index: int, step: int, teachers: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        if self.teacher_index is not None:
-            return [teacher_logits[self.teacher_index]]
-        if self.teacher_assignment == "sum":
-            return teacher_logits
-        return [
-            teacher_logits[
-                step % len(teacher_logits) if self.teacher_assignment == "in_turn" else head_index
-            ]
-        ]
+        if self.teacher_assignment == "sum" or self.teacher_index is not None:
+            return teachers
+        is_round_robin = self.teacher_assignment == "round_robin"
+        return [teachers[step % len(teachers) if is_round_robin else head_index]]
 
-    def _head_loss(
-        self, student_logits: Tensor, teacher_logits: Tensor, targets: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Equation 1 of one head and one teacher."""
+    def _head_loss(self, student: Tensor, teacher: Tensor, targets: Targets) -> Tensor:
+        """Computes equation 1 for the logits of one head and one teacher."""
         tau = self.temperature
-        if (
-            student_logits.shape[-1] == 1
-        ):  # a binary logit: of (not an answer, answer) the first is 0
-            student_logits = functional.pad(student_logits, (1, 0))
-        soft = functional.kl_div(
-            (student_logits.float() / tau).log_softmax(-1),
-            (teacher_logits.float() / tau).log_softmax(-1),
-            reduction="sum",
-            log_target=True,
-        )
+        if student.shape[-1] == 1:
+            # A binary logit is that of an answer; the logit of "not an answer" is 0.
+            student = functional.pad(student, (1, 0))
+        log_q = (student.float() / tau).log_softmax(-1)
+        log_p = (teacher.float() / tau).log_softmax(-1)
+        soft_loss = functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
         scale = 1.0 if self.unscaled_soft_loss and self.alpha == 0.0 else tau**2
-        return (
-            self.alpha * cross_entropy(student_logits, targets) + (1.0 - self.alpha) * scale * soft
-        )
+        hard_loss = cross_entropy(student, targets)
+        return self.alpha * hard_loss + (1.0 - self.alpha) * scale * soft_loss
 
 
-def _read_teacher_logits(targets: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """Logits of each teacher, [sequences, 2]."""
+def _read_teacher_logits(targets: Targets) -> Sequence[Tensor]:
+    """Returns the logits of each teacher, shape [sequences, 2].
+
+    Raises:
+        TrainingError: Missing or non-finite logits.
+    """
     if TEACHER_LOGITS not in targets:
-        raise TrainingError(
-            f"batches with {sorted(targets)}"
-            f"; expected {TEACHER_LOGITS!r}, the stored logits of the teachers",
-            fix="score the training tables with the teachers first",
-        )
+        problem = f"batches with {sorted(targets)}; distillation needs {TEACHER_LOGITS!r}"
+        raise TrainingError(problem, fix="score the training tables with the teachers first")
     logits = targets[TEACHER_LOGITS]
-    bad = int((~torch.isfinite(logits)).flatten(1).any(1).sum())
-    if bad:
-        raise TrainingError(
-            f"{bad} of {len(logits)} sequences whose teachers' logits are missing or not finite"
-            "; expected finite logits of every teacher for every candidate",
-            fix="score the table again with the teachers, in fp32 if they overflow",
-        )
+    num_bad = int((~torch.isfinite(logits)).any(1).sum())
+    if num_bad:
+        problem = f"{num_bad} of {len(logits)} sequences have missing or infinite teacher logits"
+        raise TrainingError(problem, fix="score them again, in fp32 if the teachers overflow")
     return logits.unflatten(1, (-1, 2)).unbind(1)  # type: ignore[no-untyped-call, no-any-return]

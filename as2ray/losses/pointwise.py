@@ -1,29 +1,33 @@
-"""Pointwise cross entropy (TANDA, section 3.2): L = - sum over labels of y log softmax(W x + b).
-
-Knows logits and labels. Must not know models.
-"""
-
-from collections.abc import Mapping
+"""Pointwise cross entropy (TANDA, section 3.2): L = - sum over labels of y log softmax(W x + b)."""
 
 from torch import Tensor
 from torch.nn import functional
 
 from as2ray.errors import TrainingError
+from as2ray.losses.base import Loss, StepContext, Targets
 
 
-def cross_entropy(logits: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-    """Cross entropy *summed* over the batch; the training loop divides by the global batch.
+class CrossEntropyLoss(Loss):
+    """Cross entropy of each pair of a question and a candidate."""
+
+    def compute(self, output: Tensor, targets: Targets, context: StepContext) -> Tensor:
+        """Computes `cross_entropy`, the same at every step."""
+        return cross_entropy(output, targets)
+
+
+def cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
+    """Computes the cross entropy summed over the batch.
 
     Args:
         logits: Shape [sequences, 2], or [sequences, 1] for a binary logit.
         targets: `label`, 0 or 1, shape [sequences].
+
+    Raises:
+        TrainingError: Logits of several exits or heads.
     """
     if logits.ndim != 2:
-        raise TrainingError(
-            f"logits of shape {list(logits.shape)}"
-            "; expected [sequences, 1 or 2]: a ranker with one output",
-            fix="name an objective of exits or heads, such as 'every_exit'",
-        )
+        problem = f"logits of shape {list(logits.shape)}; this loss needs [sequences, 1 or 2]"
+        raise TrainingError(problem, fix="use a loss for exits or heads, such as 'all_exits'")
     label = targets["label"]
     if logits.shape[-1] == 1:
         return functional.binary_cross_entropy_with_logits(

@@ -1,133 +1,123 @@
 """Joint passage ranking and sentence selection (Two-in-One, equations 1 to 3).
 
-Knows scores and states of passages and their sentences. Must not know models.
-
     L = L_pass + L_sent + L_con + L_sim, summed over the passages of a batch:
     L_pass = (y' - y)^2, L_sent = sum over sentences (x' - x)^2, with labels +1 and -1
     L_con = (y' - max x')^2
-    L_sim = mean over pairs of a relevant and another sentence of a relevant passage
-            max(d(v_p, v_r) - d(v_p, v_n) + margin, 0), d the Euclidean distance
+    L_sim = mean over pairs of a relevant and an irrelevant sentence of a relevant passage
+            max(d(v_p, v_r) - d(v_p, v_n) + margin, 0), where d is the Euclidean distance
 
-With answers (the paper's future work, "Three-in-One") also L_ans, the cross entropy of their first
-and last tokens among the tokens of the passage.
+With answers (the paper's future work, "Three-in-One") also L_ans, the cross entropy of the first
+and last token of the answer among the tokens of the passage.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import ConfigDict, model_validator
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from as2ray.errors import ConfigError
-from as2ray.losses.base import StepContext, StepLoss
+from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.outputs import PassageOutput
 
 
-@dataclass(frozen=True)
-class TwoInOneLoss:
-    """The joint loss; its parts can be switched (Table 2)."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TwoInOneLoss(Loss):
+    """The joint loss; its terms can be switched on and off (Table 2)."""
 
     passage_loss: bool = True
-    """L_pass; without it a model of sentences within passages (Table 1's reads each alone)."""
+    """L_pass; False for a model that scores only sentences within passages."""
     sentence_loss: bool = True
-    """L_sent; without it a model of passages alone."""
+    """L_sent; False for a model that scores only passages."""
     consistency_loss: bool = False
     """L_con."""
     similarity_loss: bool = False
     """L_sim."""
     margin: float = 1.0
-    """Of L_sim."""
+    """Margin of L_sim."""
     mean_over_sentences: bool = False
-    """L_sent as the mean over a passage's sentences, near to what the released code does."""
+    """Divides L_sent by the number of sentences of the passage, similar to the released code."""
     answer_loss: bool = False
-    """L_ans, where the answer stands in a supporting sentence."""
+    """L_ans, for answers that are part of a supporting sentence."""
+    type: Literal["two_in_one"] = "two_in_one"
+    """Name of the loss."""
 
-    def __post_init__(self) -> None:
-        parts = (
-            self.passage_loss,
-            self.sentence_loss,
-            self.consistency_loss,
-            self.similarity_loss,
-            self.answer_loss,
-        )
-        if not any(parts):
-            raise ConfigError(
-                "a joint objective without any part; expected passages or sentences, or both",
-                fix="switch one on",
-            )
+    @model_validator(mode="after")
+    def _check_terms(self) -> "TwoInOneLoss":
+        terms = ("passage_loss", "sentence_loss", "consistency_loss", "similarity_loss")
+        if not any(getattr(self, name) for name in (*terms, "answer_loss")):
+            raise ValueError("the joint loss has no term; set passage_loss or sentence_loss")
+        return self
 
-    def for_step(self, context: StepContext) -> StepLoss:
-        """The same loss at every step."""
-        return StepLoss(self.loss, {})
-
-    def loss(self, output: PassageOutput, targets: Mapping[str, Tensor]) -> Tensor:
-        """Summed over the passages.
+    def compute(self, output: PassageOutput, targets: Targets, context: StepContext) -> Tensor:
+        """Computes the loss summed over the passages.
 
         Args:
-            joint: What the model says.
-            targets: `passage_label` [passages] and `label` [sentences], 0 or 1, and `window`
+            output: Scores and states of passages and sentences.
+            targets: `passage_label` [passages] and `label` [sentences], 0 or 1; `window`
                 [sentences], the number of each sentence's passage in the batch; for L_ans
-                `answer_first` and `answer_last` [sentences], tokens of the batch, or -1.
+                `answer_first` and `answer_last` [sentences], token positions in the batch, or -1.
+            context: The step; not used.
         """
-        relevant, window = targets["passage_label"], targets["window"].long()
-        passage, sentence = output.passage_scores.float(), output.sentence_scores.float()
-        # Every head has a gradient, if of zeros: copies of the model on other workers wait for it.
-        heads = [
-            passage,
-            sentence,
-            *([] if output.span_logits is None else [output.span_logits.float()]),
-        ]
-        parts = [torch.stack([head.sum() for head in heads]).sum() * 0.0]
+        passage_label, passage_index = targets["passage_label"], targets["window"].long()
+        passage_scores = output.passage_scores.float()
+        sentence_scores = output.sentence_scores.float()
+        # Every head gets a gradient, if only of zeros: other workers' copies of it wait for one.
+        heads = [passage_scores, sentence_scores]
+        if output.span_logits is not None:
+            heads.append(output.span_logits.float())
+        terms = [torch.stack([head.sum() for head in heads]).sum() * 0.0]
         if self.passage_loss:
-            parts.append((passage - _to_signed_labels(relevant)).square().sum())
+            terms.append((passage_scores - _to_signed_labels(passage_label)).square().sum())
         if self.sentence_loss:
-            errors = (sentence - _to_signed_labels(targets["label"])).square()
+            errors = (sentence_scores - _to_signed_labels(targets["label"])).square()
             if self.mean_over_sentences:
-                errors = errors / torch.bincount(window, minlength=len(passage))[window]
-            parts.append(errors.sum())
+                num_sentences = torch.bincount(passage_index, minlength=len(passage_scores))
+                errors = errors / num_sentences[passage_index]
+            terms.append(errors.sum())
         if self.consistency_loss:
-            lowest = torch.full_like(passage, -torch.inf)
-            highest = lowest.scatter_reduce(0, window, sentence, "amax")
-            parts.append((passage - highest).square().sum())
+            lowest = torch.full_like(passage_scores, -torch.inf)
+            max_scores = lowest.scatter_reduce(0, passage_index, sentence_scores, "amax")
+            terms.append((passage_scores - max_scores).square().sum())
         if self.similarity_loss:
-            parts.append(self._compute_similarity_loss(output, targets, window))
+            terms.append(self._compute_similarity_loss(output, targets, passage_index))
         if self.answer_loss:
-            parts.append(_compute_answer_loss(output, targets))
-        return torch.stack(parts).sum()
+            terms.append(_compute_answer_loss(output, targets))
+        return torch.stack(terms).sum()
 
     def _compute_similarity_loss(
-        self, output: PassageOutput, targets: Mapping[str, Tensor], sentence_passage: Tensor
+        self, output: PassageOutput, targets: Targets, passage_index: Tensor
     ) -> Tensor:
-        """L_sim of every relevant passage that has sentences of both kinds."""
-        # The root has no gradient at 0: a floor for states that are equal.
-        apart = (
-            output.passage_states.float()[sentence_passage] - output.sentence_states.float()
-        ).square()
-        distance = (apart.sum(-1) + 1e-12).sqrt()
-        answers = targets["label"] > 0
+        """Computes L_sim over the relevant passages that have sentences with both labels."""
+        passage_states = output.passage_states.float()[passage_index]
+        squares = (passage_states - output.sentence_states.float()).square()
+        # The square root has no gradient at 0, the distance of equal states.
+        distance = (squares.sum(-1) + 1e-12).sqrt()
+        is_relevant = targets["label"] > 0
         total = distance.sum() * 0.0
-        for number in torch.nonzero(targets["passage_label"] > 0).flatten().tolist():
-            own = sentence_passage == number
-            near, far = distance[own & answers], distance[own & ~answers]
-            if len(near) and len(far):
-                total = total + (near[:, None] - far + self.margin).clamp_min(0.0).mean()
+        for passage in torch.nonzero(targets["passage_label"] > 0).flatten().tolist():
+            is_inside = passage_index == passage
+            relevant = distance[is_inside & is_relevant]
+            irrelevant = distance[is_inside & ~is_relevant]
+            if len(relevant) and len(irrelevant):
+                differences = relevant[:, None] - irrelevant
+                total = total + (differences + self.margin).clamp_min(0.0).mean()
         return total
 
 
-def _compute_answer_loss(output: PassageOutput, targets: Mapping[str, Tensor]) -> Tensor:
-    """L_ans; a passage with several places of the answer counts each."""
+def _compute_answer_loss(output: PassageOutput, targets: Targets) -> Tensor:
+    """Computes L_ans; all occurrences of an answer in a passage count."""
     assert output.span_logits is not None
-    assert output.token_passage is not None  # the objective makes the model that has them
+    assert output.token_passage is not None  # models trained with `answer_loss` return both
     logits = output.span_logits.float()
-    highest = logits.detach().max()
-    shape = (len(output.passage_scores), 2)
-    sums = torch.zeros(shape, device=logits.device).index_add(
-        0, output.token_passage, (logits - highest).exp()
-    )
-    logs = logits - highest - sums.log()[output.token_passage]
-    places = [targets[f"answer_{end}"].long() for end in ("first", "last")]
-    found = torch.stack([logs[place[place >= 0], n].sum() for n, place in enumerate(places)])
-    return -found.sum() / 2.0
+    max_logit = logits.detach().max()
+    zeros = torch.zeros(len(output.passage_scores), 2, device=logits.device)
+    sums = zeros.index_add(0, output.token_passage, (logits - max_logit).exp())
+    log_probabilities = logits - max_logit - sums.log()[output.token_passage]
+    first, last = targets["answer_first"].long(), targets["answer_last"].long()
+    log_likelihood = log_probabilities[first[first >= 0], 0].sum()
+    log_likelihood = log_likelihood + log_probabilities[last[last >= 0], 1].sum()
+    return -log_likelihood / 2.0
 
 
 def _to_signed_labels(label: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Speed ratios, latency and measured savings of models. Must not import training or Ray."""
+"""Speed ratios, latency and measured savings of models. No Ray."""

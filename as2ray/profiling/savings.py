@@ -1,37 +1,31 @@
-"""What a ranker's dropping saves over a table, three ways side by side.
+"""Measures what dropping candidates saves over a table: in layers, in FLOPs and in time."""
 
-Knows rankers of several stages, counted cost and a clock. Must not know files.
-"""
-
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
-from as2ray.cascade.cost import EncoderShape, count_flops, relative_layers
+from as2ray.cascade.cost import EncoderShape, measure_relative_cost
 from as2ray.cascade.pruning import DropRatios, expand_drop_ratios
 from as2ray.errors import ConfigError
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.ranker import Ranker
 from as2ray.models.sequential import SequentialRanker
-from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
+from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately, measure_rate
 
 
 @dataclass(frozen=True)
 class Savings:
-    """Cost as a part of the whole encoder's over every pair."""
+    """Cost of a ranker that drops candidates, relative to the whole encoder over all pairs."""
 
     drop_ratios: tuple[float, ...]
     """Drop ratio after each stage but the last."""
     relative_layers: float
-    """By the paper's formula."""
+    """Relative number of layers, by the paper's formula."""
     relative_flops: float
-    """Floating-point operations, with heads, rounding and the pairs' own lengths."""
+    """Relative FLOPs, with heads, rounding and the lengths of the pairs."""
     speedup: SpeedRatio
-    """How many times as fast with dropping as without, both from text to ranking."""
+    """Speed with dropping relative to that without, from text to ranking."""
 
 
 def measure_savings(
@@ -39,65 +33,39 @@ def measure_savings(
 ) -> Savings:
     """Measures what dropping saves.
 
-    For a sequential ranker nothing dropped is its deepest ranker alone.
+    A sequential ranker without dropping runs only its deepest ranker.
 
     Args:
         ranker: A cascade or a sequential ranker.
         table: Candidates to rank.
-        drop: Other drop ratios than the ranker's own.
-        repeats: Passes with and without dropping, in turns.
+        drop_ratios: Drop ratios to use instead of the ranker's own.
+        num_repeats: Passes with and without dropping, 1 or more.
 
     Raises:
-        RecipeError: A ranker of one stage, or no pass at all.
+        ConfigError: A ranker with a single stage, or invalid drop ratios.
     """
-    if num_repeats < 1:
-        raise ConfigError(
-            f"repeats={num_repeats}; expected 1 pass or more",
-            fix="leave it out, for 3",
-        )
     if not isinstance(ranker, MultiStageRanker):
-        raise ConfigError(
-            f"a {type(ranker).__name__}"
-            "; expected a ranker of several stages: a cascade or a sequential ranker",
-            fix="name such a checkpoint",
-        )
+        problem = f"a {type(ranker).__name__} drops no candidates"
+        raise ConfigError(problem, fix="use a cascade or a sequential ranker")
     ratios = expand_drop_ratios(
         ranker.drop_ratios if drop_ratios is None else drop_ratios, len(ranker.exit_layers)
     )
-    sequential = isinstance(ranker, SequentialRanker)
-    stage = ranker.predict_table(table, drop_ratios).stage_index
-    assert stage is not None  # of a ranker of several stages
+    is_sequential = isinstance(ranker, SequentialRanker)
+    stage_index = ranker.predict_table(table, ratios).stage_index
+    assert stage_index is not None  # set by rankers with several stages
     texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-    tokens = ranker.tokenizer.encode(*texts).lengths.astype(np.float64)
+    lengths = ranker.tokenizer.encode(*texts).lengths
     shape = EncoderShape.from_config(ranker.network.config)
-    left = [tokens[stage >= number] for number in range(len(ranker.exit_layers))]
-    everything = count_flops(shape, [shape.num_layers], [tokens], sequential=True)
+    layers, flops = measure_relative_cost(
+        shape, ranker.exit_layers, ratios, lengths, stage_index, is_sequential
+    )
 
-    def whole() -> None:
+    def rank_without_dropping() -> None:
         ranker.predict_scores(ranker.pack(ranker.tokenizer.encode(*texts)), table.num_rows)
 
-    def dropping() -> None:
-        ranker.predict_table(table, drop_ratios)
-
-    (timed,) = measure_alternately(
-        partial(_measure_rate, dropping), [partial(_measure_rate, whole)], num_repeats
+    (speedup,) = measure_alternately(
+        partial(measure_rate, 1, ranker.predict_table, table, ratios),
+        [partial(measure_rate, 1, rank_without_dropping)],
+        num_repeats,
     )
-    return Savings(
-        tuple(ratios.tolist()),
-        relative_layers(
-            ranker.exit_layers,
-            ratios,
-            shape.num_layers,
-            sequential,
-            shape.num_ranking_heads * shape.layers_per_head,
-        ),
-        count_flops(shape, ranker.exit_layers, left, sequential) / everything,
-        timed,
-    )
-
-
-def _measure_rate(function: Callable[[], None]) -> float:
-    """How often a second the work is done."""
-    began = time.perf_counter()
-    function()
-    return 1.0 / (time.perf_counter() - began)
+    return Savings(tuple(ratios.tolist()), layers, flops, speedup)

@@ -1,39 +1,37 @@
-"""The ratio of two sides, measured in turns, so that a noisy machine disturbs both alike.
-
-Knows callables. Must not know what they do.
-"""
+"""Speed ratio of two workloads, measured alternately so that noise affects both equally."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 Workload = Callable[[], float]
-"""Does a fixed amount of work and returns its rate, in units a second."""
+"""Does a fixed amount of work and returns its rate, in units per second."""
 
 
 @dataclass(frozen=True)
 class SpeedRatio:
-    """How many times as fast one side is as another, over the repeats of one run."""
+    """Ratio of the rates of a workload and a baseline, over several repeats."""
 
     rates: tuple[float, ...]
-    """Rates of our side, in the order in which they were measured."""
+    """Rates of the workload, in the order of measurement."""
     baseline_rates: tuple[float, ...]
-    """Rates of the other side, each measured beside ours of the same place."""
+    """Rates of the baseline, each measured next to the rate of the same index."""
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """The ratio of each pair of repeats."""
+        """Ratio of each pair of rates."""
         return tuple(a / b for a, b in zip(self.rates, self.baseline_rates, strict=True))
 
     @property
     def median(self) -> float:
-        """The ratio to be told."""
+        """Median ratio, which is the result to report."""
         return statistics.median(self.ratios)
 
     @property
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest ratio of a pair of repeats."""
+        """Lowest and highest ratio."""
         return min(self.ratios), max(self.ratios)
 
     def __str__(self) -> str:
@@ -41,35 +39,42 @@ class SpeedRatio:
         return f"{self.median:.2f} ({low:.2f}..{high:.2f})"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was measured, and what follows from it."""
+        """Returns all rates and the ratio for JSON."""
         low, high = self.range
         return {**asdict(self), "ratio": {"median": self.median, "min": low, "max": high}}
+
+
+def measure_rate(num_units: int, function: Callable[..., object], *args: object) -> float:
+    """Returns the units per second of a function that processes `num_units`."""
+    started_at = time.perf_counter()
+    function(*args)
+    return num_units / (time.perf_counter() - started_at)
 
 
 def measure_alternately(
     workload: Workload, baselines: Sequence[Workload], num_repeats: int, warm_up: bool = True
 ) -> tuple[SpeedRatio, ...]:
-    """Measures ours, others[0], others[1], ... in turns, every second turn in the opposite order.
+    """Runs the workload and its baselines in turns, every second turn in reverse order.
 
-    What runs after a heavy side runs slower: with one order that would always be the same side.
+    A workload runs slower after a heavy one. Without reversing, that would always be the same one.
 
     Args:
-        ours: Our side.
-        others: What it is compared with.
-        repeats: Measurements of each side.
-        warm_up: Whether a measurement of each side goes before and is thrown away; never where each
-            is measured once.
+        workload: The workload of interest.
+        baselines: Workloads with which it is compared.
+        num_repeats: Measurements of each workload.
+        warm_up: Whether each workload first runs once without being measured; ignored if
+            `num_repeats` is 1.
 
     Returns:
-        For each of the others how many times as fast ours is.
+        The speed ratio of the workload to each baseline.
     """
-    sides = [workload, *baselines]
+    workloads = [workload, *baselines]
     if warm_up and num_repeats > 1:
-        for side in sides:
-            side()
-    rates = []
-    for number in range(num_repeats):
-        way = 1 if number % 2 == 0 else -1
-        rates.append([side() for side in sides[::way]][::way])
-    mine, *theirs = (tuple(column) for column in zip(*rates))
-    return tuple(SpeedRatio(mine, column) for column in theirs)
+        for run in workloads:
+            run()
+    rates_by_turn = []
+    for turn in range(num_repeats):
+        direction = 1 if turn % 2 == 0 else -1
+        rates_by_turn.append([run() for run in workloads[::direction]][::direction])
+    rates, *baseline_rates = (tuple(column) for column in zip(*rates_by_turn))
+    return tuple(SpeedRatio(rates, column) for column in baseline_rates)

@@ -1,1 +1,1 @@
-"""The candidates table: schema, validation, filters, order; Parquet, TREC and raw files. Imports no other package."""
+"""The candidates table: schema, filters and order; Parquet, TREC and raw files. No tokens."""

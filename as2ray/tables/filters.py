@@ -1,7 +1,4 @@
-"""The question filters of the papers: raw, no_all_negative, clean.
-
-Knows the candidates table. Corpora and evaluation both stand on it; must know neither.
-"""
+"""Question filters of the papers: raw, no_all_negative and clean."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
@@ -10,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from as2ray.errors import ConfigError
-from as2ray.tables.schema import split_by_question
+from as2ray.errors import lookup
+from as2ray.tables.schema import question_indices, split_by_question
 
 QuestionFilter = Literal["raw", "no_all_negative", "clean"]
 """Which questions count."""
@@ -21,51 +18,54 @@ FILTER_DESCRIPTIONS: Final[dict[str, str]] = {
     "no_all_negative": "questions with at least one positive candidate",
     "clean": "questions with at least one positive and at least one negative candidate",
 }
-"""The names of the filters and what each keeps (TANDA, Table 2)."""
-
-
-def check_filter(name: str) -> str:
-    """The name, if it is a filter's.
-
-    Raises:
-        RecipeError: It is not.
-    """
-    if name not in FILTER_DESCRIPTIONS:
-        raise ConfigError(
-            f"unknown filter {name!r}"
-            + "; expected "
-            + "; ".join(f"{n} ({keeps})" for n, keeps in FILTER_DESCRIPTIONS.items()),
-        )
-    return name
+"""What each filter keeps, by its name (TANDA, Table 2)."""
 
 
 def filter_mask(table: pa.Table, question_filter: str) -> npt.NDArray[np.bool_]:
-    """Rows whose question passes the filter, shape [rows]; rows may come in any order."""
-    if check_filter(question_filter) == "raw" or table.num_rows == 0:
+    """Returns which rows belong to a question that passes the filter, shape [rows].
+
+    Args:
+        table: A candidates table with all candidates of its questions, in any order.
+        question_filter: A name in `FILTER_DESCRIPTIONS`.
+
+    Raises:
+        ConfigError: Unknown filter.
+    """
+    lookup(FILTER_DESCRIPTIONS, question_filter, "filter")
+    if question_filter == "raw" or table.num_rows == 0:
         return np.ones(table.num_rows, np.bool_)
-    question = table["question_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    positives = np.bincount(question, table["label"].to_numpy())
-    keep = positives > 0
+    question_index = question_indices(table)
+    num_positives = np.bincount(question_index, table["label"].to_numpy())
+    passes = num_positives > 0
     if question_filter == "clean":
-        keep &= positives < np.bincount(question)
-    mask: npt.NDArray[np.bool_] = keep[question]
-    return mask
+        passes &= num_positives < np.bincount(question_index)
+    return np.asarray(passes[question_index])
 
 
 def filter_table(table: pa.Table, question_filter: str) -> pa.Table:
-    """The rows of the questions that the filter keeps, in their order.
+    """Returns the rows of the questions that pass the filter, in their order.
 
     Args:
-        table: A candidates table that holds its questions whole.
-        name: One of `FILTERS`.
+        table: A candidates table with all candidates of its questions.
+        question_filter: A name in `FILTER_DESCRIPTIONS`.
+
+    Raises:
+        ConfigError: Unknown filter.
     """
     return table.filter(pa.array(filter_mask(table, question_filter)))
 
 
 def filter_tables(tables: Iterable[pa.Table], question_filter: str) -> Iterator[pa.Table]:
-    """`apply_filter` over a stream of tables that may be cut anywhere; none is empty."""
-    check_filter(question_filter)
+    """Applies `filter_table` to a stream of tables that may be cut inside a question.
+
+    Yields:
+        The rows that remain, in tables that are not empty.
+
+    Raises:
+        ConfigError: Unknown filter.
+    """
+    lookup(FILTER_DESCRIPTIONS, question_filter, "filter")
     for table in split_by_question(tables):
-        kept = filter_table(table, question_filter)
-        if kept.num_rows:
-            yield kept
+        filtered = filter_table(table, question_filter)
+        if filtered.num_rows:
+            yield filtered

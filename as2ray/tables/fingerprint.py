@@ -1,4 +1,4 @@
-"""The fingerprint of a table's content."""
+"""Fingerprint of the content of a table."""
 
 import hashlib
 
@@ -8,48 +8,45 @@ import pyarrow.compute as pc
 
 
 class Fingerprint:
-    """SHA-256 over the content of a table that comes in pieces, whatever the pieces are.
+    """SHA-256 of a table that arrives in chunks.
 
-    Lengths and characters of every column are hashed apart, so neither the chunking nor the
-    file layout of a table changes its fingerprint; its rows, their order and the names of its
-    columns do.
+    The fingerprint depends on the rows, their order and the column names. It does not depend on
+    the chunks or on the file layout, because lengths and characters of each column are hashed
+    separately.
     """
 
     def __init__(self) -> None:
-        self._columns: dict[str, tuple[hashlib._Hash, hashlib._Hash]] = {}
+        self._hashes: dict[str, tuple[hashlib._Hash, hashlib._Hash]] = {}
 
-    def update(self, table: pa.Table | pa.RecordBatch) -> "Fingerprint":
+    def update(self, table: pa.Table) -> "Fingerprint":
         """Adds the rows of `table`."""
         for name in table.column_names:
-            lengths, content = self._columns.setdefault(name, (hashlib.sha256(), hashlib.sha256()))
-            column = table[name]
-            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-            for chunk in chunks:
-                values = chunk if pa.types.is_string(chunk.type) else chunk.cast(pa.string())
-                size = pc.binary_length(values).fill_null(-1)
-                lengths.update(size.to_numpy(zero_copy_only=False).astype(np.int32).tobytes())
-                content.update(_utf8_bytes(values))
+            new_hashes = hashlib.sha256(), hashlib.sha256()
+            length_hash, text_hash = self._hashes.setdefault(name, new_hashes)
+            for texts in table[name].cast(pa.string()).chunks:
+                length_hash.update(pc.binary_length(texts).fill_null(-1).to_numpy().tobytes())
+                text_hash.update(_utf8_bytes(texts))
         return self
 
     def hexdigest(self) -> str:
-        """16 hexadecimal digits."""
-        whole = hashlib.sha256()
-        for name in sorted(self._columns):
-            whole.update(name.encode())
-            for part in self._columns[name]:
-                whole.update(part.digest())
-        return whole.hexdigest()[:16]
+        """Returns 16 hexadecimal digits."""
+        table_hash = hashlib.sha256()
+        for name in sorted(self._hashes):
+            table_hash.update(name.encode())
+            for column_hash in self._hashes[name]:
+                table_hash.update(column_hash.digest())
+        return table_hash.hexdigest()[:16]
 
 
-def _utf8_bytes(values: pa.StringArray) -> memoryview:
-    dense = pc.drop_null(values)
-    _, offsets, data = dense.buffers()
-    if data is None or len(dense) == 0:
+def _utf8_bytes(texts: pa.StringArray) -> memoryview:
+    non_null = pc.drop_null(texts)
+    _, offset_buffer, text_buffer = non_null.buffers()
+    if text_buffer is None or len(non_null) == 0:
         return memoryview(b"")
-    bounds = np.frombuffer(offsets, np.int32)[dense.offset : dense.offset + len(dense) + 1]
-    return memoryview(data)[bounds[0] : bounds[-1]]
+    offsets = np.frombuffer(offset_buffer, np.int32)[non_null.offset :][: len(non_null) + 1]
+    return memoryview(text_buffer)[offsets[0] : offsets[-1]]
 
 
 def fingerprint(table: pa.Table) -> str:
-    """Fingerprint of a whole table, 16 hexadecimal digits."""
+    """Returns the fingerprint of a table, 16 hexadecimal digits."""
     return Fingerprint().update(table).hexdigest()

@@ -1,9 +1,7 @@
-"""The rows of Parquet files, numbered through, and any of them read in any order.
+"""Random access to the rows of several Parquet files, numbered through as one table."""
 
-Knows Parquet. Must not know what the columns mean, or in which order an epoch reads them.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,54 +21,64 @@ class ParquetTable:
 
     @classmethod
     def open(cls, source: str | Path | Sequence[str | Path]) -> "ParquetTable":
-        """The Parquet files of a folder (or a list of files or folders), in order of their names.
+        """Opens the Parquet files of a folder, or of several files and folders, sorted by name.
 
         Raises:
-            CorpusError: No Parquet file, an unreadable one, or no rows at all.
+            CorpusError: No Parquet file, an unreadable one, or no rows.
         """
         sources = [source] if isinstance(source, str | Path) else source
-        paths = [p for s in sources for p in _list_parquet_files(Path(s).resolve())]
-        rows = tuple(_count_rows(p) for p in paths)
-        if not sum(rows):
-            raise CorpusError(
-                f"{len(paths)} Parquet files with {sum(rows)} rows under {source}"
-                "; expected at least one Parquet file of a candidates table",
-                fix="prepare the corpus first: as2ray corpora prepare",
-            )
-        return cls(tuple(map(str, paths)), rows)
+        paths = [path for s in sources for path in _list_parquet_files(Path(s).resolve())]
+        row_counts = tuple(map(_count_rows, paths))
+        if not sum(row_counts):
+            problem = f"{len(paths)} Parquet files with 0 rows under {source}"
+            raise CorpusError(problem, fix="prepare the corpus first: as2ray corpora prepare")
+        return cls(tuple(map(str, paths)), row_counts)
 
     def __len__(self) -> int:
         return sum(self.row_counts)
 
     def to_table(self) -> pa.Table:
-        """All rows and columns in memory.
+        """Reads all rows and columns into memory.
 
         Raises:
-            CorpusError: A file that is damaged, or of other columns than another.
+            CorpusError: A damaged file, or files with different columns.
         """
         return _concat_tables([_read_file(path) for path in self.paths])
 
     def take(self, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
-        """The rows `numbers` in that order; reads only the row groups that hold them."""
-        wanted, place = np.unique(rows, return_inverse=True)
-        ends = np.cumsum(self.row_counts)
-        which = np.searchsorted(ends, wanted, side="right")
-        tables = []
-        for file in np.unique(which):
-            inside = wanted[which == file] - (ends[file] - self.row_counts[file])
-            tables.append(_read_rows(self.paths[file], inside, columns))
-        return _concat_tables(tables).take(pa.array(place))
+        """Reads rows in the given order, from the row groups that contain them.
+
+        Args:
+            rows: Row numbers, in any order; may repeat.
+            columns: Names of the columns to read.
+
+        Raises:
+            CorpusError: A damaged file, or one without these columns.
+        """
+        unique_rows, position = np.unique(rows, return_inverse=True)
+        tables = [
+            _read_rows(self.paths[file], file_rows, columns)
+            for file, file_rows in _split_rows(unique_rows, self.row_counts)
+        ]
+        return _concat_tables(tables).take(pa.array(position))
+
+
+@contextmanager
+def _parquet_errors(path: str | Path) -> Iterator[None]:
+    """Turns errors of a damaged Parquet file inside the block into a `CorpusError`."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        problem = f"{Path(path).name} is not a complete Parquet file: {error}"
+        raise CorpusError(problem, fix="prepare the corpus again") from error
 
 
 def _concat_tables(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
-        raise CorpusError(
-            f"{len(tables)} Parquet files of one table: {error}"
-            "; expected the same columns, of the same types, in all",
-            fix="prepare the corpus again, or give one of the files",
-        ) from error
+        problem = f"{len(tables)} Parquet files have different columns or types: {error}"
+        raise CorpusError(problem, fix="prepare the corpus again, or give one file") from error
 
 
 def _list_parquet_files(path: Path) -> list[Path]:
@@ -78,50 +86,35 @@ def _list_parquet_files(path: Path) -> list[Path]:
 
 
 def _count_rows(path: Path) -> int:
-    try:
+    with _parquet_errors(path):
         return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _damaged_file_error(path, error) from error
-
-
-def _damaged_file_error(path: str | Path, error: Exception) -> CorpusError:
-    return CorpusError(
-        f"{Path(path).name}: {error}; expected a complete Parquet file",
-        fix="prepare the corpus again",
-    )
 
 
 def _read_file(path: str) -> pa.Table:
-    try:
+    with _parquet_errors(path):
         return pq.ParquetFile(path).read()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _damaged_file_error(path, error) from error
 
 
 def _read_rows(path: str, rows: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    try:
-        return _take_rows(pq.ParquetFile(path), path, rows, columns)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _damaged_file_error(path, error) from error
-
-
-def _take_rows(
-    file: pq.ParquetFile, path: str, rows: np.ndarray, columns: Sequence[str]
-) -> pa.Table:
-    missing = sorted(set(columns) - set(file.schema_arrow.names))
-    if missing:
-        raise CorpusError(
-            f"{Path(path).name}: columns {file.schema_arrow.names} (missing {missing})"
-            f"; expected the columns {list(columns)}",
-            fix="prepare the corpus again, or score the teacher that the objective asks for",
+    with _parquet_errors(path):
+        file = pq.ParquetFile(path)
+        missing = sorted(set(columns) - set(file.schema_arrow.names))
+        if missing:
+            raise CorpusError(
+                f"{Path(path).name} has no columns {missing}; it has {file.schema_arrow.names}",
+                fix="prepare the corpus again, or score the teachers that the loss needs",
+            )
+        sizes = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+        # One row group at a time: a window touches many groups and needs few rows of each.
+        return pa.concat_tables(
+            file.read_row_group(group, columns=list(columns)).take(pa.array(group_rows))
+            for group, group_rows in _split_rows(rows, sizes)
         )
-    sizes = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
+
+
+def _split_rows(rows: np.ndarray, sizes: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each file or row group that has some of the ascending rows, and these rows in it."""
     ends = np.cumsum(sizes)
-    which = np.searchsorted(ends, rows, side="right")
-    # One row group after the other: a window touches many, and needs an eighth of each.
-    return pa.concat_tables(
-        file.read_row_group(group, columns=list(columns)).take(
-            pa.array(rows[which == group] - (ends[group] - sizes[group]))
-        )
-        for group in np.unique(which).tolist()
-    )
+    part_index = np.searchsorted(ends, rows, side="right")
+    for part in np.unique(part_index).tolist():
+        yield part, rows[part_index == part] - (ends[part] - sizes[part])

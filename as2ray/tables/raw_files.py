@@ -1,109 +1,107 @@
-"""Raw files: finding them, opening them, reading tab columns and JSON, with typed errors.
-
-Knows files, gzip and the hub. Must not know any corpus.
-"""
+"""Finds, opens and reads raw files: tab-separated, JSON and Hugging Face datasets."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.csv as csv
+from pyarrow import csv
 
 from as2ray.errors import CorpusError
 
 BLOCK_BYTES = 8 << 20
-"""Bytes of a tab-separated file that are read at a time."""
+"""Bytes of a tab-separated file that are read at once."""
 
 
 class RawFileNotFoundError(CorpusError):
-    """A file of a raw release does not lie where it was looked for."""
+    """A file of a raw release is missing."""
 
 
 def find_file(source: Path, names: Sequence[str]) -> Path | None:
-    """The first of `names` (or of them with `.gz`) in a folder; the source if it is a file."""
+    """Returns the first existing file of `names`, with or without `.gz`.
+
+    Args:
+        source: A folder, or the file itself, which is returned whatever its name.
+        names: File names, in order of preference.
+    """
     if source.is_file():
         return source
-    tried = (source / (name + ending) for name in names for ending in ("", ".gz"))
-    return next((path for path in tried if path.is_file()), None)
+    paths = (source / (name + suffix) for name in names for suffix in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def require_file(source: Path, names: Sequence[str]) -> Path:
-    """As `present`, but the file must be there.
+    """Returns the path that `find_file` finds.
 
     Raises:
-        SourceMissingError: It is not.
+        RawFileNotFoundError: There is no such file.
     """
     path = find_file(source, names)
     if path is None:
         raise RawFileNotFoundError(
-            f"no {' or '.join(names)} (or with .gz) in {source}"
-            "; expected the raw file as its publisher released it",
-            fix="put it there, give another folder, or set AS2RAY_DATA",
+            f"no {' or '.join(names)} (or with .gz) in {source}",
+            fix="put the published file there, give another folder, or set AS2RAY_DATA",
         )
     return path
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """A text file, unpacked if it ends in `.gz`; only `\\n` ends a line, and a mark of the byte
-    order at its start is no text.
+    """Opens a text file, decompressed if its name ends in `.gz`.
+
+    Only a line feed ends a line. A byte order mark at the start is skipped.
 
     Raises:
-        CorpusError: The file is cut short or is not UTF-8.
+        CorpusError: The file is truncated or is not UTF-8.
     """
     with file_errors(path):
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8-sig", newline="\n") as text:
-                yield text
-        else:
-            with open(path, encoding="utf-8-sig", newline="\n") as text:
-                yield text
+        open_file: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
+        with open_file(path, "rt", encoding="utf-8-sig", newline="\n") as text:
+            yield text
 
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Turns what a damaged file causes inside the block into a `CorpusError`."""
+    """Turns errors of a damaged file inside the block into a `CorpusError`."""
     try:
         yield
     except (EOFError, zlib.error, UnicodeDecodeError, OSError, pa.ArrowInvalid) as error:
         raise CorpusError(
-            f"{path}: {' '.join(str(error).split())[:300]}; expected a whole file in UTF-8",
-            fix="fetch the file again and compare its size with the publisher's",
+            f"{path} is damaged or not UTF-8: {' '.join(str(error).split())[:300]}",
+            fix="download the file again and compare its size with the published one",
         ) from error
 
 
 @contextmanager
 def value_errors(source: str) -> Iterator[None]:
-    """Turns what values of other types cause inside the block into a `CorpusError`.
+    """Turns errors of values of the wrong type inside the block into a `CorpusError`.
 
     Args:
-        where: What is read, for the error.
+        source: Path, line or record that is read, for the error text.
     """
     try:
         yield
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise CorpusError(
-            (f"{source}: {type(error).__name__}: {error}"[:300])
-            + "; expected values of the types that the publisher wrote, text that is Unicode",
-            fix="give the publisher's own file",
+            f"{source}: {type(error).__name__}: {error}"[:300],
+            fix="use the published file; the values of this one have other types",
         ) from error
 
 
 def read_tsv(path: Path, columns: Sequence[str], has_header: bool) -> Iterator[pa.Table]:
-    """Streams a tab-separated file as tables of strings. Quotation marks are plain characters.
+    """Reads a tab-separated file as tables of strings. Quotation marks are plain characters.
 
     Args:
-        path: The file, maybe with `.gz`.
-        columns: The names and number of the columns.
-        header: Whether the first line holds exactly these names.
+        path: The file; may end in `.gz`.
+        columns: Names of all columns, in order.
+        has_header: Whether the first line consists of exactly these names.
 
     Raises:
-        CorpusError: Another header, a line with another number of columns, a damaged file.
+        CorpusError: Another header, a line with another number of columns, or a damaged file.
     """
     names = None if has_header else list(columns)
     with file_errors(path):
@@ -117,117 +115,110 @@ def read_tsv(path: Path, columns: Sequence[str], has_header: bool) -> Iterator[p
         )
         if reader.schema.names != list(columns):
             raise CorpusError(
-                f"{path}: columns {reader.schema.names}; expected {str(list(columns))}",
-                fix="give the publisher's own file, tab-separated, with its header",
+                f"{path}: columns {reader.schema.names}; expected {list(columns)}",
+                fix="use the published file, tab-separated, with its header",
             )
         for batch in reader:
             yield pa.Table.from_batches([batch])
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a file with one JSON value a line, with line numbers from 1.
+    """Reads a file with one JSON value per line.
 
-    Blank lines hold no value, and count.
+    Yields:
+        The line number, from 1, and the value. Blank lines are skipped and counted.
 
     Raises:
-        CorpusError: A line that is no JSON, a damaged file.
+        CorpusError: A line that is not JSON, or a damaged file.
     """
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                yield number, json.loads(line)
             except json.JSONDecodeError as error:
-                raise json_error(path, number, error) from error
-            except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-                raise CorpusError(
-                    f"{path}, line {number:,}: {error}; expected JSON values that can be held",
-                ) from error
-            yield number, value
+                raise _json_error(path, number, error) from error
+            except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
+                raise CorpusError(f"{path}, line {number:,}: {error}") from error
 
 
 def read_json_records(path: Path, block_size: int = 1 << 20) -> Iterator[Any]:
-    """The values of a JSON list, or of a file with one JSON value a line, without holding it all.
+    """Reads the values of a JSON list, or of a file with one JSON value per line, one at a time.
 
     Args:
-        path: The file, maybe with `.gz`.
-        block: Characters that are read at a time.
+        path: The file; may end in `.gz`.
+        block_size: Characters that are read at once.
 
     Raises:
-        CorpusError: No JSON, or the file is cut short.
+        CorpusError: The file is not JSON or is truncated.
     """
-    decoder, text, done = json.JSONDecoder(), "", 0
+    decoder, num_values = json.JSONDecoder(), 0
     with open_text(path) as file:
-        start = file.read(1)
-        while start.isspace():
-            start = file.read(1)
-        text = "" if start == "[" else start
+        while (first_char := file.read(1)).isspace():
+            pass
+        text = "" if first_char == "[" else first_char
         while True:
-            piece = file.read(block_size)
-            text = text.lstrip(" \t\r\n,") + piece
-            text = text.lstrip(" \t\r\n,")
+            block = file.read(block_size)
+            text = (text + block).lstrip(" \t\r\n,")
             while text and not text.startswith("]"):
                 try:
                     value, end = decoder.raw_decode(text)
                 except json.JSONDecodeError as error:
-                    if piece:
-                        break  # the value goes on in the next block
-                    raise json_error(path, done + 1, error) from error
+                    if block:
+                        break  # the value continues in the next block
+                    raise _json_error(path, num_values + 1, error) from error
                 yield value
-                done += 1
+                num_values += 1
                 text = text[end:].lstrip(" \t\r\n,")
-            if not piece:
+            if not block:
                 break
-    if start == "[" and not text.startswith("]"):
-        raise CorpusError(
-            f"{path}: a list that does not end after {done:,} values; expected a whole JSON list",
-            fix="fetch the file again; it is cut short",
-        )
+    if first_char == "[" and not text.startswith("]"):
+        problem = f"{path}: the JSON list does not end after {num_values:,} values"
+        raise CorpusError(problem, fix="download the file again; it is truncated")
 
 
 def read_json_file(path: Path) -> Any:
-    """The one JSON value of a file.
+    """Reads a file that consists of one JSON value.
 
     Raises:
-        CorpusError: The file is no JSON or is cut short.
+        CorpusError: The file is not JSON or is truncated.
     """
     with open_text(path) as text:
         try:
             return json.load(text)
         except json.JSONDecodeError as error:
-            raise json_error(path, error.lineno, error) from error
+            raise _json_error(path, error.lineno, error) from error
 
 
-def json_error(path: Path, line: int, error: json.JSONDecodeError) -> CorpusError:
-    """The error for a line that cannot be read as JSON."""
-    return CorpusError(
-        f"{path}, line {line:,}: {error.msg} at character {error.pos:,}"
-        "; expected whole JSON values",
-        fix="fetch the file again; it is cut short or was changed",
-    )
+def _json_error(path: Path, line: int, error: json.JSONDecodeError) -> CorpusError:
+    problem = f"{path}, line {line:,} is not JSON: {error.msg} at character {error.pos:,}"
+    return CorpusError(problem, fix="download the file again; it is truncated or was changed")
 
 
 def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ...]:
-    """The values of `keys` in a JSON object.
+    """Returns the values of `keys` in a JSON object.
+
+    Args:
+        record: The object.
+        keys: Keys that it must have.
+        source: Path, line or record that is read, for the error text.
 
     Raises:
-        CorpusError: It is no object, or keys are missing.
+        CorpusError: `record` is not an object, or keys are missing.
     """
     missing = [k for k in keys if not isinstance(record, dict) or k not in record]
     if missing:
-        came = sorted(record) if isinstance(record, dict) else type(record).__name__
-        raise CorpusError(
-            f"{source}: {came}, without {missing}; expected an object with {list(keys)}",
-            fix="give the publisher's own file",
-        )
+        content = sorted(record) if isinstance(record, dict) else type(record).__name__
+        problem = f"{source}: {content}, without {missing}; expected an object with {list(keys)}"
+        raise CorpusError(problem, fix="use the published file")
     return tuple(record[k] for k in keys)
 
 
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Table]:
-    """Streams a split of a dataset of the Hugging Face hub as Arrow tables.
+    """Reads a split of a dataset from the Hugging Face hub as Arrow tables.
 
-    `datasets` keeps its own copy on disk and maps it into memory, so a large one fits.
+    `datasets` maps its copy on disk into memory, so the dataset may be larger than the memory.
     """
     from datasets import load_dataset
 
@@ -235,6 +226,6 @@ def read_hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Ta
 
 
 def iter_arrow(dataset: Any, batch_size: int = 65_536) -> Iterator[pa.Table]:
-    """The rows of a `datasets.Dataset` as Arrow tables of at most `rows` rows."""
+    """Yields the rows of a `datasets.Dataset` as Arrow tables of at most `batch_size` rows."""
     for table in dataset.with_format("arrow").iter(batch_size=batch_size):
         yield pa.table(table) if isinstance(table, dict) else table

@@ -1,9 +1,4 @@
-"""The shapes that pass between all rooms: the candidates table and the ranked answer.
-
-A joint model of passages reads a candidates table by passages: `by_passage`.
-
-Knows Arrow tables. Must not know any corpus, model or file.
-"""
+"""Schema of the candidates table: validation, counts, and grouping by question or passage."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +22,7 @@ CANDIDATE_SCHEMA = pa.schema(
         ("label", pa.int8()),
     ]
 )
-"""The columns every candidates table has; rows of one question are adjacent."""
+"""Columns of every candidates table; rows of one question are adjacent."""
 
 OPTIONAL_COLUMNS = pa.schema(
     [
@@ -42,227 +37,199 @@ OPTIONAL_COLUMNS = pa.schema(
         ("end", pa.int32()),
     ]
 )
-"""The columns a table has where its source gives them: a graded relevance, the document; the
-passage, its title, the sentence's number in it, and whether the passage is relevant; the answer of
-the question, as short as it was annotated; the half-open range of the document's tokens at which
-the candidate stands."""
+"""Columns that depend on the source.
+
+`grade` is a graded relevance. `title`, `sentence_index` and `passage_label` belong to the passage
+of the candidate; `sentence_index` is the position of the candidate in it. `answer` is the annotated
+short answer. `start` and `end` are the half-open range of the candidate's tokens in its document.
+"""
+
+ALL_COLUMNS = pa.unify_schemas([CANDIDATE_SCHEMA, OPTIONAL_COLUMNS])
+"""Columns that a candidates table may have."""
+
+_PASSAGE_COLUMNS = ("question_id", "question", "passage_id", "title", "passage_label", "answer")
+_SENTENCE_COLUMNS = ("candidate", "label", "sentence_index")
 
 PASSAGE_SCHEMA = pa.schema(
-    [
-        ("question_id", pa.string()),
-        ("question", pa.string()),
-        ("passage_id", pa.string()),
-        ("title", pa.string()),
-        ("passage_label", pa.int8()),
-        ("answer", pa.string()),
-        ("candidate", pa.list_(pa.string())),
-        ("label", pa.list_(pa.int8())),
-        ("sentence_index", pa.list_(pa.int16())),
-    ]
+    [ALL_COLUMNS.field(name) for name in _PASSAGE_COLUMNS]
+    + [(name, pa.list_(ALL_COLUMNS.field(name).type)) for name in _SENTENCE_COLUMNS]
 )
-"""The columns of a candidates table by passages, the last three a sentence's each."""
+"""Columns of a table with one row per passage; the last three have one value per sentence."""
 
 LOGIT_COLUMNS = ("not_answer", "answer")
-"""Columns of a teacher's stored logits, beside `candidate_id`."""
+"""Columns of a teacher's stored logits, in addition to `candidate_id`."""
 
 TEACHER_LOGITS = "teacher_logits"
-"""Data of each packed sequence: its teachers' logits, one pair after the other."""
+"""Sequence data with the logits of all teachers, two values per teacher."""
 
 LIST_INDEX = "list"
-"""Data of each packed sequence: a number that the candidates of its list share."""
+"""Sequence data with a number that is the same for all candidates of a list."""
 
 MAX_TEXT_CHARS = 100_000
-"""Longest question or candidate accepted; longer text is a page, not a sentence."""
+"""Maximum number of characters of a question or candidate; a sentence is never longer."""
 
 
 @dataclass(frozen=True)
 class TableCounts:
-    """Size of a split: distinct questions, question-candidate pairs, positive pairs."""
+    """Numbers of distinct questions, question-candidate pairs and positive pairs of a table."""
 
     num_questions: int
     num_pairs: int
     num_positives: int
 
     def __str__(self) -> str:
-        return f"{self.num_questions:,} questions / {self.num_pairs:,} pairs / {self.num_positives:,} positives"
+        return (
+            f"{self.num_questions:,} questions / {self.num_pairs:,} pairs / "
+            f"{self.num_positives:,} positives"
+        )
 
 
 def count_table(table: pa.Table) -> TableCounts:
-    """Counts of a candidates table."""
+    """Counts the questions, pairs and positives of a candidates table."""
     positives = pc.sum(pc.equal(table["label"], 1)).as_py() or 0
     return TableCounts(pc.count_distinct(table["question_id"]).as_py(), table.num_rows, positives)
 
 
 def question_offsets(question_ids: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Row at which each run of equal question ids starts, shape [runs], int64, ascending."""
+    """Returns the first row of each run of equal question ids, shape [runs], int64, ascending."""
     if len(question_ids) == 0:
         return np.zeros(0, np.int64)
-    ids = (
-        question_ids.combine_chunks() if isinstance(question_ids, pa.ChunkedArray) else question_ids
-    )
-    changed = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    changed = np.asarray(pc.not_equal(question_ids[1:], question_ids[:-1]))
     return np.concatenate([[0], np.flatnonzero(changed) + 1])
 
 
 def group_by_passage(table: pa.Table) -> pa.Table:
-    """A candidates table with a row for each passage, in order; the columns of `PASSAGES`.
+    """Returns a table with one row per passage, in order, with the columns of `PASSAGE_SCHEMA`.
 
     Args:
-        table: Candidates, rows of one passage adjacent; where it has no passages, every candidate
-            is one of its own, as relevant as it is.
+        table: A candidates table; rows of one passage are adjacent. Without a column `passage_id`
+            every candidate becomes a passage with the candidate's label.
     """
-    rows = pa.array(np.arange(table.num_rows))
     if "passage_id" not in table.column_names:
         table = table.append_column("passage_id", table["candidate_id"])
         table = table.append_column("passage_label", table["label"])
-    blank = {
-        "title": pa.nulls(table.num_rows, pa.string()).fill_null(""),
-        "answer": pa.nulls(table.num_rows, pa.string()).fill_null(""),
-        "sentence_index": pc.multiply(rows, 0),
-    }
-    for name in blank.keys() - set(table.column_names):
-        table = table.append_column(name, blank[name])
-    starts = question_offsets(
-        pc.binary_join_element_wise(table["question_id"], table["passage_id"], "\n")
-    )
-    ends = pa.array(np.append(starts, table.num_rows), pa.int32())
-    first = table.take(pa.array(starts))
-    columns = [
-        pa.ListArray.from_arrays(ends, table[field.name].combine_chunks()).cast(field.type)
-        if pa.types.is_list(field.type)
-        else first[field.name].combine_chunks().cast(field.type)
-        for field in PASSAGE_SCHEMA
-    ]
+    defaults = {"title": "", "answer": "", "sentence_index": 0}
+    for name in defaults.keys() - set(table.column_names):
+        table = table.append_column(name, pa.repeat(defaults[name], table.num_rows))
+    passage_keys = pc.binary_join_element_wise(table["question_id"], table["passage_id"], "\n")
+    starts = question_offsets(passage_keys)
+    offsets = pa.array(np.append(starts, table.num_rows), pa.int32())
+    first_rows = table.take(pa.array(starts))
+    columns = {name: first_rows[name].combine_chunks() for name in _PASSAGE_COLUMNS}
+    for name in _SENTENCE_COLUMNS:
+        columns[name] = pa.ListArray.from_arrays(offsets, table[name].combine_chunks())
     return pa.table(columns, schema=PASSAGE_SCHEMA)
 
 
 def question_indices(table: pa.Table) -> np.ndarray:
-    """Number of each row's question in the order of appearance, shape [rows]."""
-    encoded = table["question_id"].combine_chunks().dictionary_encode()
-    numbers: np.ndarray = encoded.indices.to_numpy()
-    return numbers
+    """Returns the number of each row's question, in order of appearance, shape [rows]."""
+    ids = table["question_id"].combine_chunks()
+    return np.asarray(ids.dictionary_encode().indices)
 
 
 def validate_table(table: pa.Table, source: str) -> pa.Table:
-    """The table cast to the schema, or an error that names the first offending row.
+    """Checks a candidates table and returns it cast to the schema.
 
     Args:
-        table: Any table with at least the columns of `CANDIDATES`.
-        source: What the table was read from, for the error.
+        table: Any table with at least the columns of `CANDIDATE_SCHEMA`.
+        source: What the table was read from, for the error text.
 
     Raises:
-        CorpusError: Columns missing, unknown or of another type; a label other than 0 and 1; an
-            empty question or candidate; a text over `MAX_CHARACTERS`; rows of one question not
-            adjacent; a candidate id twice.
+        CorpusError: Missing or unknown columns, or columns of another type; a null; a label other
+            than 0 and 1; an empty question or candidate; a text over `MAX_TEXT_CHARS`; rows of one
+            question that are not adjacent; a duplicate candidate id. Names the first such row.
     """
     table = _cast_to_schema(table, source)
     for name in CANDIDATE_SCHEMA.names:
-        nulls = table[name].null_count
-        if nulls:
-            row = pc.index(pc.is_null(table[name]), True).as_py()
-            _raise_row_error(
-                table, source, row, f"{nulls:,} empty values in column {name!r}", "no null"
-            )
+        _check_rows(table, source, pc.is_null(table[name]), f"no value in column {name!r}")
     for name in ("question", "candidate"):
-        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table[name])), 0)
-        _check_rows(table, source, blank, f"an empty {name}", f"text in every {name}")
-        long = pc.greater(pc.utf8_length(table[name]), MAX_TEXT_CHARS)
-        _check_rows(table, source, long, f"an over-long {name}", f"<= {MAX_TEXT_CHARS:,} chars")
-    wrong = pc.invert(pc.is_in(table["label"], value_set=pa.array([0, 1], pa.int8())))
-    _check_rows(table, source, wrong, "an unknown label", "label 0 or 1")
-    starts = question_offsets(table["question_id"])
-    if len(starts) != pc.count_distinct(table["question_id"]).as_py():
-        firsts = table["question_id"].take(pa.array(starts)).to_pylist()
-        seen: set[str] = set()
-        again = next(i for i, q in enumerate(firsts) if q in seen or seen.add(q))  # type: ignore[func-returns-value]
-        _raise_row_error(
-            table, source, int(starts[again]), "a question that starts twice", "adjacent rows"
-        )
-    if pc.count_distinct(table["candidate_id"]).as_py() != table.num_rows:
-        distinct = pc.count_distinct(table["candidate_id"]).as_py()
-        raise CorpusError(
-            f"{source}: {table.num_rows:,} rows but {distinct:,} distinct candidate ids"
-            "; expected a candidate id of its own for every row",
-            fix="number the candidates inside each question",
-        )
+        is_empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(table[name])), 0)
+        _check_rows(table, source, is_empty, f"an empty {name}")
+        is_long = pc.greater(pc.utf8_length(table[name]), MAX_TEXT_CHARS)
+        _check_rows(table, source, is_long, f"an over-long {name} (limit {MAX_TEXT_CHARS:,})")
+    is_unknown = pc.invert(pc.is_in(table["label"], value_set=pa.array([0, 1], pa.int8())))
+    _check_rows(table, source, is_unknown, "an unknown label, neither 0 nor 1")
+    restarts = np.flatnonzero(np.diff(question_indices(table)) < 0) + 1
+    if len(restarts):
+        problem = "a question that starts twice; its rows must be adjacent"
+        raise _row_error(table, source, int(restarts[0]), problem)
+    num_ids = pc.count_distinct(table["candidate_id"]).as_py()
+    if num_ids != table.num_rows:
+        problem = f"{source}: {table.num_rows:,} rows but {num_ids:,} distinct candidate ids"
+        raise CorpusError(problem, fix="number the candidates inside each question")
     return table
 
 
 def _cast_to_schema(table: pa.Table, source: str) -> pa.Table:
-    missing = [n for n in CANDIDATE_SCHEMA.names if n not in table.column_names]
-    known = {f.name: f for f in [*CANDIDATE_SCHEMA, *OPTIONAL_COLUMNS]}
-    unknown = [n for n in table.column_names if n not in known]
+    missing = [name for name in CANDIDATE_SCHEMA.names if name not in table.column_names]
+    unknown = [name for name in table.column_names if name not in ALL_COLUMNS.names]
     if missing or unknown:
         raise CorpusError(
-            f"{source}: columns {table.column_names} (missing {missing}, unknown {unknown})"
-            f"; expected {CANDIDATE_SCHEMA.names}, and optionally {OPTIONAL_COLUMNS.names}",
-            fix="rename the columns, or drop the unknown ones",
+            f"{source}: columns {table.column_names} (missing {missing}, unknown {unknown}); a "
+            f"table has {CANDIDATE_SCHEMA.names}, and optionally {OPTIONAL_COLUMNS.names}"
         )
-    schema = pa.schema([known[n] for n in known if n in table.column_names])
+    schema = pa.schema([field for field in ALL_COLUMNS if field.name in table.column_names])
     try:
         return table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise CorpusError(
-            f"{source}: {error}; expected {str(schema)}",
-            fix="cast the columns to these types",
-        ) from error
+        fix = f"cast the columns to these types:\n{schema}"
+        raise CorpusError(f"{source}: {error}", fix=fix) from error
 
 
-def _check_rows(
-    table: pa.Table, source: str, is_bad: pa.ChunkedArray, problem: str, expected: str
-) -> None:
+def _check_rows(table: pa.Table, source: str, is_bad: pa.ChunkedArray, problem: str) -> None:
     row = pc.index(is_bad, True).as_py()
     if row >= 0:
-        _raise_row_error(
-            table, source, row, f"{problem} (and {pc.sum(is_bad).as_py() - 1:,} more)", expected
-        )
+        num_others = pc.sum(is_bad).as_py() - 1
+        raise _row_error(table, source, row, f"{problem} (and {num_others:,} more)")
 
 
-def _raise_row_error(table: pa.Table, source: str, row: int, problem: str, expected: str) -> None:
-    shown = {k: str(v)[:80] for k, v in table.slice(row, 1).to_pylist()[0].items()}
-    raise CorpusError(
-        f"{source}: row {row:,} has {problem}: {shown}; expected {expected}",
-        fix="correct or remove the row in the source",
-    )
+def _row_error(table: pa.Table, source: str, row: int, problem: str) -> CorpusError:
+    values = {name: str(value)[:80] for name, value in table.slice(row, 1).to_pylist()[0].items()}
+    text = f"{source}: row {row:,} has {problem}: {values}"
+    return CorpusError(text, fix="correct or remove the row in the source")
 
 
 def split_by_question(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Re-cuts a stream of tables so that no question stands in two pieces.
+    """Cuts a stream of tables so that no question is divided between two tables.
 
     Args:
-        tables: Pieces of one candidates table in order, cut anywhere.
+        tables: Chunks of one candidates table in order, cut anywhere.
 
     Yields:
-        Pieces that end where a question ends; none is empty.
+        Chunks that end where a question ends; none is empty.
     """
-    held: pa.Table | None = None
+    rest: pa.Table | None = None
     for table in tables:
-        held = table if held is None else pa.concat_tables([held, table])
-        starts = question_offsets(held["question_id"])
+        rest = table if rest is None else pa.concat_tables([rest, table])
+        starts = question_offsets(rest["question_id"])
         if len(starts) > 1:
-            yield held.slice(0, starts[-1])
-            held = held.slice(starts[-1])
-    if held is not None and held.num_rows:
-        yield held
+            yield rest.slice(0, starts[-1])
+            rest = rest.slice(starts[-1])
+    if rest is not None and rest.num_rows:
+        yield rest
 
 
 def from_rows(rows: Iterable[Sequence[object]], schema: pa.Schema) -> pa.Table:
-    """A table of that schema from rows whose values stand in the order of its columns."""
-    columns = list(zip(*rows)) or [[]] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema)]
-    return pa.table(arrays, schema=schema)
+    """Makes a table from rows whose values are in the order of the schema's columns."""
+    return pa.table(list(zip(*rows)) or [()] * len(schema), schema=schema)
 
 
 def chunked_tables(
     groups: Iterable[Iterable[Sequence[object]]], schema: pa.Schema, groups_per_table: int
 ) -> Iterator[pa.Table]:
-    """Tables of at most `groups_per_table` groups of rows, such as the candidates of a question."""
+    """Makes tables of at most `groups_per_table` groups of rows.
+
+    Args:
+        groups: Groups of rows, such as the candidates of each question.
+        schema: Columns of the tables, in the order of a row's values.
+        groups_per_table: Maximum number of groups of a table.
+    """
     for chunk in batched(groups, groups_per_table):
         yield from_rows(chain.from_iterable(chunk), schema)
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of `size` values in order; the last may be shorter. As itertools.batched of 3.12."""
+    """Yields lists of `size` values; the last may be shorter. Same as Python 3.12's `batched`."""
     iterator = iter(values)
     while chunk := list(islice(iterator, size)):
         yield chunk

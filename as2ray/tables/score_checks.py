@@ -1,4 +1,4 @@
-"""Checks of scores and binary labels."""
+"""Checks of probabilities and binary labels."""
 
 import numpy as np
 
@@ -6,31 +6,32 @@ from as2ray.errors import EvaluationError
 
 
 def check_binary_labels(labels: np.ndarray) -> None:
-    """Refuses labels other than 0 and 1, or of one kind alone, on which nothing can be fitted."""
+    """Raises an error unless the labels are 0 and 1 and both occur.
+
+    Raises:
+        EvaluationError: Other labels, or one kind alone, on which nothing can be fitted.
+    """
     _check_label_values(labels)
     if len(np.unique(labels)) < 2:
-        raise EvaluationError(
-            f"{len(labels):,} labels that are all {next(iter(labels), None)}"
-            "; expected answers and others",
-            fix="fit on a split that has both",
-        )
+        problem = f"all of {len(labels):,} labels are {next(iter(labels), None)}"
+        raise EvaluationError(problem, fix="fit on a split with positive and negative candidates")
 
 
 def _check_label_values(labels: np.ndarray) -> None:
     if not np.isin(labels, (0, 1)).all():
-        raise EvaluationError(
-            f"labels {np.unique(labels)[:4].tolist()}; expected 0 or 1",
-            fix="map the labels to these two",
-        )
+        raise EvaluationError(f"labels must be 0 or 1, not {np.unique(labels)[:4].tolist()}")
 
 
 def check_probabilities(scores: np.ndarray, labels: np.ndarray) -> None:
+    """Raises an error unless there is one score from 0 to 1 for every label 0 or 1.
+
+    Raises:
+        EvaluationError: Other labels or scores, different numbers of them, or none.
+    """
     _check_label_values(labels)
-    fine = len(scores) == len(labels) > 0 and np.all((scores >= 0) & (scores <= 1))
-    if not fine:
+    if not (len(scores) == len(labels) > 0 and np.all((scores >= 0) & (scores <= 1))):
+        low, high = np.min(scores, initial=np.inf), np.max(scores, initial=-np.inf)
         raise EvaluationError(
-            f"{len(scores):,} scores from {np.min(scores, initial=np.inf):g} to "
-            f"{np.max(scores, initial=-np.inf):g} and {len(labels):,} labels"
-            "; expected a score from 0 to 1 for every label",
-            fix="give a ranker's scores, not the numbers that it ranks by",
+            f"{len(scores):,} scores from {low:g} to {high:g} for {len(labels):,} labels; every "
+            "label needs a score from 0 to 1, not a sort key"
         )

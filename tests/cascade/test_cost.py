@@ -2,26 +2,35 @@ import numpy as np
 import pytest
 
 from as2ray.cascade.cost import EncoderShape, count_flops, relative_flops, relative_layers
+from as2ray.cascade.pruning import expand_drop_ratios
 from as2ray.errors import ConfigError
 
 EXITS = (4, 6, 8, 10, 12)
 
 
+def layers_of(exits, drop, *args, **kwargs):
+    return relative_layers(exits, expand_drop_ratios(drop, len(exits)), *args, **kwargs)
+
+
+def flops_of(shape, exits, drop, *args, **kwargs):
+    return relative_flops(shape, exits, expand_drop_ratios(drop, len(exits)), *args, **kwargs)
+
+
 @pytest.mark.parametrize(("drop", "saved"), [(0.3, 37), (0.4, 45), (0.5, 51)])
 def test_layer_cost_of_the_cascade_is_the_paper_s(drop, saved):
-    assert round(100 * (1 - relative_layers(EXITS, drop))) == saved
+    assert round(100 * (1 - layers_of(EXITS, drop))) == saved
 
 
 @pytest.mark.parametrize(("drop", "more"), [(0.3, 54), (0.4, 18), (0.5, -8)])
 def test_layer_cost_of_the_sequential_ranker_is_the_paper_s(drop, more):
     # The paper prints +53 and -10 where its own formula gives +53.6 and -8.3.
-    assert round(100 * (relative_layers(EXITS, drop, sequential=True) - 1)) == more
+    assert round(100 * (layers_of(EXITS, drop, sequential=True) - 1)) == more
 
 
 def test_layer_cost_with_nothing_dropped_is_that_of_the_layers():
-    assert relative_layers(EXITS, 0.0) == 1.0
-    assert relative_layers((4,), 0.0, num_layers=12) == pytest.approx(1 / 3)
-    assert relative_layers((2, 4), (0.5,), num_layers=4) == pytest.approx(0.75)
+    assert layers_of(EXITS, 0.0) == 1.0
+    assert layers_of((4,), 0.0, num_layers=12) == pytest.approx(1 / 3)
+    assert layers_of((2, 4), (0.5,), num_layers=4) == pytest.approx(0.75)
 
 
 def test_operations_of_a_layer_equal_a_count_by_hand():
@@ -44,31 +53,25 @@ def test_operations_count_the_projection_of_small_embeddings():
 
 def test_operation_cost_follows_the_layers_and_their_rounding():
     for drop in (0.0, 0.3, 0.5):
-        counted = relative_flops(
-            EncoderShape(), EXITS, drop, num_candidates=1_000, tokens_per_pair=60
-        )
-        assert counted == pytest.approx(relative_layers(EXITS, drop), abs=0.005)
+        counted = flops_of(EncoderShape(), EXITS, drop, num_candidates=1_000, tokens_per_pair=60)
+        assert counted == pytest.approx(layers_of(EXITS, drop), abs=0.005)
     assert (
-        relative_flops(EncoderShape(), EXITS, 0.5, num_candidates=1, tokens_per_pair=60) > 1.0
+        flops_of(EncoderShape(), EXITS, 0.5, num_candidates=1, tokens_per_pair=60) > 1.0
     )  # never none
-    again = relative_flops(EncoderShape(), EXITS, 0.3, 1_000, 60, sequential=True)
-    assert again == pytest.approx(relative_layers(EXITS, 0.3, sequential=True), abs=0.005)
+    again = flops_of(EncoderShape(), EXITS, 0.3, 1_000, 60, sequential=True)
+    assert again == pytest.approx(layers_of(EXITS, 0.3, sequential=True), abs=0.005)
 
 
 def test_cost_of_heads_is_that_of_their_layers_over_the_survivors():
     # B10_3H2: the last survivors run 10 layers of the body and 3 x 2 of the heads.
     shape = EncoderShape(num_layers=12, num_ranking_heads=3, layers_per_head=2)
-    assert relative_layers((10,), (), 12, num_head_layers=6) == pytest.approx(16 / 12)
-    assert relative_layers((4, 10), 0.5, 12, num_head_layers=6) == pytest.approx(
-        (4 + 0.5 * 12) / 12
-    )
+    assert layers_of((10,), (), 12, num_head_layers=6) == pytest.approx(16 / 12)
+    assert layers_of((4, 10), 0.5, 12, num_head_layers=6) == pytest.approx((4 + 0.5 * 12) / 12)
     for exits, drop in (((10,), ()), ((4, 10), 0.5)):
-        counted = relative_flops(shape, exits, drop, num_candidates=1_000, tokens_per_pair=60)
-        assert counted == pytest.approx(
-            relative_layers(exits, drop, 12, num_head_layers=6), abs=0.005
-        )
+        counted = flops_of(shape, exits, drop, num_candidates=1_000, tokens_per_pair=60)
+        assert counted == pytest.approx(layers_of(exits, drop, 12, num_head_layers=6), abs=0.005)
 
 
 def test_drop_ratios_that_do_not_fit_the_exits_are_refused():
     with pytest.raises(ConfigError, match="drop ratios"):
-        relative_layers(EXITS, (0.3, 0.3))
+        layers_of(EXITS, (0.3, 0.3))

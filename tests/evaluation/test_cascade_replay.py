@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -27,29 +28,29 @@ def replay() -> CascadeReplay:
 
 
 def test_nothing_dropped_ranks_by_the_last_exit_and_costs_the_whole_encoder(replay):
-    found = replay.scored([0, 1, 2], 0.0)
-    np.testing.assert_array_equal(np.argsort(found.rank_by), np.argsort(replay.scores[:, 2]))
-    point = replay.point([0, 1, 2], 0.0)
-    assert point.layers == 1.0
-    assert point.cost == pytest.approx(1.0, abs=0.01)  # but for the heads
-    assert replay.point([2], []).cost <= point.cost
+    staged = replay.rank([0, 1, 2], 0.0)
+    np.testing.assert_array_equal(np.argsort(staged.sort_keys), np.argsort(replay.scores[:, 2]))
+    point = replay.evaluate([0, 1, 2], 0.0)
+    assert point.relative_layers == 1.0
+    assert point.relative_flops == pytest.approx(1.0, abs=0.01)  # but for the heads
+    assert replay.evaluate([2], []).relative_flops <= point.relative_flops
 
 
 def test_dropping_costs_less_and_never_brings_a_candidate_back(replay):
-    points = [replay.point([0, 1, 2], drop) for drop in (0.0, 0.3, 0.6, 0.9)]
-    costs = [point.cost for point in points]
+    points = [replay.evaluate([0, 1, 2], drop) for drop in (0.0, 0.3, 0.6, 0.9)]
+    costs = [point.relative_flops for point in points]
     assert costs == sorted(costs, reverse=True)
-    assert points[0].quality > points[-1].quality
-    stage = replay.scored([0, 1, 2], 0.5).stage.reshape(20, 8)
+    assert points[0].map > points[-1].map
+    stage = replay.rank([0, 1, 2], 0.5).stage_index.reshape(20, 8)
     assert [(stage == s).sum(1).tolist() for s in range(3)] == [[4] * 20, [2] * 20, [2] * 20]
 
 
 def test_exit_that_is_not_used_is_as_if_it_had_dropped_nothing(replay):
-    used, unused = replay.point([0, 1, 2], (0.5, 0.0)), replay.point([0, 2], (0.5,))
-    assert unused.exits == (2, 6)
-    assert unused.quality == used.quality
-    assert unused.layers == pytest.approx(used.layers)
-    assert unused.cost < used.cost  # by a head
+    used, unused = replay.evaluate([0, 1, 2], (0.5, 0.0)), replay.evaluate([0, 2], (0.5,))
+    assert unused.exit_layers == (2, 6)
+    assert unused.map == used.map
+    assert unused.relative_layers == pytest.approx(used.relative_layers)
+    assert unused.relative_flops < used.relative_flops  # by a head
 
 
 def test_replay_equals_the_network(checkpoint):
@@ -65,13 +66,18 @@ def test_replay_equals_the_network(checkpoint):
     shape = EncoderShape.from_config(ranker.network.config)
     replay = CascadeReplay(table, ranker.exit_layers, ranker.predict_exits(*texts), tokens, shape)
     for drop in (0.0, 0.4, (0.7, 0.2)):
-        expected, found = ranker.predict_table(table, drop), replay.rank([0, 1, 2], drop)
-        np.testing.assert_array_equal(found.stage_index, expected.stage_index)
-        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+        expected, replayed = ranker.predict_table(table, drop), replay.rank([0, 1, 2], drop)
+        np.testing.assert_array_equal(replayed.stage_index, expected.stage_index)
+        np.testing.assert_allclose(replayed.scores, expected.scores, atol=1e-5)
 
 
 def point(quality: float, cost: float) -> OperatingPoint:
     return OperatingPoint((1,), (), quality, cost, cost)
+
+
+def test_operating_point_survives_json(replay):
+    evaluated = replay.evaluate([0, 2], 0.5)
+    assert OperatingPoint(**json.loads(json.dumps(asdict(evaluated)))) == evaluated
 
 
 def test_pareto_front_holds_what_nothing_beats():
@@ -88,8 +94,11 @@ def test_cheapest_is_of_enough_quality_or_the_best_there_is():
 def test_exit_that_ranks_before_the_heads_does_not_cost_them(replay):
     shape = EncoderShape(num_layers=8, num_ranking_heads=3, layers_per_head=2)
     with_heads = replace(replay, shape=shape)
-    plain = replace(replay, shape=replace(shape, heads=0, head_layers=0))
-    assert with_heads.point([0], 0.0).layers == 2 / 8
-    assert with_heads.point([0, 1], 0.5) == plain.point([0, 1], 0.5)
-    assert with_heads.point([0, 2], 0.0).layers == (6 + 3 * 2) / 8
-    assert with_heads.point([0, 2], 0.0).cost > plain.point([0, 2], 0.0).cost + 0.5
+    plain = replace(replay, shape=replace(shape, num_ranking_heads=0, layers_per_head=0))
+    assert with_heads.evaluate([0], 0.0).relative_layers == 2 / 8
+    assert with_heads.evaluate([0, 1], 0.5) == plain.evaluate([0, 1], 0.5)
+    assert with_heads.evaluate([0, 2], 0.0).relative_layers == (6 + 3 * 2) / 8
+    assert (
+        with_heads.evaluate([0, 2], 0.0).relative_flops
+        > plain.evaluate([0, 2], 0.0).relative_flops + 0.5
+    )

@@ -93,7 +93,9 @@ def test_facts_measure_sets_as_sets(known, found):
 
 
 def test_prediction_of_an_unknown_question_is_refused():
-    with pytest.raises(EvaluationError, match="1 questions that are not known"):
+    with pytest.raises(
+        EvaluationError, match="1 predictions for questions that are not among the 1 annotated"
+    ):
         measure_facts({"q": Known(())}, {"other": []})
 
 

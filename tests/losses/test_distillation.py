@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, TrainingError
 from as2ray.losses.base import StepContext
@@ -23,8 +24,8 @@ def heads() -> torch.Tensor:
     return torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(1))
 
 
-def loss(how: DistillationLoss, logits, targets, step=0) -> torch.Tensor:
-    return how.for_step(StepContext(step=step, total_steps=10)).loss(logits, targets)
+def loss(config: DistillationLoss, logits, targets, step=0) -> torch.Tensor:
+    return config.compute(logits, targets, StepContext(step=step, total_steps=10))
 
 
 def softmax(logits, tau):
@@ -41,17 +42,17 @@ def test_equation_1_equals_the_hand_computation(alpha, tau):
     hard = -math.log(softmax(student, 1.0)[1])
     by_hand = alpha * hard + (1 - alpha) * tau**2 * divergence
     targets = {"label": torch.tensor([1.0]), TEACHER_LOGITS: torch.tensor([teacher])}
-    how = DistillationLoss(alpha=alpha, temperature=tau)
-    assert loss(how, torch.tensor([student]), targets).item() == pytest.approx(by_hand, abs=1e-6)
+    config = DistillationLoss(alpha=alpha, temperature=tau)
+    assert loss(config, torch.tensor([student]), targets).item() == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_loss_is_the_sum_over_the_batch(heads, targets):
-    how = DistillationLoss(alpha=0.3, temperature=3.0)
+    config = DistillationLoss(alpha=0.3, temperature=3.0)
     parts = [
-        loss(how, heads[i : i + 1], {name: x[i : i + 1] for name, x in targets.items()})
+        loss(config, heads[i : i + 1], {name: x[i : i + 1] for name, x in targets.items()})
         for i in range(5)
     ]
-    torch.testing.assert_close(loss(how, heads, targets), torch.stack(parts).sum())
+    torch.testing.assert_close(loss(config, heads, targets), torch.stack(parts).sum())
 
 
 def test_torchdistill_leaves_tau_squared_out_at_alpha_0_alone(heads, targets):
@@ -86,46 +87,47 @@ def test_weights_are_the_heads_lambdas(heads, targets):
 
 
 def test_an_exit_before_the_heads_learns_from_all_teachers_alike(heads, targets):
-    how = DistillationLoss(alpha=0.3, temperature=2.0)
+    config = DistillationLoss(alpha=0.3, temperature=2.0)
     exits = torch.randn(5, 2, 2, generator=torch.Generator().manual_seed(2))
-    of_exits = [
+    exit_losses = [
         loss(DistillationLoss(0.3, 2.0, teacher_index=teacher), exits, targets) / 3
         for teacher in range(3)
     ]
-    task = how.for_step(StepContext(num_exits=3))
-    assert list(task.forward_kwargs["exits"]) == [0, 1, 2]
-    found = task.loss(torch.cat([exits, heads], 1), targets)
-    torch.testing.assert_close(found, loss(how, heads, targets) + sum(of_exits))
+    context = StepContext(num_exits=3)
+    assert list(config.forward_kwargs(context)["exit_indices"]) == [0, 1, 2]
+    assert config.forward_kwargs(StepContext(num_exits=1)) == {}
+    total = config.compute(torch.cat([exits, heads], 1), targets, context)
+    torch.testing.assert_close(total, loss(config, heads, targets) + sum(exit_losses))
     one = DistillationLoss(0.3, 2.0, teacher_index=1)
-    found = one.for_step(StepContext(num_exits=3)).loss(torch.cat([exits, heads], 1), targets)
-    torch.testing.assert_close(found, loss(one, torch.cat([exits, heads], 1), targets))
+    total = one.compute(torch.cat([exits, heads], 1), targets, context)
+    torch.testing.assert_close(total, loss(one, torch.cat([exits, heads], 1), targets))
 
 
 def test_sum_in_turn_and_one_teacher_of_a_single_head(heads, targets):
     student = heads[:, 0]
     single = [loss(DistillationLoss(teacher_index=i), student, targets) for i in range(3)]
-    in_turn = [
-        loss(DistillationLoss(teacher_assignment="in_turn"), student, targets, step)
+    round_robin = [
+        loss(DistillationLoss(teacher_assignment="round_robin"), student, targets, step)
         for step in range(4)
     ]
     torch.testing.assert_close(
         loss(DistillationLoss(teacher_assignment="sum"), student, targets), sum(single)
     )
-    for step, of_step in enumerate(in_turn):
-        torch.testing.assert_close(of_step, single[step % 3])
+    for step, step_loss in enumerate(round_robin):
+        torch.testing.assert_close(step_loss, single[step % 3])
 
 
 def test_alpha_1_is_the_cross_entropy(heads, targets):
-    found = loss(DistillationLoss(alpha=1.0, teacher_index=0), heads[:, 0], targets)
-    torch.testing.assert_close(found, cross_entropy(heads[:, 0], targets))
+    total = loss(DistillationLoss(alpha=1.0, teacher_index=0), heads[:, 0], targets)
+    torch.testing.assert_close(total, cross_entropy(heads[:, 0], targets))
 
 
 def test_teachers_that_do_not_fit_are_refused(heads, targets):
     with pytest.raises(ConfigError, match="2 heads and 3 teachers"):
         loss(DistillationLoss(), heads[:, :2], targets)
-    with pytest.raises(ConfigError, match="teacher 3 of 3"):
+    with pytest.raises(ConfigError, match="teacher_index 3 of 3"):
         loss(DistillationLoss(teacher_index=3), heads, targets)
-    with pytest.raises(ConfigError, match="2 weights for 3 heads"):
+    with pytest.raises(ConfigError, match="2 head_weights for 3 heads"):
         loss(DistillationLoss(head_weights=(1.0, 1.0)), heads, targets)
     with pytest.raises(TrainingError, match="teacher_logits"):
         loss(DistillationLoss(), heads, {"label": targets["label"]})
@@ -134,17 +136,28 @@ def test_teachers_that_do_not_fit_are_refused(heads, targets):
         loss(DistillationLoss(), heads, targets)
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": 1.5}, {"temperature": 0.0}, {"lesson": "all"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"alpha": 1.5},
+        {"temperature": 0.0},
+        {"teacher_assignment": "all"},
+        {"teacher_index": -1},
+        {"lesson": "sum"},
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
         DistillationLoss(**wrong)
 
 
 def test_student_of_one_logit_learns_as_one_whose_other_is_0(heads, targets):
     one = heads[:, 0, 1:].clone().requires_grad_()
-    for how in (DistillationLoss(0.3, 3.0, "sum"), DistillationLoss(0.0, 3.0, teacher_index=1)):
-        found = loss(how, one, targets)
-        torch.testing.assert_close(found, loss(how, torch.nn.functional.pad(one, (1, 0)), targets))
+    for config in (DistillationLoss(0.3, 3.0, "sum"), DistillationLoss(0.0, 3.0, teacher_index=1)):
+        total = loss(config, one, targets)
+        torch.testing.assert_close(
+            total, loss(config, torch.nn.functional.pad(one, (1, 0)), targets)
+        )
         one.grad = None
-        found.backward()
+        total.backward()
         assert one.grad.abs().min() > 1e-4

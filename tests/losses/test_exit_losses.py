@@ -19,8 +19,8 @@ from as2ray.losses.pointwise import cross_entropy
 def drawn(sampler, steps=4_000, begin=0, end=None) -> dict[int, float]:
     """How often each of four exits is drawn, as a part of all steps."""
     end = end or steps
-    found = Counter(sampler(StepContext(step, steps, 0, 4))[0] for step in range(begin, end))
-    return {number: found[number] / (end - begin) for number in range(4)}
+    counts = Counter(sampler(StepContext(step, steps, 0, 4))[0] for step in range(begin, end))
+    return {number: counts[number] / (end - begin) for number in range(4)}
 
 
 def test_uniform_draws_every_exit_as_often():
@@ -28,10 +28,10 @@ def test_uniform_draws_every_exit_as_often():
 
 
 def test_uniform_draws_again_the_same_at_the_same_step_of_the_same_seed():
-    moments = [StepContext(step, 100, 7, 4) for step in range(50)]
-    assert [sample_uniform(m) for m in moments] == [sample_uniform(m) for m in moments]
-    assert [sample_uniform(m) for m in moments] != [
-        sample_uniform(StepContext(m.step, 100, 8, 4)) for m in moments
+    contexts = [StepContext(step, 100, 7, 4) for step in range(50)]
+    assert [sample_uniform(m) for m in contexts] == [sample_uniform(m) for m in contexts]
+    assert [sample_uniform(m) for m in contexts] != [
+        sample_uniform(StepContext(m.step, 100, 8, 4)) for m in contexts
     ]
 
 
@@ -48,21 +48,22 @@ def test_early_prefers_low_exits_at_first_and_none_later():
     )
 
 
-@pytest.mark.parametrize("name", ["uniform_exit", "exits_in_turn", "early_exit", "every_exit"])
+@pytest.mark.parametrize(
+    "name", ["uniform_exit", "round_robin_exit", "early_biased_exit", "all_exits"]
+)
 def test_ranker_without_exits_is_refused(name):
-    with pytest.raises(TrainingError, match="a ranker without exits"):
-        get_loss(name).for_step(StepContext(0, 1, 0, num_exits=0))
+    with pytest.raises(TrainingError, match="the ranker has no exits"):
+        get_loss(name).forward_kwargs(StepContext(0, 1, 0, num_exits=0))
 
 
 def test_loss_is_the_sum_over_the_exits_that_were_asked_for():
     logits = torch.randn(5, 2, 2, generator=torch.Generator().manual_seed(0))
     targets = {"label": torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])}
     by_hand = cross_entropy(logits[:, 0], targets) + cross_entropy(logits[:, 1], targets)
-    task = get_loss("every_exit").for_step(StepContext(num_exits=3))
-    torch.testing.assert_close(task.loss(logits, targets), by_hand)
-    assert (
-        list(task.forward_kwargs["exits"]) == list(all_exits(StepContext(num_exits=3))) == [0, 1, 2]
-    )
+    loss, context = get_loss("all_exits"), StepContext(num_exits=3)
+    torch.testing.assert_close(loss.compute(logits, targets, context), by_hand)
+    exit_indices = loss.forward_kwargs(context)["exit_indices"]
+    assert list(exit_indices) == list(all_exits(context)) == [0, 1, 2]
     torch.testing.assert_close(
         exit_cross_entropy(logits[:, :1], targets), cross_entropy(logits[:, 0], targets)
     )

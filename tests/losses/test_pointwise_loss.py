@@ -5,6 +5,7 @@ import torch
 
 from as2ray.errors import ConfigError
 from as2ray.losses import get_loss
+from as2ray.losses.base import StepContext
 from as2ray.losses.pointwise import cross_entropy
 
 
@@ -38,6 +39,13 @@ def test_cross_entropy_of_bf16_logits_is_computed_in_fp32(labels):
     torch.testing.assert_close(loss, cross_entropy(logits.float(), {"label": torch.ones(300)}))
 
 
-def test_objective_that_does_not_exist_is_refused_with_those_that_do():
+def test_loss_named_cross_entropy_asks_for_nothing_of_the_model():
+    loss, context = get_loss("cross_entropy"), StepContext()
+    logits, targets = torch.ones(3, 2), {"label": torch.tensor([1.0, 0.0, 0.0])}
+    assert loss.forward_kwargs(context) == {}
+    assert loss.compute(logits, targets, context) == cross_entropy(logits, targets)
+
+
+def test_loss_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match=r"'hinge'(.|\n)*cross_entropy"):
         get_loss("hinge")

@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from as2ray.errors import ConfigError
 from as2ray.losses.base import StepContext
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.outputs import PassageOutput
 
-ONLY = {"passages": False, "sentences": False}
+ONLY = {"passage_loss": False, "sentence_loss": False}
 
 
 @pytest.fixture
@@ -32,23 +32,23 @@ def targets() -> dict[str, torch.Tensor]:
     }
 
 
-def loss(joint, targets, **how) -> float:
-    return TwoInOneLoss(**how).for_step(StepContext()).loss(joint, targets)
+def loss(joint, targets, **config) -> torch.Tensor:
+    return TwoInOneLoss(**config).compute(joint, targets, StepContext())
 
 
 def test_equation_1_equals_the_hand_computation(joint, targets):
     passages = 0.5**2 + 0.8**2
     sentences = 0.1**2 + 0.6**2 + 1.1**2 + 0.2**2 + 1.3**2
     assert loss(joint, targets).item() == pytest.approx(passages + sentences)
-    assert loss(joint, targets, sentences=False).item() == pytest.approx(passages)
-    assert loss(joint, targets, passages=False).item() == pytest.approx(sentences)
+    assert loss(joint, targets, sentence_loss=False).item() == pytest.approx(passages)
+    assert loss(joint, targets, passage_loss=False).item() == pytest.approx(sentences)
     mean = passages + (0.1**2 + 0.6**2) / 2 + (1.1**2 + 0.2**2 + 1.3**2) / 3
     assert loss(joint, targets, mean_over_sentences=True).item() == pytest.approx(mean)
 
 
 def test_equation_2_equals_the_hand_computation(joint, targets):
     by_hand = (0.5 - 0.9) ** 2 + (-0.2 - 0.3) ** 2
-    assert loss(joint, targets, consistency=True, **ONLY).item() == pytest.approx(by_hand)
+    assert loss(joint, targets, consistency_loss=True, **ONLY).item() == pytest.approx(by_hand)
 
 
 def test_equation_3_equals_the_hand_computation(joint, targets):
@@ -56,42 +56,51 @@ def test_equation_3_equals_the_hand_computation(joint, targets):
     targets["passage_label"] = torch.tensor([1.0, 1.0])
 
     def d(passage, sentence):
-        return math.dist(joint.passage_state[passage], joint.sentence_state[sentence].tolist())
+        return math.dist(joint.passage_states[passage], joint.sentence_states[sentence].tolist())
 
     first = max(d(0, 0) - d(0, 1) + 1, 0)
     second = (max(d(1, 2) - d(1, 4) + 1, 0) + max(d(1, 3) - d(1, 4) + 1, 0)) / 2
-    found = loss(joint, targets, similarity=True, **ONLY)
+    found = loss(joint, targets, similarity_loss=True, **ONLY)
     assert found.item() == pytest.approx(first + second, abs=1e-5)
     found.backward()
-    assert joint.sentence_state.grad.isfinite().all()
+    assert joint.sentence_states.grad.isfinite().all()
 
 
 def test_passage_of_one_kind_of_sentences_does_not_end_the_similarity_of_the_others(joint, targets):
     # The released code leaves its loop there, and the result depends on the batch's order.
     targets["passage_label"] = torch.tensor([1.0, 1.0])
     targets["label"] = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    found = loss(joint, targets, similarity=True, margin=5.0, **ONLY).item()
+    found = loss(joint, targets, similarity_loss=True, margin=5.0, **ONLY).item()
     turned = PassageOutput(
-        joint.passage, joint.sentence, joint.passage_state.flip(0), joint.sentence_state
+        joint.passage_scores,
+        joint.sentence_scores,
+        joint.passage_states.flip(0),
+        joint.sentence_states,
     )
     targets["window"] = 1.0 - targets["window"]
     assert found > 0
-    again = loss(turned, targets, similarity=True, margin=5.0, **ONLY).item()
+    again = loss(turned, targets, similarity_loss=True, margin=5.0, **ONLY).item()
     assert again == pytest.approx(found)
 
 
 def test_irrelevant_passages_have_no_similarity(joint, targets):
     targets["passage_label"] = torch.zeros(2)
-    assert loss(joint, targets, similarity=True, **ONLY).item() == 0.0
+    assert loss(joint, targets, similarity_loss=True, **ONLY).item() == 0.0
 
 
 def test_loss_is_the_sum_over_passages(joint, targets):
-    how = {"consistency": True, "similarity": True}
+    config = {"consistency_loss": True, "similarity_loss": True}
     first = PassageOutput(
-        joint.passage[:1], joint.sentence[:2], joint.passage_state[:1], joint.sentence_state[:2]
+        joint.passage_scores[:1],
+        joint.sentence_scores[:2],
+        joint.passage_states[:1],
+        joint.sentence_states[:2],
     )
     second = PassageOutput(
-        joint.passage[1:], joint.sentence[2:], joint.passage_state[1:], joint.sentence_state[2:]
+        joint.passage_scores[1:],
+        joint.sentence_scores[2:],
+        joint.passage_states[1:],
+        joint.sentence_states[2:],
     )
     parts = [
         loss(
@@ -101,13 +110,13 @@ def test_loss_is_the_sum_over_passages(joint, targets):
                 "label": targets["label"][2 * i : 2 + 3 * i],
                 "window": torch.zeros(2 + i),
             },
-            **how,
+            **config,
         )
         for i, part in enumerate((first, second))
     ]
-    torch.testing.assert_close(loss(joint, targets, **how), parts[0] + parts[1])
+    torch.testing.assert_close(loss(joint, targets, **config), parts[0] + parts[1])
 
 
-def test_objective_without_any_part_is_refused():
-    with pytest.raises(ConfigError, match="without any part"):
+def test_loss_without_any_term_is_refused():
+    with pytest.raises(ValidationError, match="no term"):
         TwoInOneLoss(passage_loss=False, sentence_loss=False)

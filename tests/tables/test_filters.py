@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from as2ray.corpora.sampling import flip_labels
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import ConfigError
 from as2ray.tables.filters import FILTER_DESCRIPTIONS, filter_table, filter_tables
 
 QUESTIONS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=12)
@@ -74,5 +75,5 @@ def test_flip_labels_depends_on_the_seed_alone():
 
 
 def test_flip_labels_fraction_above_one_is_refused():
-    with pytest.raises(CorpusError, match="fraction 10"):
-        flip_labels(made([[0]]), 10, 0)
+    with pytest.raises(ValidationError, match="fraction"):
+        flip_labels(made([[0]]), fraction=10, seed=0)

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import pytrec_eval
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import evaluate
-from as2ray.tables.trec import align_run, read_qrels, read_run, write_qrels, write_run
+from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
 
 
 def test_run_round_trip_keeps_float32_scores_bit_for_bit(make_table, tmp_path):
@@ -46,9 +47,9 @@ def test_run_read_by_trec_eval_gives_our_measure_also_with_ties(
     assert again.measures["AP"] == theirs["q0"]["map"]
 
 
-def test_qrels_round_trip_is_exact(make_table, tmp_path):
+def test_qrels_are_read_in_the_order_of_the_file(make_table, tmp_path):
     table = make_table([[1, 0], [0]], grades=[[3, 1], [0]])
-    write_qrels(tmp_path / "qrels", table, "grade")
+    tiny.write_qrels(tmp_path / "qrels", table, "grade")
     assert (tmp_path / "qrels").read_text() == "q0 0 q0-0 3\nq0 0 q0-1 1\nq1 0 q1-0 0\n"
     qrels = read_qrels(tmp_path / "qrels")
     assert qrels["candidate_id"].to_pylist() == table["candidate_id"].to_pylist()
@@ -56,21 +57,23 @@ def test_qrels_round_trip_is_exact(make_table, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", "run:2: 5 columns"),
-        ("q Q0 a 1 high t\n", "run:1: 'high'"),
-        ("\nq Q0 a 1 nan t\n", "run:2: 'nan'"),
+        ("q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", "run:2: .*expected 6, got 5"),
+        ("q Q0 a 1 high t\n", "run:1: .*columns.*'high'"),
+        ("\nq Q0 a 1 nan t\n", "run:2: the score nan is not finite"),
         ("q Q0 a 1 2 t\nq Q0 b 2 1 t\nq Q0 a 3 0 t\n", "run:3: q a again, as in line 1"),
     ],
 )
-def test_malformed_run_names_line_and_what_came(tmp_path, text, said):
+def test_malformed_run_names_line_and_problem(tmp_path, text, message):
     (tmp_path / "run").write_text(text)
-    with pytest.raises(EvaluationError, match=said):
+    with pytest.raises(EvaluationError, match=message):
         read_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("text", ["q 0 a\n", "q 0 a 0.5\n", "q 0 a yes\n", "q 0 a 1\nq 0 a 0\n"])
+@pytest.mark.parametrize(
+    "text", ["q 0 a\n", "q 0 a 0.5\n", "q 0 a yes\n", "q 0 a 1\nq 0 a 0\n", "q 0 a 1 x\n"]
+)
 def test_malformed_qrels_are_refused(tmp_path, text):
     (tmp_path / "qrels").write_text(text)
     with pytest.raises(EvaluationError, match=r"qrels:\d"):
@@ -92,8 +95,6 @@ def test_ids_with_white_space_are_refused(make_table, tmp_path):
     spaced = table.set_column(2, "candidate_id", [["a b", "c"]])
     with pytest.raises(EvaluationError, match=r"1 names .* 'a b'"):
         write_run(tmp_path / "run", spaced, [1.0, 2.0])
-    with pytest.raises(EvaluationError, match="'a b'"):
-        write_qrels(tmp_path / "qrels", spaced)
     with pytest.raises(EvaluationError, match="'my tag'"):
         write_run(tmp_path / "run", table, [1.0, 2.0], tag="my tag")
 
@@ -111,5 +112,5 @@ def test_qrels_may_begin_with_a_byte_order_mark_and_are_utf_8(tmp_path):
     (tmp_path / "q").write_text("é 0 a 1\n", encoding="utf-8-sig")
     assert read_qrels(tmp_path / "q")["question_id"].to_pylist() == ["é"]
     (tmp_path / "q").write_text("x 0 a 1\né 0 a 1\n", encoding="latin-1")
-    with pytest.raises(EvaluationError, match="q:2: bytes that are no UTF-8"):
+    with pytest.raises(EvaluationError, match="q:2: bytes that are not UTF-8"):
         read_qrels(tmp_path / "q")
