@@ -1,68 +1,79 @@
-"""What a corpus is: a name, its splits and files, one reader, and the numbers it must have.
+"""A corpus: its splits and files, its reader, its options and its published counts."""
 
-Knows the candidates table. Must not know any particular corpus, nor where prepared files go.
-"""
-
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from jsonargparse import ArgumentError, ArgumentParser
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from as2ray.errors import CorpusError, CountMismatchError
-from as2ray.tables.schema import TableCounts, question_offsets, split_by_question, validate_table
+from as2ray.corpora.reader_utils import whole_questions
+from as2ray.errors import (
+    ConfigError,
+    CorpusError,
+    CountMismatchError,
+    from_validation_error,
+    lookup,
+)
+from as2ray.tables.schema import TableCounts, validate_table
 
 HUB = "hub"
-"""The source that stands for the Hugging Face hub instead of a folder."""
+"""The source that means the Hugging Face hub instead of a folder."""
 
 Source = Path | str
 """A folder that holds the raw release, one file of it, or `HUB`."""
 
-Reader = Callable[..., Iterator[pa.Table]]
-"""`reader(split, source, *, option=default, ...)` yields the tables of a split in order.
 
-Its keyword-only arguments are the corpus' options. A table may end inside a question.
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class CorpusOptions:
+    """Options of a corpus. The base class has none; a corpus with options derives its own."""
+
+
+Reader = Callable[[str, Source, Any], Iterator[pa.Table]]
+"""`reader(split, source, options)` yields the tables of a split in order.
+
+`options` is an instance of the corpus' `options_type`. A table may end inside a question.
 """
 
 
 @dataclass(frozen=True)
 class PublishedCounts:
-    """The size that a split has under one filter, as it was published."""
+    """Published size of a split under one question filter."""
 
     split: str
     question_filter: str
     counts: TableCounts
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options the numbers depend on; they hold for any value of the others."""
+    """Options that the numbers depend on; the other options do not change them."""
 
 
 class Record(NamedTuple):
-    """One record of a raw release, not read yet."""
+    """One record of a raw release as text, not parsed yet."""
 
     source: str
-    """Its file and line or number, for errors."""
+    """Its file and line or number, for error texts."""
     text: str
 
 
 class RecordConversion(NamedTuple):
-    """How a release of pages with marked answers becomes candidates, a record at a time."""
+    """Converts a release of pages with marked answers into candidates, record by record.
+
+    The `options_type` of its corpus derives from `as2ray.corpora.page_grades.PageOptions`.
+    """
 
     find_files: Callable[[str, Source], list[Path]]
-    """The files of a split, in order."""
+    """`find_files(split, source)`: the files of a split, in order."""
     read_records: Callable[[Path], Iterator[Record]]
-    """The records of a file."""
-    convert: Callable[..., pa.Table | None]
-    """`make(text, where, **options)`: the candidates of a record, ids included; None of one that
-    has nothing to give. Takes the reader's options, all of them."""
-    check: Callable[..., None]
-    """`check(**options)`: refuses options before anything is read."""
+    """`read_records(path)`: the records of a file."""
+    convert: Callable[[str, str, Any], pa.Table | None]
+    """`convert(text, source, options)`: the candidates of a record with their ids, or None if the
+    record has none. `source` is for error texts."""
 
 
 class ReleaseCount(NamedTuple):
-    """Something a raw release holds that no candidates table shows, such as its articles."""
+    """A count of a raw release that its candidates tables do not show, such as its articles."""
 
     split: str
     name: str
@@ -71,137 +82,102 @@ class ReleaseCount(NamedTuple):
 
 
 def no_release_counts(source: Path) -> Iterator[ReleaseCount]:
-    """The inventory of a corpus that has nothing to count beyond its candidates."""
+    """Yields nothing: the release counts of a corpus that has none."""
     yield from ()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """One dataset: where its files are called what, how they are read, what they must count."""
+    """One data set: its files, how they are read, and the counts that they must have."""
 
     name: str
-    """Also the name of its folder under the data root."""
+    """Also the name of its folder in the data root."""
     description: str
     license: str
     files: Mapping[str, tuple[str, ...]]
-    """For each split the file names it may have, looked for in this order (also with `.gz`)."""
+    """Possible file names of each split, in order of preference; `.gz` may follow."""
     reader: Reader
+    options_type: type[CorpusOptions] = CorpusOptions
     published_counts: tuple[PublishedCounts, ...] = ()
     count_release: Callable[[Path], Iterator[ReleaseCount]] = no_release_counts
     hub: str | None = None
-    """Its name on the Hugging Face hub, where the reader knows that copy."""
+    """Its name on the Hugging Face hub, if the reader can read that copy."""
     conversion: RecordConversion | None = None
-    """How its records become candidates, where it is a release of pages with marked answers."""
+    """Record conversion of a release of pages with marked answers."""
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
+        """Names of the splits."""
         return tuple(self.files)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the reader with their defaults."""
-        parameters = inspect.signature(self.reader).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-    def resolve(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options: those given, the defaults for the rest.
+    def parse_options(self, options: Mapping[str, Any]) -> CorpusOptions:
+        """Validates options by name; an option that is not given has its default.
 
         Raises:
-            CorpusError: An option that the reader does not have, or of another type.
+            ConfigError: The corpus has no such option, or does not accept the value.
         """
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
-            raise CorpusError(
-                f"unknown options {unknown} for corpus {self.name!r}"
-                f"; expected some of {sorted(self.options) or 'none at all'}",
-                fix="correct the spelling or leave the option out",
-            )
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_function_arguments(self.reader, as_group=False, skip={"split", "source"})
+        names = [option.name for option in fields(self.options_type)]
+        if unknown := sorted(set(options) - set(names)):
+            accepted = names or "no options"
+            raise ConfigError(f"unknown options {unknown}; corpus {self.name!r} has {accepted}")
         try:
-            if unset := [k for k, v in options.items() if v is None is not self.options[k]]:
-                raise ArgumentError(None, f"no value for {unset}")
-            found = vars(parser.parse_object(dict(options)))
-        except ArgumentError as error:
-            raise CorpusError(
-                f"options {dict(options)} for corpus {self.name!r}: {error}"
-                f"; expected values like the defaults {self.options}",
-            ) from error
-        # A recipe in YAML knows lists alone; options compare as tuples.
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+            return self.options_type(**options)
+        except ValidationError as error:
+            problem = from_validation_error(error).problem
+            raise ConfigError(f"options of corpus {self.name!r}: {problem}") from error
 
-    def read_tables(self, split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
-        """The candidates of a split as a stream of valid tables; no question is in two of them.
+    def read_tables(
+        self, split: str, source: Source, options: CorpusOptions | None = None
+    ) -> Iterator[pa.Table]:
+        """Reads a split as a stream of valid tables, each of which holds whole questions.
+
+        Args:
+            split: One of `splits`.
+            source: The folder of the release, one file of it, or `HUB`.
+            options: An instance of `options_type`; None for the defaults.
 
         Raises:
-            CorpusError: An unknown split or option, a missing or damaged file, or rows that
-                `as2ray.tables.schema.validate` refuses.
+            ConfigError: Unknown split.
+            CorpusError: A missing or damaged file, or rows that are not a candidates table.
         """
-        if split not in self.files:
-            raise CorpusError(
-                f"unknown split {split!r} of corpus {self.name!r}"
-                f"; expected one of {list(self.splits)}",
-            )
-        resolved = self.resolve(options)
+        lookup(self.files, split, f"{self.name} split")
         if source == HUB and self.hub is None:
-            raise CorpusError(
-                f"corpus {self.name!r} from the hub; expected a folder with the raw release",
-                fix="fetch the release and give its folder",
-            )
-        where = source if source == HUB else Path(source)
-        named = f"{self.name}/{split} from {source}"
-        return _require_whole_questions(
-            _validate_tables(self.reader(split, where, **resolved), named), named
-        )
+            problem = f"corpus {self.name!r} is not on the hub"
+            raise CorpusError(problem, fix="download the release and give its folder")
+        source = source if source == HUB else Path(source)
+        tables = self.reader(split, source, options or self.options_type())
+        name = f"{self.name}/{split} from {source}"
+        return whole_questions(_validate_tables(tables, name), name)
 
     def published_count(
-        self, split: str, question_filter: str, options: Mapping[str, Any]
+        self, split: str, question_filter: str, options: CorpusOptions
     ) -> TableCounts | None:
-        """The published counts that hold for these options, where there are any."""
-        resolved = self.resolve(options)
+        """Returns the published counts for these options, or None if nothing was published."""
         for entry in self.published_counts:
-            depends = all(resolved[k] == v for k, v in entry.options.items())
-            if (entry.split, entry.question_filter) == (split, question_filter) and depends:
+            has_options = all(getattr(options, k) == v for k, v in entry.options.items())
+            if (entry.split, entry.question_filter) == (split, question_filter) and has_options:
                 return entry.counts
         return None
 
     def check_counts(
-        self, split: str, question_filter: str, actual: TableCounts, options: Mapping[str, Any]
+        self, split: str, question_filter: str, actual: TableCounts, options: CorpusOptions
     ) -> bool:
-        """Whether there are published counts, which then agree.
+        """Compares counts with the published ones; returns whether there are published ones.
 
         Raises:
-            CountMismatchError: They do not; both stand in the message.
+            CountMismatchError: The counts differ; the message has both.
         """
         published = self.published_count(split, question_filter, options)
         if published is not None and published != actual:
-            raise CountMismatchError(
-                f"{self.name}/{split} ({question_filter}, {dict(options)}): {actual}"
-                f"; expected {published}, as published",
-                fix="give the publisher's own file; to read another version, pass verify=False",
-            )
+            table = f"{self.name}/{split} ({question_filter}, {options})"
+            problem = f"{table} has {actual}; published are {published}"
+            raise CountMismatchError(problem, fix="use the published file, or pass verify=False")
         return published is not None
 
 
 def _validate_tables(tables: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
-    first = 0
+    num_rows = 0
     for table in tables:
-        # Rows are told from the start of the piece, so the error says where the piece starts.
-        yield validate_table(table, f"{source}, after {first:,} rows" if first else source)
-        first += table.num_rows
-
-
-def _require_whole_questions(tables: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
-    seen: set[str] = set()
-    for table in split_by_question(tables):
-        ids = table["question_id"].take(pa.array(question_offsets(table["question_id"])))
-        new = set(ids.to_pylist())
-        if again := new & seen or len(new) < len(ids):
-            raise CorpusError(
-                f"{source}: rows of one question stand apart ({again or 'inside one piece'})"
-                "; expected all rows of a question one after the other",
-                fix="group the rows of the source by question",
-            )
-        seen |= new
-        yield table
+        # Errors count rows from the start of the table, so the source says where it starts.
+        yield validate_table(table, f"{source}, after {num_rows:,} rows" if num_rows else source)
+        num_rows += table.num_rows

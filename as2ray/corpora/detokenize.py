@@ -1,12 +1,9 @@
-"""Penn Treebank tokens back to plain text, for tokenizers that were trained on plain text.
-
-Knows strings. Must not know any corpus.
-"""
+"""Turns Penn Treebank tokens back into plain text, on which tokenizers were trained."""
 
 from typing import Final
 
 OPENING: Final = {"``": '"', "`": "'", "-LRB-": "(", "-LSB-": "[", "-LCB-": "{", "$": "$"}
-"""Tokens that stand against the next one, and how they are written."""
+"""Tokens without a space after them, and how they are written."""
 
 CLOSING: Final = {"''": '"', "'": "'", "-RRB-": ")", "-RSB-": "]", "-RCB-": "}"} | {
     mark: mark
@@ -15,37 +12,39 @@ CLOSING: Final = {"''": '"', "'": "'", "-RRB-": ")", "-RSB-": "]", "-RCB-": "}"}
         *["n't", "'s", "'re", "'ve", "'m", "'d", "'ll", "N'T", "'S", "'RE", "'VE", "'M", "'LL"],
     ]
 }
-"""Tokens that stand against the one before, and how they are written."""
+"""Tokens without a space before them, and how they are written."""
 
 SPLIT_WORDS: Final = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta")}
-"""Words that the Penn Treebank cuts in two."""
-
+"""Words that the Penn Treebank splits in two."""
 
 PUNCTUATION: Final = {".", ",", ";", ":", "?", "!", "'"}
+"""Tokens after which a closing quotation mark may follow."""
 
 
 def detokenize(text: str) -> str:
-    """Plain text from tokens between spaces.
+    """Joins space-separated tokens to plain text.
 
-    `` `` Do n't -LRB- ever -RRB- , '' he said . `` becomes `"Don't (ever)," he said.`; text that
-    never was tokenised comes back with its blanks collapsed.
+    `` `` Do n't -LRB- ever -RRB- , '' he said . `` becomes `"Don't (ever)," he said.`. Plain text
+    stays as it is, but for runs of white space, which become one blank.
     """
-    out: list[str] = []
+    parts: list[str] = []
     previous = ""
     for token in _mark_opening_quotes(text.split()):
-        glued = token in CLOSING or previous in OPENING or (previous.lower(), token) in SPLIT_WORDS
+        needs_space = not (
+            token in CLOSING or previous in OPENING or (previous.lower(), token) in SPLIT_WORDS
+        )
         written = OPENING.get(token) or CLOSING.get(token) or token.replace("\\/", "/")
-        out.append(written if glued or not out else f" {written}")
+        parts.append(f" {written}" if needs_space and parts else written)
         previous = token
-    return "".join(out)
+    return "".join(parts)
 
 
 def _mark_opening_quotes(tokens: list[str]) -> list[str]:
-    # Some newswire has '' at both ends of a quotation: one that nothing opened, and that no
-    # punctuation precedes, opens one itself, unless it is the last token.
-    inside = False
+    # Some newswire has '' at both ends of a quotation. Such a mark opens a quotation if none is
+    # open, no punctuation precedes it and it is not the last token.
+    is_quoting = False
     for i, token in enumerate(tokens[:-1]):
-        if token == "''" and not inside and (i == 0 or tokens[i - 1] not in PUNCTUATION):
+        if token == "''" and not is_quoting and (i == 0 or tokens[i - 1] not in PUNCTUATION):
             tokens[i] = "``"
-        inside = tokens[i] == "``" or (inside and token != "''")
+        is_quoting = tokens[i] == "``" or (is_quoting and token != "''")
     return tokens

@@ -1,24 +1,27 @@
-"""HotpotQA: questions whose answers need sentences of two passages, with these sentences named.
+"""HotpotQA: questions whose answers need sentences of two passages; these sentences are marked.
 
-Knows the official JSON, the same as JSON lines, and the schema of the hub's copy. Must not know any
-other corpus, nor how a prediction is measured.
+Reads the official JSON, the same as JSON lines, and the schema of the hub's copy.
 
-A passage is a title and sentences; every sentence is a candidate, labelled where it is a supporting
-fact. Passages keep their titles and sentences their numbers, so that a prediction can be told in
-the dataset's own terms. What the table cannot show (facts that point past a passage or at none,
-questions without any sentence) is counted by `inventory`, and stays in `gold`: there it is missed.
+A passage is a title and sentences. Every sentence is a candidate, positive if it is a supporting
+fact. Passages keep their titles and sentences their numbers, so that a prediction can be written in
+the terms of the data set. Some facts name a sentence or a passage that is not there, and some
+questions have no sentence at all. The table cannot show these; `count_release` counts them, and
+`read_gold_questions` keeps them, so that a prediction misses them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import HUB, Corpus, ReleaseCount, Source
+from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, ReleaseCount, Source
+from as2ray.corpora.reader_utils import candidate_schema
 from as2ray.tables import raw_files
-from as2ray.tables.schema import CANDIDATE_SCHEMA, OPTIONAL_COLUMNS
+from as2ray.tables.schema import batched, from_rows
 
 HUB_DATASET: Final = "hotpotqa/hotpot_qa"
 FILES: Final = {
@@ -37,95 +40,90 @@ SAMPLE_COUNTS: Final = {
     "distractor_dev_100_hf_schema.json": {"questions": 100, "sentences": 4_118, "facts": 243},
     "fullwiki_500.jsonl.gz": {"questions": 500, "facts": 715 + 485, "facts elsewhere": 485},
 }
-"""Counts of the samples that are handed round, by file."""
+"""Counts of samples of the release, by file."""
 
 QUESTIONS_PER_TABLE: Final = 1_024
-"""Of a table that the reader yields."""
 
-EXTRA_COLUMNS: Final = ("passage_id", "title", "sentence_index", "passage_label", "answer")
-"""Beside those of every candidates table."""
-
+SCHEMA: Final = candidate_schema("passage_id", "title", "sentence_index", "passage_label", "answer")
 
 YES_NO_ANSWERS: Final = ("yes", "no")
-"""Answers that stand in no sentence."""
+"""Answers that no sentence contains."""
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A title and its sentences; some may be blank."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class HotpotQAOptions(CorpusOptions):
+    """Options of HotpotQA."""
+
+    complete_facts_only: bool = False
+    """Whether to leave out questions with supporting facts that are not in their passages."""
+
+
+class Passage(NamedTuple):
+    """A title and its sentences; some sentences may be blank."""
 
     title: str
     sentences: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RawQuestion:
-    """One question as it was published."""
+class RawQuestion(NamedTuple):
+    """A question as it was published."""
 
     id: str
     text: str
     answer: str
     facts: tuple[tuple[str, int], ...]
-    """(title, number of the sentence), without repetitions, in order."""
+    """Title and sentence number of each distinct supporting fact, in order."""
     passages: tuple[Passage, ...]
 
     def count_missing_facts(self) -> tuple[int, int]:
-        """Facts on sentences that the passage does not have, and on titles that are not there."""
-        longest: dict[str, int] = {}
-        for passage in self.passages:
-            longest[passage.title] = max(longest.get(passage.title, 0), len(passage.sentences))
-        past = sum(title in longest and number >= longest[title] for title, number in self.facts)
-        return past, sum(title not in longest for title, _ in self.facts)
+        """Counts facts on a sentence that its passage lacks, and facts on a missing passage."""
+        sentences = {(p.title, k) for p in self.passages for k in range(len(p.sentences))}
+        titles = {passage.title for passage in self.passages}
+        has_passage = [fact[0] in titles for fact in self.facts if fact not in sentences]
+        return has_passage.count(True), has_passage.count(False)
 
 
-def read_tables(
-    split: str, source: Source, *, complete_facts_only: bool = False
-) -> Iterator[pa.Table]:
-    """The sentences of a split; blank ones are left out, and what holds no other.
+def read_tables(split: str, source: Source, options: HotpotQAOptions) -> Iterator[pa.Table]:
+    """Reads the sentences of a split; blank sentences are left out.
 
     Args:
-        split: Its name.
-        source: The release.
-        complete: Keep only questions whose supporting facts are all there.
+        split: One of `FILES`.
+        source: The folder, one file, or the hub.
+        options: Options of the corpus.
     """
-    rows: list[dict[str, Any]] = []
-    for number, question in enumerate(read_questions(split, source, complete_facts_only), 1):
-        with raw_files.value_errors(f"{source}, question {question.id}"):
-            rows += _build_rows(question)
-        if number % QUESTIONS_PER_TABLE == 0 and rows:
-            yield _build_table(rows)
-            rows = []
-    if rows:
-        yield _build_table(rows)
+    every_question = read_questions(split, source, options.complete_facts_only)
+    for questions in batched(every_question, QUESTIONS_PER_TABLE):
+        with raw_files.value_errors(f"questions {questions[0].id} to {questions[-1].id}"):
+            table = from_rows(chain.from_iterable(map(_build_rows, questions)), SCHEMA)
+        yield table
 
 
 def read_questions(
     split: str, source: Source, complete_facts_only: bool = False
 ) -> Iterator[RawQuestion]:
-    """The questions of a split as they were published, one after the other.
+    """Reads the questions of a split as they were published, without blanks around texts.
 
     Args:
-        split: Its name.
-        source: The release.
-        complete: Only those whose supporting facts are all there.
+        split: One of `FILES`.
+        source: The folder, one file, or the hub.
+        complete_facts_only: See `HotpotQAOptions`.
 
     Raises:
-        CorpusError: A record without what it needs.
+        CorpusError: A record lacks a key or has values of other types.
     """
+    records: Iterable[Any]
     if source == HUB:
-        config, name = HUB_SPLITS[split]
-        records: Iterable[Any] = (
-            row
-            for table in raw_files.read_hub(HUB_DATASET, name, config)
-            for row in table.to_pylist()
-        )
-        where = f"{HUB_DATASET}/{config}/{name}"
+        config, hub_split = HUB_SPLITS[split]
+        tables = raw_files.read_hub(HUB_DATASET, hub_split, config)
+        records = chain.from_iterable(table.to_pylist() for table in tables)
+        source = f"{HUB_DATASET}/{config}/{hub_split}"
     else:
-        path = raw_files.require_file(Path(source), FILES[split])
-        records, where = raw_files.read_json_records(path), str(path)
+        source = raw_files.require_file(Path(source), FILES[split])
+        records = raw_files.read_json_records(source)
     for number, record in enumerate(records):
-        with raw_files.value_errors(named := f"{where}, record {number:,}"):
-            question = _parse_question(record, number, named)
+        record_name = f"{source}, record {number:,}"
+        with raw_files.value_errors(record_name):
+            question = _parse_question(record, number, record_name)
         if not (complete_facts_only and any(question.count_missing_facts())):
             yield question
 
@@ -133,67 +131,53 @@ def read_questions(
 def read_gold_questions(
     split: str, source: Source, complete_facts_only: bool = False
 ) -> dict[str, RawQuestion]:
-    """The questions of a split by their ids: what a prediction is measured against."""
-    return {
-        question.id: question for question in read_questions(split, source, complete_facts_only)
-    }
+    """Reads the questions of a split by their ids, for the evaluation of predictions."""
+    questions = read_questions(split, source, complete_facts_only)
+    return {question.id: question for question in questions}
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
-    """Questions, sentences and facts of the samples, and how many facts lie elsewhere."""
+    """Counts questions, sentences and facts of the samples, and facts outside their passages."""
     for split, names in FILES.items():
         path = raw_files.find_file(source, names)
-        if path is None or path.name not in SAMPLE_COUNTS:
-            continue
-        found = dict.fromkeys(("questions", "sentences", "facts", "facts elsewhere"), 0)
-        for question in read_questions(split, path):
-            found["questions"] += 1
-            found["sentences"] += sum(len(p.sentences) for p in question.passages)
-            found["facts"] += len(question.facts)
-            found["facts elsewhere"] += sum(question.count_missing_facts())
-        for what, published in SAMPLE_COUNTS[path.name].items():
-            yield ReleaseCount(split, what, published, found[what])
+        if path and (published := SAMPLE_COUNTS.get(path.name)):
+            questions = list(read_questions(split, path))
+            counts = {
+                "questions": len(questions),
+                "sentences": sum(len(p.sentences) for q in questions for p in q.passages),
+                "facts": sum(len(question.facts) for question in questions),
+                "facts elsewhere": sum(sum(q.count_missing_facts()) for q in questions),
+            }
+            for name, published_count in published.items():
+                yield ReleaseCount(split, name, published_count, counts[name])
 
 
 def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
-    text, answer, facts, context = raw_files.require_keys(
-        record, ("question", "answer", "supporting_facts", "context"), source
-    )
+    keys = ("question", "answer", "supporting_facts", "context")
+    text, answer, facts, context = raw_files.require_keys(record, keys, source)
     if isinstance(facts, Mapping):  # the hub's columns
         facts = zip(facts["title"], facts["sent_id"])
         context = zip(context["title"], context["sentences"])
-    passages = tuple(Passage(title, tuple(sentences)) for title, sentences in context)
-    named = dict.fromkeys((str(title), int(index)) for title, index in facts)
-    own = str(record.get("_id", record.get("id", f"q{number:06d}")))
-    return RawQuestion(own, text, answer, tuple(named), passages)
-
-
-def _build_rows(question: RawQuestion) -> Iterator[dict[str, Any]]:
-    facts, titles = set(question.facts), {title for title, _ in question.facts}
-    for place, passage in enumerate(question.passages):
-        for index, text in enumerate(passage.sentences):
-            if text.strip():
-                yield {
-                    "question_id": question.id,
-                    "question": question.text.strip(),
-                    "candidate_id": f"{question.id}-{place}-{index}",
-                    "candidate": text.strip(),
-                    "label": int((passage.title, index) in facts),
-                    "passage_id": f"{question.id}-{place}",
-                    "title": passage.title,
-                    "sentence_index": index,
-                    "passage_label": int(passage.title in titles),
-                    "answer": "" if question.answer in YES_NO_ANSWERS else question.answer,
-                }
-
-
-def _build_table(rows: list[dict[str, Any]]) -> pa.Table:
-    schema = pa.schema(
-        [*CANDIDATE_SCHEMA, *(OPTIONAL_COLUMNS.field(name) for name in EXTRA_COLUMNS)]
+    passages = tuple(
+        Passage(title, tuple(sentence.strip() for sentence in sentences))
+        for title, sentences in context
     )
-    first, last = rows[0]["question_id"], rows[-1]["question_id"]
-    with raw_files.value_errors(f"questions {first} to {last}"):
-        return pa.Table.from_pylist(rows, schema=schema)
+    distinct_facts = dict.fromkeys((str(title), int(index)) for title, index in facts)
+    id = str(record.get("_id", record.get("id", f"q{number:06d}")))
+    return RawQuestion(id, text.strip(), answer, tuple(distinct_facts), passages)
+
+
+def _build_rows(question: RawQuestion) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of a question in the order of `SCHEMA`."""
+    id, answer = question.id, "" if question.answer in YES_NO_ANSWERS else question.answer
+    titles = {title for title, _ in question.facts}
+    for number, (title, sentences) in enumerate(question.passages):
+        passage = (f"{id}-{number}", title)
+        for index, text in enumerate(sentences):
+            if text:
+                label = int((title, index) in question.facts)
+                candidate = (id, question.text, f"{id}-{number}-{index}", text, label)
+                yield (*candidate, *passage, index, int(title in titles), answer)
 
 
 CORPUS: Final = Corpus(
@@ -202,7 +186,7 @@ CORPUS: Final = Corpus(
     license="CC BY-SA 4.0",
     files=FILES,
     reader=read_tables,
+    options_type=HotpotQAOptions,
     count_release=count_release,
     hub=HUB_DATASET,
 )
-"""The corpus as the registry holds it."""

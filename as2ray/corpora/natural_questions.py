@@ -1,10 +1,12 @@
-"""Natural Questions (Kwiatkowski et al. 2019) turned into sentence candidates, as ASNQ was.
+"""Natural Questions (Kwiatkowski et al. 2019), converted to sentence candidates as ASNQ was.
 
-Knows the release's two JSON formats: the original one, which lists tokens, and the simplified one,
-which joins them by single blanks. Must not know any other corpus. 42 GB packed: a record at a time.
+Reads both JSON formats of the release: the original one, which lists tokens, and the simplified
+one, which joins them by single blanks. The release has 42 GB compressed, so records are read one at
+a time.
 
-ASNQ's own conversion was never published: which sentence splitter, which questions stayed, what was
-done with five annotators. So each of these is an option here, and no count can be promised.
+ASNQ's conversion was never published: neither its sentence splitter, nor its selection of
+questions, nor its rule for five annotators. Each of these is an option here, and ASNQ's counts
+cannot be expected.
 """
 
 import json
@@ -12,47 +14,70 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.asnq import NEGATIVE_GRADES, check_negatives
 from as2ray.corpora.corpus import Corpus, Record, RecordConversion, Source
-from as2ray.corpora.page_grades import POSITIVE_GRADE, Page, grade_sentences, overlaps, split_page
+from as2ray.corpora.page_grades import (
+    POSITIVE_GRADE,
+    Page,
+    PageOptions,
+    build_table,
+    grade_sentences,
+    overlaps,
+    split_page,
+)
 from as2ray.corpora.record_conversion import convert_strictly
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.text.sentences import get_splitter
 
 FILES: Final = {
     "train": ("v1.0-simplified_simplified-nq-train.jsonl", "simplified-nq-train.jsonl"),
     "dev": ("v1.0-simplified_nq-dev-all.jsonl", "nq-dev-all.jsonl"),
 }
-"""The simplified files; the original ones are `nq-<split>-00.jsonl.gz` and so on."""
+"""Files of the simplified format; those of the original one are `nq-<split>-00.jsonl.gz`, ..."""
 
-SENTENCE_BOUNDARIES: Final = ("blocks", "rows", "none")
-ANNOTATION_RULES: Final = ("union", "agreed", "first")
-QUESTION_SCOPES: Final = ("answered", "all")
+SentenceBoundaries = Literal["blocks", "rows", "none"]
+AnnotationRule = Literal["union", "agreed", "first"]
 
-ASNQ_OPTIONS: Final[Mapping[str, Any]] = {"boundaries": "none", "splitter": "simple"}
-"""Options as near to ASNQ as can be told: the page's text joined flat, headings glued to what
-follows, and a splitter that goes by a stop before a capital, as Punkt does."""
+ASNQ_OPTIONS: Final = {"sentence_boundaries": "none", "sentence_splitter": "simple"}
+"""The options closest to ASNQ's candidates: the page joined into one text, headings included, and a
+splitter that splits at a full stop before a capital letter, as Punkt does."""
 
 MIN_AGREEING: Final = 2
-"""Annotators of five who must have found an answer; the threshold of NQ's own evaluation."""
+"""Number of the five annotators who must have marked a short answer; the threshold of NQ's own
+evaluation."""
 
 EDIT_LINK: Final = ["(", "edit", ")"]
-"""What is left of a link at the end of a heading."""
+"""Tokens of the edit link at the end of a heading."""
 
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]*(_[^<>]*)?>")
 _CELL = re.compile(r"</?T[dh]\b|</?T[dh]_", re.IGNORECASE)
 
 TokenSpan = tuple[int, int]
+"""Half-open range of a document's tokens."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class NaturalQuestionsOptions(PageOptions):
+    """Options of Natural Questions."""
+
+    sentence_boundaries: SentenceBoundaries = "blocks"
+    """`blocks`: no sentence crosses an HTML tag. `rows`: the cells of a table row stay together.
+    `none`: the page is one text, as in ASNQ."""
+    annotation_rule: AnnotationRule = "union"
+    """Which of several annotators count. `union`: all of them. `agreed`: all of them if two marked
+    a short answer, otherwise none. `first`: the first one who marked a short answer."""
+    question_scope: Literal["answered", "all"] = "answered"
+    """`answered`: questions with a sentence of grade 4. `all`: every question."""
 
 
 class Annotation(NamedTuple):
-    """What one person marked, as half-open ranges of tokens."""
+    """The answers that one annotator marked."""
 
     long_answer: TokenSpan | None
     short_answers: tuple[TokenSpan, ...]
@@ -70,56 +95,31 @@ class Document(NamedTuple):
     annotations: list[Annotation]
 
     def span_text(self, span: TokenSpan) -> str:
-        """The words of a range of tokens."""
-        return " ".join(
-            t
-            for t, tag in zip(self.tokens[slice(*span)], self.is_tag[slice(*span)])
-            if t and not tag
-        )
+        """Returns the words of a range of tokens."""
+        tokens = zip(self.tokens[slice(*span)], self.is_tag[slice(*span)])
+        return " ".join(token for token, is_tag in tokens if token and not is_tag)
 
 
-def read_tables(
-    split: str,
-    source: Source,
-    *,
-    sentence_boundaries: str = "blocks",
-    annotation_rule: str = "union",
-    question_scope: str = "answered",
-    negatives: Sequence[int] = NEGATIVE_GRADES,
-    splitter: str = "syntok",
-) -> Iterator[pa.Table]:
-    """One table a question, each row with the range of its document's tokens.
+def read_tables(split: str, source: Source, options: NaturalQuestionsOptions) -> Iterator[pa.Table]:
+    """Reads one table per question; its columns start and end are token ranges of the document.
 
-    Grades follow from token spans: 4 a sentence that overlaps a short answer, 3 another of the long
-    answer, 2 one outside with the words of a short answer, 1 any other. Ids depend on `boundaries`
-    and `splitter` alone.
+    Grades follow from token spans: 4 a sentence that overlaps a short answer, 3 another sentence of
+    the long answer, 2 a sentence outside with the words of a short answer, 1 any other. Ids depend
+    only on `sentence_boundaries` and `sentence_splitter`.
 
     Args:
         split: One of `FILES`.
         source: One file, or a folder with the simplified or the original files.
-        boundaries: No sentence crosses any HTML tag (`blocks`), or any but those of the cells of
-            one row (`rows`); or the page is one text (`none`), as in ASNQ.
-        annotations: Of several people's: the marks of all (`union`); of all if two of them found a
-            short answer, else none (`agreed`); of the first who found one (`first`).
-        questions: Those with a sentence of grade 4 (`answered`), or `all`.
-        negatives: The grades kept as negatives, as in ASNQ.
-        splitter: A name of `as2ray.text.sentences.SPLITTERS`.
+        options: Options of the corpus.
     """
-    options = {
-        "boundaries": sentence_boundaries,
-        "annotations": annotation_rule,
-        "questions": question_scope,
-        "negatives": negatives,
-        "splitter": splitter,
-    }
     yield from convert_strictly(CONVERSION, split, source, options)
 
 
 def find_files(split: str, source: Source) -> list[Path]:
-    """The files of a split: the simplified one, or all of the original ones.
+    """Returns the files of a split: the simplified one, or all original ones.
 
     Raises:
-        SourceMissingError: Neither is there.
+        RawFileNotFoundError: There are neither.
     """
     folder = Path(source)
     original = sorted(folder.glob(f"**/nq-{split}-[0-9]*.jsonl*"))
@@ -129,7 +129,7 @@ def find_files(split: str, source: Source) -> list[Path]:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file: a JSON value a line, or values laid out over several lines."""
+    """Reads the records of a file: one JSON value per line, or values over several lines."""
     with raw_files.open_text(path) as lines:
         first = next(lines, "")
         if first.strip() not in ("{", "["):
@@ -142,119 +142,87 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """A record of either format.
+    """Parses a record of either format.
+
+    Args:
+        text: The record.
+        source: Its file and line, for error texts.
 
     Raises:
-        CorpusError: No JSON, a missing key, or marks outside the page.
+        CorpusError: A missing key, or answers outside the page.
+        ValueError: The text is not JSON.
     """
-    try:
-        record = json.loads(text)
-        id, question = raw_files.require_keys(record, ["example_id", "question_text"], source)
-        tokens, tags = _parse_tokens(record, source)
-        marked = [_parse_annotation(a, len(tokens), source) for a in record.get("annotations", [])]
-        url = str(record.get("document_url") or id)
-        return Document(str(id), str(question).strip(), url, tokens, tags, marked)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CorpusError(
-            (f"{source}: {error}"[:300])
-            + "; expected a record of Natural Questions in its original or its simplified format",
-            fix="give the publisher's own file",
-        ) from error
+    record = json.loads(text)
+    id, question = raw_files.require_keys(record, ["example_id", "question_text"], source)
+    tokens, is_tag = _parse_tokens(record, source)
+    annotations = [
+        _parse_annotation(annotation, len(tokens), source)
+        for annotation in record.get("annotations", [])
+    ]
+    url = str(record.get("document_url") or id)
+    return Document(str(id), str(question).strip(), url, tokens, is_tag, annotations)
 
 
 def select_answers(
-    annotations: Sequence[Annotation], rule: str
+    annotations: Sequence[Annotation], rule: AnnotationRule
 ) -> tuple[list[TokenSpan], list[TokenSpan]]:
-    """The long and the short answers that count.
+    """Selects the long and the short answers of a question that count.
 
     Args:
-        annotations: Of one question.
-        rule: One of `ANNOTATIONS`.
+        annotations: All annotations of the question.
+        rule: See `NaturalQuestionsOptions.annotation_rule`.
     """
-    found = [a for a in annotations if a.short_answers]
+    with_short = [annotation for annotation in annotations if annotation.short_answers]
     if rule == "first":
-        annotations = found[:1]
-    elif rule == "agreed" and len(found) < min(MIN_AGREEING, len(annotations)):
+        annotations = with_short[:1]
+    elif rule == "agreed" and len(with_short) < min(MIN_AGREEING, len(annotations)):
         annotations = []
-    long = [a.long_answer for a in annotations if a.long_answer]
-    return long, [span for a in annotations for span in a.short_answers]
+    long = [annotation.long_answer for annotation in annotations if annotation.long_answer]
+    return long, [span for annotation in annotations for span in annotation.short_answers]
 
 
-def check_options(
-    sentence_boundaries: str,
-    annotation_rule: str,
-    question_scope: str,
-    negatives: Sequence[int],
-    splitter: str,
-) -> None:
-    """Looks at the options before anything is read.
-
-    Raises:
-        CorpusError: One is unknown.
-    """
-    get_splitter(splitter)
-    check_negatives(negatives)
-    for came, known in (
-        (sentence_boundaries, SENTENCE_BOUNDARIES),
-        (annotation_rule, ANNOTATION_RULES),
-        (question_scope, QUESTION_SCOPES),
-    ):
-        if came not in known:
-            raise CorpusError(
-                f"the option {came!r}; expected one of {list(known)}",
-            )
-
-
-def convert_record(
-    text: str,
-    source: str,
-    sentence_boundaries: str,
-    annotation_rule: str,
-    question_scope: str,
-    negatives: Sequence[int],
-    splitter: str,
-) -> pa.Table | None:
-    """The candidates of one record; None of one whose question is left out."""
-    asked = parse_document(text, source)
-    long, short = select_answers(asked.annotations, annotation_rule)
-    if question_scope == "answered" and not short:
-        return None  # most questions; their pages need not be cut
-    page, places = _split_document(asked, sentence_boundaries, splitter)
-    inside, answering = overlaps(places, long), overlaps(places, short)
-    grade = grade_sentences(page, inside, answering, map(asked.span_text, short))
-    if question_scope == "answered" and not (grade == POSITIVE_GRADE).any():
+def convert_record(text: str, source: str, options: NaturalQuestionsOptions) -> pa.Table | None:
+    """Returns the candidates of one record, or None if its question is left out."""
+    document = parse_document(text, source)
+    long, short = select_answers(document.annotations, options.annotation_rule)
+    if options.question_scope == "answered" and not short:
+        return None  # true of most questions; splitting their pages would take most of the time
+    page, token_spans = _split_document(document, options)
+    is_inside, has_answer = overlaps(token_spans, long), overlaps(token_spans, short)
+    grades = grade_sentences(page, is_inside, has_answer, map(document.span_text, short))
+    is_answered = (grades == POSITIVE_GRADE).any()
+    sentences = np.flatnonzero(np.isin(grades, options.grades))
+    if not len(sentences) or (options.question_scope == "answered" and not is_answered):
         return None
-    kept = np.flatnonzero(np.isin(grade, check_negatives(negatives).to_numpy()))
-    return _build_table(asked, page.sentences, places, grade, kept) if len(kept) else None
+    table = build_table(page, document.id, document.question, grades, sentences)
+    starts, ends = token_spans[sentences].astype(np.int32).T
+    return table.append_column("start", pa.array(starts)).append_column("end", pa.array(ends))
 
 
 def _parse_tokens(record: Mapping[str, Any], source: str) -> tuple[list[str], np.ndarray]:
     if "document_tokens" in record:
-        pairs = [
-            raw_files.require_keys(t, ["token", "html_token"], source)
-            for t in record["document_tokens"]
-        ]
-        tokens = [str(token) for token, _ in pairs]
-        return tokens, np.array([bool(tag) for _, tag in pairs], bool)
+        keys = ["token", "html_token"]
+        pairs = [raw_files.require_keys(t, keys, source) for t in record["document_tokens"]]
+        is_tag = np.array([bool(is_tag) for _, is_tag in pairs], bool)
+        return [str(token) for token, _ in pairs], is_tag
     (text,) = raw_files.require_keys(record, ["document_text"], source)
-    tokens = text.split(" ")  # on single blanks alone: token numbers count empty ones
+    tokens = text.split(" ")  # only at single blanks: token numbers count empty tokens
     return tokens, np.array([_TAG.fullmatch(token) is not None for token in tokens], bool)
 
 
 def _parse_annotation(record: Any, num_tokens: int, source: str) -> Annotation:
-    long, short = raw_files.require_keys(record, ["long_answer", "short_answers"], source)
-    (span,) = _parse_spans([long], source)
-    inside = span if span[0] >= 0 else None
-    shorts = tuple(_parse_spans(short, source))
-    start, end = inside or (0, 0)
-    wrong = [s for s in shorts if not start <= s[0] < s[1] <= end]
-    if wrong or (inside and not start < end <= num_tokens):
-        raise CorpusError(
-            f"{source}: long answer {inside}, short answers {list(shorts)} in {num_tokens:,} tokens"
-            "; expected short answers inside the long one, and that inside the page",
-            fix="give the publisher's own file",
-        )
-    return Annotation(inside, shorts)
+    keys = ["long_answer", "short_answers"]
+    long_record, short_records = raw_files.require_keys(record, keys, source)
+    (span,) = _parse_spans([long_record], source)
+    long = span if span[0] >= 0 else None
+    shorts = tuple(_parse_spans(short_records, source))
+    start, end = long or (0, 0)
+    is_long_valid = long is None or start < end <= num_tokens
+    if not is_long_valid or not all(start <= short[0] < short[1] <= end for short in shorts):
+        expected = f"inside the {num_tokens:,} tokens and around the short answers {list(shorts)}"
+        problem = f"{source}: the long answer {long} must be {expected}"
+        raise CorpusError(problem, fix="use the published file")
+    return Annotation(long, shorts)
 
 
 def _parse_spans(records: Sequence[Any], source: str) -> list[TokenSpan]:
@@ -263,62 +231,42 @@ def _parse_spans(records: Sequence[Any], source: str) -> list[TokenSpan]:
 
 
 def _split_document(
-    document: Document, sentence_boundaries: str, splitter: str
+    document: Document, options: NaturalQuestionsOptions
 ) -> tuple[Page, np.ndarray]:
-    """Sentences, and their ranges of the document's tokens, shape [sentences, 2]."""
-    blocks = _split_blocks(document, sentence_boundaries)
+    """Returns the sentences and their ranges of the document's tokens, shape [sentences, 2]."""
+    blocks = _split_blocks(document, options.sentence_boundaries)
     words = [[document.tokens[i] for i in block] for block in blocks]
-    page = split_page(document.url, [" ".join(block) for block in words], splitter)
-    starts = [np.cumsum([0, *(len(word) + 1 for word in block)]) for block in words]
-    places = np.zeros((len(page.sentences), 2), np.int64)
+    texts = [" ".join(block) for block in words]
+    page = split_page(document.url, texts, options.sentence_splitter)
+    word_starts = [np.cumsum([0, *(len(word) + 1 for word in block)]) for block in words]
+    token_spans = np.zeros((len(page.sentences), 2), np.int64)
     for row, (block, (start, end)) in enumerate(zip(page.paragraph_index.tolist(), page.spans)):
-        first, last = np.searchsorted(starts[block], [start, end - 1], side="right") - 1
-        places[row] = blocks[block][first], blocks[block][last] + 1
-    return page, places
+        first, last = np.searchsorted(word_starts[block], [start, end - 1], side="right") - 1
+        token_spans[row] = blocks[block][first], blocks[block][last] + 1
+    return page, token_spans
 
 
-def _split_blocks(document: Document, sentence_boundaries: str) -> list[list[int]]:
-    """Numbers of the words that stand between two boundaries."""
+def _split_blocks(document: Document, sentence_boundaries: SentenceBoundaries) -> list[list[int]]:
+    """Returns the token numbers of the words between two boundaries."""
+    has_boundaries, keeps_cells = sentence_boundaries != "none", sentence_boundaries == "rows"
     blocks: list[list[int]] = [[]]
-    for number, (token, tag) in enumerate(zip(document.tokens, document.is_tag.tolist())):
-        if not tag:
-            if token.strip():
-                blocks[-1].append(number)
-        elif sentence_boundaries == "blocks" or (
-            sentence_boundaries == "rows" and not _CELL.match(token)
-        ):
+    for number, (token, is_tag) in enumerate(zip(document.tokens, document.is_tag.tolist())):
+        if not is_tag and token.strip():
+            blocks[-1].append(number)
+        elif is_tag and has_boundaries and not (keeps_cells and _CELL.match(token)):
             blocks.append([])
-    if sentence_boundaries != "none":
-        edits = [[document.tokens[i] for i in block[-3:]] == EDIT_LINK for block in blocks]
-        blocks = [block[:-3] if edit else block for block, edit in zip(blocks, edits)]
+    if has_boundaries:
+        blocks = [_remove_edit_link(document, block) for block in blocks]
     return [block for block in blocks if block]
 
 
-def _build_table(
-    document: Document,
-    texts: list[str],
-    token_spans: np.ndarray,
-    grade: np.ndarray,
-    kept_rows: np.ndarray,
-) -> pa.Table:
-    rows = len(kept_rows)
-    return pa.table(
-        {
-            "question_id": pa.array([document.id] * rows),
-            "question": pa.array([document.question] * rows),
-            "candidate_id": pa.array([f"{document.id}-{k}" for k in kept_rows.tolist()]),
-            "candidate": pa.array([texts[k] for k in kept_rows.tolist()]),
-            "label": pa.array((grade[kept_rows] == POSITIVE_GRADE).astype(np.int8)),
-            "grade": pa.array(grade[kept_rows]),
-            "document_id": pa.array([document.url] * rows),
-            "start": pa.array(token_spans[kept_rows, 0].astype(np.int32)),
-            "end": pa.array(token_spans[kept_rows, 1].astype(np.int32)),
-        }
-    )
+def _remove_edit_link(document: Document, block: list[int]) -> list[int]:
+    ends_with_link = [document.tokens[i] for i in block[-3:]] == EDIT_LINK
+    return block[:-3] if ends_with_link else block
 
 
-CONVERSION: Final = RecordConversion(find_files, read_records, convert_record, check_options)
-"""A question with its page is a record."""
+CONVERSION: Final = RecordConversion(find_files, read_records, convert_record)
+"""A record is a question with its page."""
 
 CORPUS: Final = Corpus(
     name="nq",
@@ -326,6 +274,6 @@ CORPUS: Final = Corpus(
     license="CC BY-SA 3.0",
     files=FILES,
     reader=read_tables,
+    options_type=NaturalQuestionsOptions,
     conversion=CONVERSION,
 )
-"""The corpus as the registry holds it."""

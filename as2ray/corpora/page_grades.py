@@ -1,121 +1,180 @@
-"""Pages cut into sentences, and ASNQ's four grades for any question with a place on its page.
-
-Knows paragraphs, answers, places and sentence splitters. Must not know any corpus or file.
-"""
+"""Splits pages into sentences and gives each sentence one of ASNQ's four grades for a question."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
+from as2ray.corpora.corpus import CorpusOptions
+from as2ray.corpora.reader_utils import candidate_schema
 from as2ray.errors import CorpusError
-from as2ray.text.sentences import split
+from as2ray.text.sentences import get_splitter, split
+
+NEGATIVE_GRADES: Final = (1, 2, 3)
+"""Grades of sentences that are not an answer; see `grade_sentences`."""
 
 POSITIVE_GRADE: Final = 4
-"""The grade of an answer: inside the long answer, and with the short one."""
+"""Grade of an answer: a sentence of the long answer that contains the short answer."""
+
+NegativeGrades = Annotated[tuple[Annotated[int, Field(ge=1, le=3)], ...], Field(min_length=1)]
+"""Grades that are used as negatives: one or more of `NEGATIVE_GRADES`."""
+
+
+SplitterName = Annotated[str, AfterValidator(lambda name: get_splitter(name).name)]
+"""Name of a sentence splitter; see `as2ray.text.sentences`."""
+
+SCHEMA: Final = candidate_schema("grade", "document_id")
+"""Columns of graded sentences; the document is the title of the page."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PageOptions(CorpusOptions):
+    """Options of every corpus whose pages are split into graded sentences."""
+
+    negative_grades: NegativeGrades = NEGATIVE_GRADES
+    """Grades whose sentences are negatives, as in ASNQ; the others are left out."""
+    sentence_splitter: SplitterName = "syntok"
+
+    @property
+    def grades(self) -> list[int]:
+        """Grades of the sentences that become candidates."""
+        return [*self.negative_grades, POSITIVE_GRADE]
 
 
 class Page(NamedTuple):
-    """A page cut into sentences once, for all its questions."""
+    """A page split into sentences, once for all its questions."""
 
     title: str
     sentences: list[str]
     paragraph_index: np.ndarray
-    """Index of the paragraph of each sentence, ascending, int64."""
+    """Index of the paragraph of each sentence, ascending, shape [sentences], int64."""
     spans: list[tuple[int, int]]
-    """Place of each sentence in its paragraph."""
+    """Range of characters of each sentence in its paragraph."""
     lowercase_text: str
-    """All sentences in folded case, one a line."""
+    """All sentences case-folded, one per line."""
     line_starts: list[int]
-    """Where each sentence starts in `folded`."""
+    """Position of each sentence in `lowercase_text`."""
 
 
-def split_page(title: str, paragraphs: Sequence[str], splitter: str) -> Page:
-    """The page in sentences; none crosses a paragraph."""
-    texts, paragraph, spans = [], [], []
-    for p, text in enumerate(paragraphs):
-        for start, end in split(text, splitter):
-            texts.append(text[start:end])
-            paragraph.append(p)
+def split_page(title: str, paragraphs: Sequence[str], sentence_splitter: str) -> Page:
+    """Splits the paragraphs of a page into sentences; no sentence crosses a paragraph."""
+    sentences, paragraph_index, spans = [], [], []
+    for index, paragraph in enumerate(paragraphs):
+        for start, end in split(paragraph, sentence_splitter):
+            sentences.append(paragraph[start:end])
+            paragraph_index.append(index)
             spans.append((start, end))
-    folded = [" ".join(text.casefold().split()) for text in texts]
-    lines = [0, *accumulate(len(f) + 1 for f in folded)][: len(folded)]
-    return Page(title, texts, np.array(paragraph, np.int64), spans, "\n".join(folded), lines)
+    lines = [_fold_case(sentence) for sentence in sentences]
+    line_starts = [0, *accumulate(len(line) + 1 for line in lines)][: len(lines)]
+    index_array, text = np.array(paragraph_index, np.int64), "\n".join(lines)
+    return Page(title, sentences, index_array, spans, text, line_starts)
+
+
+def _fold_case(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def grade_sentences(
     page: Page, is_inside: np.ndarray, has_answer: np.ndarray, answers: Iterable[str]
 ) -> np.ndarray:
-    """ASNQ's grade of every sentence of a page (TANDA, Table 1), shape [sentences], int8.
+    """Returns ASNQ's grade of every sentence of a page (TANDA, Table 1), shape [sentences], int8.
 
     Args:
         page: The page.
-        inside: Whether a sentence stands in a long answer, shape [sentences].
-        answering: Whether it holds a short answer in its marked place, shape [sentences].
-        answers: The short answers' texts, which a sentence outside may have too.
+        is_inside: Whether a sentence belongs to a long answer, shape [sentences].
+        has_answer: Whether it contains a marked short answer, shape [sentences].
+        answers: Texts of the short answers, which other sentences may contain too.
 
     Returns:
         4 inside with a short answer, 3 inside without, 2 outside with the words of a short answer
-        (whatever their case), 1 outside without.
+        in upper or lower case, 1 outside without.
     """
-    grade = np.ones(len(page.sentences), np.int8)
-    for text in {" ".join(text.casefold().split()) for text in answers}:
-        grade[_find_sentences(page, text)] = 2
-    grade[is_inside] = 3
-    grade[is_inside & has_answer] = POSITIVE_GRADE
-    return grade
+    grades = np.ones(len(page.sentences), np.int8)
+    for text in {_fold_case(text) for text in answers}:
+        grades[_find_sentences(page, text)] = 2
+    grades[is_inside] = 3
+    grades[is_inside & has_answer] = POSITIVE_GRADE
+    return grades
 
 
 def overlaps(ranges: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Which of some ranges share a place with one of `spans`, shape [ranges], bool.
+    """Returns which of `ranges` overlap one of `spans`, shape [ranges], bool.
 
     Args:
-        places: Half-open ranges, shape [ranges, 2].
+        ranges: Half-open ranges, shape [ranges, 2].
         spans: Half-open ranges on the same axis.
     """
-    found = np.zeros(len(ranges), bool)
+    has_overlap = np.zeros(len(ranges), bool)
     for start, end in spans:
-        found |= (ranges[:, 0] < end) & (start < ranges[:, 1])
-    return found
+        has_overlap |= (ranges[:, 0] < end) & (start < ranges[:, 1])
+    return has_overlap
 
 
 def grade_paragraph_answer(
     page: Page, paragraph_index: int, answers: Sequence[tuple[int, str]], source: str = "a page"
 ) -> np.ndarray:
-    """The grades for a question whose long answer is a paragraph, shape [sentences], int8.
+    """Returns the grades for a question whose long answer is a paragraph, shape [sentences], int8.
 
     Args:
         page: The page.
-        paragraph: Index of the question's paragraph.
-        answers: Start in the paragraph and text of each answer.
-        source: What the question was read from, for the error.
+        paragraph_index: Index of the question's paragraph.
+        answers: Start in the paragraph and text of each short answer.
+        source: What the question was read from, for error texts.
+
+    Raises:
+        CorpusError: No sentence of the paragraph contains an answer.
     """
-    inside = page.paragraph_index == paragraph_index
-    places = np.array(page.spans, np.int64).reshape(-1, 2)
-    answering = overlaps(places, [(start, start + len(text)) for start, text in answers])
-    grade = grade_sentences(page, inside, answering, [text for _, text in answers])
-    if not (grade == POSITIVE_GRADE).any():
-        raise CorpusError(
-            f"{source}: {page.title!r}, paragraph {paragraph_index}: no sentence has {answers}"
-            "; expected at least one answer inside the paragraph",
-            fix="give the publisher's own file",
-        )
-    return grade
+    is_inside = page.paragraph_index == paragraph_index
+    spans = np.array(page.spans, np.int64).reshape(-1, 2)
+    has_answer = overlaps(spans, [(start, start + len(text)) for start, text in answers])
+    grades = grade_sentences(page, is_inside, has_answer, [text for _, text in answers])
+    if not (grades == POSITIVE_GRADE).any():
+        paragraph = f"{source}: {page.title!r}, paragraph {paragraph_index}"
+        problem = f"{paragraph}: no sentence contains one of the answers {answers}"
+        raise CorpusError(problem, fix="use the published file")
+    return grades
+
+
+def build_table(
+    page: Page, question_id: str, question: str, grades: np.ndarray, sentence_indices: np.ndarray
+) -> pa.Table:
+    """Returns sentences of a page as candidates of a question, with the columns of `SCHEMA`.
+
+    Args:
+        page: The page.
+        question_id: Id of the question.
+        question: Text of the question.
+        grades: Grade of every sentence of the page, shape [sentences].
+        sentence_indices: Indices of the sentences that are candidates, shape [candidates].
+    """
+    grades = grades[sentence_indices]
+    columns = {
+        "question_id": [question_id] * len(grades),
+        "question": [question] * len(grades),
+        "candidate_id": [f"{question_id}-{k}" for k in sentence_indices.tolist()],
+        "candidate": [page.sentences[k] for k in sentence_indices.tolist()],
+        "label": (grades == POSITIVE_GRADE).astype(np.int8),
+        "grade": grades,
+        "document_id": [page.title] * len(grades),
+    }
+    return pa.table(columns, schema=SCHEMA)
 
 
 def _find_sentences(page: Page, text: str) -> list[int]:
-    found, at = [], page.lowercase_text.find(text) if text else -1
-    while at >= 0:
-        after = at + len(text)
-        sentence = bisect_right(page.line_starts, at) - 1
-        if not (
-            _is_inside_word(page.lowercase_text, at) or _is_inside_word(page.lowercase_text, after)
-        ):
-            found.append(sentence)
-        at = page.lowercase_text.find(text, at + 1)
-    return found
+    """Returns the sentences that contain a case-folded text as whole words."""
+    sentence_indices, lowercase_text = [], page.lowercase_text
+    start = lowercase_text.find(text) if text else -1
+    while start >= 0:
+        ends = (start, start + len(text))
+        if not any(_is_inside_word(lowercase_text, end) for end in ends):
+            sentence_indices.append(bisect_right(page.line_starts, start) - 1)
+        start = lowercase_text.find(text, start + 1)
+    return sentence_indices
 
 
 def _is_inside_word(text: str, position: int) -> bool:

@@ -1,7 +1,4 @@
-"""Passages by their numbers: a collection too large for memory, spread on disk while it is read.
-
-Knows Arrow tables with a numeric id. Must not know any corpus.
-"""
+"""Reads passages by their ids from a collection that is too large for memory."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,70 +13,72 @@ import pyarrow.compute as pc
 from as2ray.errors import CorpusError
 
 COLLECTION_SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.large_string())])
-"""Of the tables that come in."""
+"""Columns of the tables that a collection is made of."""
 
 
 @dataclass(frozen=True)
 class PassageCollection:
-    """Passages that lie in a file."""
+    """Passages in a memory-mapped file."""
 
     batches: list[pa.RecordBatch]
     ids: np.ndarray
     """Ascending, shape [passages]."""
     row_of_id: np.ndarray
-    """Row of each id, through all batches, shape [passages]."""
-    batch_ends: np.ndarray
-    """Rows up to the end of each batch."""
+    """Row of each id, counted over all batches, shape [passages]."""
+    batch_starts: np.ndarray
+    """Row at which each batch starts, shape [batches]."""
     source: str
-    """What it was read from, for errors."""
+    """What it was read from, for error texts."""
 
     def read_texts(self, ids: np.ndarray) -> list[str]:
-        """The texts of passages.
+        """Returns the texts of passages.
+
+        Args:
+            ids: Ids, shape [passages].
 
         Raises:
-            CorpusError: An id that the collection does not have.
+            CorpusError: The collection lacks an id.
         """
-        at = np.searchsorted(self.ids, ids)
-        found = self.ids[np.minimum(at, len(self.ids) - 1)] == ids if len(self.ids) else ids < 0
-        if not found.all():
-            missing = ids[~found]
-            raise CorpusError(
-                f"{self.source}: {len(missing):,} passages are missing, such as {missing[0]}"
-                "; expected every passage that a run or a judgement names",
-                fix="give the collection that they were made from, whole",
-            )
-        rows = self.row_of_id[at]
-        batch = np.searchsorted(self.batch_ends, rows, side="right")
-        first = np.concatenate([[0], self.batch_ends])[batch]
+        position = np.searchsorted(self.ids, ids)
+        is_present = np.searchsorted(self.ids, ids, side="right") > position
+        if not is_present.all():
+            missing = ids[~is_present]
+            problem = f"{self.source}: {len(missing):,} passages are missing, such as {missing[0]}"
+            raise CorpusError(problem, fix="use the collection that the run was made from")
+        rows = self.row_of_id[position]
+        batch_index = np.searchsorted(self.batch_starts, rows, side="right") - 1
+        rows_in_batch = rows - self.batch_starts[batch_index]
         return [
-            self.batches[b]["text"][int(row)].as_py()
-            for b, row in zip(batch.tolist(), (rows - first).tolist())
+            self.batches[batch]["text"][row].as_py()
+            for batch, row in zip(batch_index.tolist(), rows_in_batch.tolist())
         ]
 
 
 @contextmanager
 def open_collection(tables: Iterable[pa.Table], source_name: str) -> Iterator[PassageCollection]:
-    """The passages of a stream of tables, on disk as long as the context lasts.
+    """Writes a stream of passages to a temporary file, which exists as long as the context.
+
+    Args:
+        tables: Tables of `COLLECTION_SCHEMA`.
+        source_name: What they are read from, for error texts.
 
     Raises:
-        CorpusError: An id that comes twice, or no room in the temporary folder.
+        CorpusError: An id occurs twice, or the temporary folder is full.
     """
     with TemporaryDirectory(prefix="as2ray-collection-") as folder:
         path = Path(folder) / "passages.arrow"
         _write_collection(tables, path, source_name)
-        with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             ids = np.concatenate([np.zeros(0, np.int64), *(b["id"].to_numpy() for b in batches)])
-            place = np.argsort(ids, kind="stable")
-            if len(again := np.flatnonzero(np.diff(ids[place]) == 0)):
-                raise CorpusError(
-                    f"{source_name}: passage {ids[place][again[0]]} comes twice"
-                    "; expected one text for each id",
-                    fix="give the publisher's own file",
-                )
-            ends = np.cumsum([b.num_rows for b in batches])
-            yield PassageCollection(batches, ids[place], place, ends, source_name)
+            row_of_id = np.argsort(ids, kind="stable")
+            sorted_ids = ids[row_of_id]
+            if len(repeated := np.flatnonzero(np.diff(sorted_ids) == 0)):
+                problem = f"{source_name}: passage {sorted_ids[repeated[0]]} occurs twice"
+                raise CorpusError(problem, fix="use the published file")
+            batch_starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+            yield PassageCollection(batches, sorted_ids, row_of_id, batch_starts, source_name)
 
 
 def _write_collection(tables: Iterable[pa.Table], path: Path, source: str) -> None:
@@ -88,23 +87,23 @@ def _write_collection(tables: Iterable[pa.Table], path: Path, source: str) -> No
             for table in tables:
                 file.write_table(table.cast(COLLECTION_SCHEMA))
     except OSError as error:
-        raise CorpusError(
-            f"{source}: {error}; expected room for all of it, unpacked, in the temporary folder",
-            fix="make room there, or set TMPDIR to a larger disk",
-        ) from error
+        problem = f"{source} does not fit uncompressed into the temporary folder: {error}"
+        raise CorpusError(problem, fix="free space, or set TMPDIR to a larger disk") from error
+
+
+def parse_passage_id(text: str) -> int:
+    """Returns an id such as `D1234567` or `1234567` as a number."""
+    return int(text.removeprefix("D"))
 
 
 def parse_passage_ids(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
-    """Ids such as `D1234567` or `1234567` as numbers.
+    """Returns a column of ids such as `D1234567` or `1234567` as numbers.
 
     Raises:
-        CorpusError: One that is neither.
+        CorpusError: An id of another format.
     """
-    digits = pc.replace_substring_regex(column, "^D", "")
     try:
-        return digits.cast(pa.int64())
+        return pc.replace_substring_regex(column, "^D", "").cast(pa.int64())
     except pa.ArrowInvalid as error:
-        raise CorpusError(
-            f"{source}: {error}; expected ids of digits, or D and digits",
-            fix="give the publisher's own file",
-        ) from error
+        problem = f"{source}: passage ids are digits, or D and digits; {error}"
+        raise CorpusError(problem, fix="use the published file") from error

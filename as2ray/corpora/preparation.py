@@ -1,35 +1,31 @@
-"""Reading a corpus into a table, and writing prepared candidates as Parquet with a manifest.
-
-Knows corpora, filters and their published counts. Must not know how any corpus is read.
-"""
+"""Reads splits of a corpus into memory, or writes them as Parquet files with a manifest."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from as2ray.corpora.corpus import HUB, Corpus, Source
+from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, Source
 from as2ray.corpora.leaks import remove_leaks
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.verification import add_counts, data_root
 from as2ray.errors import CorpusError, LeakError
+from as2ray.tables.atomic import atomic_folder
 from as2ray.tables.filters import filter_tables
 from as2ray.tables.fingerprint import Fingerprint
 from as2ray.tables.schema import CANDIDATE_SCHEMA, TableCounts, count_table
 from as2ray.text.sentences import versioned_name
 
 ROW_GROUP_SIZE: Final = 16_384
-"""Rows of a Parquet row group, which is what a reader must hold at least."""
+"""Rows of a Parquet row group, the smallest unit that a reader loads."""
 
 ROWS_PER_PART: Final = 64 * ROW_GROUP_SIZE
-"""Rows after which a new part file starts; a question stays in one part."""
+"""Rows after which a new part file starts; all rows of a question are in one part."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -42,39 +38,38 @@ def read_split(
     verify: bool = True,
     **options: Any,
 ) -> pa.Table:
-    """The candidates of a split in memory. For ASNQ use `prepare` or `Corpus.pieces`.
+    """Reads a split into memory. For ASNQ use `prepare_splits` or `Corpus.read_tables`.
 
     Args:
-        name: A corpus of `CORPORA`.
+        name: Name of a corpus.
         split: One of its splits.
-        source: Its folder, one file of it, or `"hub"`; without it, its folder in the data root.
-        filter: One of `FILTERS`.
-        verify: Whether published counts must be met.
-        options: The corpus' own options.
+        source: Its folder, one file of it, or `"hub"`; by default its folder in the data root.
+        question_filter: See `as2ray.tables.filters`.
+        verify: Whether the counts must be the published ones, if there are any.
+        options: Options of the corpus.
 
     Raises:
-        CorpusError: Anything unknown, missing, damaged or refused by `records.validate`.
+        ConfigError: Unknown corpus, split, filter or option, or a value that is not accepted.
+        CorpusError: A missing or damaged file, or rows that are not a candidates table.
         CountMismatchError: The counts differ from the published ones.
     """
     corpus = get_corpus(name)
-    tables = list(
-        filter_tables(
-            corpus.read_tables(split, release_path(corpus, source), **options), question_filter
-        )
-    )
+    corpus_options = corpus.parse_options(options)
+    stream = corpus.read_tables(split, release_path(corpus, source), corpus_options)
+    tables = list(filter_tables(stream, question_filter))
     table = pa.concat_tables(tables) if tables else CANDIDATE_SCHEMA.empty_table()
     if verify:
-        corpus.check_counts(split, question_filter, count_table(table), options)
+        corpus.check_counts(split, question_filter, count_table(table), corpus_options)
     return table
 
 
 def release_path(corpus: Corpus, source: Source | None) -> Source:
-    """The source that was given, or the folder of the corpus in the data root."""
+    """Returns the source, by default the folder of the corpus in the data root."""
     return data_root() / corpus.name if source is None else source
 
 
 def prepare_splits(
-    name: str | Corpus,
+    corpus: str | Corpus,
     source: Source | None,
     out_dir: str | Path,
     splits: Mapping[str, str],
@@ -84,129 +79,98 @@ def prepare_splits(
 ) -> dict[str, Any]:
     """Writes splits as `<out_dir>/<split>/part-00000.parquet`, ... and `manifest.json`.
 
-    All of it appears at once at the end or not at all.
+    The folder is written atomically: it is complete or does not exist.
 
     Args:
-        name: A corpus of `CORPORA`, or one of another reader (`corpora.building.built`).
-        source: As in `read`.
+        corpus: Name of a corpus, or a corpus with another reader (see
+            `as2ray.corpora.record_conversion.with_quarantine`).
+        source: As in `read_split`.
         out_dir: A folder that does not exist yet.
-        splits: For each split the filter to apply.
-        verify: Whether published counts must be met.
-        without: Tables whose questions are left out, after the counts are compared.
-        options: The corpus' own options.
+        splits: Question filter of each split.
+        verify: Whether the counts must be the published ones, if there are any.
+        held_out_tables: Tables whose questions are left out, after the counts are compared.
+        options: Options of the corpus.
 
     Returns:
         The manifest.
 
     Raises:
-        CorpusError: As in `read`, or `out_dir` exists.
+        ConfigError: As in `read_split`.
+        CorpusError: As in `read_split`, or `out_dir` exists, or a split has no rows.
+        LeakError: All questions of a split are in `held_out_tables`.
     """
-    corpus, out = get_corpus(name) if isinstance(name, str) else name, Path(out_dir)
-    if out.exists():
-        raise CorpusError(
-            f"{out} exists; expected a new folder",
-            fix="remove it or choose another",
-        )
-    where = release_path(corpus, source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        entries = {
-            split: _write_split(
-                corpus, split, where, partial, filter, verify, held_out_tables, options
+    corpus = get_corpus(corpus) if isinstance(corpus, str) else corpus
+    corpus_options, source = corpus.parse_options(options), release_path(corpus, source)
+    if Path(out_dir).exists():
+        raise CorpusError(f"{out_dir} exists", fix="remove it or choose another folder")
+    entries: dict[str, Any] = {}
+    with atomic_folder(out_dir) as folder:
+        for split, question_filter in splits.items():
+            name = f"{corpus.name}/{split} ({question_filter}) from {source}"
+            stream = corpus.read_tables(split, source, corpus_options)
+            tables = filter_tables(stream, question_filter)
+            counts, entry = _write_parts(tables, folder / split, held_out_tables, name)
+            is_verified = verify and corpus.check_counts(
+                split, question_filter, counts, corpus_options
             )
-            for split, filter in splits.items()
-        }
-        manifest = _build_manifest(corpus, where, corpus.resolve(options), entries)
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            entries[split] = {"question_filter": question_filter, "verified": is_verified, **entry}
+        manifest = _build_manifest(corpus, source, corpus_options, entries)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
 
 
-def load(folder: str | Path, split: str) -> pa.Table:
-    """A prepared split as a table.
+def _write_parts(
+    tables: Iterator[pa.Table], folder: Path, held_out_tables: Sequence[pa.Table], name: str
+) -> tuple[TableCounts, dict[str, Any]]:
+    """Writes the parts of a split; returns its counts and its entry in the manifest.
 
-    Raises:
-        CorpusError: The folder or the split is not there.
+    The counts are those before the questions of `held_out_tables` are left out.
     """
-    parts = sorted((Path(folder) / split).glob("part-*.parquet"))
-    if not parts:
-        raise CorpusError(
-            f"no part-*.parquet in {Path(folder) / split}"
-            "; expected a folder that as2ray.corpora.prepare has written",
-            fix="prepare the corpus first",
-        )
-    return pa.concat_tables([pq.read_table(part) for part in parts])
-
-
-def _write_split(
-    corpus: Corpus,
-    split: str,
-    source: Source,
-    folder: Path,
-    question_filter: str,
-    verify: bool,
-    held_out_tables: Sequence[pa.Table],
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    digest, found, kept = Fingerprint(), TableCounts(0, 0, 0), TableCounts(0, 0, 0)
-    (folder / split).mkdir()
-    parts = 0
-    tables = filter_tables(corpus.read_tables(split, source, **options), question_filter)
-    for parts, part in enumerate(_split_parts(tables), 1):
-        found = add_counts(found, count_table(part))
+    fingerprint, counts, written = Fingerprint(), TableCounts(0, 0, 0), TableCounts(0, 0, 0)
+    num_parts = 0
+    folder.mkdir()
+    for num_parts, part in enumerate(_split_parts(tables), 1):
+        counts = add_counts(counts, count_table(part))
         part = remove_leaks(part, *held_out_tables) if held_out_tables else part
-        kept = add_counts(kept, count_table(part))
-        digest.update(part)
-        path = folder / split / f"part-{parts - 1:05d}.parquet"
+        written = add_counts(written, count_table(part))
+        fingerprint.update(part)
+        path = folder / f"part-{num_parts - 1:05d}.parquet"
         pq.write_table(part, path, row_group_size=ROW_GROUP_SIZE, compression="zstd")
-    if not parts:
-        raise CorpusError(
-            f"{corpus.name}/{split} from {source}: no rows under filter {question_filter!r}"
-            "; expected at least one question",
-            fix="choose another filter, split or other options",
-        )
-    if not kept.num_pairs:
-        raise LeakError(
-            f"{corpus.name}/{split}: all {found.num_questions:,} questions stand in held-out tables"
-            "; expected questions of its own",
-            fix="train on another split",
-        )
-    verified = verify and corpus.check_counts(split, question_filter, found, options)
-    return {
-        "filter": question_filter,
-        "counts": asdict(kept),
-        "leaked_questions_left_out": found.num_questions - kept.num_questions,
-        "verified": verified,
-        "fingerprint": digest.hexdigest(),
-        "parts": parts,
+    if not num_parts:
+        problem = f"{name}: no question passes the filter"
+        raise CorpusError(problem, fix="choose another filter, split or other options")
+    if not written.num_pairs:
+        problem = f"{name}: all {counts.num_questions:,} questions are in the held-out tables"
+        raise LeakError(problem, fix="train on another split")
+    return counts, {
+        "counts": asdict(written),
+        "num_leaked_questions": counts.num_questions - written.num_questions,
+        "fingerprint": fingerprint.hexdigest(),
+        "parts": num_parts,
     }
 
 
 def _split_parts(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    held: list[pa.Table] = []
+    part: list[pa.Table] = []
     for table in tables:
-        held.append(table)
-        if sum(t.num_rows for t in held) >= ROWS_PER_PART:
-            yield pa.concat_tables(held)
-            held = []
-    if held:
-        yield pa.concat_tables(held)
+        part.append(table)
+        if sum(t.num_rows for t in part) >= ROWS_PER_PART:
+            yield pa.concat_tables(part)
+            part = []
+    if part:
+        yield pa.concat_tables(part)
 
 
 def _build_manifest(
-    corpus: Corpus, source: Source, options: dict[str, Any], entries: dict[str, Any]
+    corpus: Corpus, source: Source, options: CorpusOptions, entries: dict[str, Any]
 ) -> dict[str, Any]:
     packages = ["as2ray", "pyarrow", "numpy", *(["datasets"] if source == HUB else [])]
+    splitter = getattr(options, "sentence_splitter", None)
     return {
         "corpus": corpus.name,
-        "licence": corpus.license,
-        "options": options,
-        "sentence_splitter": versioned_name(options["splitter"]) if "splitter" in options else None,
+        "license": corpus.license,
+        "options": asdict(options),
+        "sentence_splitter": splitter and versioned_name(splitter),
         "splits": entries,
         "packages": {package: version(package) for package in packages},
     }

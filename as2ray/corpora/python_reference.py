@@ -1,68 +1,67 @@
-"""The Python language reference that every CPython carries: questions over its own manual.
+"""Questions on the Python language reference, which is part of every CPython.
 
-The text is `pydoc_data.topics` of the running interpreter; the questions were written for this
-project and point at their answers by a phrase, so the labels follow the text of each version.
-Knows that text. Must not know any other corpus, nor how a user's question finds its candidates.
+The text is `pydoc_data.topics` of the running interpreter. The questions were written for this
+project. Each names a phrase of its answer, so the labels follow the text of each Python version.
 """
 
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from as2ray.corpora.corpus import Corpus, Source
-from as2ray.corpora.reader_utils import assign_candidate_ids
+from as2ray.corpora.corpus import Corpus, CorpusOptions, Source
+from as2ray.corpora.reader_utils import assign_split_by_hash, candidate_schema
 from as2ray.errors import CorpusError
-from as2ray.tables.schema import CANDIDATE_SCHEMA, OPTIONAL_COLUMNS
+from as2ray.tables.schema import from_rows
 from as2ray.text.sentences import split as split_sentences
 
 logger: Final = logging.getLogger(__name__)
 
 Topics = Mapping[str, str]
-"""Plain text in the layout of `pydoc_data.topics` by the name of its topic."""
+"""Plain text of each topic by its name, in the format of `pydoc_data.topics`."""
 
-CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
-    "assignments": ("assignment", "augassign"),
-    "conditions": ("booleans", "truth", "in"),
-    "coroutines": ("async", "await"),
-    "displays": ("lists", "dict", "exprlists", "lambda"),
-    "emulation": ("callable-types", "context-managers", "numeric-types"),
-    "execution": ("dynamic-features", "exceptions", "execmodel", "naming"),
-    "literals": ("numbers", "integers", "floating", "imaginary", "atom-literals"),
-    "loops": ("for", "while", "break", "continue", "else", "if"),
-    "names": ("atom-identifiers", "id-classes", "identifiers"),
-    "operators": (
-        *("binary", "unary", "power", "shifting", "bitwise"),
-        *("conversions", "operator-summary"),
-    ),
-    "primaries": ("attribute-references", "subscriptions", "slicings"),
-    "sequences": ("typesseq-mutable", "typesseq"),
-    "special objects": (
-        *("bltin-code-objects", "bltin-ellipsis-object", "bltin-null-object"),
-        *("bltin-type-objects", "specialattrs", "typesfunctions", "typesmethods", "typesmodules"),
-    ),
-    "statements": ("assert", "pass", "del", "return", "yield", "global", "nonlocal"),
+CHAPTERS: Final[dict[str, list[str]]] = {
+    chapter: topics.split()
+    for chapter, topics in {
+        "assignments": "assignment augassign",
+        "conditions": "booleans truth in",
+        "coroutines": "async await",
+        "displays": "lists dict exprlists lambda",
+        "emulation": "callable-types context-managers numeric-types",
+        "execution": "dynamic-features exceptions execmodel naming",
+        "literals": "numbers integers floating imaginary atom-literals",
+        "loops": "for while break continue else if",
+        "names": "atom-identifiers id-classes identifiers",
+        "operators": "binary unary power shifting bitwise conversions operator-summary",
+        "primaries": "attribute-references subscriptions slicings",
+        "sequences": "typesseq-mutable typesseq",
+        "special objects": "bltin-code-objects bltin-ellipsis-object bltin-null-object "
+        "bltin-type-objects specialattrs typesfunctions typesmethods typesmodules",
+        "statements": "assert pass del return yield global nonlocal",
+    }.items()
 }
-"""Topics that are too short alone, or repeat one another; every other topic is a chapter."""
+"""Topics that are merged because they are too short or repeat one another; every other topic is a
+chapter of its own."""
 
 UNDIVIDED_TOPICS: Final = ("compound", "specialnames")
-"""Topics that repeat many others; what is left of them are the parts without a topic."""
+"""Topics that repeat many others; only their parts that no other topic has are used."""
 
 SPLITS: Final = {"train": 0.60, "dev": 0.75, "test": 1.0}
-"""The upper end of each split's share of the chapters' hashes."""
+"""Upper end of each split's share of the hash values."""
 
 TARGET_SENTENCES, MAX_SENTENCES, MIN_SENTENCES = 40, 80, 15
-"""A document is closed at `FULL` sentences; it takes at most `MOST` and joins one of `FEWEST`."""
+"""Number of sentences of a document. Sections are added to a document until it has
+`TARGET_SENTENCES`, at most `MAX_SENTENCES`; one with fewer than `MIN_SENTENCES` is merged."""
 
 
 class AnnotatedQuestion(NamedTuple):
-    """A question as it was written: where its answer is, and by which words it is known."""
+    """A question with the topic and the phrases by which its answer is found."""
 
     id: str
     question: str
@@ -72,100 +71,97 @@ class AnnotatedQuestion(NamedTuple):
 
 
 class Document(NamedTuple):
-    """Some sections of a chapter: the sentences that are ranked against each other."""
+    """Some sections of a chapter; its sentences are the candidates of a question."""
 
     id: str
-    """`<chapter>/<first heading>`, with a number where a section is cut into several."""
+    """`<chapter>/<first heading>`, with a number if a section is split into several documents."""
     chapter: str
     sentences: tuple[str, ...]
 
 
 class LabeledQuestion(NamedTuple):
-    """A question together with the document that answers it."""
+    """A question with the document that answers it."""
 
     question: AnnotatedQuestion
     document: Document
     labels: tuple[int, ...]
-    """1 for each sentence of the document that answers, 0 for the others."""
+    """Label of each sentence of the document: 1 if it answers the question, otherwise 0."""
 
 
 class QuestionReport(NamedTuple):
-    """The questions that a text answers, and those whose phrases it does not have."""
+    """The questions that a text answers, and those whose phrases it does not contain."""
 
     labeled: tuple[LabeledQuestion, ...]
     skipped: tuple[AnnotatedQuestion, ...]
 
 
 def annotated_questions() -> tuple[AnnotatedQuestion, ...]:
-    """All questions of the corpus in the order of its file."""
+    """Reads all questions, in the order of their file."""
     text = (files("as2ray.corpora") / "python_reference.json").read_text(encoding="utf-8")
-    return tuple(
-        AnnotatedQuestion(**{**q, "phrases": tuple(q["phrases"])}) for q in json.loads(text)
-    )
+    records = json.loads(text)
+    return tuple(AnnotatedQuestion(**r | {"phrases": tuple(r["phrases"])}) for r in records)
 
 
 def load_documents(topics: Topics | None = None) -> tuple[Document, ...]:
-    """The reference as documents; no sentence stands in two of them.
+    """Returns the reference as documents; no sentence is in two of them.
 
     Args:
-        topics: The text; without it the running interpreter's.
+        topics: The text; by default that of the running interpreter.
 
     Raises:
-        CorpusError: The interpreter was installed without `pydoc_data`.
+        CorpusError: The interpreter has no `pydoc_data`.
     """
     return _load_interpreter_documents() if topics is None else tuple(_build_documents(topics))
 
 
 def label_questions(topics: Topics | None = None) -> QuestionReport:
-    """The questions with their documents and labels; what had to be skipped is also logged."""
-    chapters: dict[str, list[Document]] = {}
+    """Finds the document and the labels of each question; skipped questions are also logged.
+
+    Args:
+        topics: The text; by default that of the running interpreter.
+    """
+    chapters: dict[str, list[Document]] = defaultdict(list)
     for document in load_documents(topics):
-        chapters.setdefault(document.chapter, []).append(document)
-    asked: list[LabeledQuestion] = []
-    skipped: list[AnnotatedQuestion] = []
-    for question in annotated_questions():
-        found = _label_question(question, chapters.get(find_chapter(question.topic), []))
-        asked.append(found) if found else skipped.append(question)
+        chapters[document.chapter].append(document)
+    questions = annotated_questions()
+    results = [_label_question(q, chapters[find_chapter(q.topic)]) for q in questions]
+    labeled = tuple(result for result in results if result)
+    skipped = tuple(question for question, result in zip(questions, results) if not result)
     if skipped:
-        names = ", ".join(q.id for q in skipped)
+        ids = ", ".join(question.id for question in skipped)
         logger.warning(
-            "this Python's reference does not answer %d questions: %s", len(skipped), names
+            "this Python's reference does not answer %d questions: %s", len(skipped), ids
         )
-    return QuestionReport(tuple(asked), tuple(skipped))
+    return QuestionReport(labeled, skipped)
 
 
 def find_chapter(topic: str) -> str:
-    """The chapter that a topic belongs to; its own name where it is long enough."""
+    """Returns the chapter of a topic; a topic that is long enough is its own chapter."""
     return next((name for name, topics in CHAPTERS.items() if topic in topics), topic)
 
 
 def assign_split(chapter: str) -> str:
-    """The split of a chapter, by a hash of its name: the same under every Python.
+    """Returns the split of a chapter by a hash of its name, the same for every Python version.
 
-    Chapters are not divided, so no sentence, document or topic is in two splits.
+    A chapter is never divided, so no sentence, document or topic is in two splits.
     """
-    named = f"python reference/{chapter}"
-    place = int.from_bytes(sha256(named.encode()).digest()[:4]) / 2**32
-    return next(split for split, end in SPLITS.items() if place < end)
+    return assign_split_by_hash(f"python reference/{chapter}", SPLITS)
 
 
-def read_tables(split: str, source: Source) -> Iterator[pa.Table]:
-    """The questions of a split; the text is the running interpreter's, the source is unused."""
-    asked = [a for a in label_questions().labeled if assign_split(a.document.chapter) == split]
-    yield assign_candidate_ids(build_table(asked))
+def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[pa.Table]:
+    """Reads the questions of a split on the running interpreter's text; `source` is not used."""
+    labeled = label_questions().labeled
+    yield build_table(q for q in labeled if assign_split(q.document.chapter) == split)
 
 
 def build_table(questions: Iterable[LabeledQuestion]) -> pa.Table:
-    """One row for each sentence of each question's document, without candidate ids."""
-    names = ["question_id", "question", "candidate", "label", "document_id"]
-    fields = {f.name: f for f in [*CANDIDATE_SCHEMA, *OPTIONAL_COLUMNS]}
-    rows = [
-        (a.question.id, a.question.question, sentence, label, a.document.id)
-        for a in questions
-        for sentence, label in zip(a.document.sentences, a.labels)
-    ]
-    columns = list(zip(*rows)) or [()] * len(names)
-    return pa.table(list(map(list, columns)), schema=pa.schema([fields[n] for n in names]))
+    """Makes one row for each sentence of each question's document."""
+    rows = (
+        (question.id, question.question, f"{question.id}-{k}", sentence, label, document.id)
+        for question, document, labels in questions
+        for k, (sentence, label) in enumerate(zip(document.sentences, labels))
+    )
+    return from_rows(rows, candidate_schema("document_id"))
 
 
 def _label_question(
@@ -181,7 +177,7 @@ def _label_question(
 
 
 def _normalize_text(text: str) -> str:
-    # Quotation marks and emphasis are the manual's typesetting and change between versions.
+    # Quotation marks and emphasis are typesetting, which changes between versions.
     return " ".join(re.sub("[\"“”‘’'*`]", "", text).lower().split())
 
 
@@ -190,22 +186,21 @@ def _load_interpreter_documents() -> tuple[Document, ...]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise CorpusError(
-            "this Python has no pydoc_data"
-            "; expected the language reference that CPython's standard library carries",
-            fix="install the whole standard library (on Debian: libpython3-stdlib)",
-        ) from error
+        fix = "install the whole standard library (on Debian: libpython3-stdlib)"
+        raise CorpusError("this Python lacks its language reference, pydoc_data", fix) from error
     return tuple(_build_documents(topics))
 
 
 def _build_documents(topics: Topics) -> Iterator[Document]:
-    loose = sorted({*topics} - {t for ts in CHAPTERS.values() for t in ts} - {*UNDIVIDED_TOPICS})
+    merged = {name for names in CHAPTERS.values() for name in names}
+    # The undivided topics come last: sentences that other topics have are not used again.
+    single = [*sorted({*topics} - merged - {*UNDIVIDED_TOPICS}), *UNDIVIDED_TOPICS]
     seen: set[str] = set()
-    for chapter, names in (CHAPTERS | {t: (t,) for t in [*loose, *UNDIVIDED_TOPICS]}).items():
+    for chapter, names in (CHAPTERS | {name: [name] for name in single}).items():
         texts = (topics[name] for name in names if name in topics)
         sections = [section for text in texts for section in _parse_sections(text, seen)]
-        for title, members in _pack_sections(sections):
-            yield Document(f"{chapter}/{title}", chapter, tuple(members))
+        for title, sentences in _pack_sections(sections):
+            yield Document(f"{chapter}/{title}", chapter, tuple(sentences))
 
 
 Section = tuple[str, list[str]]
@@ -213,38 +208,37 @@ Section = tuple[str, list[str]]
 
 
 def _parse_sections(text: str, seen: set[str]) -> Iterator[Section]:
-    heading, held = "", list[str]()
+    heading, sentences = "", list[str]()
     for block in _split_blocks(text):
         if isinstance(block, str):
-            yield heading, held
-            heading, held = block, []
+            yield heading, sentences
+            heading, sentences = block, []
         elif not _is_code(block):
-            new = [
-                s for s in _extract_sentences(_join_lines(block)) if _normalize_text(s) not in seen
-            ]
+            in_block = _extract_sentences(_join_lines(block))
+            new = [sentence for sentence in in_block if _normalize_text(sentence) not in seen]
             seen.update(map(_normalize_text, new))
-            held += new
-    yield heading, held
+            sentences += new
+    yield heading, sentences
 
 
 def _pack_sections(sections: Iterable[Section]) -> list[Section]:
-    """Sections gathered to documents of about `FULL` sentences, and long ones cut evenly."""
+    """Merges sections to about `TARGET_SENTENCES` sentences, and splits long ones evenly."""
     packed: list[Section] = []
-    for title, members in (piece for section in sections for piece in _split_section(*section)):
+    for title, sentences in (part for section in sections for part in _split_section(*section)):
         size = len(packed[-1][1]) if packed else MAX_SENTENCES
-        small = min(size, len(members)) < MIN_SENTENCES
-        if (size < TARGET_SENTENCES or small) and size + len(members) <= MAX_SENTENCES:
-            packed[-1][1].extend(members)
+        is_small = min(size, len(sentences)) < MIN_SENTENCES
+        if (size < TARGET_SENTENCES or is_small) and size + len(sentences) <= MAX_SENTENCES:
+            packed[-1][1].extend(sentences)
         else:
-            packed.append((title, members))
+            packed.append((title, sentences))
     return packed
 
 
-def _split_section(title: str, members: list[str]) -> Iterator[Section]:
-    pieces = -(-len(members) // MAX_SENTENCES)
-    for k in range(pieces):
-        first, last = k * len(members) // pieces, (k + 1) * len(members) // pieces
-        yield title + (f" {k + 1}" if pieces > 1 else ""), members[first:last]
+def _split_section(title: str, sentences: list[str]) -> Iterator[Section]:
+    num_parts = -(-len(sentences) // MAX_SENTENCES)
+    for k in range(num_parts):
+        start, end = k * len(sentences) // num_parts, (k + 1) * len(sentences) // num_parts
+        yield title + (f" {k + 1}" if num_parts > 1 else ""), sentences[start:end]
 
 
 _FOOTNOTES = re.compile(r"^ *-\[ Footnotes \]-$", re.MULTILINE)
@@ -253,7 +247,7 @@ _BULLET = re.compile(r" *([*•]|\d+\.|[a-z]\.|\[\d+\]|\(\d+\)) +(?=\S)")
 
 
 def _split_blocks(text: str) -> Iterator[list[str] | str]:
-    """Headings as strings, everything else as the lines between blanks or from a bullet on."""
+    """Yields headings as strings, and paragraphs and list items as lists of lines."""
     lines: list[str] = []
     for line in [*_FOOTNOTES.split(text)[0].splitlines(), ""]:
         bullet = _BULLET.match(line)
@@ -282,20 +276,19 @@ _CODE = re.compile(
     )""",
     re.VERBOSE,
 )
-_TABLE = re.compile(r"\s*(\+[-=]{2}|\|)")
+_GRAMMAR_OR_TABLE = re.compile(r"::=|>>>|^\s*(\+[-=]{2}|\|)")
 
 
 def _is_code(lines: list[str]) -> bool:
-    """Whether lines are code, a production or a table; code is always indented."""
-    everywhere = any(mark in line for line in lines for mark in ("::=", ">>>"))
-    table = any(_TABLE.match(line) for line in lines)
-    indented = lines[0].startswith("  ")
-    comment = any(re.search(r"\s#\s", line) for line in lines)
-    return everywhere or table or (indented and (comment or _CODE.fullmatch(lines[0]) is not None))
+    """Returns whether lines are code, a grammar production or a table; code is always indented."""
+    if any(_GRAMMAR_OR_TABLE.search(line) for line in lines):
+        return True
+    has_comment = any(re.search(r"\s#\s", line) for line in lines)
+    return lines[0].startswith("  ") and (has_comment or bool(_CODE.fullmatch(lines[0])))
 
 
 def _join_lines(lines: list[str]) -> str:
-    """One line of text, without the term that a definition stands under."""
+    """Joins lines to one text, without the term of a definition list."""
     depths = [len(line) - len(line.lstrip()) for line in lines]
     if len(lines) > 1 and depths[1] > depths[0] and not re.search(r"[,;:.]", lines[0]):
         lines = lines[1:]
@@ -307,29 +300,32 @@ _EMPHASIS = re.compile(r"(?<![\w*])(\*{1,2})(?=\w)([^*]*[^\s*])\1(?![\w*])")
 
 
 def _strip_markup(text: str) -> str:
-    """Text without emphasis and footnote marks; what stands in quotation marks is code."""
+    """Removes emphasis and footnote marks, except in quotation marks, which contain code."""
     parts = re.split(r'("[^"]*")', text)
     for k in range(0, len(parts), 2):
         parts[k] = re.sub(r"\s*\[\d+\](?=\W|$)", "", _EMPHASIS.sub(r"\2", parts[k]))
     return "".join(parts).strip()
 
 
-_BEGINNING = re.compile(r"[^\w\s]{0,3}\w")
+_SENTENCE_START = re.compile(r"[^\w\s]{0,3}\w")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def _extract_sentences(text: str) -> list[str]:
-    """The sentences that could answer something: a beginning, five words or more, and a stop."""
+    """Returns complete sentences: with a start, at least five words and an end mark."""
     spans: list[tuple[int, int]] = []
     for start, end in split_sentences(text):
-        # Splitters take the stop of `decimal.Decimal` for an end, and break before a bracket.
+        # The splitter splits at the dot of `decimal.Decimal` and before a bracket.
         if spans and (spans[-1][1] == start or not _ends_sentence(text[slice(*spans[-1])])):
             spans[-1] = spans[-1][0], end
         else:
             spans.append((start, end))
-    found = (text[start:end] for start, end in spans)
+    sentences = [text[start:end] for start, end in spans]
     return [
-        s for s in found if _BEGINNING.match(s) and _ends_sentence(s) and len(_WORD.findall(s)) >= 5
+        sentence
+        for sentence in sentences
+        if _SENTENCE_START.match(sentence) and _ends_sentence(sentence)
+        if len(_WORD.findall(sentence)) >= 5
     ]
 
 
@@ -339,9 +335,8 @@ def _ends_sentence(text: str) -> bool:
 
 CORPUS: Final = Corpus(
     name="python_reference",
-    description="Questions of programmers; the sentences of the running Python's language reference",
+    description="Questions of programmers; sentences of the running Python's language reference",
     license="text: PSF License Version 2, from the interpreter; questions: Apache-2.0",
     files=dict.fromkeys(SPLITS, ()),
     reader=read_tables,
 )
-"""The corpus as the registry holds it."""

@@ -1,11 +1,10 @@
-"""Shapes that several readers share: ids from positions, rows gathered by question, labels.
+"""What several readers share: columns, ids from positions, rows grouped by question, labels."""
 
-Knows Arrow tables. Must not know any corpus or file.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -13,20 +12,52 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.errors import CorpusError
-from as2ray.tables.schema import question_offsets, split_by_question
+from as2ray.tables import raw_files
+from as2ray.tables.schema import (
+    CANDIDATE_SCHEMA,
+    OPTIONAL_COLUMNS,
+    question_indices,
+    question_offsets,
+    split_by_question,
+)
+
+Parsers = Mapping[int, Callable[[str], Any]]
+"""Function that parses a column, by the position of the column."""
+
+
+def candidate_schema(*optional_columns: str) -> pa.Schema:
+    """Returns the schema of a candidates table with some of `OPTIONAL_COLUMNS`."""
+    return pa.schema([*CANDIDATE_SCHEMA, *map(OPTIONAL_COLUMNS.field, optional_columns)])
 
 
 def set_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The table with a column added, or replaced where it has one of that name."""
+    """Adds a column, or replaces the one of that name."""
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, column)
     return table.append_column(name, column)
 
 
-def assign_candidate_ids(table: pa.Table) -> pa.Table:
-    """The table with `candidate_id` = `<question_id>-<k>`, k from 0 inside each question.
+def select_columns(
+    table: pa.Table, columns: Mapping[str, str], label_values: Mapping[str, int], source: str
+) -> pa.Table:
+    """Returns some columns of a release under other names, with labels as numbers.
 
-    Questions must be whole and their rows adjacent.
+    Args:
+        table: Rows of the release.
+        columns: For each column of the result, one of which is `label`, the column of the release.
+        label_values: Value of each label.
+        source: What the table was read from, for error texts.
+    """
+    labels = parse_labels(table, columns["label"], label_values, source)
+    selected = table.select(list(columns.values())).rename_columns(list(columns))
+    return set_column(selected, "label", labels)
+
+
+def assign_candidate_ids(table: pa.Table) -> pa.Table:
+    """Sets `candidate_id` to `<question_id>-<k>`, where k counts from 0 within each question.
+
+    Args:
+        table: Whole questions, rows of a question adjacent.
     """
     starts = question_offsets(table["question_id"])
     sizes = np.diff(np.append(starts, table.num_rows))
@@ -35,53 +66,57 @@ def assign_candidate_ids(table: pa.Table) -> pa.Table:
     return set_column(table, "candidate_id", pc.binary_join_element_wise(ids, k, "-"))
 
 
-def assign_question_ids(stream: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Gives question ids (`q000000`, ...) and candidate ids to tables that have none.
+def assign_question_ids(stream: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
+    """Sets question ids (`q000000`, ...) and candidate ids of tables that have none.
 
-    Equal question texts in adjacent rows are one question, also across two tables.
+    Adjacent rows with the same question text are one question, even across two tables.
 
     Raises:
-        CorpusError: A question text that comes again after another one.
+        CorpusError: The rows of a question text are not adjacent.
     """
-    first = 0
-    seen: set[str] = set()
-    texts = (set_column(t, "question_id", t["question"]) for t in stream)
-    for table in split_by_question(texts):
-        starts = question_offsets(table["question_id"])
-        _check_unseen(table["question"].take(pa.array(starts)).to_pylist(), seen)
-        sizes = np.diff(np.append(starts, table.num_rows))
-        position = pa.array(np.repeat(first + np.arange(len(starts)), sizes)).cast(pa.string())
-        ids = pc.binary_join_element_wise("q", pc.utf8_lpad(position, 6, "0"), "")
+    num_questions = 0
+    tables = (set_column(table, "question_id", table["question"]) for table in stream)
+    for table in whole_questions(tables, source):
+        numbers = num_questions + question_indices(table)
+        padded = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 6, "0")
+        ids = pc.binary_join_element_wise("q", padded, "")
         yield assign_candidate_ids(set_column(table, "question_id", ids))
-        first += len(starts)
+        num_questions = int(numbers[-1]) + 1
 
 
-def _check_unseen(questions: list[str], seen: set[str]) -> None:
-    for text in questions:
-        if text in seen:
-            raise CorpusError(
-                f"rows of the question {text!r} stand apart"
-                "; expected all rows of a question one after the other",
-                fix="group the source by question (for ASNQ: scattered=True)",
-            )
-        seen.add(text)
+def whole_questions(tables: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
+    """Cuts a stream of tables so that each table holds whole questions.
+
+    Raises:
+        CorpusError: The rows of a question are not adjacent.
+    """
+    seen: set[str] = set()
+    for table in split_by_question(tables):
+        starts = pa.array(question_offsets(table["question_id"]))
+        for question in table["question_id"].take(starts).to_pylist():
+            if question in seen:
+                problem = f"{source}: the rows of the question {question!r} are not adjacent"
+                fix = "group the rows of the source by question (for ASNQ: ungrouped=True)"
+                raise CorpusError(problem, fix)
+            seen.add(question)
+        yield table
 
 
 def group_adjacent(table: pa.Table) -> pa.Table:
-    """The rows with equal question texts adjacent, in order of first appearance."""
-    codes = table["question"].combine_chunks().dictionary_encode().indices.to_numpy()
-    return table.take(pa.array(np.argsort(codes, kind="stable")))
+    """Makes rows of the same question text adjacent, in order of first appearance."""
+    question_index = table["question"].combine_chunks().dictionary_encode().indices.to_numpy()
+    return table.take(pa.array(np.argsort(question_index, kind="stable")))
 
 
 def group_on_disk(stream: Iterable[pa.Table], num_buckets: int = 64) -> Iterator[pa.Table]:
-    """As `gathered`, for a stream that does not fit in memory: spreads it over files on disk.
+    """Same as `group_adjacent` for a stream that does not fit into memory.
 
-    The questions come out bucket by bucket, each bucket in order of first appearance. Takes as
-    much room in the temporary folder as the stream has, and memory for one bucket.
+    The stream is written to `num_buckets` temporary files by a hash of the question. The result has
+    one table per file, with its questions in order of first appearance. The temporary folder needs
+    as much space as the stream, the memory must hold one file.
     """
     with TemporaryDirectory(prefix="as2ray-regroup-") as folder:
-        paths = _write_buckets(stream, Path(folder), num_buckets)
-        for path in paths:
+        for path in _write_buckets(stream, Path(folder), num_buckets):
             with pa.memory_map(str(path)) as file:
                 yield group_adjacent(pa.ipc.open_stream(file).read_all())
 
@@ -91,13 +126,11 @@ def _write_buckets(stream: Iterable[pa.Table], folder: Path, num_buckets: int) -
     writers: list[pa.ipc.RecordBatchStreamWriter] = []
     for table in stream:
         writers = writers or [pa.ipc.new_stream(str(p), table.schema) for p in paths]
-        texts = table["question"].dictionary_encode().unify_dictionaries().combine_chunks()
-        bucket = np.array(
-            [crc32(t.encode()) % num_buckets for t in texts.dictionary.to_pylist()], np.int64
-        )
-        rows = bucket[texts.indices.to_numpy()] if len(texts) else np.zeros(0, np.int64)
-        for b in np.unique(rows):
-            writers[b].write_table(table.take(pa.array(np.flatnonzero(rows == b))))
+        questions = table["question"].combine_chunks().dictionary_encode()
+        hashes = [crc32(text.encode()) for text in questions.dictionary.to_pylist()]
+        buckets = np.array(hashes, np.int64)[questions.indices.to_numpy()] % num_buckets
+        for b in np.unique(buckets):
+            writers[b].write_table(table.take(pa.array(np.flatnonzero(buckets == b))))
     for writer in writers:
         writer.close()
     return paths if writers else []
@@ -106,22 +139,56 @@ def _write_buckets(stream: Iterable[pa.Table], folder: Path, num_buckets: int) -
 def parse_labels(
     table: pa.Table, column: str, label_values: Mapping[str, int], source: str
 ) -> pa.ChunkedArray:
-    """A column of label words as int8 values.
+    """Returns a column of label words as int8 values.
+
+    Args:
+        table: The table.
+        column: Its column of words.
+        label_values: Value of each word.
+        source: What the table was read from, for error texts.
 
     Raises:
-        CorpusError: A word that is none of `meaning`.
+        CorpusError: A word that is not in `label_values`.
     """
     words = table[column].cast(pa.string())
-    codes = pc.index_in(words, value_set=pa.array(list(label_values), pa.string()))
-    if codes.null_count:
-        row = pc.index(pc.is_null(codes), True).as_py()
-        raise CorpusError(
-            (
-                f"{source}: {column} {words[row].as_py()!r} in {table.slice(row, 1).to_pylist()[0]}"[
-                    :500
-                ]
-            )
-            + f"; expected one of {list(label_values)}",
-            fix="correct the row, or give the publisher's own file",
-        )
-    return pa.array(list(label_values.values()), pa.int8()).take(codes)
+    value_index = pc.index_in(words, value_set=pa.array(list(label_values), pa.string()))
+    if value_index.null_count:
+        row = pc.index(pc.is_null(value_index), True).as_py()
+        content = str(table.slice(row, 1).to_pylist()[0])[:400]
+        problem = f"{column} {words[row].as_py()!r} in {content} is not one of {list(label_values)}"
+        raise CorpusError(f"{source}: {problem}", fix="correct the row")
+    return pa.array(list(label_values.values()), pa.int8()).take(value_index)
+
+
+def read_columns(path: Path, parsers: Parsers, num_columns: int | None) -> Iterator[list[Any]]:
+    """Reads columns of a file whose lines have columns between blanks.
+
+    Args:
+        path: The file.
+        parsers: The columns to read.
+        num_columns: Number of columns of every line; None for any number.
+
+    Raises:
+        CorpusError: A line has another number of columns, or a column cannot be parsed.
+    """
+    with raw_files.open_text(path) as lines:
+        for number, line in enumerate(lines, 1):
+            columns = line.split()
+            try:
+                if len(columns) != (num_columns or len(columns)):
+                    raise ValueError(f"{len(columns)} columns instead of {num_columns}")
+                yield [parse(columns[position]) for position, parse in parsers.items()]
+            except (ValueError, IndexError) as error:
+                problem = f"{path}, line {number:,} is not as published: {line[:80]!r} ({error})"
+                raise CorpusError(problem, fix="use the published file") from error
+
+
+def assign_split_by_hash(key: str, split_ends: Mapping[str, float]) -> str:
+    """Returns the split of a key by a hash of it.
+
+    Args:
+        key: Equal keys are in the same split.
+        split_ends: Upper end of each split's share of the hash values, ascending to 1.
+    """
+    share = int.from_bytes(sha256(key.encode()).digest()[:4]) / 2**32
+    return next(split for split, end in split_ends.items() if share < end)

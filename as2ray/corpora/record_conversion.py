@@ -1,34 +1,28 @@
-"""Building candidates record by record, so that many records can be made at once, and bad ones
-set aside.
-
-Knows records as text and corpora that say how one becomes a table. Must not know any particular
-corpus, nor what does the work: this process, or the tasks of a cluster.
-"""
+"""Converts a corpus record by record, in parallel if wanted, and sets bad records aside."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from as2ray.corpora.corpus import Corpus, Record, RecordConversion, Source
+from as2ray.corpora.page_grades import PageOptions
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.tables.schema import validate_table
+from as2ray.tables.schema import batched, validate_table
 
 RECORDS_PER_BATCH = 64
-"""Records that are made together: a page of Natural Questions has some 355 sentences."""
+"""Records that are converted together. A page of Natural Questions has about 355 sentences."""
 
 MAX_REPORTED_RECORDS = 3
-"""Bad records that an error names."""
+"""Bad records that an error text names."""
 
 
 class RejectedRecord(NamedTuple):
-    """A record that cannot be read."""
+    """A record that cannot be converted."""
 
     source: str
     """Its file and line."""
@@ -37,10 +31,10 @@ class RejectedRecord(NamedTuple):
 
 
 ConversionResult = tuple[pa.Table | None, list[RejectedRecord]]
-"""The candidates of some records, where there are any, and those that are bad."""
+"""The candidates of some records (None if there are none) and the records that are bad."""
 
-ConvertAll = Callable[[RecordConversion, list[Path], Mapping[str, Any]], Iterator[ConversionResult]]
-"""Makes all records of some files, in their order."""
+ConvertAll = Callable[[RecordConversion, list[Path], PageOptions], Iterator[ConversionResult]]
+"""Converts all records of some files, in order."""
 
 
 @dataclass
@@ -48,93 +42,87 @@ class Quarantine:
     """Bad records that were left out, up to a limit."""
 
     max_rejected: int = 0
-    """Most of them; one more ends the build."""
+    """Maximum number of bad records; one more stops the conversion."""
     rejected: list[RejectedRecord] = field(default_factory=list)
-    """Those so far."""
 
     def add(self, records: Iterable[RejectedRecord]) -> None:
-        """Sets records aside.
+        """Adds bad records.
 
         Raises:
-            CorpusError: They are more than the limit.
+            CorpusError: There are now more than `max_rejected`.
         """
         self.rejected += records
         if len(self.rejected) > self.max_rejected:
-            shown = "; ".join(
-                f"{one.source}: {one.problem}" for one in self.rejected[:MAX_REPORTED_RECORDS]
-            )
-            raise CorpusError(
-                f"{len(self.rejected):,} bad records, such as {shown}"
-                f"; expected at most {self.max_rejected:,}",
-                fix="give the publisher's own files, or allow more bad records to be left out",
-            )
+            examples = "; ".join(map(": ".join, self.rejected[:MAX_REPORTED_RECORDS]))
+            problem = f"{len(self.rejected):,} bad records, such as {examples}"
+            fix = f"use the published files, or allow more than {self.max_rejected:,} bad records"
+            raise CorpusError(problem, fix)
 
     def write(self, path: Path) -> None:
-        """Writes them as JSON lines."""
-        path.write_text("".join(json.dumps(one._asdict()) + "\n" for one in self.rejected))
+        """Writes the bad records as JSON lines."""
+        path.write_text("".join(json.dumps(record._asdict()) + "\n" for record in self.rejected))
 
 
 def convert_in_process(
-    conversion: RecordConversion, paths: list[Path], options: Mapping[str, Any]
+    conversion: RecordConversion, paths: list[Path], options: PageOptions
 ) -> Iterator[ConversionResult]:
-    """A `Spread` in this process."""
+    """Converts all records of some files in this process."""
     for path in paths:
-        records = conversion.read_records(path)
-        while batch := list(islice(records, RECORDS_PER_BATCH)):
+        for batch in batched(conversion.read_records(path), RECORDS_PER_BATCH):
             yield convert_records(conversion, batch, options)
 
 
 def convert_records(
-    conversion: RecordConversion, records: Iterable[Record], options: Mapping[str, Any]
+    conversion: RecordConversion, records: Iterable[Record], options: PageOptions
 ) -> ConversionResult:
-    """The candidates of some records, checked one record at a time."""
-    tables, bad = [], []
-    for where, text in records:
+    """Converts some records; each is validated alone, so that a bad one does not stop the rest."""
+    tables, rejected = [], []
+    for record in records:
         try:
-            with raw_files.value_errors(where):
-                table = conversion.convert(text, where, **options)
-            if table is not None:
-                tables.append(validate_table(table, where))
+            if (table := _convert(conversion, record, options)) is not None:
+                tables.append(validate_table(table, record.source))
         except CorpusError as error:
-            bad.append(RejectedRecord(where, error.problem))
-    return pa.concat_tables(tables) if tables else None, bad
+            rejected.append(RejectedRecord(record.source, error.problem))
+    return pa.concat_tables(tables) if tables else None, rejected
 
 
 def convert_strictly(
-    conversion: RecordConversion, split: str, source: Source, options: Mapping[str, Any]
+    conversion: RecordConversion, split: str, source: Source, options: PageOptions
 ) -> Iterator[pa.Table]:
-    """All tables of a split, made in this process; the first bad record is an error."""
-    conversion.check(**options)
+    """Converts all records of a split in this process; the first bad record is an error."""
     for path in conversion.find_files(split, source):
-        for where, text in conversion.read_records(path):
-            with raw_files.value_errors(where):
-                table = conversion.convert(text, where, **options)
-            if table is not None:
+        for record in conversion.read_records(path):
+            if (table := _convert(conversion, record, options)) is not None:
                 yield table
+
+
+def _convert(conversion: RecordConversion, record: Record, options: PageOptions) -> pa.Table | None:
+    with raw_files.value_errors(record.source):
+        return conversion.convert(record.text, record.source, options)
 
 
 def with_quarantine(
     corpus: Corpus, quarantine: Quarantine, convert_all: ConvertAll = convert_in_process
 ) -> Corpus:
-    """The same corpus, its records made by `spread` and its bad ones set aside.
+    """Returns the corpus with a reader that collects bad records instead of stopping at one.
+
+    Args:
+        corpus: A corpus with a `conversion`.
+        quarantine: Where the bad records go.
+        convert_all: Converts the records, in this process or elsewhere.
 
     Raises:
-        CorpusError: The corpus has no records to build from.
+        CorpusError: The corpus has no `conversion`.
     """
-    building = corpus.conversion
-    if building is None:
-        raise CorpusError(
-            f"corpus {corpus.name!r}, which is candidates already"
-            "; expected a corpus of pages with marked answers",
-            fix="prepare it as it is: as2ray corpora prepare",
-        )
+    conversion = corpus.conversion
+    if conversion is None:
+        problem = f"corpus {corpus.name!r} is candidates already, not pages with marked answers"
+        raise CorpusError(problem, fix="prepare it as it is: as2ray corpora prepare")
 
-    @wraps(corpus.reader)
-    def reader(split: str, source: Source, **options: Any) -> Iterator[pa.Table]:
-        building.check(**options)
-        paths = [path.resolve() for path in building.find_files(split, source)]
-        for table, bad in convert_all(building, paths, options):
-            quarantine.add(bad)
+    def reader(split: str, source: Source, options: PageOptions) -> Iterator[pa.Table]:
+        paths = [path.resolve() for path in conversion.find_files(split, source)]
+        for table, rejected in convert_all(conversion, paths, options):
+            quarantine.add(rejected)
             if table is not None:
                 yield table
 

@@ -1,7 +1,4 @@
-"""The corpora by name. A new corpus is one file beside this one and one line below.
-
-Knows the `CORPUS` of each file. Must not know how any is read.
-"""
+"""The corpora by name. A new corpus is one module beside this one and one line below."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,7 +17,7 @@ from as2ray.corpora import (
     yahoo_answers,
 )
 from as2ray.corpora.corpus import Corpus
-from as2ray.errors import CorpusError
+from as2ray.errors import lookup
 
 CORPORA: Final[Mapping[str, Corpus]] = {
     corpus.name: corpus
@@ -38,18 +35,13 @@ CORPORA: Final[Mapping[str, Corpus]] = {
         python_reference.CORPUS,
     )
 }
-"""Every corpus that as2ray reads."""
+"""All corpora."""
 
 
 def get_corpus(name: str) -> Corpus:
-    """The corpus of that name.
+    """Returns the corpus of that name.
 
     Raises:
-        CorpusError: There is none.
+        ConfigError: There is no such corpus.
     """
-    if name not in CORPORA:
-        raise CorpusError(
-            f"unknown corpus {name!r}; expected one of {sorted(CORPORA)}",
-            fix="correct the name, or add the corpus to as2ray/corpora/registry.py",
-        )
-    return CORPORA[name]
+    return lookup(CORPORA, name, "corpus")

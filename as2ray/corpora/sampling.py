@@ -1,54 +1,53 @@
-"""Samples of a table: fewer questions, fewer negatives of each, or as many passages of both kinds.
+"""Samples questions, negatives and passages of a table, and adds label noise."""
 
-Knows the candidates table, whole and by passages. Must not know any corpus or file.
-"""
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, validate_call
 
 from as2ray.corpora.reader_utils import set_column
 from as2ray.errors import CorpusError
-from as2ray.tables.schema import question_offsets
+from as2ray.tables.schema import question_indices
+
+_VALIDATION = ConfigDict(arbitrary_types_allowed=True)
 
 
+@validate_call(config=_VALIDATION)
 def sample_questions(
     table: pa.Table,
-    num_questions: int | None = None,
-    max_negatives: int | None = None,
-    seed: int = 0,
+    num_questions: PositiveInt | None = None,
+    max_negatives: NonNegativeInt | None = None,
+    seed: NonNegativeInt = 0,
     nested: bool = False,
 ) -> pa.Table:
-    """Some of the questions, each with all positives and some of its negatives, in order.
+    """Samples questions and their negatives; all positives of a question and the order stay.
 
     Args:
-        table: Rows of one question adjacent.
-        questions: How many to draw; all by default.
-        negatives: Most negatives of a question; all by default.
-        seed: Of both draws.
-        nested: Whether a larger sample of the same seed holds the questions of a smaller one.
+        table: A candidates table, rows of a question adjacent.
+        num_questions: Number of questions to sample; all by default.
+        max_negatives: Maximum number of negatives of a question; all by default.
+        seed: Seed of both samples.
+        nested: Whether a larger sample with the same seed contains the smaller ones' questions.
 
     Raises:
-        CorpusError: More questions than there are, or a negative number.
+        CorpusError: The table has fewer questions than `num_questions`.
     """
-    if seed < 0 or (max_negatives is not None and max_negatives < 0):
-        raise CorpusError(
-            f"negatives {max_negatives}, seed {seed}; expected 0 or more",
-        )
-    starts = question_offsets(table["question_id"])
-    if num_questions is not None and not 0 < num_questions <= len(starts):
-        raise CorpusError(
-            f"a sample of {num_questions} of {len(starts)} questions; expected 1 to {len(starts)}",
-        )
+    question_index = question_indices(table)
+    num_available = len(np.unique(question_index))
+    if num_questions is not None and num_questions > num_available:
+        raise CorpusError(f"cannot sample {num_questions:,} of {num_available:,} questions")
     rng = np.random.default_rng(seed)
-    kept = np.ones(table.num_rows, bool)
-    question = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, table.num_rows)))
+    is_sampled = np.ones(table.num_rows, bool)
     if num_questions is not None:
-        drawn = rng.choice(len(starts), len(starts) if nested else num_questions, replace=False)
-        drawn = drawn[:num_questions]
-        kept &= np.isin(question, drawn)
+        # A smaller sample is a prefix of a larger one only if both permute all questions.
+        sample_size = num_available if nested else num_questions
+        sample = rng.choice(num_available, sample_size, replace=False)[:num_questions]
+        is_sampled &= np.isin(question_index, sample)
     if max_negatives is not None:
-        kept &= _limit_negatives(table["label"].to_numpy() == 0, question, max_negatives, rng)
-    return table.filter(pa.array(kept))
+        is_negative = table["label"].to_numpy() == 0
+        is_sampled &= _limit_negatives(is_negative, question_index, max_negatives, rng)
+    return table.filter(pa.array(is_sampled))
 
 
 def _limit_negatives(
@@ -57,52 +56,43 @@ def _limit_negatives(
     max_negatives: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Rows that are positive, or among `most` negatives drawn of their question."""
+    """Returns rows that are positive or among `max_negatives` random negatives of a question."""
     order = np.lexsort((rng.random(len(question_index)), ~is_negative, question_index))
     first = np.searchsorted(question_index[order], question_index[order])
-    place = np.empty(len(question_index), np.int64)
-    place[order] = np.arange(len(question_index)) - first
-    return np.asarray(~is_negative | (place < max_negatives))
+    position = np.empty(len(question_index), np.int64)
+    position[order] = np.arange(len(question_index)) - first
+    return np.asarray(~is_negative | (position < max_negatives))
 
 
 def balance_passages(passages: pa.Table, seed: int = 0) -> pa.Table:
-    """All relevant passages and as many others, drawn from the whole table, in order.
+    """Samples as many irrelevant passages as there are relevant ones, over the whole table.
 
-    What the released code of Two-in-One trains on.
+    The released code of Two-in-One trains on such a table. The order of the passages stays.
 
     Args:
-        passages: A table by passages (`records.by_passage`).
-        seed: Of the draw.
+        passages: A table by passages; see `as2ray.tables.schema.group_by_passage`.
+        seed: Seed of the sample.
 
     Raises:
-        CorpusError: No relevant passage.
+        CorpusError: No passage is relevant.
     """
-    relevant = passages["passage_label"].to_numpy() > 0
-    if not relevant.any():
-        raise CorpusError(
-            f"{len(relevant):,} passages, none relevant"
-            "; expected at least one passage with a supporting fact",
-            fix="train on a split that has labels",
-        )
-    others = np.flatnonzero(~relevant)
-    drawn = np.random.default_rng(seed).permutation(others)[: relevant.sum()]
-    return passages.take(pa.array(np.sort(np.append(np.flatnonzero(relevant), drawn))))
+    is_relevant = passages["passage_label"].to_numpy() > 0
+    if not is_relevant.any():
+        problem = f"none of {len(is_relevant):,} passages is relevant"
+        raise CorpusError(problem, fix="train on a split that has labels")
+    irrelevant = np.random.default_rng(seed).permutation(np.flatnonzero(~is_relevant))
+    rows = np.append(np.flatnonzero(is_relevant), irrelevant[: is_relevant.sum()])
+    return passages.take(pa.array(np.sort(rows)))
 
 
-def flip_labels(table: pa.Table, fraction: float, seed: int) -> pa.Table:
-    """The table with exactly `int(fraction * rows)` labels turned over, drawn without return.
+@validate_call(config=_VALIDATION)
+def flip_labels(
+    table: pa.Table, fraction: Annotated[float, Field(ge=0, le=1)], seed: NonNegativeInt
+) -> pa.Table:
+    """Flips exactly `int(fraction * rows)` random labels; grades, if any, stay.
 
-    A tenth and a fifth of WikiQA's 8,672 training pairs are the paper's 867 and 1,734. Grades,
-    where the table has them, stay as they were.
-
-    Raises:
-        CorpusError: A fraction outside 0 to 1.
+    Of WikiQA's 8,672 training pairs, 0.1 and 0.2 flip 867 and 1,734 (TANDA, Table 5).
     """
-    if not 0 <= fraction <= 1:
-        raise CorpusError(
-            f"fraction {fraction}; expected a number from 0 to 1",
-            fix="0.1 flips a tenth",
-        )
     labels = table["label"].to_numpy().copy()
     rng = np.random.default_rng(seed)
     flipped = rng.choice(len(labels), int(fraction * len(labels)), replace=False)

@@ -1,26 +1,31 @@
-"""SQuAD v1.1 (Rajpurkar et al. 2016) read as ASNQ was made from Natural Questions.
+"""SQuAD v1.1 (Rajpurkar et al. 2016), converted as ASNQ was made from Natural Questions.
 
-The article stands for the page, the paragraph for the long answer, the answer span for the
-short answer; so every sentence of the article gets one of ASNQ's four grades. Knows SQuAD's
-JSON. Must not know any other corpus.
+The article stands for the page, the paragraph for the long answer and the answer span for the short
+answer. So every sentence of the article gets one of ASNQ's four grades.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.asnq import NEGATIVE_GRADES, check_negatives
 from as2ray.corpora.corpus import Corpus, Record, RecordConversion, ReleaseCount, Source
-from as2ray.corpora.page_grades import POSITIVE_GRADE, Page, grade_paragraph_answer, split_page
+from as2ray.corpora.page_grades import (
+    POSITIVE_GRADE,
+    PageOptions,
+    build_table,
+    grade_paragraph_answer,
+    split_page,
+)
 from as2ray.corpora.record_conversion import convert_strictly
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.text.sentences import get_splitter
 
 FILES: Final = {
     "train": ("train-v1.1.json", "train-part-v1.1.json"),
@@ -34,41 +39,31 @@ RELEASE_COUNTS: Final = {
 }
 """Articles, paragraphs and questions of each file."""
 
-CANDIDATE_SCOPES: Final = ("article", "paragraph")
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SQuADOptions(PageOptions):
+    """Options of SQuAD."""
+
+    candidate_scope: Literal["article", "paragraph"] = "article"
+    """Candidates are the sentences of the whole article, or of the question's paragraph."""
+    max_candidates: PositiveInt | None = None
+    """Maximum number of candidates of a question. Negatives are sampled, all positives stay."""
+    seed: NonNegativeInt = 0
+    """Seed of the sampling. The sample of a question depends only on this and the question's id."""
 
 
-def read_tables(
-    split: str,
-    source: Source,
-    *,
-    candidate_scope: str = "article",
-    negatives: Sequence[int] = NEGATIVE_GRADES,
-    max_candidates: int | None = None,
-    seed: int = 0,
-    splitter: str = "syntok",
-) -> Iterator[pa.Table]:
-    """One table an article; ids depend on the splitter alone, not on what is left out.
+def read_tables(split: str, source: Source, options: SQuADOptions) -> Iterator[pa.Table]:
+    """Reads one table per article; ids depend only on the sentence splitter.
 
-    Grades: 4 a sentence of the paragraph that overlaps the span of an answer (all of them,
-    where a span crosses sentences); 3 another sentence of the paragraph; 2 a sentence outside
-    with the words of an answer, whatever their case; 1 any other.
+    Grades: 4 a sentence of the paragraph that overlaps an answer span (all such sentences, if the
+    span crosses sentences); 3 another sentence of the paragraph; 2 a sentence outside with the
+    words of an answer, in upper or lower case; 1 any other.
 
     Args:
         split: One of `FILES`.
         source: The folder or one file.
-        candidates: Sentences of the whole `article`, or of the question's `paragraph` alone.
-        negatives: The grades kept as negatives, as in ASNQ.
-        per_question: Most candidates of a question; negatives are drawn, positives all stay.
-        seed: Of the drawing, which depends on the question's id and on nothing else.
-        splitter: A name of `as2ray.text.sentences.SPLITTERS`.
+        options: Options of the corpus.
     """
-    options = {
-        "candidates": candidate_scope,
-        "negatives": negatives,
-        "per_question": max_candidates,
-        "seed": seed,
-        "splitter": splitter,
-    }
     with raw_files.value_errors(str(source)):
         yield from convert_strictly(CONVERSION, split, source, options)
 
@@ -78,133 +73,81 @@ def _find_files(split: str, source: Source) -> list[Path]:
 
 
 def _read_records(path: Path) -> Iterator[Record]:
-    for number, record in enumerate(_read_articles(path)):
-        yield Record(f"{path}, article {number}", json.dumps(record))
+    for number, article in enumerate(_read_articles(path)):
+        yield Record(f"{path}, article {number}", json.dumps(article))
 
 
-def _check_options(
-    candidate_scope: str,
-    negatives: Sequence[int],
-    max_candidates: int | None,
-    seed: int,
-    splitter: str,
-) -> None:
-    get_splitter(splitter)
-    check_negatives(negatives)
-    if (
-        candidate_scope not in CANDIDATE_SCOPES
-        or (max_candidates is not None and max_candidates < 1)
-        or seed < 0
-    ):
-        raise CorpusError(
-            f"candidates {candidate_scope!r}, per_question {max_candidates}, seed {seed}"
-            f"; expected candidates one of {list(CANDIDATE_SCOPES)}; per_question None or >= 1; seed >= 0",
-        )
-
-
-def _convert_article(
-    text: str,
-    source: str,
-    candidate_scope: str,
-    negatives: Sequence[int],
-    max_candidates: int | None,
-    seed: int,
-    splitter: str,
-) -> pa.Table | None:
-    """The candidates of the questions of one article."""
-    record, kept = json.loads(text), check_negatives(negatives).to_numpy()
-    page = split_page(record["title"], [p["context"] for p in record["paragraphs"]], splitter)
-    asked, chosen, grades = [], [], []
-    for paragraph, question, answers in _parse_questions(record, source):
-        grade = grade_paragraph_answer(page, paragraph, answers, source)
-        use = np.isin(grade, kept)
-        if candidate_scope == "paragraph":
-            use &= page.paragraph_index == paragraph
-        rows = _draw_candidates(use, grade, max_candidates, [seed, crc32(question[0].encode())])
-        asked.append(question)
-        chosen.append(rows)
-        grades.append(grade[rows])
-    return _build_table(page, asked, chosen, np.concatenate(grades)) if asked else None
+def _convert_article(text: str, source: str, options: SQuADOptions) -> pa.Table | None:
+    article = json.loads(text)
+    paragraphs = [paragraph["context"] for paragraph in article["paragraphs"]]
+    page = split_page(article["title"], paragraphs, options.sentence_splitter)
+    tables = []
+    for paragraph, id, question, answers in _parse_questions(article, source):
+        grades = grade_paragraph_answer(page, paragraph, answers, source)
+        is_candidate = np.isin(grades, options.grades)
+        if options.candidate_scope == "paragraph":
+            is_candidate &= page.paragraph_index == paragraph
+        rng = np.random.default_rng([options.seed, crc32(id.encode())])
+        sentences = _sample_candidates(is_candidate, grades, options.max_candidates, rng)
+        tables.append(build_table(page, id, question, grades, sentences))
+    return pa.concat_tables(tables).combine_chunks() if tables else None
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
-    """Articles, paragraphs and questions of each file of known size."""
+    """Counts articles, paragraphs and questions of each file with published counts."""
     for split, names in FILES.items():
         path = raw_files.find_file(source, names)
-        published = RELEASE_COUNTS.get(path.name.removesuffix(".gz")) if path else None
-        if path and published:
-            records = _read_articles(path)
-            paragraphs = [p for r in records for p in r["paragraphs"]]
-            found = (len(records), len(paragraphs), sum(len(p["qas"]) for p in paragraphs))
-            for what, *pair in zip(("articles", "paragraphs", "questions"), published, found):
-                yield ReleaseCount(split, what, *pair)
+        if path and (published := RELEASE_COUNTS.get(path.name.removesuffix(".gz"))):
+            articles = _read_articles(path)
+            paragraphs = [p for article in articles for p in article["paragraphs"]]
+            num_questions = sum(len(p["qas"]) for p in paragraphs)
+            yield ReleaseCount(split, "articles", published[0], len(articles))
+            yield ReleaseCount(split, "paragraphs", published[1], len(paragraphs))
+            yield ReleaseCount(split, "questions", published[2], num_questions)
 
 
 def _read_articles(path: Path) -> list[Any]:
-    (records,) = raw_files.require_keys(raw_files.read_json_file(path), ["data"], str(path))
-    for record in records:
-        title, paragraphs = raw_files.require_keys(record, ["title", "paragraphs"], str(path))
+    (articles,) = raw_files.require_keys(raw_files.read_json_file(path), ["data"], str(path))
+    for article in articles:
+        title, paragraphs = raw_files.require_keys(article, ["title", "paragraphs"], str(path))
         for paragraph in paragraphs:
             raw_files.require_keys(paragraph, ["context", "qas"], f"{path}, article {title!r}")
-    return list(records)
+    return list(articles)
 
 
 def _parse_questions(
-    record: Any, source: str
-) -> Iterator[tuple[int, tuple[str, str], list[tuple[int, str]]]]:
-    for p, paragraph in enumerate(record["paragraphs"]):
-        for item in paragraph["qas"]:
-            id, question, answers = raw_files.require_keys(
-                item, ["id", "question", "answers"], source
-            )
-            places = [
-                raw_files.require_keys(a, ["answer_start", "text"], f"{source}, {id}")
-                for a in answers
-            ]
-            for start, text in places:
+    article: Any, source: str
+) -> Iterator[tuple[int, str, str, list[tuple[int, str]]]]:
+    """Yields paragraph index, id, question, and (start, text) of each answer."""
+    for index, paragraph in enumerate(article["paragraphs"]):
+        for record in paragraph["qas"]:
+            keys = ["id", "question", "answers"]
+            id, question, records = raw_files.require_keys(record, keys, source)
+            name = f"{source}, question {id}"
+            answers = [raw_files.require_keys(r, ["answer_start", "text"], name) for r in records]
+            for start, text in answers:
                 if paragraph["context"][start : start + len(text)] != text:
-                    raise CorpusError(
-                        f"{source}, question {id}: {text!r} does not stand at character {start:,}"
-                        "; expected answers that stand where their offsets say",
-                        fix="give the publisher's own file",
-                    )
-            yield p, (id, question), places
+                    problem = f"the answer {text!r} is not at its offset, character {start:,}"
+                    raise CorpusError(f"{name}: {problem}", fix="use the published file")
+            yield index, id, question, answers
 
 
-def _draw_candidates(
-    is_candidate: np.ndarray, grade: np.ndarray, max_candidates: int | None, seed: list[int]
+def _sample_candidates(
+    is_candidate: np.ndarray,
+    grades: np.ndarray,
+    max_candidates: int | None,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    positive = np.flatnonzero(is_candidate & (grade == POSITIVE_GRADE))
-    negative = np.flatnonzero(is_candidate & (grade != POSITIVE_GRADE))
-    if max_candidates is not None and len(positive) + len(negative) > max_candidates:
-        room = max(max_candidates - len(positive), 0)
-        negative = np.random.default_rng(seed).choice(negative, room, replace=False)
-    return np.sort(np.concatenate([positive, negative]))
+    positives = np.flatnonzero(is_candidate & (grades == POSITIVE_GRADE))
+    negatives = np.flatnonzero(is_candidate & (grades != POSITIVE_GRADE))
+    if max_candidates is not None and len(positives) + len(negatives) > max_candidates:
+        num_negatives = max(max_candidates - len(positives), 0)
+        negatives = rng.choice(negatives, num_negatives, replace=False)
+    return np.sort(np.concatenate([positives, negatives]))
 
 
-def _build_table(
-    page: Page, questions: list[tuple[str, str]], chosen_rows: list[np.ndarray], grade: np.ndarray
-) -> pa.Table:
-    sizes = [len(rows) for rows in chosen_rows]
-    ids, texts = (pa.array(column, pa.string()) for column in zip(*questions))
-    question = pa.array(np.repeat(np.arange(len(questions)), sizes))
-    rows = np.concatenate(chosen_rows)
-    names = [f"{id}-{k}" for (id, _), each in zip(questions, chosen_rows) for k in each.tolist()]
-    return pa.table(
-        {
-            "question_id": ids.take(question),
-            "question": texts.take(question),
-            "candidate_id": pa.array(names, pa.string()),
-            "candidate": pa.array(page.sentences, pa.string()).take(pa.array(rows)),
-            "label": pa.array((grade == POSITIVE_GRADE).astype(np.int8)),
-            "grade": pa.array(grade),
-            "document_id": pa.array([page.title] * len(rows), pa.string()),
-        }
-    )
-
-
-CONVERSION: Final = RecordConversion(_find_files, _read_records, _convert_article, _check_options)
-"""An article is a record."""
+CONVERSION: Final = RecordConversion(_find_files, _read_records, _convert_article)
+"""A record is an article."""
 
 CORPUS: Final = Corpus(
     name="squad",
@@ -212,7 +155,7 @@ CORPUS: Final = Corpus(
     license="CC BY-SA 4.0",
     files=FILES,
     reader=read_tables,
+    options_type=SQuADOptions,
     count_release=count_release,
     conversion=CONVERSION,
 )
-"""The corpus as the registry holds it."""

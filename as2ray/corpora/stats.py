@@ -1,7 +1,4 @@
-"""What a candidates table is like: sizes, lengths, and the oddities that change a measure.
-
-Knows the candidates table. Must not know any corpus or file.
-"""
+"""Statistics of a candidates table: sizes, lengths, and properties that change a measure."""
 
 from dataclasses import dataclass
 
@@ -15,7 +12,7 @@ from as2ray.tables.schema import TableCounts, count_table, question_offsets
 
 @dataclass(frozen=True)
 class Distribution:
-    """How a number is spread over the rows."""
+    """Mean, median, 95th percentile and maximum of a number."""
 
     mean: float
     median: float
@@ -25,55 +22,55 @@ class Distribution:
 
 @dataclass(frozen=True)
 class TableStats:
-    """A candidates table in numbers."""
+    """Statistics of a candidates table."""
 
     counts: TableCounts
     candidates_per_question: Distribution
     num_all_negative: int
-    """Questions without a positive candidate; no ranking of theirs can be right."""
+    """Questions without a positive candidate; no ranking of theirs is right."""
     num_all_positive: int
-    """Questions without a negative candidate; no ranking of theirs can be wrong."""
+    """Questions without a negative candidate; every ranking of theirs is right."""
     question_tokens: Distribution
-    """Whitespace tokens, over the questions."""
+    """Whitespace tokens of a question."""
     candidate_tokens: Distribution
-    """Whitespace tokens, over the pairs."""
+    """Whitespace tokens of a candidate."""
     question_characters: Distribution
     candidate_characters: Distribution
     num_duplicate_sentences: int
-    """Rows whose question has the same sentence in an earlier row."""
+    """Rows whose sentence the same question also has in an earlier row."""
     num_conflicting_labels: int
-    """Sentences that one question has with both labels."""
+    """Sentences that have both labels for the same question."""
     num_duplicate_questions: int
-    """Question texts that stand under more than one question id."""
+    """Question texts with more than one question id."""
 
 
 def compute_stats(table: pa.Table) -> TableStats:
-    """The numbers of a candidates table that holds its questions whole.
+    """Computes the statistics of a candidates table.
+
+    Args:
+        table: All candidates of its questions, rows of a question adjacent.
 
     Raises:
-        CorpusError: It is empty.
+        CorpusError: The table is empty.
     """
     if not table.num_rows:
-        raise CorpusError(
-            "a table without rows; expected at least one candidate",
-            fix="look at the source",
-        )
+        raise CorpusError("cannot compute statistics of a table without rows")
     starts = question_offsets(table["question_id"])
     sizes = np.diff(np.append(starts, table.num_rows))
-    positives = np.add.reduceat(table["label"].to_numpy().astype(np.int64), starts)
+    num_positives = np.add.reduceat(table["label"].to_numpy().astype(np.int64), starts)
     questions = table["question"].take(pa.array(starts))
-    duplicates, conflicts = _count_duplicates(table)
+    num_duplicates, num_conflicts = _count_duplicates(table)
     return TableStats(
         counts=count_table(table),
         candidates_per_question=_summarize(sizes),
-        num_all_negative=int((positives == 0).sum()),
-        num_all_positive=int((positives == sizes).sum()),
+        num_all_negative=int((num_positives == 0).sum()),
+        num_all_positive=int((num_positives == sizes).sum()),
         question_tokens=_summarize(_count_tokens(questions)),
         candidate_tokens=_summarize(_count_tokens(table["candidate"])),
         question_characters=_summarize(pc.utf8_length(questions).to_numpy()),
         candidate_characters=_summarize(pc.utf8_length(table["candidate"]).to_numpy()),
-        num_duplicate_sentences=duplicates,
-        num_conflicting_labels=conflicts,
+        num_duplicate_sentences=num_duplicates,
+        num_conflicting_labels=num_conflicts,
         num_duplicate_questions=_count_duplicate_questions(questions),
     )
 
@@ -89,13 +86,13 @@ def _summarize(values: np.ndarray) -> Distribution:
 
 
 def _count_duplicates(table: pa.Table) -> tuple[int, int]:
-    sentences = table.group_by(["question_id", "candidate"]).aggregate(
-        [("label", "min"), ("label", "max")]
-    )
-    conflicts = pc.sum(pc.not_equal(sentences["label_min"], sentences["label_max"])).as_py()
-    return table.num_rows - sentences.num_rows, int(conflicts or 0)
+    """Returns the number of repeated sentences and of sentences with both labels."""
+    bounds = [("label", "min"), ("label", "max")]
+    sentences = table.group_by(["question_id", "candidate"]).aggregate(bounds)
+    num_conflicts = pc.sum(pc.not_equal(sentences["label_min"], sentences["label_max"])).as_py()
+    return table.num_rows - sentences.num_rows, int(num_conflicts or 0)
 
 
 def _count_duplicate_questions(questions: pa.ChunkedArray) -> int:
-    _, times = np.unique(questions.to_numpy().astype(str), return_counts=True)
-    return int((times > 1).sum())
+    _, num_ids = np.unique(questions.to_numpy().astype(str), return_counts=True)
+    return int((num_ids > 1).sum())

@@ -1,38 +1,27 @@
 """TREC-QA (Wang, Smith and Mitamura 2007): factoid questions, newswire sentences.
 
-Knows its JSON lines, its pseudo-XML and the variants that papers used. Must not know any other
-corpus. In every file the positives of a question come first: a ranker that keeps the order of
-the file looks perfect.
+Reads its JSON lines, its pseudo-XML and the variants that papers used. In every file the positives
+of a question come first: a ranker that keeps the order of the file would look perfect.
 """
 
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import Corpus, PublishedCounts, ReleaseCount, Source
-from as2ray.corpora.detokenize import detokenize as plain
+from as2ray.corpora.corpus import Corpus, CorpusOptions, PublishedCounts, ReleaseCount, Source
+from as2ray.corpora.detokenize import detokenize
 from as2ray.corpora.trecqa_xml import parse_blocks
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.tables.schema import CANDIDATE_SCHEMA, TableCounts
+from as2ray.tables.schema import CANDIDATE_SCHEMA, TableCounts, from_rows
 
-
-class Variant(NamedTuple):
-    """One of the versions that papers call TREC-QA."""
-
-    folder: str
-    max_tokens: dict[str, int]
-    """For each split that is cut: candidates over so many whitespace tokens are left out."""
-
-
-VARIANTS: Final = {
-    "digits": Variant("", {}),
-    "tanda": Variant("tanda", {"dev": 40}),
-    "lexdecomp": Variant("tanda", {}),
-}
-"""Real digits; TANDA's (`<num>` for digits, dev cut at 40 tokens); the same files uncut."""
+MAX_DEV_TOKENS: Final = 40
+"""Maximum number of whitespace tokens of a dev candidate of the variant `tanda`."""
 
 FILES: Final = {
     "train": ("train.jsonl", "TRAIN.xml", "train-less-than-40.manual-edit.xml"),
@@ -42,7 +31,7 @@ FILES: Final = {
 }
 
 QUESTION_COUNTS: Final = {"train": 94, "train-all": 1229, "dev": 82, "test": 100}
-"""Questions a file lists; 1 of train, 1 of dev and 5 of test have no candidate at all."""
+"""Questions in each file; 1 of train, 1 of dev and 5 of test have no candidates."""
 
 PUBLISHED_COUNTS: Final = tuple(
     PublishedCounts(split, filter, TableCounts(*numbers), {"variant": variant})
@@ -64,87 +53,82 @@ PUBLISHED_COUNTS: Final = tuple(
 )
 
 
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TRECQAOptions(CorpusOptions):
+    """Options of TREC-QA."""
+
+    variant: Literal["digits", "tanda", "lexdecomp"] = "digits"
+    """`digits`: real digits. `tanda`: `<num>` for digits, no dev candidate over 40 tokens (TANDA).
+    `lexdecomp`: the files of `tanda` with all candidates."""
+    detokenize: bool = True
+    """Whether Penn Treebank tokens become plain text."""
+
+
 class RawQuestion(NamedTuple):
-    """A question as a file has it."""
+    """A question of a file."""
 
     id: str
     text: str
     candidates: list[tuple[str, int]]
-    """Sentence and label."""
+    """Sentence and label of each candidate."""
 
 
-def read_tables(
-    split: str, source: Source, *, variant: str = "digits", detokenize: bool = True
-) -> Iterator[pa.Table]:
-    """The split as one table; questions without candidates are not in it.
+def read_tables(split: str, source: Source, options: TRECQAOptions) -> Iterator[pa.Table]:
+    """Reads a split as one table; questions without candidates are left out.
 
     Args:
         split: One of `FILES`.
         source: The folder (its `tanda/` holds the variants with `<num>`) or one file.
-        variant: One of `VARIANTS`.
-        detokenise: Whether Penn Treebank tokens become plain text.
+        options: Options of the corpus.
     """
-    if variant not in VARIANTS:
-        raise CorpusError(
-            f"unknown variant {variant!r} of TREC-QA; expected one of {list(VARIANTS)}",
-            fix="digits has the real numbers, tanda is what the TANDA paper counts",
-        )
-    path = _find_file(Path(source), split, VARIANTS[variant].folder)
-    longest = VARIANTS[variant].max_tokens.get(split)
-    write = plain if detokenize else str
-    rows = [
-        (q.id, write(q.text), f"{q.id}-{k}", write(sentence), label)
-        for q in _read_questions(path)
-        for k, (sentence, label) in enumerate(q.candidates)
-        if longest is None or len(sentence.split()) <= longest
-    ]
-    columns = list(zip(*rows)) or [()] * len(CANDIDATE_SCHEMA)
-    yield pa.table(
-        [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)], schema=CANDIDATE_SCHEMA
+    source = Path(source)
+    variant_folder = source / ("" if options.variant == "digits" else "tanda")
+    # The source may be the folder of the variant itself.
+    folder_or_file = variant_folder if variant_folder.is_dir() else source
+    path = raw_files.require_file(folder_or_file, FILES[split])
+    is_limited = options.variant == "tanda" and split == "dev"
+    to_text = detokenize if options.detokenize else str
+    rows = (
+        (question.id, to_text(question.text), f"{question.id}-{k}", to_text(sentence), label)
+        for question in _read_questions(path)
+        for k, (sentence, label) in enumerate(question.candidates)
+        if not is_limited or len(sentence.split()) <= MAX_DEV_TOKENS
     )
+    yield from_rows(rows, CANDIDATE_SCHEMA)
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
-    """The questions that each file lists, those without candidates too."""
+    """Counts the questions in each file, including those without candidates."""
     for split, published in QUESTION_COUNTS.items():
         for folder in ("", "tanda"):
             if path := raw_files.find_file(source / folder, FILES[split]):
-                what = "listed questions" + (f" in {folder}" if folder else "")
-                yield ReleaseCount(split, what, published, sum(1 for _ in _read_questions(path)))
-
-
-def _find_file(source: Path, split: str, folder: str) -> Path:
-    # The folder of a variant may also be given itself.
-    inner = source / folder
-    return raw_files.require_file(inner if inner.is_dir() else source, FILES[split])
+                name = "listed questions" + (f" in {folder}" if folder else "")
+                yield ReleaseCount(split, name, published, sum(1 for _ in _read_questions(path)))
 
 
 def _read_questions(path: Path) -> Iterator[RawQuestion]:
     if path.name.removesuffix(".gz").endswith(".xml"):
         with raw_files.open_text(path) as lines:
-            for id, text, candidates in parse_blocks(lines, str(path)):
-                yield RawQuestion(id, text, candidates)
+            yield from starmap(RawQuestion, parse_blocks(lines, str(path)))
         return
     for line, record in raw_files.read_json_lines(path):
-        with raw_files.value_errors(where := f"{path}, line {line:,}"):
-            found = _parse_question(record, line, where)
-        yield found
+        source = f"{path}, line {line:,}"
+        with raw_files.value_errors(source):
+            question = _parse_question(record, line, source)
+        yield question
 
 
 def _parse_question(record: Any, line_number: int, source: str) -> RawQuestion:
-    text, candidates = raw_files.require_keys(record, ("question", "candidates"), source)
-    pairs = [raw_files.require_keys(c, ("sentence", "label"), source) for c in candidates]
-    wrong = [label for _, label in pairs if label not in (0, 1)]
-    if wrong:
-        raise CorpusError(
-            f"{source}: label {wrong[0]!r}; expected label 0 or 1",
-        )
-    if odd := [said for said in (text, *(s for s, _ in pairs)) if not isinstance(said, str)]:
-        raise CorpusError(
-            f"{source}: {odd[0]!r}; expected text",
-        )
+    text, records = raw_files.require_keys(record, ("question", "candidates"), source)
+    candidates = [raw_files.require_keys(r, ("sentence", "label"), source) for r in records]
+    for value in (text, *(sentence for sentence, _ in candidates)):
+        if not isinstance(value, str):
+            raise CorpusError(f"{source}: {value!r} is not text")
+    for _, label in candidates:
+        if label not in (0, 1):
+            raise CorpusError(f"{source}: label {label!r}; expected 0 or 1")
     # The files with <num> have no ids; the position in the file is the same in every copy.
-    return RawQuestion(str(record.get("id", f"q{line_number - 1:06d}")), text, pairs)
+    return RawQuestion(str(record.get("id", f"q{line_number - 1:06d}")), text, candidates)
 
 
 CORPUS: Final = Corpus(
@@ -153,7 +137,7 @@ CORPUS: Final = Corpus(
     license="none stated (newswire, research only)",
     files=FILES,
     reader=read_tables,
+    options_type=TRECQAOptions,
     published_counts=PUBLISHED_COUNTS,
     count_release=count_release,
 )
-"""The corpus as the registry holds it."""

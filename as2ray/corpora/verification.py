@@ -1,11 +1,9 @@
-"""Which raw releases lie in the data root, and whether they count what was published.
-
-Knows the registry and a root folder with one folder a corpus. Must not know how any is read.
-"""
+"""Compares the raw releases in the data root with their published counts."""
 
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,119 +11,112 @@ from as2ray.corpora.corpus import Corpus, PublishedCounts
 from as2ray.corpora.registry import CORPORA
 from as2ray.errors import CorpusError
 from as2ray.tables.filters import filter_table
-from as2ray.tables.raw_files import RawFileNotFoundError, find_file
+from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import TableCounts, count_table
 
 DATA_ROOT_VARIABLE: Final = "AS2RAY_DATA"
-"""The environment variable that names the data root."""
+"""Environment variable with the path of the data root."""
 
 
 class CorpusInfo(NamedTuple):
-    """What a user can ask of a corpus."""
+    """What `as2ray corpora list` prints of a corpus."""
 
     name: str
     description: str
     license: str
     splits: tuple[str, ...]
     options: Mapping[str, Any]
+    """Default of each option."""
     hub: str | None
 
 
 class CountCheck(NamedTuple):
-    """One published number beside the one that was counted."""
+    """A published count and the actual one."""
 
     corpus: str
     split: str
     name: str
-    """The filter, with the options that the number depends on; or what was counted."""
+    """The question filter with the options that the count depends on, or what was counted."""
     published: TableCounts | int
     actual: TableCounts | int | None
-    """None where the file cannot be read."""
+    """None if the file cannot be read."""
     error: str = ""
-    """Why it cannot."""
+    """Why it cannot be read."""
 
     @property
     def is_ok(self) -> bool:
-        """Whether the two agree."""
+        """Whether the two counts are equal."""
         return self.published == self.actual
 
 
 def data_root() -> Path:
-    """`AS2RAY_DATA`, or `../shared/data` beside the checkout (the current directory)."""
+    """Returns `AS2RAY_DATA`, by default `../shared/data`, relative to the current directory."""
     return Path(os.environ.get(DATA_ROOT_VARIABLE) or Path("..") / "shared" / "data")
 
 
 def list_corpora() -> list[CorpusInfo]:
-    """Every corpus that as2ray reads."""
+    """Returns all corpora with their splits and options."""
     return [
-        CorpusInfo(c.name, c.description, c.license, c.splits, c.options, c.hub)
+        CorpusInfo(c.name, c.description, c.license, c.splits, asdict(c.options_type()), c.hub)
         for c in CORPORA.values()
     ]
-
-
-def found(root: str | Path | None = None) -> dict[str, tuple[str, ...]]:
-    """The corpora in a data root, each with those of its splits whose file is there."""
-    base = data_root() if root is None else Path(root)
-    splits = {
-        c.name: tuple(s for s in c.splits if find_file(base / c.name, c.files[s]))
-        for c in CORPORA.values()
-    }
-    return {name: those for name, those in splits.items() if those}
 
 
 def verify_releases(root: str | Path | None = None) -> list[CountCheck]:
-    """Every published number of every corpus in a data root, beside the counted one."""
-    base = data_root() if root is None else Path(root)
-    return [
-        check
-        for corpus in CORPORA.values()
-        if (base / corpus.name).is_dir()
-        for check in [*_check_release_counts(corpus, base), *_check_table_counts(corpus, base)]
-    ]
+    """Compares every published count of every corpus in a data root with the actual one.
+
+    Args:
+        root: The data root; by default `data_root()`.
+    """
+    checks: list[CountCheck] = []
+    for corpus in CORPORA.values():
+        source = (data_root() if root is None else Path(root)) / corpus.name
+        if source.is_dir():
+            checks += _check_release_counts(corpus, source)
+            checks += _check_table_counts(corpus, source)
+    return checks
 
 
-def _check_release_counts(corpus: Corpus, root: Path) -> Iterator[CountCheck]:
+def _check_release_counts(corpus: Corpus, source: Path) -> Iterator[CountCheck]:
     try:
-        for item in corpus.count_release(root / corpus.name):
-            yield CountCheck(corpus.name, *item)
+        for release_count in corpus.count_release(source):
+            yield CountCheck(corpus.name, *release_count)
     except CorpusError as error:
-        yield CountCheck(corpus.name, "", "inventory", 0, None, error.problem)
+        yield CountCheck(corpus.name, "", "release counts", 0, None, error.problem)
 
 
-def _check_table_counts(corpus: Corpus, root: Path) -> Iterator[CountCheck]:
+def _check_table_counts(corpus: Corpus, source: Path) -> Iterator[CountCheck]:
     groups: dict[tuple[str, str], list[PublishedCounts]] = defaultdict(list)
     for entry in corpus.published_counts:
         groups[entry.split, repr(entry.options)].append(entry)
     for entries in groups.values():
         try:
-            tallies = _count_tables(corpus, entries, root / corpus.name)
-            problem = ""
+            counts, problem = _count_tables(corpus, entries, source), ""
         except RawFileNotFoundError:
             continue
         except CorpusError as error:
-            tallies, problem = {}, error.problem
-        for e in entries:
-            what = " ".join([e.question_filter, *(f"{k}={v}" for k, v in e.options.items())])
-            yield CountCheck(
-                corpus.name, e.split, what, e.counts, tallies.get(e.question_filter), problem
-            )
+            counts, problem = {}, error.problem
+        for entry in entries:
+            options = (f"{name}={value}" for name, value in entry.options.items())
+            name = " ".join([entry.question_filter, *options])
+            actual = counts.get(entry.question_filter)
+            yield CountCheck(corpus.name, entry.split, name, entry.counts, actual, problem)
 
 
 def _count_tables(
     corpus: Corpus, entries: list[PublishedCounts], source: Path
 ) -> dict[str, TableCounts]:
-    # One pass over the source, however many filters are counted and however large it is.
-    sums = {e.question_filter: TableCounts(0, 0, 0) for e in entries}
-    for table in corpus.read_tables(entries[0].split, source, **entries[0].options):
-        for name, so_far in sums.items():
-            sums[name] = add_counts(so_far, count_table(filter_table(table, name)))
-    return sums
+    """Counts a split under the question filters of all entries in one pass over the source."""
+    counts = {entry.question_filter: TableCounts(0, 0, 0) for entry in entries}
+    options = corpus.parse_options(entries[0].options)
+    for table in corpus.read_tables(entries[0].split, source, options):
+        for question_filter, total in counts.items():
+            counts_of_table = count_table(filter_table(table, question_filter))
+            counts[question_filter] = add_counts(total, counts_of_table)
+    return counts
 
 
 def add_counts(a: TableCounts, b: TableCounts) -> TableCounts:
-    """The counts of two pieces that share no question."""
-    return TableCounts(
-        a.num_questions + b.num_questions,
-        a.num_pairs + b.num_pairs,
-        a.num_positives + b.num_positives,
-    )
+    """Adds the counts of two tables that have no question in common."""
+    sums = (x + y for x, y in zip(astuple(a), astuple(b)))
+    return TableCounts(*sums)

@@ -1,7 +1,4 @@
-"""WikiQA (Yang, Yih and Meek 2015): Bing questions, sentences of Wikipedia introductions.
-
-Knows the release's seven tab columns and its copy on the hub. Must not know any other corpus.
-"""
+"""WikiQA (Yang, Yih and Meek 2015): Bing questions, sentences of Wikipedia introductions."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,8 +6,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from as2ray.corpora.corpus import HUB, Corpus, PublishedCounts, Source
-from as2ray.corpora.reader_utils import assign_candidate_ids, parse_labels
+from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, PublishedCounts, Source
+from as2ray.corpora.reader_utils import assign_candidate_ids, select_columns
 from as2ray.tables import raw_files
 from as2ray.tables.schema import TableCounts, split_by_question
 
@@ -23,21 +20,29 @@ COLUMNS: Final = [
     "Sentence",
     "Label",
 ]
+CANDIDATE_COLUMNS: Final = {
+    "question_id": "QuestionID",
+    "question": "Question",
+    "candidate": "Sentence",
+    "label": "Label",
+    "document_id": "DocumentID",
+}
 HUB_DATASET: Final = "microsoft/wiki_qa"
 HUB_COLUMNS: Final = {
-    "QuestionID": "question_id",
-    "Question": "question",
-    "DocumentTitle": "document_title",
-    "Sentence": "answer",
-    "Label": "label",
+    "question_id": "question_id",
+    "question": "question",
+    "candidate": "answer",
+    "label": "label",
+    "document_id": "document_title",
 }
+"""Columns of the hub's copy, by those of the candidates table."""
 
 FILES: Final = {split: (f"WikiQA-{split}.tsv",) for split in ("train", "dev", "test")}
 
-# TANDA, Table 2, except that it prints 121 questions for dev clean where the pairs are 122's.
+# TANDA, Table 2. It prints 121 questions for dev clean, but its number of pairs is that of 122.
 PUBLISHED_COUNTS: Final = tuple(
-    PublishedCounts(split, filter, TableCounts(*numbers))
-    for split, filter, *numbers in [
+    PublishedCounts(split, question_filter, TableCounts(*counts))
+    for split, question_filter, *counts in [
         ("train", "raw", 2118, 20360, 1040),
         ("train", "no_all_negative", 873, 8672, 1040),
         ("train", "clean", 857, 8651, 1019),
@@ -51,48 +56,34 @@ PUBLISHED_COUNTS: Final = tuple(
 )
 
 
-def read_tables(split: str, source: Source) -> Iterator[pa.Table]:
-    """The split from `WikiQA-<split>.tsv` or from the hub's `microsoft/wiki_qa`."""
+def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[pa.Table]:
+    """Reads a split from `WikiQA-<split>.tsv` or from the hub's `microsoft/wiki_qa`."""
     if source == HUB:
-        name = "validation" if split == "dev" else split
-        yield from from_hub_rows(raw_files.read_hub(HUB_DATASET, name))
-        return
+        hub_split = "validation" if split == "dev" else split
+        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split))
     path = raw_files.require_file(Path(source), FILES[split])
-    yield from _build_tables(raw_files.read_tsv(path, COLUMNS, has_header=True), str(path))
+    rows = raw_files.read_tsv(path, COLUMNS, has_header=True)
+    return _build_tables(rows, CANDIDATE_COLUMNS, str(path))
 
 
 def from_hub_rows(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Candidates from tables with the columns of the hub's copy."""
-    back = {hub: ours for ours, hub in HUB_COLUMNS.items()}
-    kept = (t.select(list(back)).rename_columns(list(back.values())) for t in tables)
-    yield from _build_tables(kept, HUB_DATASET)
+    """Converts tables with the columns of the hub's copy."""
+    return _build_tables(tables, HUB_COLUMNS, HUB_DATASET)
 
 
-def _build_tables(raw_tables: Iterable[pa.Table], source: str) -> Iterator[pa.Table]:
-    tables = (
-        pa.table(
-            {
-                "question_id": t["QuestionID"],
-                "question": t["Question"],
-                "candidate": t["Sentence"],
-                "label": parse_labels(t, "Label", {"0": 0, "1": 1}, source),
-                "document_id": t[
-                    "DocumentID" if "DocumentID" in t.column_names else "DocumentTitle"
-                ],
-            }
-        )
-        for t in raw_tables
-    )
-    yield from map(assign_candidate_ids, split_by_question(tables))
+def _build_tables(
+    raw_tables: Iterable[pa.Table], columns: dict[str, str], source: str
+) -> Iterator[pa.Table]:
+    tables = (select_columns(t, columns, {"0": 0, "1": 1}, source) for t in raw_tables)
+    return map(assign_candidate_ids, split_by_question(tables))
 
 
 CORPUS: Final = Corpus(
     name="wikiqa",
-    description="Questions of Bing's log; the sentences of a Wikipedia introduction, labelled by hand",
+    description="Questions of Bing's log; sentences of a Wikipedia introduction, labeled by hand",
     license="Microsoft Research Data License (research only)",
     files=FILES,
     reader=read_tables,
     published_counts=PUBLISHED_COUNTS,
     hub=HUB_DATASET,
 )
-"""The corpus as the registry holds it."""

@@ -1,33 +1,42 @@
 """Yahoo! Answers, non-factoid (nfL6): how-to questions and their answers.
 
-Another selection of the release that Surdeanu et al. 2011 took theirs from, on which Mokrii et al.
-work; without the asker's longer description, which they join to the question.
+nfL6 is another selection of the release that Surdeanu et al. (2011) used, on which Mokrii et al.
+work; it lacks the asker's longer description, which they append to the question.
 
-The answers that users gave to a question are its relevant documents; the other candidates are what
-BM25 finds among the answers to all questions. The release has no splits: a hash of a question's
-words gives them, so that the same words in another order are not divided (`leaks.near_duplicates`
-names what is almost the same). Knows nfL6's JSON. Must not know any other corpus.
+The answers of a question are its relevant documents; its other candidates are what BM25 finds among
+the answers to all questions. The release has no splits: a hash of the words of a question assigns
+them, so that the same words in another order are in the same split
+(`leaks.near_duplicate_questions` finds questions that are almost the same).
 """
 
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import Corpus, ReleaseCount, Source
+from as2ray.corpora.corpus import Corpus, CorpusOptions, ReleaseCount, Source
+from as2ray.corpora.reader_utils import assign_split_by_hash
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS
+from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, chunked_tables
 from as2ray.text.bm25 import BM25, BM25Index
 from as2ray.text.word_overlap import word_set
 
 FILE_NAMES: Final = ("nfL6.json", "nfL6_sample.json")
 SPLITS: Final = {"train": 0.9, "dev": 0.95, "test": 1.0}
-"""The upper end of each split's share of the hashes."""
+"""Upper end of each split's share of the hash values."""
 QUESTIONS_PER_TABLE: Final = 64
-"""Questions of a table that is handed on."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class YahooAnswersOptions(CorpusOptions):
+    """Options of Yahoo! Answers."""
+
+    run_depth: PositiveInt = 100
+    """Number of answers that BM25 finds for a question and that become its candidates."""
 
 
 class RawQuestion(NamedTuple):
@@ -38,75 +47,59 @@ class RawQuestion(NamedTuple):
     answers: tuple[str, ...]
 
 
-def read_tables(split: str, source: Source, *, run_depth: int = 100) -> Iterator[pa.Table]:
-    """The questions of a split; their own answers first, then what BM25 finds of the others'.
+def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Iterator[pa.Table]:
+    """Reads a split; a question has its own answers first, then those that BM25 finds.
 
     Args:
         split: One of `SPLITS`.
         source: The folder or one file.
-        depth: Of BM25's list over all answers that are candidates.
+        options: Options of the corpus.
     """
-    if run_depth < 1:
-        raise CorpusError(
-            f"depth {run_depth}; expected at least 1",
-        )
     path = raw_files.require_file(Path(source), FILE_NAMES)
     with raw_files.value_errors(str(path)):
-        yield from _build_tables(path, split, run_depth)
-
-
-def _build_tables(path: Path, split: str, depth: int) -> Iterator[pa.Table]:
-    every = list(_read_questions(path))
-    texts = list(dict.fromkeys(text for asked in every for text in asked.answers))
-    if not texts:
-        raise CorpusError(
-            f"{path}: no answer; expected nfL6",
-            fix="give the publisher's file",
+        questions = list(_read_questions(path))
+        texts = list(dict.fromkeys(text for question in questions for text in question.answers))
+        if not texts:
+            raise CorpusError(f"{path}: no question has an answer", fix="use the published file")
+        index = BM25().build_index(texts)
+        groups = (
+            _build_rows(question, texts, index, options.run_depth)
+            for question in questions
+            if assign_split(question.question) == split
         )
-    index = BM25().build_index(texts)
-    own = [asked for asked in every if assign_split(asked.question) == split]
-    for start in range(0, len(own), QUESTIONS_PER_TABLE):
-        yield _build_table(own[start : start + QUESTIONS_PER_TABLE], texts, index, depth)
+        yield from chunked_tables(groups, CANDIDATE_SCHEMA, QUESTIONS_PER_TABLE)
 
 
 def assign_split(question: str) -> str:
-    """The split of a question, by a hash of its different words: their order does not matter."""
-    named = " ".join(sorted(word_set(question)))
-    place = int.from_bytes(sha256(f"nfL6/{named}".encode()).digest()[:4]) / 2**32
-    return next(split for split, end in SPLITS.items() if place < end)
+    """Returns the split of a question by a hash of its distinct words; their order is ignored."""
+    return assign_split_by_hash(f"nfL6/{' '.join(sorted(word_set(question)))}", SPLITS)
 
 
 def _read_questions(path: Path) -> Iterator[RawQuestion]:
     seen: set[str] = set()
+    keys = ["id", "question", "nbestanswers"]
     for number, record in enumerate(raw_files.read_json_records(path), 1):
-        keys = ["id", "question", "nbestanswers"]
-        id, question, answers = raw_files.require_keys(record, keys, f"{path}, question {number:,}")
-        kept = tuple(dict.fromkeys(a[:MAX_TEXT_CHARS] for a in answers if a.strip()))
-        if id in seen or not question.strip() or not kept:
-            continue  # the release repeats some, and some have no text
+        id, question, texts = raw_files.require_keys(record, keys, f"{path}, question {number:,}")
+        answers = tuple(dict.fromkeys(text[:MAX_TEXT_CHARS] for text in texts if text.strip()))
+        if id in seen or not question.strip() or not answers:
+            continue  # the release repeats some questions, and some have no text
         seen.add(id)
-        yield RawQuestion(str(id), question[:MAX_TEXT_CHARS], kept)
+        yield RawQuestion(str(id), question[:MAX_TEXT_CHARS], answers)
 
 
-def _build_table(
-    questions: Sequence[RawQuestion], texts: Sequence[str], index: BM25Index, depth: int
-) -> pa.Table:
-    rows = []
-    for asked in questions:
-        found = (texts[hit.index] for hit in index.search(asked.question, depth))
-        candidates = dict.fromkeys([*asked.answers, *found])
-        relevant = set(asked.answers)
-        rows += [
-            (asked.id, asked.question, f"{asked.id}-{k}", text, int(text in relevant))
-            for k, text in enumerate(candidates)
-        ]
-    return pa.table(
-        [pa.array(c, f.type) for c, f in zip(zip(*rows), CANDIDATE_SCHEMA)], CANDIDATE_SCHEMA
-    )
+def _build_rows(
+    question: RawQuestion, texts: Sequence[str], index: BM25Index, depth: int
+) -> list[tuple[str, str, str, str, int]]:
+    hits = (texts[hit.index] for hit in index.search(question.question, depth))
+    candidates = dict.fromkeys([*question.answers, *hits])
+    return [
+        (question.id, question.question, f"{question.id}-{k}", text, int(text in question.answers))
+        for k, text in enumerate(candidates)
+    ]
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
-    """Questions and answers of the sample, as counted."""
+    """Counts the questions and answers of the sample."""
     path = raw_files.find_file(source, FILE_NAMES[1:])
     if path and path.name.startswith(FILE_NAMES[1]):
         records = list(raw_files.read_json_records(path))
@@ -116,10 +109,10 @@ def count_release(source: Path) -> Iterator[ReleaseCount]:
 
 CORPUS: Final = Corpus(
     name="yahoo_answers",
-    description="How-to questions of a community; their answers, among what BM25 finds of all answers",
+    description="How-to questions of a community; their answers and others that BM25 finds",
     license="Yahoo! Webscope, research only",
     files=dict.fromkeys(SPLITS, FILE_NAMES),
     reader=read_tables,
+    options_type=YahooAnswersOptions,
     count_release=count_release,
 )
-"""The corpus as the registry holds it."""

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from as2ray.corpora.verification import data_root
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 
 WIKIQA_HEADER = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel"
 
@@ -85,15 +86,11 @@ def table():
     """Makes a candidates table from the labels of each question."""
 
     def table(*labels: list[int]) -> pa.Table:
-        rows = [
+        rows = (
             (f"q{i}", f"question {i}?", f"q{i}-{k}", f"sentence {k} of {i}.", label)
-            for i, those in enumerate(labels)
-            for k, label in enumerate(those)
-        ]
-        columns = list(zip(*rows)) or [()] * 5
-        from as2ray.tables.schema import CANDIDATE_SCHEMA
-
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)]
-        return pa.table(arrays, schema=CANDIDATE_SCHEMA)
+            for i, question_labels in enumerate(labels)
+            for k, label in enumerate(question_labels)
+        )
+        return from_rows(rows, CANDIDATE_SCHEMA)
 
     return table

@@ -8,7 +8,7 @@ from as2ray.corpora import asnq
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.reader_utils import group_on_disk
 from as2ray.corpora.registry import CORPORA, get_corpus
-from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.errors import ConfigError, CorpusError, CountMismatchError
 from as2ray.tables import raw_files
 
 ROWS = [
@@ -44,15 +44,15 @@ def test_asnq_quotes_stay_plain_characters(folder):
 
 def test_asnq_fewer_negatives_leave_ids_as_they_were(folder):
     whole = read_split("asnq", "train", folder, verify=False)
-    hard = read_split("asnq", "train", folder, verify=False, negatives=[3])
+    hard = read_split("asnq", "train", folder, verify=False, negative_grades=[3])
     assert hard["candidate_id"].to_pylist() == ["q000000-1", "q000000-2", "q000001-0"]
     assert set(hard["candidate_id"].to_pylist()) < set(whole["candidate_id"].to_pylist())
 
 
-@pytest.mark.parametrize("negatives", [(), (4,), (0, 3)])
-def test_asnq_impossible_negatives_are_refused(folder, negatives):
-    with pytest.raises(CorpusError, match="negatives"):
-        read_split("asnq", "train", folder, negatives=negatives)
+@pytest.mark.parametrize("grades", [(), (4,), (0, 3)])
+def test_asnq_impossible_negatives_are_refused(folder, grades):
+    with pytest.raises(ConfigError, match="negative_grades"):
+        read_split("asnq", "train", folder, negative_grades=grades)
 
 
 def test_asnq_halves_of_dev_keep_the_ids_of_the_whole(folder):
@@ -64,7 +64,7 @@ def test_asnq_halves_of_dev_keep_the_ids_of_the_whole(folder):
 def test_asnq_listed_question_that_does_not_come_is_told(folder):
     (folder / "unique.dev").write_text("what is hp\nwho else\n")
     with pytest.raises(
-        CountMismatchError, match=r"1 of the 2 questions of dev, without 'who else'"
+        CountMismatchError, match=r"1 of the 2 questions of dev; 'who else' is missing"
     ):
         read_split("asnq", "dev", folder)
 
@@ -96,7 +96,7 @@ def test_asnq_empty_file_is_refused(folder):
 
 def test_asnq_stream_in_small_blocks_gives_the_same_table(folder, monkeypatch):
     whole = read_split("asnq", "train", folder, verify=False)
-    monkeypatch.setattr(raw_files, "BLOCK", 64)
+    monkeypatch.setattr(raw_files, "BLOCK_BYTES", 64)
     pieces = list(get_corpus("asnq").read_tables("train", folder))
     assert len(pieces) > 1
     assert pa.concat_tables(pieces).equals(whole)
@@ -105,9 +105,9 @@ def test_asnq_stream_in_small_blocks_gives_the_same_table(folder, monkeypatch):
 def test_asnq_scattered_rows_are_refused_until_gathered(folder):
     lines = (folder / "train.tsv").read_text().splitlines()
     (folder / "train.tsv").write_text("\n".join([*lines[4:5], *lines[:4], *lines[5:]]) + "\n")
-    gathered = read_split("asnq", "train", folder, verify=False, scattered=True)
+    gathered = read_split("asnq", "train", folder, verify=False, ungrouped=True)
     assert len(set(gathered["question_id"].to_pylist())) == 2
-    with pytest.raises(CorpusError, match="rows of the question 'what is hp' stand apart"):
+    with pytest.raises(CorpusError, match="rows of the question 'what is hp' are not adjacent"):
         read_split("asnq", "train", folder, verify=False)
 
 
@@ -145,7 +145,7 @@ def test_asnq_hub_flags_give_the_grades():
 
 
 def test_asnq_halves_from_the_hub_are_refused():
-    with pytest.raises(CorpusError, match="which has train and dev-all"):
+    with pytest.raises(CorpusError, match="only train and dev-all"):
         asnq._read_question_list("hub", "dev")
 
 

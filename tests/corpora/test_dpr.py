@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from as2ray.corpora.preparation import read_split
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 
 
 def context(id, key="passage_id"):
@@ -45,16 +45,16 @@ def test_contexts_of_the_release_are_candidates_once(release):
     ]
     every = ["positive_ctxs", "hard_negative_ctxs", "negative_ctxs"]
     assert ("nq-dev-0", "nq-dev-0-9", 0) in rows(
-        read_split("dpr", "nq-dev", release, contexts=every)
+        read_split("dpr", "nq-dev", release, context_lists=every)
     )
     turned = ["hard_negative_ctxs", "positive_ctxs"]  # passage 2 is in both
-    assert rows(read_split("dpr", "nq-dev", release, contexts=turned)) == rows(
+    assert rows(read_split("dpr", "nq-dev", release, context_lists=turned)) == rows(
         read_split("dpr", "nq-dev", release)
     )
 
 
 def test_run_s_passages_are_candidates_in_their_place(release):
-    table = read_split("dpr", "nq-dev", release, run="bm25.trec", depth=2)
+    table = read_split("dpr", "nq-dev", release, run_file="bm25.trec", run_depth=2)
     assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-0", "nq-dev-0-4", 1)]
     assert table["candidate"].to_pylist() == ["text 9", "text 4"]
     assert table["document_id"].to_pylist() == ["T9", "T4"]
@@ -68,23 +68,28 @@ def test_passages_are_read_as_the_csv_module_wrote_them(release):
         writer.writerows((number, text, '"T"') for number, text in enumerate(texts))
     lines = (f"nq-dev-0 Q0 {number} {number + 1} 1 x\n" for number in range(len(texts)))
     (release / "bm25.trec").write_text("".join(lines))
-    table = read_split("dpr", "nq-dev", release, run="bm25.trec")
+    table = read_split("dpr", "nq-dev", release, run_file="bm25.trec")
     assert table["candidate"].to_pylist() == texts
     assert set(table["document_id"].to_pylist()) == {'"T"'}
 
 
 @pytest.mark.parametrize(
-    "options", [{"contexts": ["negative_ctxs"]}, {"contexts": ["positive_ctxs", "x"]}, {"depth": 0}]
+    ("options", "problem"),
+    [
+        ({"context_lists": ["negative_ctxs"]}, "must contain 'positive_ctxs'"),
+        ({"context_lists": ["positive_ctxs", "x"]}, r"context_lists.1='x'.*'positive_ctxs'"),
+        ({"run_depth": 0}, "run_depth=0"),
+    ],
 )
-def test_impossible_option_is_refused(release, options):
-    with pytest.raises(CorpusError, match="positive_ctxs"):
+def test_impossible_option_is_refused(release, options, problem):
+    with pytest.raises(ConfigError, match=problem):
         read_split("dpr", "nq-dev", release, **options)
 
 
 def test_other_json_or_run_is_refused(release):
     (release / "bm25.trec").write_text("nq-dev-0 9\n")
     with pytest.raises(CorpusError, match="line 1"):
-        read_split("dpr", "nq-dev", release, run="bm25.trec")
+        read_split("dpr", "nq-dev", release, run_file="bm25.trec")
     (release / "biencoder-nq-dev.json").write_text('[{"question": "x"}]')
     with pytest.raises(CorpusError, match="positive_ctxs"):
         read_split("dpr", "nq-dev", release)

@@ -50,7 +50,7 @@ def test_run_with_its_texts_is_read_however_many_words_they_have(release):
 
 
 def test_depth_cuts_the_run_and_queries_without_relevant_go_by_the_filter(release):
-    cut = rows(read_split("msmarco", "train", release, depth=1))
+    cut = rows(read_split("msmarco", "train", release, run_depth=1))
     assert [r[1].split()[1] for r in cut] == ["3", "9", "7", "1"]
     kept = filter_table(read_split("msmarco", "train", release), "no_all_negative")
     assert set(kept["question_id"].to_pylist()) == {"20"}
@@ -94,9 +94,9 @@ def test_listed_texts_are_candidates_once(write, tmp_path):
     [
         ("run.train.tsv", "20\t4\t1\n", "1 passages are missing, such as 4"),
         ("run.train.tsv", "20\tx\t1\n", "line 1"),
-        ("run.train.tsv", "50\t3\t1\n", "query 50 of a run has no text"),
+        ("run.train.tsv", "50\t3\t1\n", "query 50 of the run is not among the queries"),
         ("qrels.train.tsv", "20 0\n", "2 columns"),
-        ("collection.tsv", "9\ta\n9\tb\n3\tc\n5\td\n", "passage 9 comes twice"),
+        ("collection.tsv", "9\ta\n9\tb\n3\tc\n5\td\n", "passage 9 occurs twice"),
         ("collection.tsv", "P9\ta\n", "P9"),
     ],
 )

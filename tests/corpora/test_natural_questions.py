@@ -15,7 +15,7 @@ from as2ray.corpora.preparation import read_split
 from as2ray.corpora.record_conversion import Quarantine, with_quarantine
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.verification import data_root
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.text.sentences import register_splitter
 
@@ -96,7 +96,7 @@ def test_nq_sentences_get_grades_from_token_spans_in_both_formats(write, form):
 
 def test_nq_ranges_of_tokens_give_back_the_words(write):
     for boundaries in ("blocks", "rows", "none"):
-        for row in rows(write, marked(PARAGRAPH, ANN), boundaries=boundaries):
+        for row in rows(write, marked(PARAGRAPH, ANN), sentence_boundaries=boundaries):
             tokens = TOKENS[row["start"] : row["end"]]
             assert " ".join(t for t in tokens if not t.startswith("<")) == row["candidate"]
 
@@ -116,7 +116,7 @@ def test_nq_short_answer_across_sentences_makes_both_positive(write):
 
 
 def test_nq_cells_of_a_row_stay_together_where_rows_are_boundaries(write):
-    assert told(rows(write, marked(ROW, CELL), boundaries="rows"))[-1] == ("Founder Bo", 4)
+    assert told(rows(write, marked(ROW, CELL), sentence_boundaries="rows"))[-1] == ("Founder Bo", 4)
     assert told(rows(write, marked(ROW, CELL)))[-2:] == [("Founder", 3), ("Bo", 4)]
 
 
@@ -140,7 +140,7 @@ FIVE = [NOTHING, NO_SHORT, marked(PARAGRAPH, YEAR), marked(ROW, CELL), NOTHING]
     ],
 )
 def test_nq_five_annotators_count_by_the_rule_that_is_named(write, rule, positive, inside):
-    found = told(rows(write, *FIVE, annotations=rule))
+    found = told(rows(write, *FIVE, annotation_rule=rule))
     assert {text for text, grade in found if grade == 4} == positive
     assert sum(grade == 3 for _, grade in found) == inside
 
@@ -148,19 +148,19 @@ def test_nq_five_annotators_count_by_the_rule_that_is_named(write, rule, positiv
 def test_nq_agreed_needs_two_of_several_annotators_and_one_of_one(write):
     [one] = parse_document(json.dumps(simplified(marked(PARAGRAPH, ANN))), "x").annotations
     assert select_answers([one], "agreed") == ([PARAGRAPH], [ANN])
-    assert select_answers([one, one._replace(short=())], "agreed") == ([], [])
+    assert select_answers([one, one._replace(short_answers=())], "agreed") == ([], [])
     assert select_answers([one, one], "agreed") == ([PARAGRAPH] * 2, [ANN] * 2)
 
 
 def test_nq_question_without_a_short_answer_is_left_out_unless_all_are_asked_for(write):
     path = write("nq-dev-all.jsonl", lines(simplified(NO_SHORT), simplified(id="8")))
     assert read_split("nq", "dev", path).num_rows == 0
-    every = read_split("nq", "dev", path, questions="all")
+    every = read_split("nq", "dev", path, question_scope="all")
     assert every["grade"].to_pylist() == [1, 1, 3, 3, 1, 1, 1, 1] + [1] * 8
 
 
 def test_nq_negatives_are_chosen_by_grade_and_ids_stay(write):
-    found = rows(write, marked(PARAGRAPH, ANN), negatives=(3,))
+    found = rows(write, marked(PARAGRAPH, ANN), negative_grades=(3,))
     assert [(row["candidate_id"], row["grade"]) for row in found] == [("7-2", 4), ("7-3", 3)]
 
 
@@ -179,7 +179,7 @@ def test_nq_original_files_of_a_folder_are_read_in_order(write, tmp_path):
         "nq-dev-00.jsonl.gz",
         "nq-dev-01.jsonl.gz",
     ]
-    assert len(read_split("nq", "dev", tmp_path, questions="all")["question_id"].unique()) == 2
+    assert len(read_split("nq", "dev", tmp_path, question_scope="all")["question_id"].unique()) == 2
 
 
 BAD = [
@@ -202,10 +202,15 @@ def test_nq_bad_record_is_refused_with_its_line(write, record, came):
 
 @pytest.mark.parametrize(
     "options",
-    [{"boundaries": "tags"}, {"annotations": "most"}, {"questions": "few"}, {"splitter": "x"}],
+    [
+        {"sentence_boundaries": "tags"},
+        {"annotation_rule": "most"},
+        {"question_scope": "few"},
+        {"sentence_splitter": "x"},
+    ],
 )
 def test_nq_unknown_option_is_refused_before_anything_is_read(options, tmp_path):
-    with pytest.raises(CorpusError, match=next(iter(options.values()))):
+    with pytest.raises(ConfigError, match=next(iter(options.values()))):
         read_split("nq", "dev", tmp_path / "absent.jsonl", **options)
 
 
@@ -215,10 +220,10 @@ def test_bad_records_are_set_aside_up_to_a_limit(write, tmp_path):
     quarantine = Quarantine(2)
     tables = list(with_quarantine(CORPUS, quarantine).read_tables("dev", path))
     assert sum(table.num_rows for table in tables) == 200 * len(FOUND)
-    assert [one.source.rsplit(" ", 1)[1] for one in quarantine.rejected] == ["1", "92"]
+    assert [bad.source.rsplit(" ", 1)[1] for bad in quarantine.rejected] == ["1", "92"]
     quarantine.write(tmp_path / "bad.jsonl")
-    told = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    assert all({"where", "came"} == set(one) for one in told)
+    written = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert all({"source", "problem"} == set(record) for record in written)
     with pytest.raises(CorpusError, match="2 bad records, such as"):
         list(with_quarantine(CORPUS, Quarantine(1)).read_tables("dev", path))
 
@@ -243,7 +248,7 @@ def test_splitter_of_ones_own_is_used(write):
     register_splitter(
         "halves", "1", lambda text: [(0, len(text) // 2), (len(text) // 2, len(text))]
     )
-    found = rows(write, marked(PARAGRAPH, ANN), splitter="halves")
+    found = rows(write, marked(PARAGRAPH, ANN), sentence_splitter="halves")
     assert all(row["end"] > row["start"] for row in found)
     assert len(found) == 14  # two halves of each of seven blocks
 
@@ -273,10 +278,10 @@ def test_real_samples_have_their_one_answer_in_its_place(samples, name, split, a
 
 def test_real_squad_is_built_as_it_is_read(real):
     corpus = get_corpus("squad")
-    options = {"candidates": "paragraph", "splitter": "simple"}
+    options = {"candidate_scope": "paragraph", "sentence_splitter": "simple"}
     tables = list(
         with_quarantine(corpus, Quarantine()).read_tables(
-            "dev", real / "squad", **corpus.resolve(options)
+            "dev", real / "squad", corpus.parse_options(options)
         )
     )
     whole = read_split("squad", "dev", real / "squad", **options)

@@ -1,13 +1,15 @@
 import json
+from dataclasses import asdict
 
 import pyarrow.parquet as pq
 import pytest
 
 from as2ray.corpora import preparation
-from as2ray.corpora.preparation import load, prepare_splits, read_split
+from as2ray.corpora.preparation import prepare_splits, read_split
 from as2ray.corpora.registry import CORPORA
 from as2ray.errors import CorpusError, CountMismatchError
 from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import count_table
 
 SPLITS = {"train": "no_all_negative", "dev": "clean"}
@@ -17,19 +19,19 @@ def test_prepare_writes_what_read_gives(wikiqa, tmp_path):
     manifest = prepare_splits("wikiqa", wikiqa, tmp_path / "out", SPLITS, verify=False)
     for split, filter in SPLITS.items():
         expected = read_split("wikiqa", split, wikiqa, filter, verify=False)
-        table = load(tmp_path / "out", split)
+        table = ParquetTable.open(tmp_path / "out" / split).to_table()
         assert table.equals(expected)
         entry = manifest["splits"][split]
         assert entry["fingerprint"] == fingerprint(table)
-        assert entry["counts"]["pairs"] == count_table(table).num_pairs
+        assert entry["counts"]["num_pairs"] == count_table(table).num_pairs
 
 
 def test_prepare_manifest_names_everything_the_data_depends_on(squad, tmp_path):
-    prepare_splits("squad", squad, tmp_path / "out", {"dev": "raw"}, candidates="paragraph")
+    prepare_splits("squad", squad, tmp_path / "out", {"dev": "raw"}, candidate_scope="paragraph")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["corpus"] == "squad"
-    assert manifest["options"]["candidates"] == "paragraph"
-    assert manifest["options"]["negatives"] == [1, 2, 3]
+    assert manifest["options"]["candidate_scope"] == "paragraph"
+    assert manifest["options"]["negative_grades"] == [1, 2, 3]
     assert manifest["sentence_splitter"].startswith("syntok-")
     assert manifest["splits"]["dev"]["verified"] is False
     assert set(manifest["packages"]) == {"as2ray", "pyarrow", "numpy"}
@@ -37,7 +39,7 @@ def test_prepare_manifest_names_everything_the_data_depends_on(squad, tmp_path):
 
 def test_prepare_parts_end_with_a_question_and_share_one_fingerprint(squad, tmp_path, monkeypatch):
     whole = prepare_splits("squad", squad, tmp_path / "one", {"dev": "raw"})
-    monkeypatch.setattr(preparation, "PART", 5)
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", 5)
     many = prepare_splits("squad", squad, tmp_path / "many", {"dev": "raw"})
     fingerprints = {m["splits"]["dev"]["fingerprint"] for m in (whole, many)}
     parts = sorted((tmp_path / "many" / "dev").glob("part-*.parquet"))
@@ -48,7 +50,7 @@ def test_prepare_parts_end_with_a_question_and_share_one_fingerprint(squad, tmp_
 
 
 def test_prepare_row_groups_stay_small(table, tmp_path, monkeypatch, wikiqa):
-    monkeypatch.setattr(preparation, "ROW_GROUP", 2)
+    monkeypatch.setattr(preparation, "ROW_GROUP_SIZE", 2)
     prepare_splits("wikiqa", wikiqa, tmp_path / "out", {"dev": "raw"}, verify=False)
     assert pq.ParquetFile(tmp_path / "out" / "dev" / "part-00000.parquet").num_row_groups == 2
 
@@ -75,13 +77,8 @@ def test_prepare_existing_folder_is_refused_and_kept(wikiqa, tmp_path):
 
 def test_prepare_filter_that_leaves_nothing_is_refused(write, tmp_path):
     write("qnli/dev.tsv", "index\tquestion\tsentence\tlabel\n0\twho?\tme\tentailment\n")
-    with pytest.raises(CorpusError, match="no rows under filter 'clean'"):
+    with pytest.raises(CorpusError, match=r"qnli/dev \(clean\).*: no question passes the filter"):
         prepare_splits("qnli", tmp_path / "qnli", tmp_path / "out", {"dev": "clean"})
-
-
-def test_load_of_an_unprepared_split_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match=r"no part-\*.parquet"):
-        load(tmp_path, "dev")
 
 
 def test_read_without_source_looks_in_the_data_root(wikiqa, tmp_path, monkeypatch):
@@ -89,11 +86,12 @@ def test_read_without_source_looks_in_the_data_root(wikiqa, tmp_path, monkeypatc
     assert read_split("wikiqa", "dev", verify=False).num_rows == 4
 
 
-def test_every_corpus_names_its_options_files_and_licence():
+def test_every_corpus_names_its_options_files_and_license():
     for name, corpus in CORPORA.items():
         assert corpus.name == name
         assert corpus.description
         assert corpus.license
         assert corpus.splits
         assert all(entry.split in corpus.splits for entry in corpus.published_counts)
-        assert all(set(entry.options) <= set(corpus.options) for entry in corpus.published_counts)
+        options = asdict(corpus.parse_options({}))
+        assert all(set(entry.options) <= set(options) for entry in corpus.published_counts)

@@ -76,15 +76,15 @@ def whole(split):
 
 
 def ask(monkeypatch, *questions):
-    monkeypatch.setattr(reference, "written", lambda: questions)
+    monkeypatch.setattr(reference, "annotated_questions", lambda: questions)
 
 
 def test_running_python_answers_most_questions_from_enough_candidates(report):
-    assert len(report.asked) >= 150
-    assert len(report.asked) + len(report.skipped) == len(reference.annotated_questions())
-    assert all(sum(a.labels) >= 1 for a in report.asked)
-    assert all(5 <= len(a.labels) <= 100 for a in report.asked)
-    assert all(sum(a.labels) < len(a.labels) / 2 for a in report.asked)
+    assert len(report.labeled) >= 150
+    assert len(report.labeled) + len(report.skipped) == len(reference.annotated_questions())
+    assert all(sum(a.labels) >= 1 for a in report.labeled)
+    assert all(5 <= len(a.labels) <= 100 for a in report.labeled)
+    assert all(sum(a.labels) < len(a.labels) / 2 for a in report.labeled)
 
 
 def test_written_questions_are_many_distinct_and_spread_over_topics():
@@ -129,8 +129,8 @@ def test_splits_share_no_document_candidate_or_question(tables):
 
 def test_splits_hold_every_answered_question_in_fair_shares(tables, report):
     sizes = {split: count_table(table).num_questions for split, table in tables.items()}
-    assert sum(sizes.values()) == len(report.asked)
-    assert 0.45 < sizes["train"] / len(report.asked) < 0.7
+    assert sum(sizes.values()) == len(report.labeled)
+    assert 0.45 < sizes["train"] / len(report.labeled) < 0.7
     assert sizes["dev"] >= 25
     assert sizes["test"] >= 40
 

@@ -45,13 +45,13 @@ def test_real_trecqa_leaves_no_treebank_token(real):
 
 
 def test_real_qnli_dev_is_made_from_squad_dev(real):
-    squad = read_split("squad", "dev", real / "squad", candidates="paragraph")
+    squad = read_split("squad", "dev", real / "squad", candidate_scope="paragraph")
     qnli = read_split("qnli", "dev", real / "qnli")
     assert len(shared_questions(squad, qnli)) == compute_stats(qnli).counts.num_questions == 4100
 
 
 def test_real_squad_every_question_keeps_its_answers_under_a_cap(real):
-    drawn = compute_stats(read_split("squad", "train", real / "squad", per_question=5))
+    drawn = compute_stats(read_split("squad", "train", real / "squad", max_candidates=5))
     assert drawn.num_all_negative == 0
     assert drawn.counts.num_questions == 11_877
     assert (

@@ -5,7 +5,7 @@ import pytest
 
 from as2ray.corpora.page_grades import grade_paragraph_answer, split_page
 from as2ray.corpora.preparation import read_split
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 
 
 def grades(table, question):
@@ -25,51 +25,53 @@ def test_squad_answer_across_sentences_makes_all_of_them_positive(squad):
 
 
 def test_squad_paragraph_candidates_keep_the_ids_of_the_article(squad):
-    table = read_split("squad", "dev", squad, candidates="paragraph")
+    table = read_split("squad", "dev", squad, candidate_scope="paragraph")
     ids = [r["candidate_id"] for r in table.to_pylist() if r["question_id"] == "c"]
     assert ids == ["c-3", "c-4", "c-5"]
     assert grades(table, "c") == [4, 3, 3]
 
 
 def test_squad_negatives_are_chosen_by_grade(squad):
-    table = read_split("squad", "dev", squad, negatives=(2,))
+    table = read_split("squad", "dev", squad, negative_grades=(2,))
     assert grades(table, "a") == [4, 2]
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_squad_cap_keeps_positives_and_draws_the_rest(squad, most):
-    table = read_split("squad", "dev", squad, per_question=most)
+    table = read_split("squad", "dev", squad, max_candidates=most)
     assert len(grades(table, "a")) == most
     assert grades(table, "a").count(4) == 1
     assert grades(table, "b").count(4) == 2
-    assert table.equals(read_split("squad", "dev", squad, per_question=most))
+    assert table.equals(read_split("squad", "dev", squad, max_candidates=most))
 
 
 def test_squad_drawing_depends_on_the_seed(squad):
     drawn = {
-        tuple(read_split("squad", "dev", squad, per_question=3, seed=s)["candidate_id"].to_pylist())
+        tuple(
+            read_split("squad", "dev", squad, max_candidates=3, seed=s)["candidate_id"].to_pylist()
+        )
         for s in range(6)
     }
     assert len(drawn) > 1
 
 
 def test_squad_splitter_is_an_option(squad):
-    assert read_split("squad", "dev", squad, splitter="lines").num_rows == 9
+    assert read_split("squad", "dev", squad, sentence_splitter="lines").num_rows == 9
 
 
 @pytest.mark.parametrize(
-    ("options", "came"),
+    ("options", "problem"),
     [
-        ({"candidates": "page"}, "candidates 'page'"),
-        ({"per_question": 0}, "per_question 0"),
-        ({"splitter": "punkt"}, "unknown sentence splitter 'punkt'"),
-        ({"negatives": 3}, "negatives"),
-        ({"per_question": 2.5}, "per_question"),
-        ({"seed": None}, "no value for .'seed'"),
+        ({"candidate_scope": "page"}, "candidate_scope='page'"),
+        ({"max_candidates": 0}, "max_candidates=0"),
+        ({"sentence_splitter": "punkt"}, "unknown sentence splitter 'punkt'"),
+        ({"negative_grades": 3}, "negative_grades=3"),
+        ({"max_candidates": 2.5}, r"max_candidates=2\.5"),
+        ({"seed": None}, "seed=None"),
     ],
 )
-def test_squad_impossible_option_is_refused(squad, options, came):
-    with pytest.raises(CorpusError, match=came):
+def test_squad_impossible_option_is_refused(squad, options, problem):
+    with pytest.raises(ConfigError, match=problem):
         read_split("squad", "dev", squad, **options)
 
 
@@ -85,7 +87,7 @@ def test_squad_answer_at_another_offset_is_refused(squad):
     value = json.loads(path.read_text())
     value["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 3
     path.write_text(json.dumps(value))
-    with pytest.raises(CorpusError, match="question a: 'Ann' does not stand at character 3"):
+    with pytest.raises(CorpusError, match="question a: the answer 'Ann' is not at its offset"):
         read_split("squad", "dev", squad)
 
 
@@ -94,7 +96,7 @@ def test_squad_question_without_answers_is_refused(squad):
     value = json.loads(path.read_text())
     value["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     path.write_text(json.dumps(value))
-    with pytest.raises(CorpusError, match="paragraph 0: no sentence has"):
+    with pytest.raises(CorpusError, match="paragraph 0: no sentence contains"):
         read_split("squad", "dev", squad)
 
 
@@ -120,8 +122,8 @@ def test_grades_agree_with_the_definition_word_by_word():
 
 
 def test_squad_options_may_be_written_as_text(squad):
-    some = read_split("squad", "dev", squad, per_question="2", negatives=["1"])
-    assert some.equals(read_split("squad", "dev", squad, per_question=2, negatives=(1,)))
+    some = read_split("squad", "dev", squad, max_candidates="2", negative_grades=["1"])
+    assert some.equals(read_split("squad", "dev", squad, max_candidates=2, negative_grades=(1,)))
 
 
 @pytest.mark.parametrize("content", [{"data": 3}, {"data": [{"title": 3, "paragraphs": [4]}]}])

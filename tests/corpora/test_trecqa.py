@@ -5,7 +5,7 @@ import pytest
 
 from as2ray.corpora.detokenize import detokenize
 from as2ray.corpora.preparation import read_split
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 
 LINES = [
     {
@@ -66,7 +66,7 @@ def test_trecqa_tokens_become_plain_text(folder):
 
 
 def test_trecqa_tokens_stay_where_asked(folder):
-    table = read_split("trecqa", "dev", folder, verify=False, detokenise=False)
+    table = read_split("trecqa", "dev", folder, verify=False, detokenize=False)
     assert table["candidate"][2].as_py() == "They do n't know ."
 
 
@@ -84,13 +84,12 @@ def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
 
 
 def test_trecqa_unknown_variant_is_told_with_the_known_ones(folder):
-    with pytest.raises(CorpusError, match="unknown variant 'nums'") as error:
+    with pytest.raises(ConfigError, match=r"variant='nums'.*'tanda'"):
         read_split("trecqa", "dev", folder, variant="nums")
-    assert "tanda" in error.value.expected
 
 
 def test_trecqa_from_the_hub_is_refused():
-    with pytest.raises(CorpusError, match="corpus 'trecqa' from the hub"):
+    with pytest.raises(CorpusError, match="corpus 'trecqa' is not on the hub"):
         read_split("trecqa", "dev", "hub")
 
 
@@ -169,7 +168,7 @@ def test_trecqa_line_without_candidates_key_is_refused(write):
         ("", ""),
     ],
 )
-def test_detokenise_treebank_tokens_become_plain_text(tokens, plain):
+def test_detokenize_treebank_tokens_become_plain_text(tokens, plain):
     assert detokenize(tokens) == plain
 
 

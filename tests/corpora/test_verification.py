@@ -1,13 +1,7 @@
-from as2ray.corpora.verification import data_root, found, list_corpora, verify_releases
+from as2ray.corpora.verification import data_root, list_corpora, verify_releases
 
 
-def test_found_names_the_splits_whose_files_are_there(wikiqa, squad, tmp_path):
-    (wikiqa / "WikiQA-test.tsv").unlink()
-    assert found(tmp_path) == {"wikiqa": ("train", "dev"), "squad": ("dev",)}
-
-
-def test_found_in_an_empty_root_is_nothing(tmp_path):
-    assert found(tmp_path) == {}
+def test_verify_all_in_an_empty_root_is_nothing(tmp_path):
     assert verify_releases(tmp_path) == []
 
 
@@ -36,7 +30,7 @@ def test_verify_all_reports_a_damaged_inventory(squad, tmp_path):
 def test_list_corpora_gives_splits_and_options():
     asnq = next(listing for listing in list_corpora() if listing.name == "asnq")
     assert asnq.splits == ("train", "dev-all", "dev", "test")
-    assert asnq.options["negatives"] == (1, 2, 3)
+    assert asnq.options["negative_grades"] == (1, 2, 3)
 
 
 def test_data_root_is_the_variable_or_beside_the_checkout(monkeypatch):

@@ -6,6 +6,7 @@ from datasets import Dataset
 
 from as2ray.corpora import wikiqa as wikiqa_reader
 from as2ray.corpora.corpus import Corpus, PublishedCounts
+from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError, CountMismatchError
@@ -41,8 +42,8 @@ def test_wikiqa_filter_keeps_its_questions(wikiqa, filter, kept):
 def test_wikiqa_other_counts_than_published_are_refused_with_both(wikiqa):
     with pytest.raises(CountMismatchError) as error:
         read_split("wikiqa", "dev", wikiqa)
-    assert error.value.problem.endswith("3 questions / 4 pairs / 2 positives")
-    assert "296 questions / 2,733 pairs / 140 positives" in error.value.expected
+    assert "has 3 questions / 4 pairs / 2 positives;" in error.value.problem
+    assert error.value.problem.endswith("296 questions / 2,733 pairs / 140 positives")
 
 
 def test_wikiqa_other_header_is_refused_with_its_columns(wikiqa, write):
@@ -115,37 +116,38 @@ def test_wikiqa_hub_rows_give_the_candidates_of_the_file(wikiqa):
 
 
 def test_corpus_unknown_split_is_told_with_the_known_ones(wikiqa):
-    with pytest.raises(CorpusError, match=r"unknown split 'validation'") as error:
+    with pytest.raises(ConfigError, match=r"unknown wikiqa split 'validation'") as error:
         read_split("wikiqa", "validation", wikiqa)
-    assert error.value.expected == "one of ['train', 'dev', 'test']"
+    assert "one of ['dev', 'test', 'train']" in error.value.problem
 
 
 def test_corpus_unknown_option_is_told_with_the_known_ones(wikiqa):
-    with pytest.raises(CorpusError, match=r"unknown options \['cased'\]"):
+    with pytest.raises(ConfigError, match=r"unknown options \['cased'\]"):
         read_split("wikiqa", "dev", wikiqa, cased=True)
+    with pytest.raises(ConfigError, match=r"unknown options \['cased'\](.|\n)*'variant', 'detok"):
+        read_split("trecqa", "dev", wikiqa, cased=True)
 
 
 def test_corpus_unknown_filter_is_told_with_the_known_ones(wikiqa):
     with pytest.raises(ConfigError, match=r"unknown filter 'tidy'") as error:
         read_split("wikiqa", "dev", wikiqa, "tidy")
-    assert "no_all_negative" in error.value.expected
+    assert "no_all_negative" in error.value.problem
 
 
 def test_corpus_unknown_name_is_told_with_the_known_ones():
-    with pytest.raises(CorpusError, match="unknown corpus 'wikiq'") as error:
+    with pytest.raises(ConfigError, match="unknown corpus 'wikiq'") as error:
         get_corpus("wikiq")
-    assert "'wikiqa'" in error.value.expected
+    assert "'wikiqa'" in error.value.problem
 
 
 def test_corpus_published_counts_hold_only_for_their_options():
-    entry = PublishedCounts("dev", "raw", TableCounts(1, 2, 1), {"negatives": (3,)})
+    entry = PublishedCounts("dev", "raw", TableCounts(1, 2, 1), {"negative_grades": (3,)})
 
-    def reader(split, source, *, negatives=(1, 2, 3), seed=0):
+    def reader(split, source, options):
         yield from ()
 
-    corpus = Corpus("c", "", "", {"dev": ()}, reader, (entry,))
-    assert corpus.published_count("dev", "raw", {"negatives": [3], "seed": 5}) == TableCounts(
-        1, 2, 1
-    )
-    assert corpus.published_count("dev", "raw", {}) is None
-    assert corpus.published_count("dev", "clean", {"negatives": (3,)}) is None
+    corpus = Corpus("c", "", "", {"dev": ()}, reader, PageOptions, (entry,))
+    hard = corpus.parse_options({"negative_grades": [3], "sentence_splitter": "lines"})
+    assert corpus.published_count("dev", "raw", hard) == TableCounts(1, 2, 1)
+    assert corpus.published_count("dev", "raw", corpus.parse_options({})) is None
+    assert corpus.published_count("dev", "clean", hard) is None

@@ -3,7 +3,7 @@ import pytest
 from as2ray.corpora.leaks import near_duplicate_questions
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.yahoo_answers import SPLITS, assign_split
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 
 THINGS = ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")
 QUESTIONS = [f"how do i {verb} a {thing}?" for verb in ("mend", "wash", "sell") for thing in THINGS]
@@ -21,7 +21,7 @@ def release(write, tmp_path):
 
 
 def test_own_answers_are_relevant_and_the_rest_is_what_bm25_finds(release):
-    table = read_split("yahoo_answers", "train", release, depth=5)
+    table = read_split("yahoo_answers", "train", release, run_depth=5)
     for row in table.to_pylist():
         question, text = row["question"], row["candidate"]
         own = {f"{question[:-1]} with glue.", f"ask {row['question_id']}"}
@@ -51,7 +51,7 @@ def test_same_words_in_another_order_are_in_the_same_split():
 
 def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
     write("y/nfL6.json", [{"id": "1", "question": "q", "nbestanswers": []}])
-    with pytest.raises(CorpusError, match="no answer"):
+    with pytest.raises(CorpusError, match="no question has an answer"):
         read_split("yahoo_answers", "train", tmp_path / "y")
     write("y/nfL6.json", [{"id": "1", "question": "q"}])
     with pytest.raises(CorpusError, match="nbestanswers"):
@@ -60,8 +60,8 @@ def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
         write("y/nfL6.json", [{"id": "1", "question": "how?", "nbestanswers": answers}])
         with pytest.raises(CorpusError, match=r"nfL6\.json: \w+Error"):
             read_split("yahoo_answers", assign_split("how?"), tmp_path / "y")
-    with pytest.raises(CorpusError, match="depth 0"):
-        read_split("yahoo_answers", "train", tmp_path / "y", depth=0)
+    with pytest.raises(ConfigError, match="run_depth=0"):
+        read_split("yahoo_answers", "train", tmp_path / "y", run_depth=0)
 
 
 def test_real_sample_splits_have_no_near_duplicates(real):
