@@ -1,4 +1,4 @@
-"""Examples that are questions, each with a list of positive and negative candidates."""
+"""Reads examples that are questions, each with a list of positive and negative candidates."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,34 +13,38 @@ from as2ray.tables.schema import LIST_INDEX
 
 @dataclass(frozen=True)
 class ListReader:
-    """Samples a list of candidates for every question with both labels."""
+    """Samples a list of candidates for every question that has both labels."""
 
     pairs: PairReader
+    """Reads the candidates as pairs."""
     max_sequences: int = 2
-    """Most candidates of a list."""
+    """Maximum number of candidates of a list."""
 
     @cached_property
     def sampler(self) -> ListSampler:
-        """Rows of the questions that have both labels."""
+        """Samples rows of the questions that have both labels."""
         return ListSampler.from_files(self.pairs.files.paths)
 
     @property
     def num_examples(self) -> int:
-        """Questions with both labels."""
+        """Number of questions that have both labels."""
         return len(self.sampler)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest list."""
+        """Maximum number of tokens of a list."""
         return self.max_sequences * self.pairs.max_tokens
 
     def sample_rows(self, examples: np.ndarray, seed: list[int]) -> np.ndarray:
-        """Rows of each question's list, shape [questions, max_sequences]; -1 fills it up."""
+        """Samples the rows of each question's list, shape [questions, max_sequences].
+
+        A shorter list is padded with -1.
+        """
         return self.sampler.sample(examples, self.max_sequences, np.random.default_rng([*seed, 1]))
 
     def encode(self, rows: np.ndarray) -> EncodedExamples:
-        """The lists as tokens, in that order."""
+        """Reads and tokenizes lists, in order."""
         is_row = rows >= 0
         encoded = self.pairs.encode(rows[is_row])
         columns = {**encoded.columns, LIST_INDEX: np.nonzero(is_row)[0]}
-        return replace(encoded, columns=columns, sizes=is_row.sum(1))
+        return replace(encoded, columns=columns, num_sequences=is_row.sum(1))

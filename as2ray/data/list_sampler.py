@@ -1,9 +1,7 @@
-"""Questions as lists of answers and other candidates, drawn anew each epoch.
+"""Samples lists of positive and negative candidates of each question, anew in every epoch.
 
-Knows the rows of Parquet files. Must not know tokens, losses or models.
-
-In an epoch every question with both kinds of candidates gives one list. Of two, it is one random
-positive and one random negative (Mokrii et al. 2021, section 4; as in FlexNeuART).
+In an epoch every question with both labels gives one list. A list of two is one random positive and
+one random negative (Mokrii et al. 2021, section 4; as in FlexNeuART).
 """
 
 from collections.abc import Sequence
@@ -20,84 +18,88 @@ from as2ray.text.packing import ragged_arange
 
 @dataclass(frozen=True)
 class ListSampler:
-    """The questions that have both kinds of candidates."""
+    """The questions that have positive and negative candidates."""
 
     rows: np.ndarray
-    """Row numbers, question by question, positives first, shape [rows]."""
+    """Row indices, question by question, positives first, shape [rows]."""
     starts: np.ndarray
-    """Where each question begins in `rows`, shape [questions]."""
+    """Start of each question in `rows`, shape [questions]."""
     num_positives: np.ndarray
-    """Of each question, at least 1, shape [questions]."""
+    """Positives of each question, at least 1, shape [questions]."""
     num_negatives: np.ndarray
-    """Of each question, at least 1, shape [questions]."""
+    """Negatives of each question, at least 1, shape [questions]."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @classmethod
     def from_files(cls, paths: Sequence[str]) -> "ListSampler":
-        """Those of Parquet files, whose rows are numbered through.
+        """Reads the labels of Parquet files; row indices count through all files.
 
         Raises:
-            CorpusError: No question has both kinds.
+            CorpusError: No question has both labels.
         """
         tables = [pq.read_table(path, columns=["question_id", "label"]) for path in paths]
-        found = cls.from_tables(tables)
-        if not len(found):
+        sampler = cls.from_tables(tables)
+        if not len(sampler):
+            num_rows = sum(table.num_rows for table in tables)
             raise CorpusError(
-                f"{len(paths)} files with {sum(t.num_rows for t in tables):,} candidates"
-                "; expected a question with an answer and another candidate",
-                fix="give a table with labels of both kinds, adjacent by question",
+                f"{len(paths)} files with {num_rows:,} candidates: no question has both labels",
+                fix="give a table with both labels and the rows of each question adjacent",
             )
-        return found
+        return sampler
 
     @classmethod
     def from_tables(cls, tables: Sequence[pa.Table]) -> "ListSampler":
-        """Those of tables whose rows are numbered through; a question ends with its table."""
-        ends = np.cumsum([0, *(t.num_rows for t in tables)])
-        starts = [question_offsets(t["question_id"]) + end for t, end in zip(tables, ends)]
-        first = np.concatenate([*starts, np.zeros(0, np.int64)])
-        label = np.concatenate([t["label"].to_numpy() > 0 for t in tables] or [np.zeros(0, bool)])
-        size = np.diff(np.append(first, ends[-1]))
-        question = np.repeat(np.arange(len(first)), size)
-        positives = np.bincount(question[label], minlength=len(first))
-        both = (positives > 0) & (positives < size)
-        rows = np.lexsort((~label, question))
-        return cls(rows, first[both], positives[both], (size - positives)[both])
+        """Reads the labels of tables; row indices count through all tables.
+
+        A question does not continue from one table into the next.
+        """
+        ends = np.cumsum([0, *(table.num_rows for table in tables)])
+        offsets = [question_offsets(t["question_id"]) + end for t, end in zip(tables, ends)]
+        labels = [table["label"].to_numpy() > 0 for table in tables]
+        starts = np.concatenate([*offsets, np.zeros(0, np.int64)])
+        is_positive = np.concatenate([*labels, np.zeros(0, bool)])
+        sizes = np.diff(np.append(starts, ends[-1]))
+        question = np.repeat(np.arange(len(starts)), sizes)
+        num_positives = np.bincount(question[is_positive], minlength=len(starts))
+        has_both = (num_positives > 0) & (num_positives < sizes)
+        rows = np.lexsort((~is_positive, question))
+        num_negatives = sizes - num_positives
+        return cls(rows, starts[has_both], num_positives[has_both], num_negatives[has_both])
 
     def sample(
         self, question_indices: np.ndarray, list_size: int, random: np.random.Generator
     ) -> np.ndarray:
-        """Row numbers of a list of each question, both kinds in it, each row as likely as another
-        of its kind.
+        """Samples a list of rows for each question, uniformly among the rows of each label.
 
-        Half of a list are positives, as far as there are any, and the rest negatives; where one
-        kind runs out, the other fills its places.
+        Up to half of a list are positives and the rest negatives. If there are too few of one
+        label, rows of the other fill the list.
 
         Args:
-            questions: Their numbers, shape [questions].
-            candidates: Most rows of a list, at least 2.
-            random: Draws them.
+            question_indices: Shape [questions].
+            list_size: Maximum number of rows of a list, at least 2.
+            random: Random generator.
 
         Returns:
-            Positives, then negatives, then -1, shape [questions, candidates].
+            Row indices, shape [questions, list_size]: positives, then negatives, then -1.
         """
-        positives, negatives = (
-            self.num_positives[question_indices],
-            self.num_negatives[question_indices],
-        )
-        ours = np.minimum(positives, list_size // 2)
-        others = np.minimum(negatives, list_size - ours)
-        ours = np.minimum(positives, list_size - others)
-        sizes = positives + negatives
-        owner, place = np.repeat(np.arange(len(question_indices)), sizes), ragged_arange(sizes)
-        other = place >= positives[owner]
-        # Shuffled inside each kind, which keeps its places.
-        row = (self.starts[question_indices][owner] + place)[
-            np.lexsort((random.random(len(owner)), other, owner))
-        ]
-        column = np.where(other, place - (positives - ours)[owner], place)
-        kept = np.where(other, place - positives[owner] < others[owner], place < ours[owner])
-        drawn = np.full((len(question_indices), list_size), -1)
-        drawn[owner[kept], column[kept]] = self.rows[row[kept]]
-        return drawn
+        num_positives = self.num_positives[question_indices]
+        num_negatives = self.num_negatives[question_indices]
+        list_positives = np.minimum(num_positives, list_size // 2)
+        list_negatives = np.minimum(num_negatives, list_size - list_positives)
+        list_positives = np.minimum(num_positives, list_size - list_negatives)
+        sizes = num_positives + num_negatives
+        question, position = np.repeat(np.arange(len(sizes)), sizes), ragged_arange(sizes)
+        is_negative = position >= num_positives[question]
+        # Shuffles the rows of each label; positives stay before negatives.
+        order = np.lexsort((random.random(len(question)), is_negative, question))
+        row = (self.starts[question_indices][question] + position)[order]
+        # Counts from 0 among the rows of each label.
+        rank = position - num_positives[question] * is_negative
+        column = rank + list_positives[question] * is_negative
+        list_counts = np.where(is_negative, list_negatives[question], list_positives[question])
+        is_sampled = rank < list_counts
+        sampled_rows = np.full((len(sizes), list_size), -1)
+        sampled_rows[question[is_sampled], column[is_sampled]] = self.rows[row[is_sampled]]
+        return sampled_rows

@@ -1,1 +1,4 @@
-"""Retrieval: keyword scores over text. Must not know models or Ray."""
+"""Documents, sentence index, pseudo-labels, query generation and answers.
+
+Must not import models or Ray: rankers and clusters are passed in.
+"""

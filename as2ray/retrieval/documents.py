@@ -1,197 +1,188 @@
-"""Documents read from a folder, a file or a table: paragraphs of prose under their headings.
+"""Reads documents from a folder, a file or a table, as paragraphs of prose under their headings.
 
-Knows files and their formats. Must not know sentences, indexes or models.
-
-A folder's files are read in the order of their names; hidden ones are left alone. What cannot be
-read is skipped, counted by its reason and told at the end: a folder of real documents always holds
-a picture or an empty page.
+The files of a folder are read in the order of their names, without hidden files. Unreadable
+documents are skipped and counted by reason, because a folder of real documents always contains a
+picture or an empty page.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import CorpusError
 from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
 from as2ray.tables import raw_files
-
-log = logging.getLogger(__name__)
+from as2ray.text.input_checks import SURROGATE
 
 PARSERS: Final[Mapping[str, Callable[[str], tuple[str, list[TextBlock]]]]] = {
     **dict.fromkeys((".txt", ".text", ".rst", ""), parse_plain_text),
     **dict.fromkeys((".md", ".markdown"), parse_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), parse_html),
 }
-"""How a file that is one document is read, by its suffix."""
+"""Parsers of files that hold one document, by the suffix of the file."""
 
 TABLE_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
-"""Endings of files that hold one document a row."""
+"""Suffixes of files that hold one document per row."""
 
 
 class Document(NamedTuple):
-    """A text with its place."""
+    """A document."""
 
     id: str
-    """Path inside the folder, or the row's own id."""
+    """Path relative to the folder, or the id of a table's row."""
     title: str
     blocks: tuple[TextBlock, ...]
-    """Paragraphs in order, each under the heading above it."""
+    """Paragraphs in order, each with the heading above it."""
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class DocumentColumns:
-    """What the columns of a table (or the keys of a JSON line) are called."""
+    """Names of a table's columns, or of the keys of a JSON line."""
 
     text: str = "text"
     """The document."""
     id: str = "id"
-    """Its name; without such a column the row's number."""
+    """The id of the document; without such a column, the number of the row."""
     title: str = "title"
-    """Its heading, where there is one."""
+    """The title of the document, if there is such a column."""
 
 
 class FilePart(NamedTuple):
-    """What one reader takes: a file, or a row group of one."""
+    """A file or a row group of a file, which is read as a unit."""
 
     path: str
+    name: str
+    """Path relative to the folder, in valid Unicode: the name of a file may contain any bytes."""
     row_group: int | None = None
-    """Number of the row group of a Parquet file."""
+    """Index of the row group of a Parquet file."""
 
 
 @dataclass
 class SkippedDocuments:
-    """What was not read, by reason, with an example of each."""
+    """Number of skipped documents by reason, with an example of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
 
     def add(self, reason: str, example: str) -> None:
-        """One more."""
+        """Counts a skipped document."""
         self.counts[reason] += 1
-        self.examples.setdefault(reason, example)
+        self.examples.setdefault(reason, _to_valid_unicode(example))
 
     def __str__(self) -> str:
-        parts = (f"{n:,} {why} (such as {self.examples[why]})" for why, n in self.counts.items())
+        parts = (
+            f"{count:,} {reason} (such as {self.examples[reason]})"
+            for reason, count in self.counts.items()
+        )
         return ", ".join(parts) or "nothing skipped"
 
 
 def list_parts(documents: str | Path) -> list[FilePart]:
-    """What there is to read under a folder, or in a file, in order of names.
+    """Lists the files and row groups of a folder, or of a file, in order of names.
 
     Raises:
-        CorpusError: Nothing is there.
+        CorpusError: There is nothing to read.
     """
     root = Path(documents)
     if not root.exists():
-        raise CorpusError(
-            f"{root}: no such folder or file; expected a folder of documents, or a table of them",
-        )
-    paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
-    seen = [p for p in paths if p == root or not _is_hidden(p.relative_to(root))]
-    if not seen:
-        raise CorpusError(
-            f"{root}: an empty folder"
-            f"; expected documents: {sorted(s for s in PARSERS if s)}, {list(TABLE_SUFFIXES)}",
-            fix="put documents there, or give another folder",
-        )
-    return [piece for path in seen for piece in _list_file_parts(path)]
+        raise CorpusError(f"{root}: no such folder or file")
+    if root.is_file():
+        return _list_file_parts(root, root.name)
+    parts: list[FilePart] = []
+    for path in sorted(root.rglob("*")):
+        names = path.relative_to(root).parts
+        if path.is_file() and not any(name.startswith(".") for name in names):
+            parts += _list_file_parts(path, "/".join(names))
+    if not parts:
+        suffixes = ", ".join(filter(None, [*PARSERS, *TABLE_SUFFIXES]))
+        raise CorpusError(f"{root}: an empty folder", fix=f"put documents there: {suffixes}")
+    return parts
 
 
 def read_documents(
-    parts: Iterable[FilePart], root: str | Path, columns: DocumentColumns, skipped: SkippedDocuments
+    parts: Iterable[FilePart], columns: DocumentColumns, skipped: SkippedDocuments
 ) -> Iterator[Document]:
-    """The documents of some pieces in order; what cannot be read goes into `skipped`.
+    """Reads the documents of parts, in order.
 
     Args:
-        parts: Of `pieces`.
-        root: The folder or file that they were found under, which ids leave out.
+        parts: Parts that `list_parts` returned.
         columns: Names of a table's columns.
-        skipped: Counts what is left out.
+        skipped: Counts the documents that cannot be read.
+
+    Raises:
+        CorpusError: A table is damaged or has no texts.
     """
-    for piece in parts:
-        path, base = Path(piece.path), Path(root)
-        name = _to_valid_unicode(path.name if path == base else path.relative_to(base).as_posix())
-        table = path.name.lower().endswith(TABLE_SUFFIXES)
-        found = _read_table(piece, name, columns) if table else _read_file(path, name, skipped)
-        for document in found:
-            said = "".join(block.text for block in document.blocks)
-            if not said:
-                skipped.add("without text", _to_valid_unicode(document.id))
-            elif _has_lone_surrogates(document.id + document.title + said):
-                skipped.add("with broken characters", _to_valid_unicode(document.id))
+    for part in parts:
+        is_table = part.path.lower().endswith(TABLE_SUFFIXES)
+        documents = _read_table(part, columns) if is_table else _read_file(part, skipped)
+        for document in documents:
+            text = "".join(block.text for block in document.blocks)
+            if not text:
+                skipped.add("without text", document.id)
+            elif SURROGATE.search(document.id + document.title + text):
+                skipped.add("with broken characters", document.id)
             else:
                 yield document
 
 
 def _to_valid_unicode(text: str) -> str:
-    """A name in Unicode: one of a file may hold any bytes."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _has_lone_surrogates(text: str) -> bool:
-    """Whether a text is no Unicode: half a surrogate pair, as JSON can bring, is none."""
-    return text != _to_valid_unicode(text)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _list_file_parts(path: Path) -> list[FilePart]:
+def _list_file_parts(path: Path, name: str) -> list[FilePart]:
+    name = _to_valid_unicode(name)
     if path.suffix.lower() != ".parquet":
-        return [FilePart(str(path))]
+        return [FilePart(str(path), name)]
     with raw_files.file_errors(path):
-        return [FilePart(str(path), g) for g in range(pq.read_metadata(path).num_row_groups)]
+        num_row_groups = pq.read_metadata(path).num_row_groups
+    return [FilePart(str(path), name, row_group) for row_group in range(num_row_groups)]
 
 
-def _read_file(path: Path, name: str, skipped: SkippedDocuments) -> Iterator[Document]:
-    suffix = path.suffix.lower()
-    if suffix not in PARSERS:
-        skipped.add("of another kind", name)
+def _read_file(part: FilePart, skipped: SkippedDocuments) -> Iterator[Document]:
+    path = Path(part.path)
+    parse = PARSERS.get(path.suffix.lower())
+    if parse is None:
+        skipped.add("of another kind", part.name)
         return
     try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        skipped.add("binary or not UTF-8", name)
-        return
+        # Bytes that are not UTF-8 become surrogates.
+        text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     except OSError:
-        skipped.add("unreadable", name)
+        skipped.add("unreadable", part.name)
         return
-    if b"\0" in content:
-        skipped.add("binary or not UTF-8", name)
+    if "\0" in text or SURROGATE.search(text):
+        skipped.add("binary or not UTF-8", part.name)
         return
-    title, blocks = PARSERS[suffix](text)
-    yield Document(name, title or Path(name).stem, tuple(blocks))
+    title, blocks = parse(text)
+    yield Document(part.name, title or Path(part.name).stem, tuple(blocks))
 
 
-def _read_table(part: FilePart, name: str, columns: DocumentColumns) -> Iterator[Document]:
+def _read_table(part: FilePart, columns: DocumentColumns) -> Iterator[Document]:
     path = Path(part.path)
     if part.row_group is None:
         rows: Iterator[tuple[int, Any]] = raw_files.read_json_lines(path)
     else:
         with raw_files.file_errors(path), raw_files.value_errors(str(path)):
             file = pq.ParquetFile(path)
-            before = sum(file.metadata.row_group(g).num_rows for g in range(part.row_group))
+            row_counts = [file.metadata.row_group(g).num_rows for g in range(part.row_group)]
             names = set(file.schema_arrow.names)
             raw_files.require_keys(dict.fromkeys(names), [columns.text], str(path))
-            wanted = sorted(names & {columns.text, columns.id, columns.title})
-            table: pa.Table = file.read_row_group(part.row_group, columns=wanted)
-            rows = enumerate(table.to_pylist(), before + 1)
+            needed = sorted(names & {columns.text, columns.id, columns.title})
+            table = file.read_row_group(part.row_group, columns=needed)
+            rows = enumerate(table.to_pylist(), sum(row_counts) + 1)
     for number, row in rows:
-        (text,) = raw_files.require_keys(row, [columns.text], f"{path}, row {number:,}")
+        source = f"{path}, row {number:,}"
+        (text,) = raw_files.require_keys(row, [columns.text], source)
         if not isinstance(text, str | None):
-            raise CorpusError(
-                f"{path}, row {number:,}: {columns.text!r} is {type(text).__name__}; expected text",
-                fix="name the column that holds the text",
-            )
+            problem = f"{source}: {columns.text!r} is {type(text).__name__}, not text"
+            raise CorpusError(problem, fix="name the column that holds the text")
         _, blocks = parse_plain_text(text or "")
-        id = row.get(columns.id)
-        title = row.get(columns.title) or ""
-        yield Document(f"{name}#{number}" if id is None else str(id), str(title), tuple(blocks))
+        id, title = row.get(columns.id), row.get(columns.title) or ""
+        document_id = f"{part.name}#{number}" if id is None else str(id)
+        yield Document(document_id, str(title), tuple(blocks))

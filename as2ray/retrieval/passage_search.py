@@ -1,86 +1,80 @@
-"""From a question to passages with the sentences that matter in them (Two-in-One, section 6).
-
-Knows an index, and of a joint model that it ranks passages. Must not know models, files or Ray.
-"""
+"""Searches an index for passages and ranks them jointly with their sentences (Two-in-One, 6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from as2ray.errors import ConfigError
+from pydantic import ConfigDict, PositiveInt, SkipValidation
+from pydantic.dataclasses import dataclass as config_dataclass
+
 from as2ray.outputs import RankedCandidate, RankedPassage
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.text.input_checks import check_text, check_top_k
 
 HITS_PER_PASSAGE = 10
-"""Sentences looked at for each passage: several may lie in one."""
+"""Sentences that are retrieved for each passage, because a passage may contain several."""
 
 
 class SupportsRankPassages(Protocol):
-    """What is needed of a joint model."""
+    """The part of a joint model that a `PassageSearcher` uses."""
 
     def rank_passages(
         self, question: str, passages: Sequence[Sequence[str]], top_k: int | None = None
     ) -> list[RankedPassage]:
-        """The passages, best first, each with the sentences selected in it."""
+        """Returns the passages, best first, each with its selected sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassageHit:
-    """A paragraph of a document that bears on a question."""
+    """A paragraph of a document that is relevant to a question."""
 
     score: float
-    """Higher is more relevant; around -1 to 1."""
+    """Higher is more relevant; about -1 to 1."""
     sentences: tuple[RankedCandidate, ...]
-    """The selected ones, best first."""
+    """The selected sentences, best first."""
     document_id: str
-    """Id of its document: a path, or a row's own."""
+    """Id of its document: a path, or the id of a table's row."""
     title: str
     heading: str
     text: str
-    """All of it."""
+    """The whole paragraph."""
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class PassageSearcher:
-    """Finds passages in an index: those of the sentences that BM25 ranks highest."""
+    """Searches for passages: ranks those of the sentences with the highest BM25."""
 
-    index: SentenceIndex
-    ranker: SupportsRankPassages
-    num_passages: int = 10
-    """That are ranked; as many as HotpotQA's distractor questions have."""
-
-    def __post_init__(self) -> None:
-        if self.num_passages < 1:
-            raise ConfigError(
-                f"passages={self.num_passages}; expected at least 1",
-            )
+    index: SkipValidation[SentenceIndex]
+    ranker: SkipValidation[SupportsRankPassages]
+    num_passages: PositiveInt = 10
+    """Number of passages that are ranked; as many as HotpotQA's distractor questions have."""
 
     def ask(self, question: str, top_k: int = 2) -> list[PassageHit]:
-        """The best passages, best first.
+        """Returns the best passages, best first.
 
         Args:
             question: Any text.
-            top_k: Most passages (K; 2 for HotpotQA).
+            top_k: Maximum number of passages (the paper's K; 2 for HotpotQA).
+
+        Raises:
+            EvaluationError: The question is blank.
+            ConfigError: `top_k` is below 1.
         """
-        if not question.strip() or top_k < 1:
-            raise ConfigError(
-                f"question {question!r}, top_k={top_k}"
-                "; expected a question with words, and at least one passage",
-            )
-        found = self.retrieve(question)
-        texts = [self.index.texts(passage) for passage in found]
-        ranked = self.ranker.rank_passages(question, texts, top_k)
-        return [self._build_hit(found[one.index], texts[one.index], one) for one in ranked]
+        check_text(question)
+        check_top_k(top_k)
+        passages = self.retrieve(question)
+        texts = [self.index.texts(passage) for passage in passages]
+        hits = []
+        for ranked in self.ranker.rank_passages(question, texts, top_k):
+            _, heading, document_id, title = self.index.sentence(passages[ranked.index].start)
+            text = " ".join(texts[ranked.index])
+            hit = PassageHit(ranked.score, ranked.sentences, document_id, title, heading, text)
+            hits.append(hit)
+        return hits
 
     def retrieve(self, question: str) -> list[range]:
-        """Numbers of the sentences of the passages that hold the best sentences, best first."""
-        found: dict[range, None] = {}
+        """Returns the sentence indices of the passages with the best sentences, best first."""
+        passages: dict[range, None] = {}
         for hit in self.index.search(question, HITS_PER_PASSAGE * self.num_passages):
-            found.setdefault(self.index.neighbors(hit.index, len(self.index)))
-        return list(found)[: self.num_passages]
-
-    def _build_hit(self, numbers: range, texts: list[str], ranked: RankedPassage) -> PassageHit:
-        at = self.index.sentence(numbers.start)
-        return PassageHit(
-            ranked.score, ranked.sentences, at.document_id, at.title, at.heading, " ".join(texts)
-        )
+            passages.setdefault(self.index.neighbors(hit.index, len(self.index)))
+        return list(passages)[: self.num_passages]

@@ -1,131 +1,116 @@
-"""Labels that nobody gave: BM25's first is the answer, others of its list are not.
+"""Generates pseudo-labels from BM25: its first sentence is the positive, others are negatives.
 
-Knows an index and questions. Must not know models or Ray. Mokrii et al. 2021, section 4: the first
-of the list is marked relevant, negatives are drawn at random from the top 100.
+The method is that of Mokrii et al. 2021, section 4: the first of BM25's list is marked relevant,
+and negatives are sampled uniformly from the top 100.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pyarrow as pa
+from pydantic import ConfigDict, Field, PositiveInt
+from pydantic.dataclasses import dataclass as config_dataclass
 
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import CorpusError
 from as2ray.retrieval.sentence_index import SentenceIndex
-from as2ray.tables.schema import CANDIDATE_SCHEMA
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 from as2ray.text.bm25 import SearchHit
 from as2ray.text.word_overlap import jaccard, word_set
 
 
 class Query(NamedTuple):
-    """A question to be labelled."""
+    """A question without labels."""
 
     id: str
     text: str
     source_sentence: int | None = None
-    """Number of the sentence that it was made of; that and those of its text are no answers."""
+    """Index of the sentence that the question was generated from.
+
+    That sentence, and every other with the same text, is no candidate.
+    """
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PseudoLabelConfig:
-    """How labels are made."""
+    """How pseudo-labels are generated."""
 
-    depth: int = 100
-    """Of BM25's list that negatives are drawn from."""
-    num_negatives: int = 5
-    """Of each question; the pairwise objective draws one of them an epoch."""
-    max_similarity: float | None = None
-    """Leave out negatives whose words are this like the positive's (Jaccard, 0 to 1); by default
-    only those whose text is the same."""
+    depth: Annotated[int, Field(ge=2)] = 100
+    """Length of BM25's list that negatives are sampled from."""
+    num_negatives: PositiveInt = 5
+    """Negatives of each question; a pairwise loss samples one of them in every epoch."""
+    max_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Candidates with this Jaccard similarity to the positive, or more, are no negatives.
+
+    By default only candidates with the same text are excluded.
+    """
     seed: int = 0
-    """Of the drawing."""
-
-    def __post_init__(self) -> None:
-        like = self.max_similarity
-        if self.depth < 2 or self.num_negatives < 1 or not (like is None or 0 < like <= 1):
-            raise ConfigError(
-                f"depth {self.depth}, negatives {self.num_negatives}, near_duplicates {like}"
-                "; expected depth >= 2, at least 1 negative, near_duplicates None or above 0 to 1",
-            )
+    """Seed of the sampling of negatives."""
 
 
 @dataclass(frozen=True)
 class PseudoLabelResult:
-    """What came of the questions."""
+    """A table of pseudo-labels."""
 
     table: pa.Table
-    """Candidates, the positive first in each question, with their documents' ids."""
+    """Candidates, the positive of each question first, with the ids of their documents."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Questions without labels, by reason."""
+    """Number of questions without labels, by reason."""
 
 
 def generate_pseudo_labels(
     index: SentenceIndex, queries: Iterable[Query], config: PseudoLabelConfig | None = None
 ) -> PseudoLabelResult:
-    """A candidates table out of questions that have no labels.
+    """Generates a candidates table for questions that have no labels.
 
     Args:
-        index: Of the sentences.
-        queries: Questions of a user, or made of the documents.
-        how: How labels are made.
+        index: Sentences that become candidates.
+        queries: Questions of users, or generated from the documents.
+        config: How pseudo-labels are generated.
 
     Raises:
-        CorpusError: No question finds a positive and a negative.
+        CorpusError: No question has a positive and a negative.
     """
-    told = config or PseudoLabelConfig()
+    config = config or PseudoLabelConfig()
     rows: list[tuple[str, str, str, str, int, str]] = []
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     for query in queries:
-        hits = index.search(query.text, told.depth + 1)
+        hits = index.search(query.text, config.depth + 1)
         if query.source_sentence is not None:
-            (own,) = index.texts([query.source_sentence])
-            hits = [h for h in hits if index.sentence(h.index).text != own]
-        if not hits:
-            left_out["finds nothing"] += 1
+            (source_text,) = index.texts([query.source_sentence])
+            hits = [hit for hit in hits if index.sentence(hit.index).text != source_text]
+        negatives = _sample_negatives(index, hits[: config.depth], config, query.id) if hits else []
+        if not negatives:
+            skipped["finds no negative" if hits else "finds nothing"] += 1
             continue
-        chosen = [hits[0].index, *_sample_negatives(index, hits[: told.depth], told, query.id)]
-        if len(chosen) < 2:
-            left_out["finds no negative"] += 1
-            continue
-        rows += _build_rows(index, query, chosen)
+        for rank, sentence_index in enumerate([hits[0].index, *negatives]):
+            sentence = index.sentence(sentence_index)
+            candidate = (f"{query.id}-{sentence_index}", sentence.text, int(rank == 0))
+            rows.append((query.id, query.text, *candidate, sentence.document_id))
     if not rows:
         raise CorpusError(
-            f"no question can be labelled: {dict(left_out)}"
-            "; expected questions that share words with at least two sentences of the documents",
+            f"no question shares words with two sentences of the documents: {dict(skipped)}",
             fix="give other questions, or more documents",
         )
     schema = CANDIDATE_SCHEMA.append(pa.field("document_id", pa.string()))
-    columns = zip(zip(*rows), schema)
-    return PseudoLabelResult(
-        pa.table([pa.array(c, f.type) for c, f in columns], schema=schema), left_out
-    )
+    return PseudoLabelResult(from_rows(rows, schema), skipped)
 
 
 def _sample_negatives(
     index: SentenceIndex, hits: list[SearchHit], config: PseudoLabelConfig, question_id: str
-) -> Iterator[int]:
-    """Some of the list below its first, in the list's order."""
-    first, *texts = index.texts([hit.index for hit in hits])
-    words, most = word_set(first), config.max_similarity
+) -> list[int]:
+    """Samples sentences from the list below its first, and returns them in the list's order."""
+    first_text, *texts = index.texts([hit.index for hit in hits])
+    first_words, max_similarity = word_set(first_text), config.max_similarity or inf
     pool = [
         hit.index
         for hit, text in zip(hits[1:], texts)
-        if text != first and (most is None or jaccard(words, word_set(text)) < most)
+        if text != first_text and jaccard(first_words, word_set(text)) < max_similarity
     ]
-    # By question, so that leaving one out changes no other's labels.
-    drawn = set(
-        Random(f"{config.seed} {question_id}").sample(pool, min(config.num_negatives, len(pool)))
-    )
-    return (number for number in pool if number in drawn)
-
-
-def _build_rows(
-    index: SentenceIndex, query: Query, sentence_numbers: list[int]
-) -> list[tuple[str, str, str, str, int, str]]:
-    sentences = [index.sentence(number) for number in sentence_numbers]
-    return [
-        (query.id, query.text, f"{query.id}-{number}", s.text, int(place == 0), s.document_id)
-        for place, (number, s) in enumerate(zip(sentence_numbers, sentences))
-    ]
+    # Seeded by question, so that a question's labels do not depend on the other questions.
+    random = Random(f"{config.seed} {question_id}")
+    sampled = set(random.sample(pool, min(config.num_negatives, len(pool))))
+    return [sentence for sentence in pool if sentence in sampled]

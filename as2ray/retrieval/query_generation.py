@@ -1,32 +1,33 @@
-"""Questions for documents that nobody asked about: headings, leading sentences, words, a generator.
+"""Generates questions for documents: from headings, leading sentences, words, or with a generator.
 
-Knows an index. Must not know models: a generator comes as a function.
-
-Headings name what the text below them tells. A leading sentence tells what its paragraph is about;
-as a question it finds another sentence on the same matter, never itself. Words are half of a
-sentence's own: it is found by them, and a ranker learns to look for words in a candidate.
+A heading names the content below it. A leading sentence introduces its paragraph; as a question it
+retrieves another sentence on the same topic, never itself. A question of words is half of a
+sentence's words: it retrieves that sentence, and a ranker learns to look for words in a candidate.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Final, Literal, get_args
+from typing import Final, Literal
+
+from pydantic import ConfigDict, PositiveInt, SkipValidation, validate_call
 
 from as2ray.errors import ConfigError
 from as2ray.retrieval.pseudo_labels import Query
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import batched
 
 QuerySource = Literal["headings", "leading", "words", "generator"]
-"""What questions are made of."""
+"""What questions are generated from."""
 
 QueryGenerator = Callable[[Sequence[str]], Sequence[str]]
-"""A question for each sentence, or an empty text."""
+"""Returns a question for each sentence, or an empty string."""
 
 MIN_HEADING_WORDS: Final = 2
-"""Words of a heading that is a question."""
+"""Minimum number of words of a heading that becomes a question."""
 
 GENERATOR_BATCH: Final = 64
-"""Sentences that a generator is given at a time."""
+"""Number of sentences that a generator gets at a time."""
 
 WORD_PATTERN = re.compile(r"[^\W\d]{3,}")
 STOP_WORDS = frozenset(
@@ -35,101 +36,88 @@ STOP_WORDS = frozenset(
     | {"also", "only", "other", "not"}
 )
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 3, 7
-"""Words of a made question: half of its sentence's, within these bounds."""
+"""Bounds of the number of words of a question that is half of a sentence's words."""
 
 
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def generate_queries(
-    index: SentenceIndex,
+    index: SkipValidation[SentenceIndex],
     query_sources: Sequence[QuerySource] = ("headings", "words"),
-    max_questions: int | None = None,
+    max_questions: PositiveInt | None = None,
     seed: int = 0,
     query_generator: QueryGenerator | None = None,
 ) -> list[Query]:
-    """Questions made of the documents, in their order, without repetitions.
+    """Generates questions for the sentences of documents, in their order, without duplicates.
 
     Args:
-        index: Of the documents' sentences.
-        kinds: What they are made of.
-        most: Draw so many, if there are more; a generator is given sentences, in an order that is
-            drawn, until it has asked so many.
-        seed: Of the draws.
-        generator: Of the kind `generator`.
+        index: Sentences of the documents.
+        query_sources: What questions are generated from.
+        max_questions: If there are more questions, so many are sampled. A generator gets sentences
+            in random order until it has generated so many.
+        seed: Seed of the sampling.
+        query_generator: Generates questions for the source `generator`.
 
     Raises:
-        RecipeError: An unknown kind, no generator for the kind of that name, or a draw of none.
+        ConfigError: The source `generator` has no `query_generator`.
     """
-    if not set(query_sources) <= set(get_args(QuerySource)) or (
-        "generator" in query_sources and query_generator is None
-    ):
-        raise ConfigError(
-            f"questions of the kinds {list(query_sources)}, generator {query_generator}"
-            f"; expected some of {get_args(QuerySource)}, the last with a generator",
-        )
-    if max_questions is not None and max_questions < 1:
-        raise ConfigError(
-            f"most {max_questions}; expected at least 1 question, or none to take all",
-        )
+    if "generator" in query_sources and query_generator is None:
+        raise ConfigError("the query source 'generator' needs a query_generator")
     random = Random(seed)
-    found: dict[str, Query] = {}
-    for kind in query_sources:
-        if kind == "generator" and query_generator is not None:
-            some = _generate_with_model(index, query_generator, max_questions, seed)
+    query_of_text: dict[str, Query] = {}
+    for source in query_sources:
+        if source == "generator" and query_generator is not None:
+            queries = _generate_with_model(index, query_generator, max_questions, seed)
         else:
-            some = _generate_from_source(index, kind, random)
-        for query in some:
-            found.setdefault(query.text.casefold(), query)
-    queries = list(found.values())
-    if max_questions is not None and max_questions < len(queries):
-        queries = [queries[i] for i in sorted(random.sample(range(len(queries)), max_questions))]
-    return queries
+            queries = _generate_from_source(index, source, random)
+        for query in queries:
+            query_of_text.setdefault(query.text.casefold(), query)
+    distinct = list(query_of_text.values())
+    if max_questions is not None and max_questions < len(distinct):
+        sampled = sorted(random.sample(range(len(distinct)), max_questions))
+        distinct = [distinct[i] for i in sampled]
+    return distinct
 
 
 def _generate_from_source(
     index: SentenceIndex, query_source: QuerySource, random: Random
 ) -> Iterator[Query]:
     if query_source == "headings":
-        yield from _generate_from_headings(index)
+        for first, sentences in index.paragraphs():
+            # A heading alone may say little, so it follows the title of its document.
+            text = " ".join(dict.fromkeys(part for part in (first.title, first.heading) if part))
+            if len(text.split()) >= MIN_HEADING_WORDS:
+                yield Query(f"heading-{sentences[0]}", text)
     elif query_source == "leading":
-        for first, numbers in index.paragraphs():
-            if len(numbers) > 1:
-                yield Query(f"leading-{numbers[0]}", first.text, numbers[0])
+        for first, sentences in index.paragraphs():
+            if len(sentences) > 1:
+                yield Query(f"leading-{sentences[0]}", first.text, sentences[0])
     elif query_source == "words":
-        for number in range(len(index)):
-            question = sample_words(index.sentence(number).text, random)
-            if question is not None:
-                yield Query(f"words-{number}", question)
+        for sentence in range(len(index)):
+            if question := sample_words(index.sentence(sentence).text, random):
+                yield Query(f"words-{sentence}", question)
 
 
 def _generate_with_model(
     index: SentenceIndex, query_generator: QueryGenerator, max_questions: int | None, seed: int
 ) -> Iterator[Query]:
-    """In the sentences' order; no more sentences are read than `most` distinct questions take."""
+    """Generates questions until `max_questions` are distinct; yields in the sentences' order."""
     order: Sequence[int] = range(len(index))
     if max_questions is not None:
         order = Random(f"{seed} sentences").sample(order, len(order))
-    found, distinct = dict[int, str](), set[str]()
-    for start in range(0, len(order), GENERATOR_BATCH):
-        some = order[start : start + GENERATOR_BATCH]
-        asked = (question.strip() for question in query_generator(index.texts(some)))
-        found |= {number: question for number, question in zip(some, asked) if question}
-        distinct |= {found[number].casefold() for number in some if number in found}
+    question_of_sentence, distinct = dict[int, str](), set[str]()
+    for batch in batched(order, GENERATOR_BATCH):
+        for sentence, text in zip(batch, query_generator(index.texts(batch))):
+            if question := text.strip():
+                question_of_sentence[sentence] = question
+                distinct.add(question.casefold())
         if max_questions is not None and len(distinct) >= max_questions:
             break
-    for number in sorted(found):
-        yield Query(f"generated-{number}", found[number])
-
-
-def _generate_from_headings(index: SentenceIndex) -> Iterator[Query]:
-    """A document's title, and each heading after it: alone it may say little."""
-    for first, numbers in index.paragraphs():
-        parts = dict.fromkeys(p for p in (first.title, first.heading) if p)
-        text = " ".join(parts)
-        if len(text.split()) >= MIN_HEADING_WORDS:
-            yield Query(f"heading-{numbers[0]}", text)
+    for sentence, question in sorted(question_of_sentence.items()):
+        yield Query(f"generated-{sentence}", question)
 
 
 def sample_words(sentence: str, random: Random) -> str | None:
-    """Half of a sentence's words in their order; None where it has too few."""
+    """Samples half of a sentence's words, in order; returns None if it has too few."""
     words = [w.lower() for w in WORD_PATTERN.findall(sentence) if w.lower() not in STOP_WORDS]
     if len(words) <= MIN_QUERY_WORDS:
         return None

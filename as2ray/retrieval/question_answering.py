@@ -1,127 +1,122 @@
-"""From a question to answers: sentences found by their words, ranked, or none that is good enough.
-
-Knows an index, and of a ranker that it ranks. Must not know any one ranker, files or Ray.
-"""
+"""Answers questions from an index: retrieves sentences, ranks them, and abstains on low scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from as2ray.errors import ConfigError
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidation
+from pydantic.dataclasses import dataclass as config_dataclass
+
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.text.input_checks import check_text, check_top_k
 
 
 class SupportsRank(Protocol):
-    """What is needed of a ranker."""
+    """The part of a ranker that a `QuestionAnswerer` uses."""
 
     threshold: float | None
-    """Score below which its best answer is better not given; see `Ranker.calibrate`."""
+    """Score below which the best candidate is not given as an answer; see `Ranker.calibrate`."""
 
     def rank(
         self, question: str, candidates: Sequence[str], top_k: int | None = None
     ) -> list[RankedCandidate]:
-        """The candidates, best first."""
+        """Returns the candidates, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A sentence that answers, and where it stands."""
+    """A sentence that answers a question, and its source."""
 
     text: str
     score: float
-    """Probability that it answers, as far as the ranker is calibrated."""
+    """Probability that the sentence answers the question, if the ranker is calibrated."""
     document_id: str
-    """Id of its document: a path, or a row's own."""
+    """Id of its document: a path, or the id of a table's row."""
     title: str
     heading: str
     context: str
-    """The sentence between its neighbours of the same paragraph."""
+    """The sentence between its neighbors in the same paragraph."""
     exit_layer: int | None = None
-    """Layer after which the score was taken; None of a ranker without exits."""
+    """Layer after which the sentence was scored; None for a ranker without exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswer:
-    """What came of a question."""
+    """The answers to a question."""
 
     answers: tuple[Answer, ...]
-    """Best first; none where nothing was found, or nothing good enough."""
+    """Best first; empty if nothing was retrieved or no score is high enough."""
     num_candidates: int
-    """Sentences that were ranked."""
+    """Number of sentences that were ranked."""
     best_score: float | None
-    """Score of the best candidate, also of one too low to be an answer; None without any."""
+    """Score of the best candidate, even if it is too low for an answer; None without candidates."""
     retrieval_time_s: float
-    ranking_time_s: float
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class QuestionAnswerer:
     """Answers questions from an index."""
 
-    index: SentenceIndex
-    ranker: SupportsRank
-    num_candidates: int = 100
-    """Most sentences that are ranked."""
-    num_neighbors: int = 1
-    """Neighbours on either side that come with a sentence as candidates."""
-    score_threshold: float | None = None
-    """Score that an answer must have; by default the ranker's own, if it was calibrated."""
-
-    def __post_init__(self) -> None:
-        inside = self.score_threshold is None or 0 <= self.score_threshold <= 1
-        if self.num_candidates < 1 or self.num_neighbors < 0 or not inside:
-            raise ConfigError(
-                f"candidates={self.num_candidates}, around={self.num_neighbors}, threshold={self.score_threshold}"
-                "; expected at least 1 candidate, around >= 0, a threshold from 0 to 1",
-            )
+    index: SkipValidation[SentenceIndex]
+    ranker: SkipValidation[SupportsRank]
+    num_candidates: PositiveInt = 100
+    """Maximum number of sentences that are ranked."""
+    num_neighbors: NonNegativeInt = 1
+    """Neighbors on either side that become candidates with a sentence."""
+    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Minimum score of an answer; by default the ranker's threshold, if it is calibrated."""
 
     @property
     def min_score(self) -> float:
-        """The lowest score of an answer; 0 where nothing says otherwise."""
-        own = self.ranker.threshold if self.score_threshold is None else self.score_threshold
-        return own or 0.0
+        """Minimum score of an answer; 0 without a threshold."""
+        threshold = self.score_threshold
+        return (self.ranker.threshold if threshold is None else threshold) or 0.0
 
     def ask(self, question: str, top_k: int = 3) -> QuestionAnswer:
-        """The best answers to a question.
+        """Returns the best answers to a question.
 
         Args:
             question: Any text.
-            top_k: Most answers.
+            top_k: Maximum number of answers.
+
+        Raises:
+            EvaluationError: The question is blank.
+            ConfigError: `top_k` is below 1.
         """
-        if not question.strip() or top_k < 1:
-            raise ConfigError(
-                f"question {question!r}, top_k={top_k}"
-                "; expected a question with words, and at least one answer",
-            )
-        began = perf_counter()
-        numbers = self.index.search_candidates(question, self.num_candidates, self.num_neighbors)
-        texts = self.index.texts(numbers)
-        found = perf_counter()
-        ranked = self.ranker.rank(question, texts) if texts else []
-        ended = perf_counter()
-        # The order is the ranker's; a dropped candidate's score may stand above a survivor's.
-        good = [r for r in ranked[:top_k] if r.score >= self.min_score]
+        check_text(question)
+        check_top_k(top_k)
+        started_at = perf_counter()
+        sentences = self.index.search_candidates(question, self.num_candidates, self.num_neighbors)
+        texts = self.index.texts(sentences)
+        retrieval_time_s = perf_counter() - started_at
+        ranking = self.ranker.rank(question, texts) if texts else []
+        # Ranks decide, not scores: a dropped candidate may have a higher score than a survivor.
+        good = [ranked for ranked in ranking[:top_k] if ranked.score >= self.min_score]
         return QuestionAnswer(
-            tuple(build_answer(self.index, numbers[r.index], r) for r in good),
+            tuple(build_answer(self.index, sentences[ranked.index], ranked) for ranked in good),
             len(texts),
-            ranked[0].score if ranked else None,
-            found - began,
-            ended - found,
+            ranking[0].score if ranking else None,
+            retrieval_time_s,
         )
 
 
-def build_answer(index: SentenceIndex, number: int, ranked: RankedCandidate) -> Answer:
-    """A ranked sentence of an index, and where it stands.
+def build_answer(index: SentenceIndex, sentence_index: int, ranked: RankedCandidate) -> Answer:
+    """Returns a ranked sentence with its source.
 
     Args:
-        index: It was found in.
-        number: Of the sentence.
-        ranked: What the ranker says of it.
+        index: The index that contains the sentence.
+        sentence_index: Index of the sentence.
+        ranked: The ranker's output for the sentence.
     """
-    at, context = index.sentence(number), index.context(number)
+    source = index.sentence(sentence_index)
     return Answer(
-        *(ranked.text, ranked.score, at.document_id, at.title, at.heading, context),
+        text=ranked.text,
+        score=ranked.score,
+        document_id=source.document_id,
+        title=source.title,
+        heading=source.heading,
+        context=index.context(sentence_index),
         exit_layer=ranked.exit_layer,
     )

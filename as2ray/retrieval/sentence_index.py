@@ -1,200 +1,192 @@
-"""A saved index of sentences: found by their words, shown with their document and their neighbours.
+"""Opens a sentence index, searches it, and returns sentences with their neighbors and documents.
 
-Knows the folder that `retrieval.build` writes. Must not know models or Ray. Nothing of it is read
-before it is asked for: texts and scores are mapped into memory.
+Texts and scores are memory-mapped, so nothing is read before it is needed.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import merge
-from itertools import islice
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import bm25s
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
-from as2ray.errors import SentenceIndexError
+from as2ray.errors import SentenceIndexError, from_validation_error
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
 from as2ray.text.bm25 import BM25, BM25Index, SearchHit
 
 
 class IndexedSentence(NamedTuple):
-    """A sentence and where it stands."""
+    """A sentence and its source."""
 
     text: str
     heading: str
-    """Above its paragraph."""
+    """Heading above its paragraph."""
     document_id: str
-    """Id of its document: a path, or a row's own."""
+    """Id of its document: a path, or the id of a table's row."""
     title: str
-    """Of the document."""
+    """Title of its document."""
 
 
 @dataclass(frozen=True)
 class IndexShard:
-    """A part of an index; its numbers count from 0."""
+    """A part of an index; sentence indices count from 0 in each shard."""
 
     bm25: BM25Index
     sentences: pa.Table
     paragraphs: pa.Table
     documents: pa.Table
 
-    def sentence(self, number: int) -> IndexedSentence:
-        """A sentence by its number."""
-        paragraph = self.sentences["paragraph"][number].as_py()
+    def sentence(self, index: int) -> IndexedSentence:
+        """Returns a sentence with its source."""
+        paragraph = self.sentences["paragraph"][index].as_py()
         document = self.paragraphs["document"][paragraph].as_py()
         return IndexedSentence(
-            self.sentences["text"][number].as_py(),
+            self.sentences["text"][index].as_py(),
             self.paragraphs["heading"][paragraph].as_py(),
             self.documents["id"][document].as_py(),
             self.documents["title"][document].as_py(),
         )
 
-    def neighbors(self, number: int, num_neighbors: int) -> range:
-        """Numbers of the sentences of the same paragraph that are at most `reach` away."""
-        first, last = (
-            max(0, number - num_neighbors),
-            min(len(self.sentences), number + num_neighbors + 1),
-        )
-        own = self.paragraph_index[number]
-        near = np.flatnonzero(self.paragraph_index[first:last] == own) + first
-        return range(int(near[0]), int(near[-1]) + 1)
+    def neighbors(self, index: int, num_neighbors: int) -> range:
+        """Returns the sentence and up to `num_neighbors` on either side in its paragraph."""
+        paragraph = self.paragraph_index[index]
+        first = int(np.searchsorted(self.paragraph_index, paragraph))
+        end = int(np.searchsorted(self.paragraph_index, paragraph, side="right"))
+        return range(max(first, index - num_neighbors), min(end, index + num_neighbors + 1))
 
     @cached_property
     def paragraph_index(self) -> np.ndarray:
-        """Number of each sentence's paragraph, shape [sentences]; lies in the file."""
+        """Index of each sentence's paragraph, ascending, shape [sentences]; memory-mapped."""
         column = self.sentences["paragraph"]
-        # Chunks put together would be copied; a shard is written as one.
-        numbers: np.ndarray = (column.chunk(0) if column.num_chunks == 1 else column).to_numpy()
-        return numbers
+        # A shard is written as one chunk. Several chunks would have to be copied.
+        return np.asarray(column.chunk(0) if column.num_chunks == 1 else column)
 
 
 @dataclass(frozen=True)
 class SentenceIndex:
-    """Sentences of documents; their numbers run through all shards."""
+    """A searchable index of the sentences of documents; sentence indices count over all shards."""
 
     shards: tuple[IndexShard, ...]
     manifest: dict[str, Any]
 
     @classmethod
     def open(cls, folder: str | Path) -> "SentenceIndex":
-        """Maps an index into memory.
+        """Opens an index that `write_index` wrote.
 
         Raises:
-            IndexFolderError: No index, one of another format, or a broken one.
+            SentenceIndexError: The folder is not an index, was written in another format, or is
+                damaged.
         """
         folder = Path(folder)
         manifest = _read_manifest(folder)
         try:
             bm25 = BM25(**manifest["settings"]["bm25"])
             shards = tuple(_open_shard(folder / name, bm25) for name in manifest["shards"])
+        except ValidationError as error:
+            problem = from_validation_error(error).problem
+            raise _damaged_index_error(folder, f"settings.bm25: {problem}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _corrupt_index_error(folder, f"{type(error).__name__}: {error}") from error
+            raise _damaged_index_error(folder, f"{type(error).__name__}: {error}") from error
         return cls(shards, manifest)
 
     def __len__(self) -> int:
-        return int(self.shard_ends[-1])
+        return self.shard_bounds[-1]
 
     @cached_property
-    def shard_ends(self) -> np.ndarray:
-        """Number after the last sentence of each shard, shape [shards]."""
-        return np.cumsum([len(shard.sentences) for shard in self.shards])
+    def shard_bounds(self) -> list[int]:
+        """Index of the first sentence of each shard, and the number of all sentences."""
+        return list(accumulate((len(shard.sentences) for shard in self.shards), initial=0))
 
     def search(self, question: str, k: int = 100) -> list[SearchHit]:
-        """The k sentences with the highest BM25, best first, earlier sentences first."""
-        firsts = [0, *self.shard_ends[:-1].tolist()]
-        of_each = (
-            [SearchHit(first + hit.index, hit.score) for hit in shard.bm25.search(question, k)]
-            for first, shard in zip(firsts, self.shards)
-        )
-        # Merging keeps the shards' order where scores are equal, and so the sentences'.
-        return list(islice(merge(*of_each, key=lambda hit: -hit.score), k))
+        """Returns the k sentences with the highest BM25, best first.
+
+        Of sentences with equal scores, the earlier one comes first.
+        """
+        hits = [
+            SearchHit(start + hit.index, hit.score)
+            for start, shard in zip(self.shard_bounds, self.shards)
+            for hit in shard.bm25.search(question, k)
+        ]
+        # Sorting is stable: of equal scores, those of the earlier shard come first.
+        return sorted(hits, key=lambda hit: -hit.score)[:k]
 
     def search_candidates(self, question: str, k: int = 100, num_neighbors: int = 0) -> list[int]:
-        """Numbers of sentences that may answer: those found by their words, with their neighbours.
+        """Returns the indices of sentences that may answer a question, for a ranker.
 
         Args:
             question: Any text.
-            k: Most candidates.
-            around: Neighbours on either side, of the same paragraph, that come with each sentence:
-                an answer need not repeat the question's words.
+            k: Maximum number of candidates.
+            num_neighbors: Neighbors of the same paragraph, on either side, that come with each
+                sentence: an answer need not repeat the words of the question.
         """
-        chosen: dict[int, None] = {}
+        candidates: dict[int, None] = {}
         for hit in self.search(question, k):
-            chosen.setdefault(hit.index)
-            if num_neighbors:
-                chosen |= dict.fromkeys(self.neighbors(hit.index, num_neighbors))
-            if len(chosen) >= k:
+            candidates |= dict.fromkeys([hit.index, *self.neighbors(hit.index, num_neighbors)])
+            if len(candidates) >= k:
                 break
-        return list(chosen)[:k]
+        return list(candidates)[:k]
 
-    def sentence(self, number: int) -> IndexedSentence:
-        """A sentence by its number."""
-        shard, place = self._locate(number)
-        return self.shards[shard].sentence(place)
+    def sentence(self, index: int) -> IndexedSentence:
+        """Returns a sentence with its source."""
+        shard, position = self._locate(index)
+        return shard.sentence(position)
 
-    def texts(self, numbers: Sequence[int]) -> list[str]:
-        """The texts of sentences."""
-        return [
-            self.shards[shard].sentences["text"][place].as_py()
-            for shard, place in map(self._locate, numbers)
-        ]
+    def texts(self, indices: Sequence[int]) -> list[str]:
+        """Returns the texts of sentences."""
+        positions = map(self._locate, indices)
+        return [shard.sentences["text"][position].as_py() for shard, position in positions]
 
-    def neighbors(self, number: int, num_neighbors: int) -> range:
-        """Numbers of the sentences of the same paragraph that are at most `reach` away."""
-        shard, place = self._locate(number)
-        near = self.shards[shard].neighbors(place, num_neighbors)
-        return range(near.start + number - place, near.stop + number - place)
+    def neighbors(self, index: int, num_neighbors: int) -> range:
+        """Returns the sentence and up to `num_neighbors` on either side in its paragraph."""
+        shard, position = self._locate(index)
+        neighbors, offset = shard.neighbors(position, num_neighbors), index - position
+        return range(neighbors.start + offset, neighbors.stop + offset)
 
-    def context(self, number: int, num_neighbors: int = 1) -> str:
-        """The sentence between its neighbours."""
-        return " ".join(self.texts(self.neighbors(number, num_neighbors)))
+    def context(self, index: int, num_neighbors: int = 1) -> str:
+        """Returns the text of a sentence and its neighbors."""
+        return " ".join(self.texts(self.neighbors(index, num_neighbors)))
 
     def paragraphs(self) -> Iterator[tuple[IndexedSentence, list[int]]]:
-        """Each paragraph's first sentence, and the numbers of all of its sentences."""
-        first = 0
-        for shard in self.shards:
-            starts = np.flatnonzero(np.diff(shard.paragraph_index, prepend=-1))
-            for start, end in zip(starts, [*starts[1:], len(shard.paragraph_index)]):
-                numbers = range(first + int(start), first + int(end))
-                yield shard.sentence(int(start)), list(numbers)
-            first += len(shard.sentences)
+        """Yields each paragraph's first sentence, and the indices of all of its sentences."""
+        for offset, shard in zip(self.shard_bounds, self.shards):
+            starts = np.flatnonzero(np.diff(shard.paragraph_index, prepend=-1)).tolist()
+            for start, end in pairwise([*starts, len(shard.sentences)]):
+                yield shard.sentence(start), list(range(offset + start, offset + end))
 
-    def _locate(self, number: int) -> tuple[int, int]:
-        """Shard and number inside it."""
-        shard = int(np.searchsorted(self.shard_ends, number, side="right"))
-        return shard, number - (int(self.shard_ends[shard - 1]) if shard else 0)
+    def _locate(self, index: int) -> tuple[IndexShard, int]:
+        """Returns the shard of a sentence, and the index of the sentence in the shard."""
+        number = bisect_right(self.shard_bounds, index) - 1
+        return self.shards[number], index - self.shard_bounds[number]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        written, files = manifest["format"], manifest.get("files")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        format_version, files = manifest.get("format_version"), manifest.get("files")
+    except (OSError, ValueError, AttributeError) as error:
         raise SentenceIndexError(
-            f"{folder}: no index ({error}); expected a folder that `as2ray index` has written",
+            f"{folder} is not an index: {error}",
             fix="index the documents first: as2ray index FOLDER --output INDEX",
         ) from error
-    if written != FORMAT_VERSION:
+    if format_version != FORMAT_VERSION:
         raise SentenceIndexError(
-            f"{folder}: an index of format {written!r}; expected format {FORMAT_VERSION}",
-            fix="index the documents again, with this version of as2ray",
+            f"{folder} has format_version {format_version!r}; as2ray reads only {FORMAT_VERSION}",
+            fix="index the documents again",
         )
     if not isinstance(files, dict):
-        raise _corrupt_index_error(folder, f"{MANIFEST} names no files")
-    sizes = {n: _file_size(folder / n) for n in files}
-    if differ := [n for n, size in files.items() if sizes[n] != size]:
-        told = f"{differ[0]} has {sizes[differ[0]]} bytes of {files[differ[0]]}"
-        raise _corrupt_index_error(folder, f"{len(differ)} files differ, {told}")
-    return manifest
-
-
-def _file_size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+        raise _damaged_index_error(folder, f"{MANIFEST} lists no files")
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise _damaged_index_error(folder, f"{name} has changed, or is missing")
+    return dict(manifest)
 
 
 def _open_shard(folder: Path, bm25: BM25) -> IndexShard:
@@ -203,8 +195,7 @@ def _open_shard(folder: Path, bm25: BM25) -> IndexShard:
     return IndexShard(BM25Index(bm25, retriever), **tables)
 
 
-def _corrupt_index_error(folder: Path, problem: str) -> SentenceIndexError:
+def _damaged_index_error(folder: Path, problem: str) -> SentenceIndexError:
     return SentenceIndexError(
-        f"{folder}: a broken index: {problem}; expected the files as they were written",
-        fix="index the documents again",
+        f"{folder} is a damaged index: {problem}", fix="index the documents again"
     )

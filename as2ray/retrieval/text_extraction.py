@@ -1,10 +1,10 @@
-"""Prose out of plain text, Markdown and HTML: paragraphs, each under the heading above it.
+"""Extracts prose from plain text, Markdown and HTML: paragraphs, each with the heading above it.
 
-Knows strings. Must not know files or sentences. Code, tables' rulers, scripts and navigation are
-left out: they answer no question in words.
+Code, scripts and navigation are removed, because they contain no answers in sentences.
 """
 
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -16,69 +16,41 @@ class TextBlock(NamedTuple):
     """A paragraph."""
 
     heading: str
-    """The heading that it stands under; empty before the first."""
+    """The heading above it; empty before the first heading."""
     text: str
-    """On one line; of plain text on its own lines."""
+    """One line; for plain text, the lines of the file."""
 
 
 def parse_plain_text(text: str) -> tuple[str, list[TextBlock]]:
-    """Paragraphs between blank lines; plain text has neither title nor headings."""
+    """Returns an empty title and the paragraphs, which are separated by blank lines."""
     lines = (" ".join(line.split()) for line in text.split("\n"))
-    paragraphs = ("\n".join(p) for said, p in groupby(lines, bool) if said)
-    return "", [TextBlock("", p) for p in paragraphs]
+    paragraphs = ("\n".join(group) for has_text, group in groupby(lines, bool) if has_text)
+    return "", [TextBlock("", paragraph) for paragraph in paragraphs]
 
 
 def parse_markdown(text: str) -> tuple[str, list[TextBlock]]:
-    """Title (the first heading) and paragraphs of Markdown; front matter and code are left out."""
-    title, heading, blocks, inside = "", "", list[TextBlock](), ""
-    front = _FRONT_MATTER.match(text)
-    for token in _MARKDOWN.parse(text[front.end() :] if front else text):
-        if token.type == "heading_open":
-            inside = "heading"
-        elif token.type == "inline":
-            said = " ".join(_inline_text(token).split())
-            if inside == "heading":
-                title, heading, inside = title or said, said, ""
-            elif said:
-                blocks.append(TextBlock(heading, said))
-        elif token.type == "html_block":
-            page = _extract_html(token.content)
-            blocks += [TextBlock(block.heading or heading, block.text) for block in page.blocks]
-            title, heading = title or page.title, page.heading or heading
-    return title, blocks
+    """Returns the title (the first heading) and the paragraphs, without YAML front matter."""
+    return parse_html(_MARKDOWN.render(_FRONT_MATTER.sub("", text)))
 
 
 def parse_html(text: str) -> tuple[str, list[TextBlock]]:
-    """Title and paragraphs of a page."""
-    page = _extract_html(text)
+    """Returns the title (`title`, or else the first heading) and the paragraphs."""
+    page = _HTMLTextExtractor()
+    page.feed(text)
+    page.close()
+    page.end_block()
     return page.title, page.blocks
 
 
-_MARKDOWN: Final = MarkdownIt("commonmark").enable("table")
 _FRONT_MATTER: Final = re.compile(
-    r"---[ \t]*\r?\n(?!\s*\n)"
+    r"\A---[ \t]*\r?\n(?!\s*\n)"
     r"(?:(?:[ \t].*|-(?: .*)?|#.*|[\w\"'][^:\n]*:(?:[ \t].*)?|)\r?\n)*?"
     r"---[ \t]*(?:\r?\n|$)"
 )
-"""YAML between two rulers: keys, what is indented, lists, comments. Prose there is none."""
-_TAG: Final = re.compile(r"</?(\w+)")
+"""YAML between two lines of `---` at the start of a text.
 
-
-def _inline_text(token: object) -> str:
-    parts = []
-    for child in getattr(token, "children", None) or []:
-        if child.type in ("text", "code_inline"):
-            parts.append(child.content)
-        elif child.type in ("softbreak", "hardbreak") or _is_block_tag(child):
-            parts.append(" ")
-    return "".join(parts)
-
-
-def _is_block_tag(token: Any) -> bool:
-    """Whether it is a tag inside a line that ends a word, as `<br>` in a table's cell does."""
-    tag = _TAG.match(token.content) if token.type == "html_inline" else None
-    return tag is not None and tag[1].lower() in _BLOCK_TAGS
-
+It consists of keys, indented lines, lists and comments, but of no prose.
+"""
 
 _HEADING_TAGS: Final = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _IGNORED_TAGS: Final = frozenset({"script", "style", "noscript", "template", "nav", "pre", "svg"})
@@ -89,17 +61,22 @@ _BLOCK_TAGS: Final = _HEADING_TAGS | {
     *("select", "option", "textarea", "details", "summary", "dialog", "address", "caption"),
 }
 
+_TAG: Final = re.compile(r"</?(\w+)")
 
-def _extract_html(text: str) -> "_HTMLTextExtractor":
-    page = _HTMLTextExtractor()
-    page.feed(text)
-    page.close()
-    page.end_block()
-    return page
+
+def _render_inline_tag(renderer: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
+    """A block tag inside a line, such as `<br>` in a table cell, separates words only."""
+    tag = _TAG.match(tokens[index].content)
+    return " " if tag is not None and tag[1].lower() in _BLOCK_TAGS else ""
+
+
+_MARKDOWN: Final = MarkdownIt("commonmark").enable("table")
+_MARKDOWN.add_render_rule("hardbreak", lambda *_: " ")
+_MARKDOWN.add_render_rule("html_inline", _render_inline_tag)
 
 
 class _HTMLTextExtractor(HTMLParser):
-    """Gathers a page's text, block by block."""
+    """Collects the text of a page, block by block."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -119,7 +96,7 @@ class _HTMLTextExtractor(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         if tag in self._open_ignored_tags:
-            # What was left open inside ends with it.
+            # Unclosed tags inside the element end with it.
             del self._open_ignored_tags[self._open_ignored_tags.index(tag) :]
         if tag in _BLOCK_TAGS | _IGNORED_TAGS:
             self.end_block()
@@ -131,15 +108,15 @@ class _HTMLTextExtractor(HTMLParser):
             self._text_parts.append(data)
 
     def end_block(self) -> None:
-        """Closes the paragraph or heading in work."""
-        said = " ".join("".join(self._text_parts).split())
+        """Ends the current paragraph or heading."""
+        text = " ".join("".join(self._text_parts).split())
         self._text_parts = []
-        if not said:
+        if not text:
             return
         if self._open_tag == "title":
-            self.title = said
+            self.title = text
         elif self._open_tag:
-            # What follows is prose, even where the heading is not closed.
-            self.title, self.heading, self._open_tag = self.title or said, said, ""
+            # The text after a heading is prose, even if the heading is not closed.
+            self.title, self.heading, self._open_tag = self.title or text, text, ""
         else:
-            self.blocks.append(TextBlock(self.heading, said))
+            self.blocks.append(TextBlock(self.heading, text))

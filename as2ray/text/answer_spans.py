@@ -1,42 +1,42 @@
-"""Answers as spans of a sentence's tokens, and back to its characters.
-
-Knows the pair tokenizer. Must not know models or files.
-"""
+"""Answers as spans of a sentence's tokens, and back to its characters."""
 
 import re
 
 from as2ray.text.tokenization import PairTokenizer
 
 NO_SPAN = (-1, -1)
-"""Of an answer that does not stand in the sentence, such as "yes"."""
+"""Span of an answer that does not occur in the sentence, such as "yes"."""
 
 
 def find_answer_span(tokenizer: PairTokenizer, sentence: str, answer: str) -> tuple[int, int]:
-    """The first and the last token of an answer in a sentence, or `NOWHERE`.
+    """Returns the indices of the first and the last token of an answer in a sentence.
 
     Args:
-        tokenizer: How the sentence becomes tokens.
-        sentence: The text.
-        answer: Stands in it as whole words, in either case; its first place counts.
+        tokenizer: Splits the sentence into tokens.
+        sentence: The text to search.
+        answer: Must occur in it as whole words, in upper or lower case. Its first occurrence
+            counts.
+
+    Returns:
+        First and last token, or `NO_SPAN` if the answer does not occur.
     """
-    found = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", sentence, re.IGNORECASE)
-    if not answer or found is None:
+    match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", sentence, re.IGNORECASE)
+    if not answer or match is None:
         return NO_SPAN
-    begin, end = found.span()
-    tokens = [
-        n for n, (a, b) in enumerate(tokenizer.char_offsets(sentence)) if a < end and b > begin
-    ]
+    begin, end = match.span()
+    offsets = enumerate(tokenizer.char_offsets(sentence))
+    tokens = [index for index, (first, stop) in offsets if first < end and stop > begin]
     return (tokens[0], tokens[-1]) if tokens else NO_SPAN
 
 
 def span_text(tokenizer: PairTokenizer, sentence: str, first: int, last: int) -> str:
-    """The characters of a sentence from one token to another.
+    """Returns the characters of a sentence from one token to another.
 
     Args:
-        tokenizer: How the sentence becomes tokens.
+        tokenizer: Splits the sentence into tokens.
         sentence: The text.
-        first: Number of the first token.
-        last: Number of the last.
+        first: Index of the first token.
+        last: Index of the last token.
     """
     offsets = tokenizer.char_offsets(sentence)
     return sentence[offsets[first][0] : offsets[last][1]].strip()

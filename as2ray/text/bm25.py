@@ -1,83 +1,71 @@
-"""Keyword scores: BM25 over any list of texts, and inside the questions of a candidates table.
-
-Knows texts and candidates tables, and stands on bm25s. Must not know models, measures or Ray.
-"""
+"""BM25 scores of any list of texts, and of the candidates of each question in a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import bm25s
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import ConfigDict, Field, NonNegativeFloat
+from pydantic.dataclasses import dataclass as config_dataclass
 from scipy import sparse
 
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import CorpusError
 from as2ray.text.term_counts import CollectionStatistics, TermCounts, build_bm25s
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One text that a search found."""
+    """A text that matches a query."""
 
     index: int
-    """Position in the list of texts that was indexed."""
+    """Index of the text in the list that was indexed."""
     score: float
     """BM25, above 0."""
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class BM25:
-    """Settings of the keyword ranker, in Lucene's variant of BM25.
+    """Settings of BM25, in Lucene's variant.
 
     The defaults are Anserini's, the usual baseline for short passages. On TREC-QA dev they gave a
-    MAP of 0.695, Lucene's own 1.2 and 0.75 gave 0.682, and leaving out stop words 0.01 less.
+    MAP of 0.695; Lucene's own 1.2 and 0.75 gave 0.682, and removing stop words cost 0.01.
     """
 
-    k1: float = 0.9
-    """How soon a repeated word stops to count."""
-    b: float = 0.4
-    """How much a long text is marked down, 0 to 1."""
+    k1: NonNegativeFloat = 0.9
+    """Term frequency saturation: with a low value, repetitions of a word add little."""
+    b: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """Strength of the length normalization."""
     stop_words: bool = False
-    """Whether English stop words are left out."""
-
-    def __post_init__(self) -> None:
-        if not (self.k1 >= 0 and 0 <= self.b <= 1):
-            raise ConfigError(
-                f"k1 {self.k1}, b {self.b}; expected k1 of 0 or more, b from 0 to 1",
-            )
+    """Whether English stop words are removed."""
 
     def build_index(self, texts: Sequence[str]) -> "BM25Index":
-        """An index of the texts.
+        """Builds an index of the texts.
 
         Raises:
-            CorpusError: No texts, or none that has a word.
+            CorpusError: There are no texts, or none of them has a word.
         """
         return self.build_from_counts(self.count_terms(texts))
 
     def build_from_counts(self, term_counts: TermCounts) -> "BM25Index":
-        """As `index`, of texts that are counted already."""
-        if not len(term_counts.text_index):
+        """Builds an index of texts whose words are already counted; see `build_index`."""
+        if not term_counts.matrix.nnz:
             raise CorpusError(
-                f"{len(term_counts.text_lengths):,} texts without a word"
-                "; expected at least one word of two letters",
+                f"{term_counts.matrix.shape[0]:,} texts without a word of at least two letters",
                 fix="check the source",
             )
-        return BM25Index(
-            self,
-            build_bm25s(
-                term_counts, CollectionStatistics.from_shards([term_counts]), self.k1, self.b
-            ),
-        )
+        statistics = CollectionStatistics.from_shards([term_counts])
+        return BM25Index(self, build_bm25s(term_counts, statistics, self.k1, self.b))
 
     def count_terms(self, texts: Sequence[str]) -> TermCounts:
-        """How often each text has each of its words: lower-cased, of two letters and more."""
-        found = self._bm25s_tokenize(texts, return_ids=True)
-        return TermCounts.from_token_ids(found.ids, found.vocab)
+        """Counts the words of each text: lower-cased, with at least two letters."""
+        tokenized = self._bm25s_tokenize(texts, return_ids=True)
+        return TermCounts.from_token_ids(tokenized.ids, tokenized.vocab)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words of each text that count."""
+        """Returns the words of each text that count for its score."""
         words: list[list[str]] = self._bm25s_tokenize(texts, return_ids=False)
         return words
 
@@ -90,70 +78,58 @@ class BM25:
     def score_candidates(
         self, table: pa.Table, term_counts: TermCounts | None = None
     ) -> npt.NDArray[np.float32]:
-        """BM25 of each row's candidate for its question, shape [rows].
+        """Scores each row's candidate for its question, shape [rows].
 
-        Every candidate of the table counts as a text, so that a word's rarity is judged on the
-        whole table and not on one question's few candidates.
+        Document frequencies are counted over all candidates of the table, not over the few
+        candidates of one question.
 
         Args:
-            table: With the columns `question` and `candidate`.
-            terms: Of its candidates, where they are counted already.
+            table: A table with the columns `question` and `candidate`.
+            term_counts: Counts of its candidates, if they are already known.
 
         Raises:
-            CorpusError: A table without a word.
+            CorpusError: The table has no words.
         """
-        counted = (
-            self.count_terms(table["candidate"].to_pylist()) if term_counts is None else term_counts
-        )
-        index = self.build_from_counts(counted)
+        if term_counts is None:
+            term_counts = self.count_terms(table["candidate"].to_pylist())
+        index = self.build_from_counts(term_counts)
         questions = table["question"].combine_chunks().dictionary_encode()
-        asked = index.count_query_terms(questions.dictionary.to_pylist())[
-            questions.indices.to_numpy()
-        ]
-        scores: npt.NDArray[np.float32] = index.build_score_matrix().multiply(asked).sum(axis=1)
+        query_counts = index.count_query_terms(questions.dictionary.to_pylist())
+        row_counts = query_counts.astype(np.float32).tocsr()[questions.indices.to_numpy()]
+        arrays = tuple(index.retriever.scores[name] for name in ("data", "indices", "indptr"))
+        word_scores = sparse.csc_array(arrays, term_counts.matrix.shape)
+        scores: npt.NDArray[np.float32] = word_scores.multiply(row_counts).sum(axis=1)
         return scores
 
 
 @dataclass(frozen=True)
 class BM25Index:
-    """Texts made searchable; comes from `BM25.index`."""
+    """A searchable list of texts, built by `BM25.build_index`."""
 
     config: BM25
-    """How the texts were read."""
     retriever: bm25s.BM25
-    """The index of bm25s."""
 
     def search(self, query: str, k: int = 10) -> list[SearchHit]:
-        """The k best texts that share a word with the query, best first, earlier texts first."""
-        return top_hits(self.get_scores(query), k)
+        """Returns the k best texts that share a word with the query, best first.
+
+        Of texts with equal scores, the earlier one comes first.
+        """
+        scores = self.get_scores(query)
+        min_score = np.partition(scores, -k)[-k] if 0 < k < len(scores) else 0.0
+        candidates = np.flatnonzero((scores >= min_score) & (scores > 0))
+        order = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+        return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]
 
     def get_scores(self, query: str) -> npt.NDArray[np.float32]:
-        """BM25 of every text for a query, shape [texts]."""
+        """Scores every text for a query, shape [texts]."""
         (words,) = self.config.tokenize([query])
-        known = self.retriever.get_tokens_ids(words)
-        if not known:
+        token_ids = self.retriever.get_tokens_ids(words)
+        if not token_ids:
             return np.zeros(self.retriever.scores["num_docs"], np.float32)
-        scores: npt.NDArray[np.float32] = self.retriever.get_scores_from_ids(known)
+        scores: npt.NDArray[np.float32] = self.retriever.get_scores_from_ids(token_ids)
         return scores
 
-    def build_score_matrix(self) -> sparse.csc_array:
-        """What each word adds to each text's score, shape [texts, words]."""
-        parts = self.retriever.scores
-        shape = (parts["num_docs"], len(parts["indptr"]) - 1)
-        return sparse.csc_array((parts["data"], parts["indices"], parts["indptr"]), shape)
-
-    def count_query_terms(self, queries: Sequence[str]) -> sparse.csr_array:
-        """How often each query has each word of the index, shape [queries, words]."""
-        known = [self.retriever.get_tokens_ids(w) for w in self.config.tokenize(queries)]
-        ends = np.cumsum([0, *map(len, known)])
-        words = np.array([i for ids in known for i in ids], np.int32)
-        width = len(self.retriever.scores["indptr"]) - 1
-        return sparse.csr_array((np.ones(len(words), np.float32), words, ends), (len(known), width))
-
-
-def top_hits(scores: npt.NDArray[np.float32], k: int) -> list[SearchHit]:
-    """The k highest of the scores above 0, best first, of equals the earlier."""
-    floor = np.partition(scores, -k)[-k] if 0 < k < len(scores) else 0.0
-    found = np.flatnonzero((scores >= floor) & (scores > 0))
-    order = found[np.argsort(-scores[found], kind="stable")[:k]]
-    return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]
+    def count_query_terms(self, queries: Sequence[str]) -> sparse.csc_array:
+        """Counts the indexed words of each query, shape [queries, words]."""
+        token_ids = list(map(self.retriever.get_tokens_ids, self.config.tokenize(queries)))
+        return TermCounts.from_token_ids(token_ids, self.retriever.vocab_dict).matrix

@@ -1,7 +1,4 @@
-"""Packing: token sequences laid end to end with no padding, cut by a token budget.
-
-Knows numpy alone. Must not know tokenizers, models or files.
-"""
+"""Packs token sequences end to end without padding, in batches of a token budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +10,10 @@ from as2ray.errors import ConfigError
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end; int32, shape [tokens] or [sequences].
+    """A batch of token sequences, end to end without padding.
 
-    Sequences come sorted by length, longest first, so that equal lengths are adjacent and can be
-    attended to as one dense block.
+    Sequences are sorted by length, longest first, so that equal lengths are adjacent and attention
+    can treat them as one dense block. Arrays over tokens and sequences are int32.
     """
 
     token_ids: np.ndarray
@@ -24,15 +21,15 @@ class PackedBatch:
     token_types: np.ndarray
     """0 for the question and its separators, 1 for the candidate, shape [tokens]."""
     positions: np.ndarray
-    """Position of each token in its own sequence, from 0, shape [tokens]."""
+    """Position of each token in its sequence, from 0, shape [tokens]."""
     lengths: np.ndarray
-    """Tokens of each sequence, shape [sequences]."""
+    """Number of tokens of each sequence, shape [sequences]."""
     sequence_data: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What belongs to each sequence (row, label, teacher logits), first axis [sequences]."""
+    """Data of each sequence (row, label, teacher logits), first axis [sequences]."""
     markers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Tokens that stand for parts of sequences, such as a sentence's marker, shape [marks]."""
+    """Indices of tokens that represent parts of sequences, such as sentences, shape [markers]."""
     marker_data: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What belongs to each of them, first axis [marks]."""
+    """Data of each marker, first axis [markers]."""
 
     @property
     def num_tokens(self) -> int:
@@ -45,7 +42,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class TokenSequences:
-    """Token sequences of any lengths, in any order, end to end as in `PackedBatch`."""
+    """Token sequences end to end, in any order; the arrays are as in `PackedBatch`."""
 
     token_ids: np.ndarray
     token_types: np.ndarray
@@ -54,66 +51,64 @@ class TokenSequences:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pack(self, which: np.ndarray, sequence_data: Mapping[str, np.ndarray]) -> PackedBatch:
-        """The sequences `which` as one batch, longest first.
+    def pack(self, indices: np.ndarray, sequence_data: Mapping[str, np.ndarray]) -> PackedBatch:
+        """Packs the selected sequences into one batch, longest first.
 
         Args:
-            which: Numbers of the sequences, shape [n].
-            of_sequence: Arrays over *all* sequences; the batch takes the rows `which`.
+            indices: Indices of the sequences, shape [n].
+            sequence_data: Arrays over *all* sequences; the batch gets the rows of `indices`.
         """
-        which = which[np.argsort(-self.lengths[which], kind="stable")]
-        lengths = self.lengths[which].astype(np.int32)
-        starts = (np.cumsum(self.lengths) - self.lengths)[which]
+        indices = indices[np.argsort(-self.lengths[indices], kind="stable")]
+        lengths = self.lengths[indices].astype(np.int32)
+        starts = (np.cumsum(self.lengths) - self.lengths)[indices]
         positions = ragged_arange(lengths)
         source = np.repeat(starts, lengths) + positions
-        return PackedBatch(
-            token_ids=self.token_ids[source],
-            token_types=self.token_types[source],
-            positions=positions,
-            lengths=lengths,
-            sequence_data={name: values[which] for name, values in sequence_data.items()},
-        )
+        token_ids, token_types = self.token_ids[source], self.token_types[source]
+        data = {name: values[indices] for name, values in sequence_data.items()}
+        return PackedBatch(token_ids, token_types, positions, lengths, data)
 
 
 def ragged_arange(lengths: np.ndarray) -> np.ndarray:
-    """0..n-1 for each n of `lengths`, end to end; int32, shape [sum of lengths]."""
+    """Returns 0..n-1 for each n of `lengths`, end to end; int32, shape [sum of lengths]."""
     ends = np.cumsum(lengths)
-    whole = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
-    inside: np.ndarray = whole - np.repeat((ends - lengths).astype(np.int32), lengths)
-    return inside
+    positions = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32)
+    ragged: np.ndarray = positions - np.repeat((ends - lengths).astype(np.int32), lengths)
+    return ragged
 
 
 def split_by_tokens(lengths: np.ndarray, max_batch_tokens: int) -> Iterator[np.ndarray]:
-    """Cuts sequences, longest first, into groups of at most `budget` tokens.
+    """Splits sequences into groups of at most `max_batch_tokens` tokens, longest first.
 
     Args:
-        lengths: Tokens of each sequence, shape [sequences].
-        budget: Most tokens of a group; a longer sequence is refused.
+        lengths: Number of tokens of each sequence, shape [sequences].
+        max_batch_tokens: Maximum number of tokens of a group.
 
     Yields:
-        Numbers of the sequences of a group, longest first.
+        Indices of the sequences of a group, longest first.
+
+    Raises:
+        ConfigError: A sequence is longer than `max_batch_tokens`.
     """
     order = np.argsort(-lengths, kind="stable")
-    if len(order) and lengths[order[0]] > max_batch_tokens:
+    if np.any(lengths > max_batch_tokens):
         raise ConfigError(
-            f"a sequence of {lengths[order[0]]:,} tokens for a budget of {max_batch_tokens:,} a batch"
-            "; expected a token budget no smaller than the longest sequence",
+            f"a sequence of {lengths.max():,} tokens does not fit a batch of {max_batch_tokens:,}",
             fix="raise the token budget or lower max_length",
         )
-    start, used = 0, 0
-    for end, number in enumerate(order):
-        if used + lengths[number] > max_batch_tokens:
+    start, num_tokens = 0, 0
+    for end, index in enumerate(order):
+        if num_tokens + lengths[index] > max_batch_tokens:
             yield order[start:end]
-            start, used = end, 0
-        used += int(lengths[number])
+            start, num_tokens = end, 0
+        num_tokens += int(lengths[index])
     if len(order):
         yield order[start:]
 
 
 def pack_sequences(sequences: TokenSequences, max_batch_tokens: int) -> Iterator[PackedBatch]:
-    """All sequences as packed batches of at most `budget` tokens, longest first.
+    """Packs all sequences into batches of at most `max_batch_tokens` tokens, longest first.
 
-    `of_sequence["row"]` is each one's number.
+    `sequence_data["row"]` of a batch holds the index of each sequence.
     """
     rows = {"row": np.arange(len(sequences))}
     for group in split_by_tokens(sequences.lengths, max_batch_tokens):
@@ -121,9 +116,9 @@ def pack_sequences(sequences: TokenSequences, max_batch_tokens: int) -> Iterator
 
 
 def concatenate_sequences(parts: Sequence[TokenSequences]) -> TokenSequences:
-    """Several `Sequences` as one, in order."""
+    """Joins several `TokenSequences` in order."""
     return TokenSequences(
-        np.concatenate([p.token_ids for p in parts]),
-        np.concatenate([p.token_types for p in parts]),
-        np.concatenate([p.lengths for p in parts]),
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.token_types for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
     )

@@ -1,7 +1,4 @@
-"""Sentence splitting by named, versioned splitters that give places in the original text.
-
-Knows strings. Must not know any corpus or model.
-"""
+"""Sentence splitting by named, versioned splitters that return ranges of the original text."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import NamedTuple
 
-from as2ray.errors import CorpusError
+from as2ray.errors import lookup
 
 
 class CharSpan(NamedTuple):
@@ -20,12 +17,12 @@ class CharSpan(NamedTuple):
 
 
 SplitFunction = Callable[[str], list[tuple[int, int]]]
-"""Ranges of a text in ascending order that do not overlap; blanks at their ends are cut off."""
+"""Returns ranges of a text, ascending and without overlap; white space at their ends is trimmed."""
 
 
 @dataclass(frozen=True)
 class SentenceSplitter:
-    """A way of splitting; `version` goes into the manifest of whatever was split with it."""
+    """A sentence splitter; its version is recorded in the manifest of whatever it has split."""
 
     name: str
     version: str
@@ -33,36 +30,31 @@ class SentenceSplitter:
 
 
 def split(text: str, splitter: str = "syntok") -> list[CharSpan]:
-    """The sentences of a text in order.
+    """Splits a text into sentences, in order; a blank text has none.
 
     Args:
-        text: Any text; of a blank one there are no sentences.
-        splitter: A name of `SPLITTERS`.
+        text: Any text.
+        splitter: A name in `SPLITTERS`.
 
     Raises:
-        CorpusError: No splitter of that name.
+        ConfigError: There is no splitter of that name.
     """
     return [s for bounds in get_splitter(splitter).split(text) if (s := _trim(text, *bounds))]
 
 
 def get_splitter(name: str) -> SentenceSplitter:
-    """The splitter of that name.
+    """Returns the splitter of that name.
 
     Raises:
-        CorpusError: There is none.
+        ConfigError: There is no splitter of that name; `register_splitter` adds one.
     """
-    if name not in SPLITTERS:
-        raise CorpusError(
-            f"unknown sentence splitter {name!r}; expected one of {sorted(SPLITTERS)}",
-            fix="choose one of these, or register your own with as2ray.text.sentences.register",
-        )
-    return SPLITTERS[name]
+    return lookup(SPLITTERS, name, "sentence splitter")
 
 
 def versioned_name(name: str) -> str:
-    """The name with its version, such as `syntok-1.4.4`."""
-    found = get_splitter(name)
-    return f"{found.name}-{found.version}"
+    """Returns the name with its version, such as `syntok-1.4.4`."""
+    splitter = get_splitter(name)
+    return f"{splitter.name}-{splitter.version}"
 
 
 def register_splitter(name: str, version: str, split: SplitFunction) -> None:
@@ -71,10 +63,10 @@ def register_splitter(name: str, version: str, split: SplitFunction) -> None:
 
 
 def _trim(text: str, start: int, end: int) -> CharSpan | None:
-    inner = text[start:end]
-    left = start + len(inner) - len(inner.lstrip())
-    right = left + len(inner.strip())
-    return CharSpan(left, right) if right > left else None
+    part = text[start:end]
+    trimmed_start = start + len(part) - len(part.lstrip())
+    trimmed_end = trimmed_start + len(part.strip())
+    return CharSpan(trimmed_start, trimmed_end) if trimmed_end > trimmed_start else None
 
 
 def _split_syntok(text: str) -> list[tuple[int, int]]:
@@ -85,12 +77,12 @@ def _split_syntok(text: str) -> list[tuple[int, int]]:
 
 
 def _split_simple(text: str) -> list[tuple[int, int]]:
-    ends = [m.end() for m in _SENTENCE_END.finditer(text)] + [len(text)]
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)] + [len(text)]
     return list(zip([0, *ends], ends))
 
 
 def _split_lines(text: str) -> list[tuple[int, int]]:
-    return [m.span() for m in re.finditer(r"[^\r\n]+", text)]
+    return [match.span() for match in re.finditer(r"[^\r\n]+", text)]
 
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])|\n\s*\n")
@@ -100,4 +92,4 @@ SPLITTERS: dict[str, SentenceSplitter] = {
     "simple": SentenceSplitter("simple", "1", _split_simple),
     "lines": SentenceSplitter("lines", "1", _split_lines),
 }
-"""The splitters by name: syntok's rules; a stop before a capital; one sentence a line."""
+"""Splitters by name: the rules of syntok; a full stop before a capital; one sentence per line."""

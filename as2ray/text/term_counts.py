@@ -1,9 +1,8 @@
-"""How often each word stands in each text, what a corpus knows of its words, and BM25 of both.
+"""Counts of words in texts, statistics of a collection, and BM25 weights computed from both.
 
-Knows words and arrays, and bm25s's layout of an index. Must not know files, sentences or models.
-
-A corpus may be counted in shards. Their statistics are added up, and each shard is then weighed
-with those of the whole corpus: a shard's scores are what they would be in one large index.
+A collection may be counted in shards. The statistics of the shards are added up, and each shard is
+then weighted with the statistics of the whole collection. A text in a shard therefore has the same
+score as in one large index.
 """
 
 from collections import Counter
@@ -13,91 +12,81 @@ from itertools import chain
 
 import bm25s
 import numpy as np
+from scipy import sparse
 
 
 @dataclass(frozen=True)
 class TermCounts:
-    """Texts as counts of words, word by word."""
+    """Word counts of texts."""
 
     vocabulary: dict[str, int]
-    """Number of each word."""
-    indptr: np.ndarray
-    """Where the texts of each word begin and end in `text`, int64, shape [words + 1]."""
-    text_index: np.ndarray
-    """Number of each text that has the word, ascending, int32."""
-    counts: np.ndarray
-    """How often it does, int32."""
-    text_lengths: np.ndarray
-    """Words of each text, int32, shape [texts]."""
+    """Id of each word."""
+    matrix: sparse.csc_array
+    """How often each text contains each word, int32, shape [texts, words]."""
 
     @classmethod
     def from_token_ids(
         cls, token_ids: Sequence[Sequence[int]], vocabulary: dict[str, int]
     ) -> "TermCounts":
-        """Counts texts that are given as numbers of words."""
+        """Counts the word ids of each text."""
         lengths = np.fromiter(map(len, token_ids), np.int32, len(token_ids))
-        flat = np.fromiter(chain.from_iterable(token_ids), np.int64, int(lengths.sum()))
-        # One number for a word in a text: sorted, it is word by word and inside it text by text.
-        pairs = flat * max(1, len(token_ids)) + np.repeat(np.arange(len(token_ids)), lengths)
-        found, times = np.unique(pairs, return_counts=True)
-        word, text = np.divmod(found, max(1, len(token_ids)))
-        ends = np.concatenate([[0], np.cumsum(np.bincount(word, minlength=len(vocabulary)))])
-        return cls(vocabulary, ends, text.astype(np.int32), times.astype(np.int32), lengths)
+        words = np.fromiter(chain.from_iterable(token_ids), np.int32, int(lengths.sum()))
+        texts = np.repeat(np.arange(len(token_ids), dtype=np.int32), lengths)
+        ones, shape = np.ones(len(words), np.int32), (len(token_ids), len(vocabulary))
+        # The conversion to CSC adds up the ones of a word that a text contains several times.
+        return cls(vocabulary, sparse.coo_array((ones, (texts, words)), shape).tocsc())
 
 
 @dataclass(frozen=True)
 class CollectionStatistics:
-    """What BM25 knows of a whole corpus."""
+    """Statistics of a whole collection that BM25 needs."""
 
     num_texts: int
     num_words: int
-    """Words of all texts."""
+    """Sum of the lengths of all texts."""
     document_frequency: Counter[str]
-    """Texts that have each word."""
+    """Number of texts that contain each word."""
 
     @classmethod
     def from_shards(cls, shards: Iterable[TermCounts]) -> "CollectionStatistics":
-        """The sum over shards."""
-        texts, length, holders = 0, 0, Counter[str]()
-        for terms in shards:
-            texts += len(terms.text_lengths)
-            length += int(terms.text_lengths.sum())
-            holders.update(dict(zip(terms.vocabulary, np.diff(terms.indptr).tolist())))
-        return cls(texts, length, holders)
+        """Adds up the statistics of shards."""
+        num_texts, num_words, document_frequency = 0, 0, Counter[str]()
+        for shard in shards:
+            num_texts += shard.matrix.shape[0]
+            num_words += int(shard.matrix.sum())
+            texts_per_word = np.diff(shard.matrix.indptr).tolist()
+            document_frequency.update(dict(zip(shard.vocabulary, texts_per_word)))
+        return cls(num_texts, num_words, document_frequency)
 
 
 def build_bm25s(
     term_counts: TermCounts, statistics: CollectionStatistics, k1: float, b: float
 ) -> bm25s.BM25:
-    """A shard as an index of bm25s, in Lucene's variant of BM25.
+    """Builds an index of bm25s from the counts of a shard, in Lucene's variant of BM25.
 
     Args:
-        terms: Of the shard.
-        corpus: Of all shards.
+        term_counts: Counts of the shard.
+        statistics: Statistics of all shards together.
         k1: See `BM25`.
         b: See `BM25`.
     """
-    holders = np.array(
-        [statistics.document_frequency[word] for word in term_counts.vocabulary], np.float64
-    )
-    rarity = np.log1p((statistics.num_texts - holders + 0.5) / (holders + 0.5))
-    room = k1 * (
-        1.0
-        - b
-        + b * term_counts.text_lengths / max(1.0, statistics.num_words / statistics.num_texts)
-    )
-    # These can be the largest arrays of all: single precision, and no more of them than needed.
-    weights = term_counts.counts.astype(np.float32)
-    weights /= room.astype(np.float32)[term_counts.text_index] + weights
-    weights *= np.repeat(rarity.astype(np.float32), np.diff(term_counts.indptr))
-    made = bm25s.BM25(k1=k1, b=b, method="lucene")
-    made.scores = {
+    counts, vocabulary = term_counts.matrix, term_counts.vocabulary
+    frequency = np.array([statistics.document_frequency[word] for word in vocabulary], np.float64)
+    idf = np.log1p((statistics.num_texts - frequency + 0.5) / (frequency + 0.5))
+    mean_length = max(1.0, statistics.num_words / statistics.num_texts)
+    length_norm = k1 * (1.0 - b + b * counts.sum(axis=1) / mean_length)
+    # The weights can be the largest array of all: float32, changed in place.
+    weights = counts.data.astype(np.float32)
+    weights /= length_norm.astype(np.float32)[counts.indices] + weights
+    weights *= np.repeat(idf.astype(np.float32), np.diff(counts.indptr))
+    retriever = bm25s.BM25(k1=k1, b=b, method="lucene")
+    retriever.scores = {
         "data": weights,
-        "indices": term_counts.text_index,
-        "indptr": term_counts.indptr,
-        "num_docs": len(term_counts.text_lengths),
+        "indices": counts.indices,
+        "indptr": counts.indptr.astype(np.int64),
+        "num_docs": counts.shape[0],
     }
-    made.vocab_dict = term_counts.vocabulary
-    made.unique_token_ids_set = set(term_counts.vocabulary.values())
-    made.nonoccurrence_array = None
-    return made
+    retriever.vocab_dict = vocabulary
+    retriever.unique_token_ids_set = set(vocabulary.values())
+    retriever.nonoccurrence_array = None
+    return retriever

@@ -1,8 +1,4 @@
-"""Tokenising: question-candidate pairs into token sequences, truncating the candidate only.
-
-Knows the `tokenizers` library. Must not import torch or transformers: the tasks that tokenise on
-a cluster start in a fraction of the time without them.
-"""
+"""Tokenizes question-candidate pairs into token sequences; only the candidate is truncated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +13,15 @@ from as2ray.errors import CheckpointError, ConfigError
 from as2ray.text.packing import TokenSequences, ragged_arange
 
 QUESTION, CANDIDATE = -1, -2
+"""Stand for the tokens of a text in `PairTokenizer.special_token_layout`."""
 
 TOKENIZE_BATCH = 2_048
-"""Texts that are tokenised at a time: a tenth faster and 100 MB less than a window at once."""
+"""Texts that are tokenized at a time: 10 % faster and 100 MB less than a whole window at once."""
 
 
 @lru_cache(maxsize=8)
 def _load_tokenizer(tokenizer_json: str) -> Any:
-    """The tokenizer, made once in a process: a cluster's tasks get the definition anew each."""
+    """Builds a tokenizer; cached because every task of a cluster unpickles the JSON again."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -35,46 +32,61 @@ def _load_tokenizer(tokenizer_json: str) -> Any:
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """Token ids of many texts end to end: ids [tokens], starts and lengths [texts]."""
+    """Token ids of texts; texts may share their ids."""
 
     token_ids: np.ndarray
+    """Vocabulary ids, shape [tokens]."""
     starts: np.ndarray
+    """Index of each text's first token in `token_ids`, shape [texts]."""
     lengths: np.ndarray
+    """Number of tokens of each text, shape [texts]."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        """Returns the token ids of a text."""
+        token_ids: list[int] = self.token_ids[self.starts[index] :][: self.lengths[index]].tolist()
+        return token_ids
 
 
 @dataclass(frozen=True)
 class PairTokenizer:
-    """Turns (question, candidate) into `[CLS] question [SEP] candidate [SEP]` or its like.
+    """Turns (question, candidate) into `[CLS] question [SEP] candidate [SEP]` or its equivalent.
 
-    Each distinct text is tokenised once, then pairs are put together from ids: a question with
-    413 candidates is read once. The layout of special tokens is read off the tokenizer itself,
-    so BERT, RoBERTa, ELECTRA and ALBERT differ in nothing here.
+    Each distinct text is tokenized once, then pairs are assembled from token ids: a question with
+    413 candidates is tokenized once. The layout of the special tokens is read from the tokenizer,
+    so BERT, RoBERTa, ELECTRA and ALBERT need no code of their own.
     """
 
     tokenizer_json: str
     """The content of a `tokenizer.json`."""
     max_length: int = 128
-    """Most tokens of a pair, special tokens included."""
+    """Maximum number of tokens of a pair, special tokens included."""
     max_question_length: int = 64
-    """Most tokens of a question; the candidate takes what is left."""
+    """Maximum number of tokens of a question; the candidate takes what is left."""
 
     def __post_init__(self) -> None:
-        special = len(self.special_token_layout) - 2
-        if not 0 < self.max_question_length < self.max_length - special:
+        num_special = len(self.special_token_layout) - 2
+        if not 0 < self.max_question_length < self.max_length - num_special:
             raise ConfigError(
-                f"max_question={self.max_question_length} with max_length={self.max_length}"
-                f"; expected 0 < max_question < max_length - {special} special tokens",
-                fix="raise max_length or lower max_question",
+                f"max_question_length={self.max_question_length} must be above 0 and below "
+                f"max_length={self.max_length} minus {num_special} special tokens",
+                fix="raise max_length or lower max_question_length",
             )
 
     @classmethod
     def from_folder(cls, folder: str | Path, **lengths: int) -> "PairTokenizer":
-        """Reads `tokenizer.json` of a checkpoint folder."""
+        """Reads the `tokenizer.json` of a checkpoint folder.
+
+        Args:
+            folder: A checkpoint folder with a fast tokenizer.
+            lengths: `max_length` and `max_question_length`.
+
+        Raises:
+            CheckpointError: The folder has no `tokenizer.json`.
+        """
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} has no tokenizer.json"
-                "; expected a checkpoint folder with a fast tokenizer's tokenizer.json",
+                f"{folder} has no tokenizer.json, the file of a fast tokenizer",
                 fix="save it with AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
             )
         return cls(path.read_text(encoding="utf-8"), **lengths)
@@ -85,80 +97,73 @@ class PairTokenizer:
 
     @cached_property
     def special_token_layout(self) -> list[tuple[int, int]]:
-        """Token ids and types of a pair, each text shrunk to one place: QUESTION or CANDIDATE."""
+        """Token id and token type of each special token; a text is one entry with its marker.
+
+        The marker is `QUESTION` or `CANDIDATE`.
+        """
         pair = self._tokenizer.encode("question", "candidate")
         layout: list[tuple[int, int]] = []
-        for token, kind, text in zip(pair.ids, pair.type_ids, pair.sequence_ids):
-            place = (token if text is None else (QUESTION, CANDIDATE)[text], kind)
-            if text is None or place not in layout:
-                layout.append(place)
+        for token_id, token_type, text in zip(pair.ids, pair.type_ids, pair.sequence_ids):
+            entry = (token_id if text is None else (QUESTION, CANDIDATE)[text], token_type)
+            if text is None or entry not in layout:
+                layout.append(entry)
         return layout
 
     def encode(self, questions: Sequence[str], candidates: Sequence[str]) -> TokenSequences:
-        """Token sequences of the pairs, in order.
+        """Tokenizes pairs, in order.
 
         Args:
-            questions: Shape [pairs]; repeats cost nothing.
+            questions: Shape [pairs]; repeated questions are tokenized once.
             candidates: Shape [pairs].
         """
-        return self.join_pairs(
-            self.tokenize_texts(questions, self.max_question_length),
-            self.tokenize_texts(candidates, self.max_length),
-        )
+        question_tokens = self.tokenize_texts(questions, self.max_question_length)
+        return self.join_pairs(question_tokens, self.tokenize_texts(candidates, self.max_length))
 
     def tokenize_texts(self, texts: Sequence[str], max_length: int) -> TokenizedTexts:
-        """Token ids of texts without special tokens, each distinct text tokenised once.
+        """Tokenizes texts without special tokens, each distinct text once.
 
         Args:
             texts: Shape [texts].
-            longest: Most tokens that a text counts.
+            max_length: Maximum number of tokens of a text; the rest is truncated.
         """
-        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        distinct = list(number)
-        pieces = [
-            self._encode_texts(distinct[i : i + TOKENIZE_BATCH])
-            for i in range(0, max(len(distinct), 1), TOKENIZE_BATCH)
-        ]
-        flat, sizes = (np.concatenate(parts) for parts in zip(*pieces))
-        which = np.fromiter((number[t] for t in texts), np.int64, len(texts))
-        starts = np.cumsum(sizes) - sizes
-        return TokenizedTexts(flat, starts[which], np.minimum(sizes, max_length)[which])
+        index_of_text = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+        distinct, lengths = list(index_of_text), np.zeros(len(index_of_text), np.int64)
+        token_ids = [np.zeros(0, np.int32)]
+        for start in range(0, len(distinct), TOKENIZE_BATCH):
+            batch = distinct[start : start + TOKENIZE_BATCH]
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            batch_ids = [encoding.ids for encoding in encodings]
+            lengths[start : start + len(batch)] = [len(ids) for ids in batch_ids]
+            token_ids.append(np.fromiter(chain.from_iterable(batch_ids), np.int32))
+        indices = np.fromiter((index_of_text[text] for text in texts), np.int64, len(texts))
+        starts, lengths = np.cumsum(lengths) - lengths, np.minimum(lengths, max_length)
+        return TokenizedTexts(np.concatenate(token_ids), starts[indices], lengths[indices])
 
     def char_offsets(self, text: str) -> list[tuple[int, int]]:
-        """First and one past the last character of each token of a text, as `flat` counts them."""
-        found: list[tuple[int, int]] = self._tokenizer.encode(
-            text, add_special_tokens=False
-        ).offsets
-        return found
-
-    def _encode_texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids of texts end to end, shape [tokens], and their lengths, shape [texts]."""
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [e.ids for e in encoded]
-        sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-        return np.fromiter(chain.from_iterable(ids), np.int32, int(sizes.sum())), sizes
+        """Returns begin and end of each token's characters, for the tokens of `tokenize_texts`."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        offsets: list[tuple[int, int]] = encoded.offsets
+        return offsets
 
     def join_pairs(self, questions: TokenizedTexts, candidates: TokenizedTexts) -> TokenSequences:
-        """Lays special tokens, question and truncated candidate end to end."""
-        special = len(self.special_token_layout) - 2
-        room = self.max_length - special - questions.lengths
-        texts = {
-            QUESTION: questions,
-            CANDIDATE: replace(candidates, lengths=np.minimum(candidates.lengths, room)),
-        }
-        total = texts[QUESTION].lengths + texts[CANDIDATE].lengths + special
-        token_ids = np.empty(int(total.sum()), np.int32)
+        """Joins special tokens, questions and truncated candidates to token sequences."""
+        num_special = len(self.special_token_layout) - 2
+        max_lengths = self.max_length - num_special - questions.lengths
+        candidates = replace(candidates, lengths=np.minimum(candidates.lengths, max_lengths))
+        texts = {QUESTION: questions, CANDIDATE: candidates}
+        lengths = questions.lengths + candidates.lengths + num_special
+        token_ids = np.empty(int(lengths.sum()), np.int32)
         token_types = np.zeros_like(token_ids)
-        cursor = np.cumsum(total) - total
-        for place, kind in self.special_token_layout:
-            if place in texts:
-                text = texts[place]
-                inside = ragged_arange(text.lengths)
-                target = np.repeat(cursor, text.lengths) + inside
-                token_ids[target] = text.token_ids[np.repeat(text.starts, text.lengths) + inside]
-                token_types[target] = kind
+        cursor = np.cumsum(lengths) - lengths
+        for token_id, token_type in self.special_token_layout:
+            if token_id in texts:
+                text = texts[token_id]
+                positions = ragged_arange(text.lengths)
+                target = np.repeat(cursor, text.lengths) + positions
+                token_ids[target] = text.token_ids[np.repeat(text.starts, text.lengths) + positions]
+                token_types[target] = token_type
                 cursor = cursor + text.lengths
             else:
-                token_ids[cursor], token_types[cursor] = place, kind
+                token_ids[cursor], token_types[cursor] = token_id, token_type
                 cursor = cursor + 1
-        return TokenSequences(token_ids, token_types, total.astype(np.int32))
+        return TokenSequences(token_ids, token_types, lengths.astype(np.int32))

@@ -8,10 +8,12 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from as2ray.data import packed_dataset as stream_module
-from as2ray.data.packed_dataset import Stream, pack_pairs
+from as2ray.data import packed_dataset
+from as2ray.data.packed_dataset import PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.parquet import ParquetTable
+from as2ray.text.packing import pack_sequences
 from as2ray.text.tokenization import PairTokenizer
 
 
@@ -23,9 +25,9 @@ def tokenizer(published) -> PairTokenizer:
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
     """199 rows; the label of a row is its number."""
-    made = tiny.candidates(40).slice(0, 199)
+    table = tiny.candidates(40).slice(0, 199)
     numbers = pa.array(np.arange(199, dtype=np.float32))
-    return made.set_column(4, "label", numbers)
+    return table.set_column(4, "label", numbers)
 
 
 @pytest.fixture(scope="module")
@@ -34,52 +36,61 @@ def files(table, tmp_path_factory) -> ParquetTable:
     return ParquetTable.open(tiny.write_corpus(folder, table, files=3, row_group=20))
 
 
+@pytest.fixture(scope="module")
+def reader(files, tokenizer) -> PairReader:
+    return PairReader(files, tokenizer)
+
+
 @pytest.fixture
-def small_spans(monkeypatch):
-    """Spans of 16 rows, so that 199 rows are several, and the last is not whole."""
-    monkeypatch.setattr(stream_module, "SPAN", 16)
+def small_blocks(monkeypatch):
+    """Blocks of 16 rows, so that 199 rows are several, and the last is not whole."""
+    monkeypatch.setattr(packed_dataset, "SHUFFLE_BLOCK", 16)
 
 
-def rows_by_step(stream: Stream, epoch: int = 0, start: int = 0) -> dict[int, list[int]]:
+def rows_by_step(dataset: PackedDataset, epoch: int = 0, start: int = 0) -> dict[int, list[int]]:
     """Real rows of each step, in the order in which they come."""
-    found: dict[int, list[int]] = {}
-    for micro in stream.epoch(epoch, start):
+    step_rows: dict[int, list[int]] = {}
+    for micro in dataset.epoch(epoch, start):
         rows = micro.batch.sequence_data["row"].tolist()
-        found.setdefault(micro.step, []).extend(r for r in rows if r >= 0)
-    return found
+        step_rows.setdefault(micro.step, []).extend(r for r in rows if r >= 0)
+    return step_rows
 
 
-def content(stream: Stream, epoch: int = 0, start: int = 0) -> list[tuple[object, ...]]:
+def content(dataset: PackedDataset, epoch: int = 0, start: int = 0) -> list[tuple[object, ...]]:
     """All that comes, comparable."""
     return [
-        (m.step, m.pairs, m.last, m.batch.sequence_data["row"].tolist(), m.batch.token_ids.tolist())
-        for m in stream.epoch(epoch, start)
+        (
+            *(micro.step, micro.num_examples, micro.is_last),
+            micro.batch.sequence_data["row"].tolist(),
+            micro.batch.token_ids.tolist(),
+        )
+        for micro in dataset.epoch(epoch, start)
     ]
 
 
 @settings(max_examples=40)
 @given(
-    ranks=st.integers(1, 4),
-    batch=st.integers(1, 70),
+    world_size=st.integers(1, 4),
+    batch_size=st.integers(1, 70),
     window=st.integers(1, 250),
     rows=st.sampled_from([1, 2, 15, 16, 17, 64, 198, 199]),
     epoch=st.integers(0, 3),
 )
 def test_epoch_any_ranks_and_sizes_gives_every_pair_once(
-    files, tokenizer, ranks, batch, window, rows, epoch
+    files, tokenizer, world_size, batch_size, window, rows, epoch
 ):
-    # A PairFiles that knows of fewer rows reads only those.
-    kept = _first_rows(files, rows)
-    stream = Stream(kept, tokenizer, batch, max_tokens=120, window=window, ranks=ranks)
+    # A ParquetTable that knows of fewer rows reads only those.
+    reader = PairReader(_first_rows(files, rows), tokenizer)
+    dataset = PackedDataset(reader, batch_size, 120, shuffle_window=window, world_size=world_size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_module, "SPAN", 16)
-        shares = [rows_by_step(replace(stream, rank=r), epoch) for r in range(ranks)]
-        alone = rows_by_step(replace(stream, ranks=1), epoch)
-    assert all(list(share) == list(range(stream.steps)) for share in shares)
-    together = {s: [r for share in shares for r in share[s]] for s in range(stream.steps)}
+        patch.setattr(packed_dataset, "SHUFFLE_BLOCK", 16)
+        shares = [rows_by_step(replace(dataset, rank=r), epoch) for r in range(world_size)]
+        alone = rows_by_step(replace(dataset, world_size=1), epoch)
+    assert all(list(share) == list(range(dataset.steps)) for share in shares)
+    together = {s: [r for share in shares for r in share[s]] for s in range(dataset.steps)}
     assert sorted(r for step in together.values() for r in step) == list(range(rows))
     assert {s: sorted(r) for s, r in together.items()} == {s: sorted(r) for s, r in alone.items()}
-    assert all(len(step) == batch for step in list(together.values())[:-1])
+    assert all(len(step) == batch_size for step in list(together.values())[:-1])
 
 
 def _first_rows(files: ParquetTable, rows: int) -> ParquetTable:
@@ -87,79 +98,80 @@ def _first_rows(files: ParquetTable, rows: int) -> ParquetTable:
     return ParquetTable(files.paths, tuple(np.diff(ends, prepend=0).tolist()))
 
 
-def test_epoch_shares_of_a_step_differ_by_at_most_one_pair(files, tokenizer):
-    shares = [rows_by_step(Stream(files, tokenizer, 30, rank=r, ranks=4)) for r in range(4)]
+def test_epoch_shares_of_a_step_differ_by_at_most_one_pair(reader):
+    shares = [rows_by_step(PackedDataset(reader, 30, rank=r, world_size=4)) for r in range(4)]
     for step in range(7):
         sizes = [len(share[step]) for share in shares]
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.usefixtures("small_spans")
-def test_epoch_same_seed_and_number_comes_in_the_same_order(files, tokenizer):
-    stream = Stream(files, tokenizer, 16, window=64, seed=3)
-    assert content(stream, 2) == content(stream, 2)
+@pytest.mark.usefixtures("small_blocks")
+def test_epoch_same_seed_and_number_comes_in_the_same_order(reader):
+    dataset = PackedDataset(reader, 16, shuffle_window=64, seed=3)
+    assert content(dataset, 2) == content(dataset, 2)
 
 
-@pytest.mark.usefixtures("small_spans")
-def test_epoch_another_number_or_seed_comes_in_another_order(files, tokenizer):
-    stream = Stream(files, tokenizer, 16, window=64, seed=3)
-    orders = [content(stream, 0), content(stream, 1), content(replace(stream, seed=4), 0)]
+@pytest.mark.usefixtures("small_blocks")
+def test_epoch_another_number_or_seed_comes_in_another_order(reader):
+    dataset = PackedDataset(reader, 16, shuffle_window=64, seed=3)
+    orders = [content(dataset, 0), content(dataset, 1), content(replace(dataset, seed=4), 0)]
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
 
 
-@pytest.mark.usefixtures("small_spans")
-def test_epoch_is_mixed_over_the_whole_corpus(files, tokenizer):
-    first = rows_by_step(Stream(files, tokenizer, 64, window=64))[0]
+@pytest.mark.usefixtures("small_blocks")
+def test_epoch_is_mixed_over_the_whole_corpus(reader):
+    first = rows_by_step(PackedDataset(reader, 64, shuffle_window=64))[0]
     assert max(first) - min(first) > 100
     assert first != sorted(first)
 
 
-@pytest.mark.usefixtures("small_spans")
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("window", [16, 48, 1000])
-def test_epoch_from_any_step_on_equals_the_tail(files, tokenizer, ranks, window):
-    for rank in range(ranks):
-        stream = Stream(files, tokenizer, 16, 64, window=window, rank=rank, ranks=ranks)
-        whole = content(stream, 1)
-        for start in range(stream.steps + 1):
-            assert content(stream, 1, start) == [m for m in whole if m[0] >= start]
+def test_epoch_from_any_step_on_equals_the_tail(reader, world_size, window):
+    dataset = PackedDataset(reader, 16, 64, shuffle_window=window, world_size=world_size)
+    for rank in range(world_size):
+        share = replace(dataset, rank=rank)
+        whole = content(share, 1)
+        for start in range(share.steps + 1):
+            assert content(share, 1, start) == [m for m in whole if m[0] >= start]
 
 
-def test_epoch_more_ranks_than_pairs_of_a_step_gives_placeholders(files, tokenizer):
-    stream = Stream(files, tokenizer, batch=2, window=4, rank=2, ranks=3)
-    micros = list(stream.epoch(0))
-    assert len(micros) == stream.steps == 100
+def test_epoch_more_ranks_than_pairs_of_a_step_gives_placeholders(reader):
+    dataset = PackedDataset(reader, 2, shuffle_window=4, rank=2, world_size=3)
+    micros = list(dataset.epoch(0))
+    assert len(micros) == dataset.steps == 100
     for micro in micros:
-        assert micro.empty
-        assert micro.last
+        assert micro.is_empty
+        assert micro.is_last
         assert micro.batch.sequence_data["row"].tolist() == [-1]
         assert micro.batch.sequence_data["label"].shape == (1,)
         assert micro.batch.num_tokens == 1
-    assert [m.pairs for m in micros] == [2] * 99 + [1]
+    assert [m.num_examples for m in micros] == [2] * 99 + [1]
 
 
-def test_epoch_share_over_the_token_budget_comes_in_several_batches(files, tokenizer):
-    micros = list(Stream(files, tokenizer, batch=64, max_tokens=100).epoch(0))
+def test_epoch_share_over_the_token_budget_comes_in_several_batches(reader):
+    micros = list(PackedDataset(reader, 64, max_batch_tokens=100).epoch(0))
     assert all(m.batch.num_tokens <= 100 for m in micros)
-    assert [m.pairs for m in micros if m.last] == [64, 64, 64, 7]
+    assert [m.num_examples for m in micros if m.is_last] == [64, 64, 64, 7]
     assert len(micros) > 8
 
 
-def test_emptied_batch_keeps_step_and_columns_and_weighs_nothing(files, tokenizer):
-    [micro] = list(Stream(files, tokenizer, batch=199).epoch(0))
+def test_emptied_batch_keeps_step_and_columns_and_weighs_nothing(reader):
+    [micro] = list(PackedDataset(reader, 199).epoch(0))
     emptied = micro.emptied()
-    assert emptied.empty
-    assert not micro.empty
+    assert emptied.is_empty
+    assert not micro.is_empty
     assert set(emptied.batch.sequence_data) == set(micro.batch.sequence_data)
-    assert (emptied.step, emptied.pairs) == (micro.step, micro.pairs)
+    assert (emptied.step, emptied.num_examples) == (micro.step, micro.num_examples)
 
 
-def test_epoch_labels_and_tokens_travel_with_their_rows(files, table, tokenizer):
+def test_epoch_labels_and_tokens_travel_with_their_rows(reader, table, tokenizer):
     texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
     expected = tokenizer.encode(*texts)
     ends = np.cumsum(expected.lengths)
-    for micro in Stream(files, tokenizer, batch=50, max_tokens=200).epoch(0):
+    for micro in PackedDataset(reader, 50, max_batch_tokens=200).epoch(0):
         batch, start = micro.batch, 0
         assert batch.sequence_data["label"].tolist() == batch.sequence_data["row"].tolist()
         for row, length in zip(batch.sequence_data["row"], batch.lengths):
@@ -172,33 +184,33 @@ def test_epoch_list_columns_travel_as_matrices(table, tokenizer, tmp_path):
     logits = np.arange(2 * 199, dtype=np.float32).reshape(-1, 2)
     wide = table.append_column("teacher", pa.array(logits.tolist(), pa.list_(pa.float32())))
     files = ParquetTable.open(tiny.write_corpus(tmp_path, wide, files=2))
+    reader = PairReader(files, tokenizer, columns=("label", "teacher"))
     for rank in range(3):
-        stream = Stream(files, tokenizer, 2, columns=("label", "teacher"), rank=rank, ranks=3)
-        for micro in stream.epoch(0):
+        for micro in PackedDataset(reader, 2, rank=rank, world_size=3).epoch(0):
             given = micro.batch.sequence_data["teacher"]
             assert given.shape == (len(micro.batch), 2)
-            if not micro.empty:
+            if not micro.is_empty:
                 assert given.tolist() == logits[micro.batch.sequence_data["row"]].tolist()
 
 
 def test_read_rows_over_files_and_groups_come_in_the_order_asked(files, table):
     numbers = np.random.default_rng(0).integers(0, 199, 80)
-    got = files.read(numbers, ["candidate", "label"])
-    assert got["label"].to_pylist() == numbers.tolist()
-    assert got["candidate"].to_pylist() == table["candidate"].take(pa.array(numbers)).to_pylist()
+    taken = files.take(numbers, ["candidate", "label"])
+    assert taken["label"].to_pylist() == numbers.tolist()
+    assert taken["candidate"].to_pylist() == table["candidate"].take(pa.array(numbers)).to_pylist()
 
 
 def test_read_a_column_that_a_file_lacks_is_refused_by_name(files):
     with pytest.raises(CorpusError, match="teacher"):
-        files.read(np.arange(3), ["candidate", "teacher"])
+        files.take(np.arange(3), ["candidate", "teacher"])
 
 
 def test_find_takes_folders_and_files_in_order(files, table, tmp_path):
     extra = tmp_path / "extra.parquet"
     pq.write_table(table.slice(0, 7), extra)
-    found = ParquetTable.open([extra, *files.paths[:1]])
-    assert found.row_counts == (7, files.rows[0])
-    assert len(found) == 7 + files.rows[0]
+    both = ParquetTable.open([extra, *files.paths[:1]])
+    assert both.row_counts == (7, files.row_counts[0])
+    assert len(both) == 7 + files.row_counts[0]
 
 
 def test_find_truncated_file_is_refused_by_name(tmp_path, table):
@@ -216,15 +228,29 @@ def test_find_nothing_to_read_is_refused(tmp_path, table, rows):
         ParquetTable.open(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 8, "max_tokens": 39}])
-def test_stream_settings_out_of_range_are_refused(files, tokenizer, wrong):
-    with pytest.raises(ConfigError, match="batch="):
-        Stream(files, tokenizer, **wrong)
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size must be at least 1, not 0"),
+        (
+            {"global_batch_size": 8, "max_batch_tokens": 39},
+            "max_batch_tokens must be at least 40, .* not 39",
+        ),
+    ],
+)
+def test_dataset_settings_out_of_range_are_refused(reader, wrong, problem):
+    with pytest.raises(ConfigError, match=problem):
+        PackedDataset(reader, **wrong)
 
 
-def test_pack_pairs_numbers_the_pairs_as_given(tokenizer, table):
+def test_teacher_logits_of_another_number_of_pairs_are_refused(files, tokenizer):
+    with pytest.raises(CorpusError, match=r"logits of \[20\] pairs, the table has 199 pairs"):
+        PairReader(files, tokenizer, teachers=(_first_rows(files, 20),))
+
+
+def test_packed_pairs_keep_their_numbers_and_tokens(tokenizer, table):
     texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-    batches = list(pack_pairs(tokenizer, *texts, max_tokens=200))
+    batches = list(pack_sequences(tokenizer.encode(*texts), 200))
     assert sorted(r for b in batches for r in b.sequence_data["row"]) == list(range(199))
     assert all(b.num_tokens <= 200 for b in batches)
     alone = tokenizer.encode([texts[0][5]], [texts[1][5]])
@@ -250,7 +276,7 @@ def test_files_of_one_table_with_other_columns_are_refused(tmp_path):
         values = pa.array([1]).cast(kind)
         pq.write_table(pa.table({"label": values}), tmp_path / f"{name}.parquet")
     files = ParquetTable.open(tmp_path)
-    with pytest.raises(CorpusError, match="2 Parquet files of one table"):
+    with pytest.raises(CorpusError, match="2 Parquet files have different columns"):
         files.to_table()
-    with pytest.raises(CorpusError, match="2 Parquet files of one table"):
+    with pytest.raises(CorpusError, match="2 Parquet files have different columns"):
         files.take(np.arange(2), ["label"])

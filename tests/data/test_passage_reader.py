@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
 
-from as2ray.data.passage_reader import Passages, PassageStream
+from as2ray.data.packed_dataset import PackedDataset
+from as2ray.data.passage_reader import EncodedPassages, PassageReader
 from as2ray.distributed.ingest import from_row, to_table
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import group_by_passage
@@ -27,24 +30,25 @@ def tokenizer(published):
 
 
 @pytest.fixture
-def stream(tokenizer, tmp_path):
+def dataset(tokenizer, tmp_path):
     pq.write_table(passages_of(20), tmp_path / "part.parquet", row_group_size=7)
-    return PassageStream(ParquetTable.open(tmp_path), tokenizer, batch=6, max_tokens=400)
+    return PackedDataset(PassageReader(ParquetTable.open(tmp_path), tokenizer), 6, 400)
 
 
-def test_epoch_gives_every_passage_and_sentence_once_with_its_label(stream):
-    micros = list(stream.epoch(0))
-    assert stream.steps == len({m.step for m in micros}) == 7
-    assert sum(m.pairs for m in micros if m.last) == 40
-    labels = np.concatenate([m.batch.of_mark["label"] for m in micros])
-    relevant = np.concatenate([m.batch.of_sequence["passage_label"] for m in micros])
+def test_epoch_gives_every_passage_and_sentence_once_with_its_label(dataset):
+    micros = list(dataset.epoch(0))
+    assert dataset.steps == len({m.step for m in micros}) == 7
+    assert sum(m.num_examples for m in micros if m.is_last) == 40
+    labels = np.concatenate([m.batch.marker_data["label"] for m in micros])
+    relevant = np.concatenate([m.batch.sequence_data["passage_label"] for m in micros])
     assert (len(labels), labels.sum()) == (100, 20)
     assert (len(relevant), relevant.sum()) == (40, 20)
     for micro in micros:
-        own = micro.batch.of_mark["window"]
-        held = np.zeros(len(micro.batch))
-        np.maximum.at(held, own, micro.batch.of_mark["label"])
-        np.testing.assert_array_equal(held, micro.batch.of_sequence["passage_label"])
+        window_label = np.zeros(len(micro.batch))
+        np.maximum.at(
+            window_label, micro.batch.marker_data["window"], micro.batch.marker_data["label"]
+        )
+        np.testing.assert_array_equal(window_label, micro.batch.sequence_data["passage_label"])
 
 
 def test_passage_whose_windows_exceed_the_budget_is_a_batch_of_its_own_size(tokenizer, tmp_path):
@@ -54,37 +58,37 @@ def test_passage_whose_windows_exceed_the_budget_is_a_batch_of_its_own_size(toke
     for name in lists:
         longer[3][name] = longer[3][name] * 20
     pq.write_table(pa.Table.from_pylist(longer, rows.schema), tmp_path / "part.parquet")
-    stream = PassageStream(ParquetTable.open(tmp_path), tokenizer, batch=8, max_tokens=100)
-    micros = list(stream.epoch(0))
+    dataset = PackedDataset(PassageReader(ParquetTable.open(tmp_path), tokenizer), 8, 100)
+    micros = list(dataset.epoch(0))
     sizes = sorted(int(micro.batch.lengths.sum()) for micro in micros)
     assert sizes[-1] > 10 * 60
-    assert sum(micro.pairs for micro in micros if micro.last) == len(longer)
+    assert sum(micro.num_examples for micro in micros if micro.is_last) == len(longer)
     # A sentence between two windows may stand in both.
-    marks = sum(len(micro.batch.marker_data["label"]) for micro in micros)
-    assert marks >= sum(len(row["label"]) for row in longer)
+    num_markers = sum(len(micro.batch.marker_data["label"]) for micro in micros)
+    assert num_markers >= sum(len(row["label"]) for row in longer)
 
 
-def test_share_without_a_passage_is_a_placeholder_with_a_mark(stream, tokenizer):
-    lonely = PassageStream(stream.files, tokenizer, 1, 400, rank=1, ranks=2)
-    micro = next(iter(lonely.epoch(0)))
-    assert micro.empty
+def test_share_without_a_passage_is_a_placeholder_with_a_marker(dataset):
+    idle_rank = replace(dataset, global_batch_size=1, rank=1, world_size=2)
+    micro = next(iter(idle_rank.epoch(0)))
+    assert micro.is_empty
     assert micro.emptied().batch.markers.tolist() == micro.batch.markers.tolist() == [0]
-    assert {name: len(of) for name, of in micro.batch.marker_data.items()} == dict.fromkeys(
-        ("label", "window", "sentence", "mark", "answer_first", "answer_last"), 1
+    assert {name: len(values) for name, values in micro.batch.marker_data.items()} == dict.fromkeys(
+        ("label", "window", "sentence", "marker", "answer_first", "answer_last"), 1
     )
 
 
-def test_packed_passages_travel_through_arrow(stream):
-    micros = list(stream.epoch(0))
+def test_packed_passages_travel_through_arrow(dataset):
+    micros = list(dataset.epoch(0))
     rows = to_table(micros)
     for number, micro in enumerate(micros):
         again = from_row(rows, number)
-        np.testing.assert_array_equal(again.batch.markers, micro.batch.marks)
-        for kind in ("of_sequence", "of_mark"):
-            found, expected = (getattr(batch, kind) for batch in (again.batch, micro.batch))
-            assert found.keys() == expected.keys()
+        np.testing.assert_array_equal(again.batch.markers, micro.batch.markers)
+        for kind in ("sequence_data", "marker_data"):
+            restored, expected = (getattr(batch, kind) for batch in (again.batch, micro.batch))
+            assert restored.keys() == expected.keys()
             for name in expected:
-                np.testing.assert_array_equal(found[name], expected[name])
+                np.testing.assert_array_equal(restored[name], expected[name])
 
 
 @pytest.mark.parametrize(
@@ -93,12 +97,12 @@ def test_packed_passages_travel_through_arrow(stream):
 def test_window_of_a_relevant_passage_is_relevant_where_it_holds_a_fact(
     tokenizer, labels, relevant
 ):
-    narrow = PairTokenizer(tokenizer.definition, 24, 8)
+    narrow = PairTokenizer(tokenizer.tokenizer_json, 24, 8)
     passage = {"question": "What?", "candidate": ["lala muri ne ba."] * 4, "label": labels}
     table = pa.Table.from_pylist([{**passage, "passage_label": 1, "answer": ""}])
-    found = Passages.read(narrow, table)
-    assert len(found.windows.sequences) > 1
-    assert found.of_window["passage_label"][[0, -1]].tolist() == relevant
+    passages = EncodedPassages.from_table(narrow, table)
+    assert len(passages.windows.sequences) > 1
+    assert passages.windows.window_data["passage_label"][[0, -1]].tolist() == relevant
 
 
 def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
@@ -110,18 +114,17 @@ def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
             {**rows, "label": [1, 0, 0], "passage_label": 1},
         ]
     )
-    batch = Passages.read(tokenizer, table).pack(np.array([1, 0]))
+    batch = EncodedPassages.from_table(tokenizer, table).pack(np.array([1, 0]))
     first, last = (batch.marker_data[f"answer_{end}"] for end in ("first", "last"))
     # In one passage the supporting sentence holds it; in the other it does not.
-    held = np.flatnonzero(first >= 0)
-    assert len(held) == 1
+    markers = np.flatnonzero(first >= 0)
+    assert len(markers) == 1
     assert (last >= 0).sum() == 1
-    expected, _ = tokenizer.flat(["badesso quintol"], 60).ids, None
-    ids = batch.token_ids[first[held[0]] : last[held[0]] + 1]
+    expected = tokenizer.tokenize_texts(["badesso quintol"], 60).token_ids
+    ids = batch.token_ids[first[markers[0]] : last[markers[0]] + 1]
     assert ids.tolist() == expected.tolist()
-    narrow = PairTokenizer(tokenizer.definition, 14, 4)
+    narrow = PairTokenizer(tokenizer.tokenizer_json, 14, 4)
     cut_off = {**rows, "candidate": ["muri " * 12 + "badesso quintol."], "label": [1]}
-    batch = Passages.read(narrow, pa.Table.from_pylist([{**cut_off, "passage_label": 1}])).pack(
-        np.array([0])
-    )
+    table = pa.Table.from_pylist([{**cut_off, "passage_label": 1}])
+    batch = EncodedPassages.from_table(narrow, table).pack(np.array([0]))
     assert batch.marker_data["answer_first"].tolist() == [-1]

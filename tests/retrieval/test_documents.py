@@ -11,13 +11,13 @@ from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
 
 
-def all_of(source, columns=DocumentColumns()):  # noqa: B008
+def read_all(source, columns=DocumentColumns()):  # noqa: B008
     skipped = SkippedDocuments()
-    return list(read_documents(list_parts(source), source, columns, skipped)), skipped
+    return list(read_documents(list_parts(source), columns, skipped)), skipped
 
 
 def test_folder_gives_its_documents_in_order_and_counts_what_is_none(documents):
-    found, skipped = all_of(documents)
+    found, skipped = read_all(documents)
     ids = ["insects/ants.html", "notes.txt", "a", "rows.jsonl#2", "whales.md"]
     assert [document.id for document in found] == ids
     assert [document.title for document in found] == ["Ants & bees", "notes", "Cats", "", "Whales"]
@@ -82,13 +82,13 @@ def test_parquet_is_read_by_row_groups_with_columns_of_any_name(tmp_path):
     rows = pa.table({"body": ["One here.", "Two here.", "Three here."], "url": [7, 8, 9]})
     pq.write_table(rows, tmp_path / "t.parquet", row_group_size=2)
     assert [piece.row_group for piece in list_parts(tmp_path / "t.parquet")] == [0, 1]
-    found, _ = all_of(tmp_path / "t.parquet", DocumentColumns(text="body", id="url"))
+    found, _ = read_all(tmp_path / "t.parquet", DocumentColumns(text="body", id="url"))
     assert [(d.id, d.blocks[0].text) for d in found] == [
         ("7", "One here."),
         ("8", "Two here."),
         ("9", "Three here."),
     ]
-    numbered, _ = all_of(tmp_path, DocumentColumns(text="body", id="none"))
+    numbered, _ = read_all(tmp_path, DocumentColumns(text="body", id="none"))
     assert [d.id for d in numbered] == ["t.parquet#1", "t.parquet#2", "t.parquet#3"]
 
 
@@ -140,8 +140,8 @@ def test_splitter_lines_takes_each_line_of_plain_text_and_others_none(tmp_path):
         write_index(
             tmp_path / "faq.txt", tmp_path / splitter, IndexConfig(sentence_splitter=splitter)
         )
-        held = SentenceIndex.open(tmp_path / splitter)
-        split[splitter] = held.texts(range(len(held)))
+        index = SentenceIndex.open(tmp_path / splitter)
+        split[splitter] = index.texts(range(len(index)))
     assert split["lines"] == ["Whales sing. Dogs bark", "Cats purr", "Owls", "hunt."]
     assert split["syntok"] == ["Whales sing.", "Dogs bark Cats purr", "Owls hunt."]
 
@@ -150,7 +150,7 @@ def test_table_s_other_columns_are_not_read_and_endings_may_be_in_capitals(tmp_p
     rows = {"text": ["One here."], "expires": pa.array([4_000_000], pa.date32())}
     pq.write_table(pa.table(rows), tmp_path / "T.PARQUET")
     (tmp_path / "u.JSONL").write_bytes(b'\xef\xbb\xbf{"text": "Two here."}\n')
-    found, skipped = all_of(tmp_path)
+    found, skipped = read_all(tmp_path)
     assert [d.blocks[0].text for d in found] == ["One here.", "Two here."]
     assert not skipped.counts
 
@@ -161,18 +161,18 @@ def test_table_s_other_columns_are_not_read_and_endings_may_be_in_capitals(tmp_p
 def test_table_whose_text_is_none_is_refused(tmp_path, value):
     pq.write_table(pa.table({"text": value}), tmp_path / "t.parquet")
     with pytest.raises(CorpusError):
-        all_of(tmp_path)
+        read_all(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["1" * 5_000, "[" * 100_000], ids=["digits", "brackets"])
 def test_json_that_python_cannot_hold_is_refused(tmp_path, value):
     (tmp_path / "t.jsonl").write_text(f'{{"text": "x", "n": {value}}}\n')
     with pytest.raises(CorpusError, match="line 1"):
-        all_of(tmp_path)
+        read_all(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "came"),
+    ("name", "content", "problem"),
     [
         ("a.jsonl", '{"body": "x"}', r"row 1: \['body'\], without \['text'\]"),
         ("a.jsonl", '{"text": 3}', "'text' is int"),
@@ -180,15 +180,15 @@ def test_json_that_python_cannot_hold_is_refused(tmp_path, value):
         ("a.parquet", "no table", "a.parquet"),
     ],
 )
-def test_damaged_table_is_refused(tmp_path, name, content, came):
+def test_damaged_table_is_refused(tmp_path, name, content, problem):
     (tmp_path / name).write_text(content)
-    with pytest.raises(CorpusError, match=came):
-        all_of(tmp_path)
+    with pytest.raises(CorpusError, match=problem):
+        read_all(tmp_path)
 
 
 def test_blank_lines_between_json_lines_are_no_rows(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "One here."}\n\n{"text": "Two here."}\n \n')
-    found, _ = all_of(tmp_path)
+    found, _ = read_all(tmp_path)
     assert [(d.id, d.blocks[0].text) for d in found] == [
         ("t.jsonl#1", "One here."),
         ("t.jsonl#3", "Two here."),
@@ -199,7 +199,7 @@ def test_names_and_texts_that_are_no_unicode_are_told_and_do_no_harm(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "half \\ud800"}\n{"text": "Whole."}\n')
     with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
         file.write("Coffee here.")
-    found, skipped = all_of(tmp_path)
+    found, skipped = read_all(tmp_path)
     assert [d.id for d in found] == ["caf\\udce9.txt", "t.jsonl#2"]
     assert skipped.counts == {"with broken characters": 1}
     assert write_index(tmp_path, tmp_path.with_name("index"))["documents"] == 2
@@ -210,3 +210,8 @@ def test_nothing_to_read_is_refused(tmp_path):
         list_parts(tmp_path)
     with pytest.raises(CorpusError, match="no such folder"):
         list_parts(tmp_path / "nowhere")
+
+
+def test_markdown_line_breaks_images_and_entities_become_words():
+    text = "One  \ntwo\\\nthree\nfour &amp; `a < b` ![picture](x.png) [link](y)\n"
+    assert parse_markdown(text)[1] == [TextBlock("", "One two three four & a < b link")]

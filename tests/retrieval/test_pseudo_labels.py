@@ -1,6 +1,7 @@
 from random import Random
 
 import pytest
+from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.retrieval.index_writer import write_index
@@ -36,7 +37,7 @@ def test_first_of_the_list_is_the_answer_and_others_of_it_are_not(index):
         index, [Query("q", "when do owls hunt")], PseudoLabelConfig(num_negatives=2)
     )
     validate_table(found.table, "made")
-    hits = index.texts([h.index for h in index.top("when do owls hunt")])
+    hits = index.texts([h.index for h in index.search("when do owls hunt")])
     assert rows(found)[0] == (hits[0], 1)
     assert len(rows(found)) == 3
     assert {text for text, label in rows(found) if not label} <= set(hits[1:])
@@ -73,9 +74,9 @@ def test_questions_that_find_too_little_are_left_out_and_counted(index):
         generate_pseudo_labels(index, queries[:1])
 
 
-@pytest.mark.parametrize("wrong", [{"depth": 1}, {"negatives": 0}, {"near_duplicates": 0.0}])
+@pytest.mark.parametrize("wrong", [{"depth": 1}, {"num_negatives": 0}, {"max_similarity": 0.0}])
 def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
         PseudoLabelConfig(**wrong)
 
 
@@ -156,9 +157,10 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
     (one,) = generate_queries(index, ["generator"], query_generator=asks)
     assert one.text == "Who is Crows?"
     assert len(generate_queries(index, ["headings", "leading"], max_questions=3)) == 3
-    with pytest.raises(ConfigError, match="generator None"):
+    with pytest.raises(ConfigError, match="needs a query_generator"):
         generate_queries(index, ["generator"])
-    with pytest.raises(ConfigError, match="'titles'"):
+    with pytest.raises(ValidationError, match="'titles'"):
         generate_queries(index, ["titles"])
-    with pytest.raises(ConfigError, match="most -1"):
-        generate_queries(index, ["words"], max_questions=-1)
+    for max_questions in (0, -1):
+        with pytest.raises(ValidationError, match="max_questions"):
+            generate_queries(index, ["words"], max_questions=max_questions)

@@ -5,9 +5,16 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from as2ray.errors import CorpusError, SentenceIndexError
-from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, _cast_to_string, write_index
+from as2ray.retrieval.index_writer import (
+    MANIFEST,
+    SHARD_SCHEMAS,
+    IndexConfig,
+    _copy_rows,
+    write_index,
+)
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.text.bm25 import BM25
 
@@ -53,20 +60,21 @@ def test_index_scores_as_bm25_of_its_texts_does(many, tmp_path):
     random = Random(1)
     for _ in range(20):
         question = words(random)
-        ours, theirs = index.search(question, 30), plain.search(question, 30)
-        assert [h.index for h in ours] == [h.index for h in theirs]
-        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-5)
+        hits, expected = index.search(question, 30), plain.search(question, 30)
+        assert [h.index for h in hits] == [h.index for h in expected]
+        assert [h.score for h in hits] == pytest.approx([h.score for h in expected], rel=1e-5)
 
 
-def test_sentence_is_told_with_its_place_and_its_neighbours(documents, tmp_path):
-    made = write_index(documents, tmp_path / "i", num_shards=3)
-    assert made["documents"] == 5
-    assert made["skipped"]["binary or not UTF-8"] == 2
+def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_path):
+    manifest = write_index(documents, tmp_path / "i", num_shards=3)
+    assert manifest["documents"] == 5
+    assert manifest["skipped"]["binary or not UTF-8"] == 2
     index = SentenceIndex.open(tmp_path / "i")
     hit = index.search("how much does it weigh in tonnes")[0]
-    at = index.sentence(hit.index)
-    assert (at.document_id, at.title, at.heading) == ("whales.md", "Whales", "Whales")
-    assert at.text == "It weighs up to 199 tonnes."
+    sentence = index.sentence(hit.index)
+    source = (sentence.document_id, sentence.title, sentence.heading)
+    assert source == ("whales.md", "Whales", "Whales")
+    assert sentence.text == "It weighs up to 199 tonnes."
     assert index.context(hit.index).startswith("The blue whale")
     assert index.context(hit.index).endswith("It eats krill.")
     (penguin,) = index.search("penguins")
@@ -84,7 +92,8 @@ def test_text_of_a_shard_may_be_more_than_plain_strings_hold():
     text[-10:] = list(b"owls.mice.")
     long = pa.LargeStringArray.from_buffers(3, pa.py_buffer(ends), pa.py_buffer(text))
     last = pa.RecordBatch.from_arrays([long], ["text"]).slice(1)
-    assert _cast_to_string(last).to_pydict() == {"text": ["owls.", "mice."]}
+    text_column = _copy_rows(last)["text"].cast(pa.string())
+    assert text_column.to_pylist() == ["owls.", "mice."]
 
 
 def test_index_of_one_document_is_an_index(tmp_path):
@@ -118,7 +127,7 @@ def test_disk_that_fills_leaves_no_index_and_the_older_one_whole(many, tmp_path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
     try:
         for name in ("new", "i"):
-            with pytest.raises(SentenceIndexError, match="room for the index"):
+            with pytest.raises(SentenceIndexError, match="the index cannot be written"):
                 write_index(many, tmp_path / name, overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -146,12 +155,16 @@ def test_index_is_replaced_only_if_asked(many, documents, tmp_path):
 def test_index_of_another_format_is_refused(documents, tmp_path):
     write_index(documents, tmp_path / "i")
     path = tmp_path / "i" / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
-    with pytest.raises(SentenceIndexError, match=r"format 0(.|\n)*index the documents again"):
-        SentenceIndex.open(tmp_path / "i")
-    told = json.loads(path.read_text()) | {"format": 1}
-    told["settings"]["bm25"]["delta"] = 1.0
-    path.write_text(json.dumps(told))
+    manifest = json.loads(path.read_text())
+    # The first format had the key `format`.
+    old_manifest = {name: manifest[name] for name in manifest if name != "format_version"}
+    for other, version in (({**manifest, "format_version": 1}, 1), (old_manifest, None)):
+        path.write_text(json.dumps({**other, "format": 1}))
+        with pytest.raises(SentenceIndexError, match=f"format_version {version}.* only 2") as error:
+            SentenceIndex.open(tmp_path / "i")
+        assert error.value.fix == "index the documents again"
+    manifest["settings"]["bm25"]["delta"] = 1.0
+    path.write_text(json.dumps(manifest))
     with pytest.raises(SentenceIndexError, match="delta"):
         SentenceIndex.open(tmp_path / "i")
 
@@ -169,10 +182,30 @@ def test_broken_index_is_refused(documents, tmp_path, damage):
     elif damage == "manifest":
         (tmp_path / "i" / MANIFEST).write_text("{")
     elif damage in ("files", "settings", "shards"):
-        told = json.loads((tmp_path / "i" / MANIFEST).read_text())
-        del told[damage]
-        (tmp_path / "i" / MANIFEST).write_text(json.dumps(told))
+        manifest = json.loads((tmp_path / "i" / MANIFEST).read_text())
+        del manifest[damage]
+        (tmp_path / "i" / MANIFEST).write_text(json.dumps(manifest))
     else:
         (tmp_path / "i" / MANIFEST).unlink()
-    with pytest.raises(SentenceIndexError, match=r"broken index|no index"):
+    with pytest.raises(SentenceIndexError, match=r"a damaged index|not an index"):
         SentenceIndex.open(tmp_path / "i")
+
+
+def test_shards_fewer_than_one_are_refused(documents, tmp_path):
+    with pytest.raises(ValidationError, match="num_shards"):
+        write_index(documents, tmp_path / "i", num_shards=0)
+    assert not (tmp_path / "i").exists()
+
+
+def test_index_holds_no_temporary_files_and_can_be_read_by_all(documents, tmp_path):
+    manifest = write_index(documents, tmp_path / "i", num_shards=2)
+    files = {
+        path.relative_to(tmp_path / "i").as_posix()
+        for path in (tmp_path / "i").rglob("*")
+        if path.is_file()
+    }
+    assert files == {MANIFEST, *manifest["files"]}
+    shard_files = {path.name for path in (tmp_path / "i" / "shard-00000").iterdir()}
+    assert shard_files == {"bm25", *(f"{name}.arrow" for name in SHARD_SCHEMAS)}
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "i").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -2,6 +2,7 @@ import bm25s
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from as2ray.errors import CorpusError
 from as2ray.text.bm25 import BM25
@@ -18,18 +19,18 @@ def table(questions, candidates):
     return pa.table({"question": questions, "candidate": candidates})
 
 
-def test_top_finds_texts_that_share_words_best_first():
+def test_search_finds_texts_that_share_words_best_first():
     hits = BM25().build_index(TEXTS).search("capital of FRANCE", 3)
     assert [hit.index for hit in hits] == [0, 3]
     assert hits[0].score > hits[1].score > 0
 
 
-def test_top_of_equal_texts_keeps_their_order_and_k():
+def test_search_of_equal_texts_keeps_their_order_and_k():
     hits = BM25().build_index(["same words"] * 4).search("same", 2)
     assert [hit.index for hit in hits] == [0, 1]
 
 
-def test_top_of_unknown_words_is_empty():
+def test_search_of_unknown_words_is_empty():
     assert BM25().build_index(TEXTS).search("zebra") == []
     assert BM25().build_index(TEXTS).search("") == []
 
@@ -44,20 +45,20 @@ def test_score_equals_the_formula():
     assert hit.score == pytest.approx(2 * idf / (1 + k1 * length), rel=1e-5)
 
 
-def test_scores_within_equal_bm25s_row_by_row():
+def test_score_candidates_equal_bm25s_row_by_row():
     random = np.random.default_rng(0)
     words = np.array([f"word{i}" for i in range(30)])
     questions = np.repeat([" ".join(random.choice(words, 5)) for _ in range(8)], 6)
     candidates = [" ".join(random.choice(words, 9)) for _ in questions]
-    settings = BM25()
-    scores = settings.score_candidates(table(questions.tolist(), candidates))
-    theirs = bm25s.BM25(k1=settings.k1, b=settings.b)
-    theirs.index([text.split() for text in candidates], show_progress=False)
-    expected = [theirs.get_scores(q.split())[row] for row, q in enumerate(questions.tolist())]
+    config = BM25()
+    scores = config.score_candidates(table(questions.tolist(), candidates))
+    bm25s_index = bm25s.BM25(k1=config.k1, b=config.b)
+    bm25s_index.index([text.split() for text in candidates], show_progress=False)
+    expected = [bm25s_index.get_scores(q.split())[row] for row, q in enumerate(questions.tolist())]
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
-def test_scores_within_are_aligned_to_rows_in_any_order():
+def test_score_candidates_are_aligned_to_rows_in_any_order():
     questions = ["who rules England", "capital of France", "who rules England", "zebra"]
     scores = BM25().score_candidates(table(questions, TEXTS))
     order = [3, 1, 0, 2]
@@ -76,3 +77,9 @@ def test_stop_words_count_unless_left_out():
 def test_texts_without_words_are_refused(texts):
     with pytest.raises(CorpusError, match=f"{len(texts)} texts without a word"):
         BM25().build_index(texts)
+
+
+@pytest.mark.parametrize("wrong", [{"k1": -0.1}, {"b": 1.1}, {"b": -0.1}, {"delta": 1.0}])
+def test_bm25_settings_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        BM25(**wrong)

@@ -7,6 +7,7 @@ from as2ray.errors import ConfigError
 from as2ray.text.packing import (
     TokenSequences,
     concatenate_sequences,
+    pack_sequences,
     ragged_arange,
     split_by_tokens,
 )
@@ -27,7 +28,7 @@ def test_ragged_arange_counts_inside_each_length():
 
 
 @given(LENGTHS, st.integers(30, 100))
-def test_cut_any_lengths_keeps_all_sequences_within_the_budget(lengths, budget):
+def test_split_by_tokens_any_lengths_keeps_all_sequences_within_the_budget(lengths, budget):
     sizes = np.asarray(lengths, np.int32)
     groups = list(split_by_tokens(sizes, budget))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
@@ -37,13 +38,13 @@ def test_cut_any_lengths_keeps_all_sequences_within_the_budget(lengths, budget):
 
 
 @given(LENGTHS, st.integers(30, 100))
-def test_cut_any_lengths_wastes_less_than_half_of_the_budget(lengths, budget):
+def test_split_by_tokens_any_lengths_wastes_less_than_half_of_the_budget(lengths, budget):
     groups = list(split_by_tokens(np.asarray(lengths, np.int32), budget))
     assert len(groups) <= 2 * sum(lengths) // budget + 1
 
 
-def test_cut_sequence_over_the_budget_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match=r"31 tokens for a budget of 30"):
+def test_split_by_tokens_sequence_over_the_budget_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"31 tokens does not fit a batch of 30"):
         list(split_by_tokens(np.array([5, 31, 7]), 30))
 
 
@@ -78,3 +79,12 @@ def test_concatenate_parts_keeps_their_order():
     joined = concatenate_sequences(parts)
     assert joined.lengths.tolist() == [3, 3, 1, 2]
     assert joined.token_ids[3:].tolist() == whole.token_ids.tolist()
+
+
+@given(LENGTHS, st.integers(30, 100))
+def test_pack_sequences_numbers_the_sequences_within_the_budget(lengths, budget):
+    batches = list(pack_sequences(sequences_of(lengths), budget))
+    assert sorted(r for b in batches for r in b.sequence_data["row"]) == list(range(len(lengths)))
+    for batch in batches:
+        assert 0 < batch.num_tokens <= budget
+        assert batch.lengths.tolist() == [lengths[row] for row in batch.sequence_data["row"]]

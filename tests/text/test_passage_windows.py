@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,45 +33,45 @@ def test_one_sentence_is_tokenised_as_a_pair(tokenizer):
 
 
 def test_markers_stand_right_before_their_sentences(tokenizer):
-    wide = PairTokenizer(tokenizer.definition, 200, 24)
-    found = encode_passages(wide, [QUESTION], [SENTENCES])
-    assert found.window_passage.tolist() == [0]
-    assert found.marker_sentence.tolist() == [0, 1, 2, 3, 4]
-    flat, ids = wide.tokenize_texts(SENTENCES, 200), found.sequences.token_ids
-    for number, position in enumerate(found.marker_position):
-        start, size = flat.starts[number], flat.lengths[number]
+    wide = PairTokenizer(tokenizer.tokenizer_json, 200, 24)
+    windows = encode_passages(wide, [QUESTION], [SENTENCES])
+    assert windows.window_passage.tolist() == [0]
+    assert windows.marker_sentence.tolist() == [0, 1, 2, 3, 4]
+    texts, ids = wide.tokenize_texts(SENTENCES, 200), windows.sequences.token_ids
+    for number, position in enumerate(windows.marker_position):
+        start, size = texts.starts[number], texts.lengths[number]
         after = ids[position + 1 : position + 1 + size]
-        np.testing.assert_array_equal(after, flat.token_ids[start : start + size])
-    assert len({int(ids[position]) for position in found.marker_position}) == 1
+        np.testing.assert_array_equal(after, texts.token_ids[start : start + size])
+    assert len({int(ids[position]) for position in windows.marker_position}) == 1
 
 
 def test_long_passage_is_read_in_windows_that_share_a_sentence(tokenizer):
-    sizes = tokenizer.flat(SENTENCES, 60).lengths
+    sizes = tokenizer.tokenize_texts(SENTENCES, 60).lengths
     head = tokenizer.encode([QUESTION], ["x"]).lengths[0] - 2
     room = int(head + 1 + sizes[:3].sum() + 2)  # three sentences and two markers between
-    narrow = PairTokenizer(tokenizer.definition, room, 12)
-    found = encode_passages(narrow, [QUESTION], [SENTENCES])
-    assert found.sequences.lengths.max() <= room
-    first = found.marker_sentence[found.marker_window == 0].tolist()
-    second = found.marker_sentence[found.marker_window == 1].tolist()
+    narrow = PairTokenizer(tokenizer.tokenizer_json, room, 12)
+    windows = encode_passages(narrow, [QUESTION], [SENTENCES])
+    assert windows.sequences.lengths.max() <= room
+    first = windows.marker_sentence[windows.marker_window == 0].tolist()
+    second = windows.marker_sentence[windows.marker_window == 1].tolist()
     assert first == [0, 1, 2]
     assert second[0] in (2, 3)
-    assert set(found.marker_sentence.tolist()) == set(range(5))
+    assert set(windows.marker_sentence.tolist()) == set(range(5))
 
 
 def test_several_passages_keep_their_numbers(tokenizer):
-    asked = [QUESTION, "Lala?"]
-    found = encode_passages(tokenizer, asked, [SENTENCES[:2], SENTENCES[2:]])
-    assert found.window_passage[found.marker_window].tolist()[0] == 0
+    questions = [QUESTION, "Lala?"]
+    windows = encode_passages(tokenizer, questions, [SENTENCES[:2], SENTENCES[2:]])
+    assert windows.window_passage[windows.marker_window].tolist()[0] == 0
     by_passage = {
-        p: set(found.marker_sentence[found.window_passage[found.marker_window] == p])
+        p: set(windows.marker_sentence[windows.window_passage[windows.marker_window] == p])
         for p in (0, 1)
     }
     assert by_passage == {0: {0, 1}, 1: {2, 3, 4}}
 
 
 def test_passage_without_sentences_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match="1 passages without sentences, first number 1"):
+    with pytest.raises(ConfigError, match="1 passages without sentences, first index 1"):
         encode_passages(tokenizer, [QUESTION] * 2, [["Lala."], []])
 
 
@@ -79,26 +81,28 @@ def test_passage_without_sentences_is_refused(tokenizer):
     max_length=st.integers(20, 80),
 )
 def test_every_sentence_is_in_a_window_and_no_window_is_too_long(tokenizer, words, max_length):
-    narrow = PairTokenizer(tokenizer.definition, max_length, 10)
+    narrow = PairTokenizer(tokenizer.tokenizer_json, max_length, 10)
     passage = [" ".join(["lala"] * n) for n in words]
-    found = encode_passages(narrow, ["what is kovarin?"], [passage])
-    assert set(found.marker_sentence.tolist()) == set(range(len(words)))
-    assert found.sequences.lengths.max() <= max_length
-    for number in range(len(found.window_passage)):
-        own = found.marker_sentence[found.marker_window == number]
-        assert own.tolist() == list(range(own[0], own[-1] + 1))
+    windows = encode_passages(narrow, ["what is kovarin?"], [passage])
+    assert set(windows.marker_sentence.tolist()) == set(range(len(words)))
+    assert windows.sequences.lengths.max() <= max_length
+    for number in range(len(windows.window_passage)):
+        sentences = windows.marker_sentence[windows.marker_window == number]
+        assert sentences.tolist() == list(range(sentences[0], sentences[-1] + 1))
         assert (
-            found.marker_position[found.marker_window == number].max()
-            < found.sequences.lengths[number] - 1
+            windows.marker_position[windows.marker_window == number].max()
+            < windows.sequences.lengths[number] - 1
         )
 
 
 def test_packed_windows_keep_markers_passages_and_what_belongs_to_each(tokenizer):
-    asked = [QUESTION, "Lala?", QUESTION]
+    questions = [QUESTION, "Lala?", QUESTION]
     passages = [SENTENCES[:1], SENTENCES[1:], SENTENCES[:3]]
-    windows = encode_passages(PairTokenizer(tokenizer.definition, 200, 24), asked, passages)
+    windows = encode_passages(PairTokenizer(tokenizer.tokenizer_json, 200, 24), questions, passages)
     label = np.arange(8) * 10
-    batch = windows.pack(np.array([0, 2, 1]), {"relevant": np.array([5, 6, 7])}, {"label": label})
+    window_data, sentence_data = {"relevant": np.array([5, 6, 7])}, {"label": label}
+    windows = replace(windows, window_data=window_data, sentence_data=sentence_data)
+    batch = windows.pack(np.array([0, 2, 1]))
     order = batch.sequence_data["row"].tolist()
     assert batch.lengths.tolist() == sorted(batch.lengths.tolist(), reverse=True)
     assert batch.sequence_data["relevant"].tolist() == [5 + passage for passage in order]
@@ -110,7 +114,7 @@ def test_packed_windows_keep_markers_passages_and_what_belongs_to_each(tokenizer
     assert len(set(ids.tolist())) == 1
     starts = np.cumsum(batch.lengths) - batch.lengths
     assert (batch.markers >= starts[batch.marker_data["window"]]).all()
-    alone = windows.pack(np.array([1]), {}, {"label": label})
+    alone = windows.pack(np.array([1]))
     assert alone.marker_data["window"].tolist() == [0] * 4
     np.testing.assert_array_equal(
         alone.markers, windows.marker_position[windows.marker_window == 1]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError
 from as2ray.text import sentences
 
 TEXT = 'Dr. Lee came.  He said "Hi." Then\nhe left. \n\n New part'
@@ -54,6 +54,5 @@ def test_registered_splitter_is_used_by_its_name(monkeypatch):
 
 
 def test_unknown_splitter_is_refused_with_the_known_ones():
-    with pytest.raises(CorpusError, match="unknown sentence splitter 'punkt'") as error:
+    with pytest.raises(ConfigError, match=r"unknown sentence splitter 'punkt'.*'syntok'"):
         sentences.split("a", "punkt")
-    assert "syntok" in error.value.expected

@@ -22,26 +22,28 @@ ODD_TEXTS = [
 
 @pytest.fixture
 def pair_tokenizer(published, family):
-    return of(published(family))
+    return create_tokenizer(published(family))
 
 
-def of(tokenizer, max_length=60, max_question=30) -> PairTokenizer:
-    return PairTokenizer(tokenizer.backend_tokenizer.to_str(), max_length, max_question)
+def create_tokenizer(tokenizer, max_length=60, max_question_length=30) -> PairTokenizer:
+    return PairTokenizer(tokenizer.backend_tokenizer.to_str(), max_length, max_question_length)
 
 
 def split(sequences) -> list[tuple[list[int], list[int]]]:
     """Ids and types of each sequence."""
-    found, start = [], 0
+    sequence_list, start = [], 0
     for length in sequences.lengths.tolist():
         part = slice(start, start + length)
-        found.append((sequences.token_ids[part].tolist(), sequences.token_types[part].tolist()))
+        sequence_list.append(
+            (sequences.token_ids[part].tolist(), sequences.token_types[part].tolist())
+        )
         start += length
     assert start == len(sequences.token_ids)
-    return found
+    return sequence_list
 
 
-def reference(tokenizer, question, candidate, **how) -> tuple[list[int], list[int]]:
-    encoded = tokenizer(question, candidate, return_token_type_ids=True, **how)
+def reference(tokenizer, question, candidate, **options) -> tuple[list[int], list[int]]:
+    encoded = tokenizer(question, candidate, return_token_type_ids=True, **options)
     return encoded["input_ids"], encoded["token_type_ids"]
 
 
@@ -50,7 +52,7 @@ def test_encode_pairs_that_fit_equals_the_published_tokenizer(published, family,
     tokenizer = published(family)
     pairs = [(q, c) for q in [QUESTION, "muri?", *ODD_TEXTS] for c in texts]
     pairs = [p for p in pairs if len(tokenizer(*p)["input_ids"]) <= 400]
-    encoded = split(of(tokenizer, 500, 240).encode(*map(list, zip(*pairs))))
+    encoded = split(create_tokenizer(tokenizer, 500, 240).encode(*map(list, zip(*pairs))))
     assert encoded == [reference(tokenizer, *pair) for pair in pairs]
     assert len(pairs) > 60
 
@@ -58,8 +60,8 @@ def test_encode_pairs_that_fit_equals_the_published_tokenizer(published, family,
 def test_encode_long_candidate_is_cut_as_only_second_cuts(published, family, pair_tokenizer):
     tokenizer, long = published(family), "lutetu muri me bodafupo tu " * 30
     encoded = split(pair_tokenizer.encode([QUESTION, "muri me?"], [long, long]))
-    how = {"truncation": "only_second", "max_length": 60}
-    assert encoded == [reference(tokenizer, q, long, **how) for q in (QUESTION, "muri me?")]
+    options = {"truncation": "only_second", "max_length": 60}
+    assert encoded == [reference(tokenizer, q, long, **options) for q in (QUESTION, "muri me?")]
     assert [len(ids) for ids, _ in encoded] == [60, 60]
 
 
@@ -127,14 +129,20 @@ def test_encode_with_padding_and_truncation_in_the_definition_ignores_both(publi
     assert split(encoded) == [reference(tokenizer, *pair)]
 
 
-@pytest.mark.parametrize(("max_length", "max_question"), [(60, 0), (60, -1), (60, 57), (3, 1)])
-def test_pair_tokenizer_without_room_for_both_texts_is_refused(published, max_length, max_question):
-    with pytest.raises(ConfigError, match=f"max_question={max_question}"):
-        of(published("bert"), max_length, max_question)
+@pytest.mark.parametrize(
+    ("max_length", "max_question_length"), [(60, 0), (60, -1), (60, 57), (3, 1)]
+)
+def test_pair_tokenizer_without_room_for_both_texts_is_refused(
+    published, max_length, max_question_length
+):
+    with pytest.raises(ConfigError, match=f"max_question_length={max_question_length}"):
+        create_tokenizer(published("bert"), max_length, max_question_length)
 
 
 def test_pair_tokenizer_with_room_for_one_candidate_token_is_accepted(published):
-    [(ids, _)] = split(of(published("bert"), 60, 56).encode(["muri " * 99], ["badesso lala"]))
+    [(ids, _)] = split(
+        create_tokenizer(published("bert"), 60, 56).encode(["muri " * 99], ["badesso lala"])
+    )
     assert len(ids) == 60
 
 
@@ -144,7 +152,7 @@ def test_from_folder_without_a_fast_tokenizer_names_what_is_missing(tmp_path):
 
 
 def test_from_folder_encodes_as_the_checkpoint_does(checkpoint, published, family):
-    tokenizer = PairTokenizer.from_folder(checkpoint(family), max_length=60, max_question=30)
+    tokenizer = PairTokenizer.from_folder(checkpoint(family), max_length=60, max_question_length=30)
     encoded = split(tokenizer.encode([QUESTION], ["Badesso lala."]))
     assert encoded == [reference(published(family), QUESTION, "Badesso lala.")]
 
@@ -158,8 +166,10 @@ def test_pair_tokenizer_after_use_travels_to_another_process(pair_tokenizer):
 
 def test_text_modules_import_neither_torch_nor_transformers_nor_ray():
     code = (
-        "import sys, as2ray.text.tokenization, as2ray.text.packing, as2ray.data.packed_dataset\n"
+        "import sys, as2ray.text.tokenization, as2ray.text.packing, as2ray.data.pair_reader\n"
         "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "[]"

@@ -1,0 +1,30 @@
+"""Checks of the questions and candidates that a user passes in."""
+
+import re
+
+from as2ray.errors import ConfigError, EvaluationError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair. JSON and file names may contain one; it is invalid in UTF-8."""
+
+
+def check_text(text: object) -> None:
+    """Checks that a question or candidate can be tokenized.
+
+    Raises:
+        EvaluationError: The value is not a string, is blank, or contains a `SURROGATE`.
+    """
+    if not isinstance(text, str) or not text.strip() or SURROGATE.search(text):
+        raise EvaluationError(
+            f"an empty or non-text question or candidate, or invalid Unicode: {text!r:.200}"
+        )
+
+
+def check_top_k(top_k: int | None) -> None:
+    """Checks that at least one result is requested; None requests all.
+
+    Raises:
+        ConfigError: `top_k` is below 1.
+    """
+    if top_k is not None and top_k < 1:
+        raise ConfigError(f"top_k={top_k} must be at least 1")
