@@ -1,1 +1,1 @@
-"""Rankers loaded, saved and initialized; foreign checkpoint formats. Must not import training or Ray."""
+"""Loading, saving and initializing rankers; foreign checkpoint formats. No Ray."""

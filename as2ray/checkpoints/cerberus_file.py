@@ -1,9 +1,9 @@
-"""The model file of CERBERUS's authors, `cerberus_model.pt`, as a checkpoint of ours.
+"""Converts `cerberus_model.pt`, the model file of CERBERUS's authors, into a checkpoint.
 
-Knows the parts that such a file must have: ELECTRA's embeddings, a body of layers, k heads of
-layers, k classifiers. Must not know what the file calls them: parts are told by their own weights'
-names, their order by the numbers in what stands before. All weights must find a place, and every
-place a weight.
+The file has ELECTRA's embeddings, a body of layers, k heads of layers, and k classifiers, under
+unknown names. A part is recognized by the names of its own weights. The parts' order follows from
+the numbers in their names. Every weight of the file must be used, and every weight of the ranker
+must be in the file.
 """
 
 import re
@@ -25,109 +25,113 @@ StateDict = dict[str, Tensor]
 def load_cerberus_file(
     path: str | Path, base_model: str | Path, max_length: int = 128
 ) -> CascadeRanker:
-    """A ranker with the file's weights.
-
-    The file has neither configuration nor tokenizer: the encoder that it was made from lends them.
+    """Loads a ranker from the authors' file, which has neither configuration nor tokenizer.
 
     Args:
-        path: The file; nothing but tensors is loaded from it.
-        base: The encoder: `google/electra-base-discriminator`, or a folder.
-        max_length: Most tokens of a pair.
+        path: The file; only tensors are loaded from it.
+        base_model: The encoder that the file was made from, for configuration and tokenizer:
+            `google/electra-base-discriminator`, or a folder.
+        max_length: Maximum number of tokens of a pair.
 
     Raises:
-        CheckpointError: Not such a file, or not of that encoder.
+        CheckpointError: It is no such file, or it was made from another encoder.
     """
     weights = _load_state_dict(Path(path))
     try:
-        return build_ranker(weights, base_model, max_length)
-    except (
-        _WeightsMismatchError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # torch's, of shapes; of counts
+        return _build_ranker(weights, base_model, max_length)
+    # torch raises RuntimeError for wrong shapes; missing and unknown parts are a ValueError.
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(
-            f"{Path(path).name}: {str(error)[:300]}"
-            f"; expected embeddings, a body, heads and their classifiers made from {base_model}",
+            f"{Path(path).name} does not have the embeddings, body, heads and classifiers of a "
+            f"CERBERUS model made from {base_model}: {str(error)[:300]}",
             fix="name the encoder that the file was made from",
         ) from error
 
 
-class _WeightsMismatchError(Exception):
-    """A part that is missing, or that nothing is known of."""
-
-
 def _load_state_dict(path: Path) -> StateDict:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler raises many kinds for one cause: no such file
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's unpickler raises many types for a file of another format
         raise CheckpointError(
-            f"{path.name}: {str(error)[:200]}; expected a file of tensors that torch.save wrote",
+            f"{path.name} is no file of tensors that torch.save wrote: {str(error)[:200]}",
             fix="check the path; objects other than tensors are not loaded",
         ) from error
-    # Training frameworks put the weights under a name, beside counters.
-    inner = [v for v in found.values() if isinstance(v, dict)] if isinstance(found, dict) else []
-    found = next((v for v in inner if v and _is_state_dict(v)), found)
-    if not isinstance(found, dict) or not _is_state_dict(found):
+    # Training frameworks store the weights under a name, next to counters.
+    values = content.values() if isinstance(content, dict) else ()
+    nested = (value for value in values if isinstance(value, dict) and value)
+    state_dict = next((value for value in nested if _is_state_dict(value)), content)
+    if not isinstance(state_dict, dict) or not _is_state_dict(state_dict):
         raise CheckpointError(
-            f"{path.name}: no mapping of names to tensors"
-            "; expected a model's state dict, bare or under one name",
+            f"{path.name} has no state dict, neither at the top nor under one name",
             fix="choose cerberus_model.pt of a release",
         )
-    return {name: v for name, v in found.items() if not name.endswith(BUFFER_SUFFIXES)}
+    return {k: v for k, v in state_dict.items() if not k.endswith(BUFFER_SUFFIXES)}
 
 
 def _is_state_dict(values: Mapping[Any, Any]) -> bool:
     return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in values.items())
 
 
-def build_ranker(weights: StateDict, base_model: str | Path, max_length: int) -> CascadeRanker:
+def _build_ranker(weights: StateDict, base_model: str | Path, max_length: int) -> CascadeRanker:
     encoder = init_ranker(base_model, max_length=max_length).encoder
-    layers, rest = _group_weights(weights, encoder.layers[0].state_dict(), r"(?:^|\.)(\d+)$")
-    runs: dict[str, list[StateDict]] = {}
+    layers, other_weights = _group_weights(
+        weights, encoder.layers[0].state_dict(), r"(?:^|\.)(\d+)$"
+    )
+    stacks: dict[str, list[StateDict]] = {}
     for name in sorted(layers, key=_parse_numbers):
-        runs.setdefault(name.rpartition(".")[0], []).append(layers[name])
-    if len(runs) < 2:
-        raise _WeightsMismatchError(f"{len(layers)} layers in {len(runs)} runs")
-    body = max(runs, key=lambda name: len(runs[name]))
-    heads = [runs[name] for name in sorted(runs, key=_parse_numbers) if name != body]
-    depth = len(runs[body]) + len(heads[0])
-    made = init_ranker(
+        stacks.setdefault(name.rpartition(".")[0], []).append(layers[name])
+    if len(stacks) < 2:
+        raise ValueError(f"{len(layers)} layers in {len(stacks)} stacks")
+    body = max(stacks, key=lambda name: len(stacks[name]))
+    head_layers = [stacks[name] for name in sorted(stacks, key=_parse_numbers) if name != body]
+    ranker = init_ranker(
         base_model,
         max_length=max_length,
-        num_layers=depth,
-        exit_layers=[len(runs[body])],
-        num_ranking_heads=len(heads),
+        num_layers=len(stacks[body]) + len(head_layers[0]),
+        exit_layers=[len(stacks[body])],
+        num_ranking_heads=len(head_layers),
     )
-    assert isinstance(made, CascadeRanker)
-    last: Any = made.network.heads[-1]
-    classifiers, rest = _group_weights(rest, last.networks[0].classifier.state_dict())
-    if len(classifiers) != len(heads):
-        raise _WeightsMismatchError(f"{len(classifiers)} classifiers of {len(heads)} heads")
-    rest = _load_embeddings(made, rest)
-    if rest:
-        raise _WeightsMismatchError(f"{len(rest)} unknown weights {sorted(rest)[:4]}")
-    _load_modules(made.encoder.layers, runs[body])
-    for of_head, own in zip(last.encoders, heads):
-        _load_modules(of_head.layers, own)
-    ordered = [classifiers[name] for name in sorted(classifiers, key=_parse_numbers)]
-    _load_modules([network.classifier for network in last.networks], ordered)
-    return made.eval()
+    assert isinstance(ranker, CascadeRanker)
+    heads: Any = ranker.network.heads[-1]
+    classifiers, other_weights = _group_weights(
+        other_weights, heads.networks[0].classifier.state_dict()
+    )
+    if len(classifiers) != len(head_layers):
+        raise ValueError(f"{len(classifiers)} classifiers of {len(head_layers)} heads")
+    other_weights = _load_embeddings(ranker, other_weights)
+    if other_weights:
+        raise ValueError(f"{len(other_weights)} unknown weights {sorted(other_weights)[:4]}")
+    _load_modules(ranker.encoder.layers, stacks[body])
+    for head_encoder, state_dicts in zip(heads.encoders, head_layers):
+        _load_modules(head_encoder.layers, state_dicts)
+    ordered_classifiers = [classifiers[name] for name in sorted(classifiers, key=_parse_numbers)]
+    _load_modules([network.classifier for network in heads.networks], ordered_classifiers)
+    return ranker.eval()
 
 
 def _group_weights(
     weights: StateDict, suffixes: Iterable[str], prefix_pattern: str = ""
 ) -> tuple[dict[str, StateDict], StateDict]:
-    """Weights of parts whose own names are `names`, by what stands before them; and the others."""
-    ends = "|".join(sorted(map(re.escape, suffixes), key=len, reverse=True))
+    """Groups weights into parts.
+
+    Args:
+        weights: Weights by name.
+        suffixes: Names of a part's own weights.
+        prefix_pattern: Pattern of the name of a part.
+
+    Returns:
+        The weights of each part by the part's name, and all other weights.
+    """
+    suffix_pattern = "|".join(sorted(map(re.escape, suffixes), key=len, reverse=True))
     parts: dict[str, StateDict] = {}
-    rest: StateDict = {}
+    others: StateDict = {}
     for name, value in weights.items():
-        found = re.fullmatch(rf"(.*?)\.?\b({ends})", name)
-        if found and re.search(prefix_pattern, found[1]):
-            parts.setdefault(found[1], {})[found[2]] = value
+        match = re.fullmatch(rf"(.*?)\.?\b({suffix_pattern})", name)
+        if match and re.search(prefix_pattern, match[1]):
+            parts.setdefault(match[1], {})[match[2]] = value
         else:
-            rest[name] = value
-    return parts, rest
+            others[name] = value
+    return parts, others
 
 
 def _parse_numbers(name: str) -> list[int]:
@@ -135,17 +139,18 @@ def _parse_numbers(name: str) -> list[int]:
 
 
 def _load_modules(modules: Iterable[nn.Module], state_dicts: Iterable[StateDict]) -> None:
-    for module, own in zip(modules, state_dicts, strict=True):
-        module.load_state_dict(own)
+    for module, state_dict in zip(modules, state_dicts, strict=True):
+        module.load_state_dict(state_dict)
 
 
 def _load_embeddings(ranker: CascadeRanker, weights: StateDict) -> StateDict:
-    """Fills the embeddings and their projection, where there is one; the weights left over."""
-    parts, rest = _group_weights(weights, ranker.encoder.embeddings.state_dict(), "embeddings$")
-    _load_modules([ranker.encoder.embeddings], parts.values())
-    if isinstance(ranker.encoder.embedding_projection, nn.Linear):
-        parts, rest = _group_weights(
-            rest, ranker.encoder.embedding_projection.state_dict(), "embeddings_project$"
+    """Loads the embeddings and, if there is one, their projection; returns all other weights."""
+    encoder = ranker.encoder
+    parts, others = _group_weights(weights, encoder.embeddings.state_dict(), "embeddings$")
+    _load_modules([encoder.embeddings], parts.values())
+    if isinstance(encoder.embedding_projection, nn.Linear):
+        parts, others = _group_weights(
+            others, encoder.embedding_projection.state_dict(), "embeddings_project$"
         )
-        _load_modules([ranker.encoder.embedding_projection], parts.values())
-    return rest
+        _load_modules([encoder.embedding_projection], parts.values())
+    return others

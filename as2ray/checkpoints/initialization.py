@@ -1,154 +1,246 @@
-"""New rankers from pretrained encoders and from other rankers."""
+"""Creates new rankers from pretrained encoders and from other rankers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt, validate_call
 
 from as2ray.checkpoints.gc_pause import gc_paused
 
 with gc_paused():
     import torch
 
-    from as2ray.checkpoints.loading import (
-        build_ranker,
-        checkpoint_errors,
-        read_config,
-        read_ranker,
-    )
+    from as2ray.checkpoints.loading import build_ranker, checkpoint_errors, read_config, read_ranker
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError, ConfigError
-    from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+    from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling
     from as2ray.models.encoder.encoder import truncate
-    from as2ray.models.multi_stage import MultiStageRanker
+    from as2ray.models.multi_stage import check_exit_layers
     from as2ray.models.pointwise import PointwiseRanker
     from as2ray.models.ranker import Ranker
     from as2ray.models.sequential import SequentialNetwork, SequentialRanker
     from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
 
 
+class ShapeOptions(Protocol):
+    """The part of a `ModelSpec` that decides on layers, exits and heads."""
+
+    @property
+    def num_layers(self) -> int | None:
+        """Keep only the first layers of the encoder."""
+
+    @property
+    def exit_layers(self) -> Sequence[int] | None:
+        """Number of layers below each partial classifier, ascending."""
+
+    @property
+    def num_ranking_heads(self) -> int:
+        """CERBERUS's heads after the last exit."""
+
+
+@dataclass(frozen=True)
+class RankerShape:
+    """Layers, exits and heads of a ranker; known before its weights are read."""
+
+    num_layers: int
+    """Layers of the encoder, up to the last exit."""
+    exit_layers: tuple[int, ...] = ()
+    num_ranking_heads: int = 0
+    is_joint: bool = False
+    extract_answers: bool = False
+
+    def __str__(self) -> str:
+        kind = "a joint model" if self.is_joint else "an encoder"
+        exits = f", exits {list(self.exit_layers)}" if self.exit_layers else ""
+        return f"{kind} of {self.num_layers} layers{exits}, {self.num_ranking_heads} ranking heads"
+
+
+def check_model_spec(
+    spec: ShapeOptions,
+    encoder_layers: int,
+    start_shape: RankerShape | None = None,
+    *,
+    is_joint: bool = False,
+    extract_answers: bool = False,
+) -> RankerShape:
+    """Checks that layers, exits, heads and kind of a ranker go together; needs no weights.
+
+    An encoder or a pointwise ranker can be truncated and can get exits, heads after its last exit,
+    or the heads of a joint model. A cascade, a sequential ranker or a joint model keeps its layers,
+    exits and heads.
+
+    Args:
+        spec: A `ModelSpec`, or anything else with its fields `num_layers`, `exit_layers` and
+            `num_ranking_heads`.
+        encoder_layers: Layers of the encoder that training starts from (`encoder_num_layers`).
+        start_shape: Shape of the ranker that training starts from; None if its kind is not known,
+            as of a path of which only the number of layers has been read.
+        is_joint: Whether the loss trains a joint model (`TwoInOneLoss`).
+        extract_answers: Whether the joint model also extracts short answers.
+
+    Returns:
+        Shape of the ranker that `init_ranker` will create.
+
+    Raises:
+        ConfigError: They do not go together.
+    """
+    num_layers, exit_layers = spec.num_layers, spec.exit_layers
+    num_ranking_heads = spec.num_ranking_heads
+    if start_shape is not None and (start_shape.exit_layers or start_shape.is_joint):
+        is_unchanged = (
+            num_layers is None
+            and (exit_layers is None or tuple(exit_layers) == start_shape.exit_layers)
+            and num_ranking_heads in (0, start_shape.num_ranking_heads)
+            and is_joint == start_shape.is_joint
+            and extract_answers <= start_shape.extract_answers
+        )
+        if not is_unchanged:
+            raise ConfigError(
+                f"{num_layers=}, {exit_layers=}, {num_ranking_heads=}, {is_joint=} and "
+                f"{extract_answers=} would change {start_shape}; cascades and joint models keep "
+                "their layers, exits and heads",
+                fix="start from an encoder or a pointwise ranker",
+            )
+        return start_shape
+    num_layers = encoder_layers if num_layers is None else num_layers
+    if not 1 <= num_layers <= encoder_layers:
+        raise ConfigError(f"{num_layers=} is not from 1 to {encoder_layers}")
+    if extract_answers and not is_joint:
+        raise ConfigError("extract_answers=True needs a joint model of passages and sentences")
+    if exit_layers is None:
+        if num_ranking_heads:
+            raise ConfigError(f"{num_ranking_heads=} needs exit_layers: heads follow the last exit")
+        return RankerShape(num_layers, (), 0, is_joint, extract_answers)
+    if is_joint:
+        raise ConfigError(f"a joint model has no exits, but exit_layers={list(exit_layers)}")
+    check_exit_layers(exit_layers, num_layers)
+    last_exit = exit_layers[-1]
+    # The encoder of a checkpoint with ranking heads ends at its last exit.
+    if num_ranking_heads and start_shape is not None and last_exit == num_layers:
+        raise ConfigError(
+            f"{num_ranking_heads=} needs layers above the last exit, but the encoder ends there",
+            fix=f"use a last exit below {last_exit}",
+        )
+    return RankerShape(last_exit, tuple(exit_layers), num_ranking_heads)
+
+
 def encoder_num_layers(path: str | Path) -> int:
-    """Layers of a checkpoint's encoder; its weights are not read.
+    """Returns the number of layers of a checkpoint's encoder, without reading its weights.
 
     Args:
         path: A folder or a hub id.
 
     Raises:
-        CheckpointError: No encoder or ranker.
+        CheckpointError: The path holds neither an encoder nor a ranker.
     """
     with checkpoint_errors(path), silence_transformers():
         return int(read_config(path).num_hidden_layers)
 
 
+@dataclass(frozen=True)
+class _ShapeOptions:
+    num_layers: int | None
+    exit_layers: Sequence[int] | None
+    num_ranking_heads: int
+
+
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def init_ranker(
     path: str | Path,
     *,
-    max_length: int = 128,
+    max_length: PositiveInt = 128,
     num_layers: int | None = None,
     exit_layers: Sequence[int] | None = None,
-    pooling: str = "mean",
-    num_ranking_heads: int = 0,
-    score_averaging: str = "probabilities",
+    pooling: Pooling = "mean",
+    num_ranking_heads: NonNegativeInt = 0,
+    score_averaging: Literal["probabilities", "logits"] = "probabilities",
     is_joint: bool = False,
     extract_answers: bool = False,
     seed: int = 0,
 ) -> Ranker:
-    """A ranker to be trained, from a pretrained encoder or from a ranker.
+    """Creates a ranker to be trained from a pretrained encoder or from a ranker.
 
-    A pretrained encoder has no classification head, and a classifier of another task one of other
-    labels: a head is made from `seed`. Nothing else may be missing from the checkpoint. A cascade
-    or a joint model goes on as it is.
+    A pretrained encoder has no classification head, and a classifier of another task has one with
+    other labels; both get a new head. All other weights must be in the checkpoint. A cascade or a
+    joint model keeps its layers, exits and heads.
 
     Args:
         path: A folder or a hub id.
-        max_length: Most tokens of a pair.
-        layers: Keep the first layers only.
-        exits: Make a cascade: layers run before each partial classifier, ascending.
-        pooling: What a cascade's partial classifiers look at: the `mean` of all token states, or
-            the `first`.
-        heads: CERBERUS's heads after the last exit: a copy each of the layers above it, and of
-            a ranker's classifier; on a pretrained encoder each has a new one.
-        average: How the heads become one score: of their `probabilities` or their `logits`.
-        joint: Make a joint model of passages and sentences (Two-in-One).
-        answers: Let it find short answers in the sentences, too.
-        seed: Of the new heads' weights.
+        max_length: Maximum number of tokens of a pair.
+        num_layers: Keep only the first layers of the encoder.
+        exit_layers: Make a cascade: number of layers below each partial classifier, ascending.
+        pooling: Input of a cascade's partial classifiers: the `mean` of all token states, or the
+            `first` token state.
+        num_ranking_heads: CERBERUS's heads after the last exit. Each is a copy of the layers above
+            it and of a ranker's classifier; on a pretrained encoder each gets a new classifier.
+        score_averaging: What is averaged over the ranking heads to give one score: their
+            `probabilities` or their `logits`.
+        is_joint: Make a joint model of passages and sentences (Two-in-One).
+        extract_answers: Let the joint model extract short answers from the sentences.
+        seed: Seed of the weights of new heads.
 
     Raises:
-        CheckpointError: No encoder or ranker; weights unknown, missing or of another shape.
-        RecipeError: What is asked does not go together, or is not what the ranker is.
+        CheckpointError: The path holds neither an encoder nor a ranker, or its weights are unknown,
+            missing or of another shape.
+        ConfigError: Layers, exits and heads do not go together; see `check_model_spec`.
+        pydantic.ValidationError: An argument is out of its range.
     """
     torch.manual_seed(seed)
-    ranker, new_head = read_ranker(path, max_length=max_length, make_new_head=True)
-    ranker.calibration, ranker.threshold = (), None  # of weights that will change
-    _check_init_options(
-        ranker, num_layers, exit_layers, num_ranking_heads, is_joint, extract_answers
+    ranker, has_new_head = read_ranker(path, max_length=max_length, make_new_head=True)
+    ranker.calibration, ranker.threshold = (), None  # fitted to weights that will change
+    start_shape = _shape_of_ranker(ranker)
+    check_model_spec(
+        _ShapeOptions(num_layers, exit_layers, num_ranking_heads),
+        start_shape.num_layers,
+        start_shape,
+        is_joint=is_joint,
+        extract_answers=extract_answers,
     )
-    if isinstance(ranker, MultiStageRanker | TwoInOneRanker):
+    if not isinstance(ranker, PointwiseRanker):
         return ranker
-    dress = ranker.tokenizer, ranker.hf_tokenizer
-    network = ranker.network if num_layers is None else truncate(ranker.network, num_layers)
+    network: Any = ranker.network
+    if num_layers is not None:
+        network = truncate(network, num_layers)
+    ranker_type: type[Ranker] = PointwiseRanker
     if is_joint:
-        return build_ranker(
-            TwoInOneRanker, TwoInOneNetwork.from_encoder(network, extract_answers), *dress
+        ranker_type = TwoInOneRanker
+        network = TwoInOneNetwork.from_encoder(network, extract_answers)
+    elif exit_layers is not None:
+        ranker_type = CascadeRanker
+        network = CascadeNetwork.from_encoder(
+            network, exit_layers, pooling, num_ranking_heads, score_averaging, not has_new_head
         )
-    if exit_layers is None:
-        return build_ranker(PointwiseRanker, network, *dress)
-    made = CascadeNetwork.from_encoder(
-        network, exit_layers, pooling, num_ranking_heads, score_averaging, not new_head
+    return build_ranker(ranker_type, network, ranker.tokenizer, ranker.hf_tokenizer)
+
+
+def _shape_of_ranker(ranker: Ranker) -> RankerShape:
+    settings = ranker.checkpoint_settings()
+    return RankerShape(
+        ranker.network.config.num_hidden_layers,
+        ranker.exit_layers,
+        settings.get("num_ranking_heads", 0),
+        isinstance(ranker, TwoInOneRanker),
+        settings.get("extract_answers", False),
     )
-    return build_ranker(CascadeRanker, made, *dress)
-
-
-def _check_init_options(
-    ranker: Ranker,
-    num_layers: int | None,
-    exit_layers: Sequence[int] | None,
-    num_ranking_heads: int,
-    is_joint: bool,
-    extract_answers: bool,
-) -> None:
-    """Nothing that is asked of a ranker may be left undone in silence; see `start`."""
-    if isinstance(ranker, MultiStageRanker | TwoInOneRanker):
-        held = ranker.checkpoint_settings()
-        fine = num_layers is None and (
-            exit_layers is None or tuple(exit_layers) == ranker.exit_layers
-        )
-        fine = (
-            fine
-            and num_ranking_heads in (0, held.get("heads", 0))
-            and extract_answers <= held.get("answers", False)
-        )
-        fine = fine and is_joint == isinstance(ranker, TwoInOneRanker)
-        expected = "no layers and no other exits, heads or answers: it goes on as it is"
-        mend = "start a new one from an encoder or a pointwise ranker"
-    else:
-        fine = not num_ranking_heads if exit_layers is None else not is_joint
-        fine = fine and is_joint >= extract_answers
-        expected = "heads after exits, answers of a joint model, and that with neither of the two"
-        mend = "correct the recipe"
-    if not fine:
-        raise ConfigError(
-            f"layers={num_layers}, exits={exit_layers}, heads={num_ranking_heads}, joint={is_joint}, answers={extract_answers} of a "
-            f"{type(ranker).__name__} with exits {ranker.exit_layers}"
-            f"; expected {expected}",
-            fix=mend,
-        )
 
 
 def build_sequential(rankers: Sequence[Ranker]) -> Ranker:
-    """Pointwise rankers of one encoder and growing depth as one ranker that drops in between.
+    """Combines pointwise rankers of one encoder and growing depth into a sequential ranker.
 
     Args:
-        rankers: Shallowest first; the tokenizer is the last one's.
+        rankers: The rankers, shallowest first; the last one's tokenizer is used.
 
     Raises:
-        CheckpointError: None at all, one that is not pointwise, or of several encoders.
-        RecipeError: Not of growing depth.
+        CheckpointError: There are no rankers, one is not pointwise, or their encoders differ in
+            more than their depth.
+        ConfigError: The depths do not grow.
     """
     if not rankers or not all(isinstance(ranker, PointwiseRanker) for ranker in rankers):
         raise CheckpointError(
-            f"a sequence of {[type(ranker).__name__ for ranker in rankers]}"
-            "; expected at least one pointwise ranker, and no other kind",
-            fix="train pointwise rankers of growing depth",
+            "a sequential ranker is made of one or more pointwise rankers, not of "
+            f"{[type(ranker).__name__ for ranker in rankers]}"
         )
     network = SequentialNetwork.from_networks([ranker.network for ranker in rankers])
-    last = rankers[-1]
-    return build_ranker(SequentialRanker, network, last.tokenizer, last.hf_tokenizer)
+    return build_ranker(SequentialRanker, network, rankers[-1].tokenizer, rankers[-1].hf_tokenizer)

@@ -1,13 +1,15 @@
-"""Checkpoints: a folder with `config.json`, `model.safetensors` and a tokenizer, or a hub id.
+"""Loads rankers from checkpoints.
 
-Knows files and which class reads which checkpoint. Must not know training or Ray.
+A checkpoint is a folder with `config.json`, `model.safetensors` and a tokenizer, or a hub id.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, PositiveInt, validate_call
 
 from as2ray.checkpoints.gc_pause import gc_paused
 
@@ -23,10 +25,14 @@ with gc_paused():
     from as2ray.models.encoder.encoder import MODEL_TYPES, max_sequence_length
     from as2ray.models.ensemble import EnsembleRanker
     from as2ray.models.pointwise import PointwiseRanker
-    from as2ray.models.ranker import CONFIG_KEY, Dtype, Ranker
+    from as2ray.models.precision import Dtype
+    from as2ray.models.ranker import CONFIG_KEY, Ranker
     from as2ray.models.sequential import SequentialNetwork, SequentialRanker
     from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
     from as2ray.text.tokenization import PairTokenizer
+
+FORMAT_VERSION = 2
+"""Version of the entry `as2ray` of `config.json`; other versions are refused."""
 
 RANKER_TYPES: dict[str, tuple[Any, type[Ranker]]] = {
     "pointwise": (AutoModelForSequenceClassification, PointwiseRanker),
@@ -34,39 +40,42 @@ RANKER_TYPES: dict[str, tuple[Any, type[Ranker]]] = {
     "sequential": (SequentialNetwork, SequentialRanker),
     "two_in_one": (TwoInOneNetwork, TwoInOneRanker),
 }
-"""What reads the network, and the ranker around it, by the kind that `config.json` names."""
+"""Classes of the network and the ranker, by the kind of ranker that `config.json` names."""
 
 MEMBER_PREFIX = "member-"
-"""What the folders of an ensemble's members are called, before their numbers."""
+"""Folders of an ensemble's members are named by this prefix and their index."""
 
 
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def load(
     path: str | Path,
     *,
     dtype: Dtype = "auto",
     device: str | torch.device | None = None,
-    max_length: int | None = None,
+    max_length: PositiveInt | None = None,
 ) -> Ranker:
-    """A ranker from a checkpoint folder or a hub id, ready to rank.
+    """Loads a ranker for ranking.
 
     Args:
-        path: A folder that `save` or transformers wrote, or the id of a hub model.
-        precision: Number format of the matrix products; `auto` asks the hardware.
-        device: By default the first GPU, or the CPU.
-        max_length: Most tokens of a pair; by default what the ranker was trained with, or 128.
+        path: A folder that `save` or transformers wrote, or a hub id.
+        dtype: Number format of matrix products; `auto` depends on the hardware.
+        device: By default the first GPU, or the CPU if there is none.
+        max_length: Maximum number of tokens of a pair; by default as in training, or 128.
 
     Raises:
-        CheckpointError: Not a ranker; weights unknown, missing or of another shape.
+        CheckpointError: There is no ranker at the path, its format is of another version, or its
+            weights are unknown, missing or of another shape.
+        ConfigError: The encoder has fewer positions than `max_length`.
+        pydantic.ValidationError: An argument is out of its range.
     """
-    if (found := _read_ensemble_settings(path)) is not None:
-        # By number: the tenth's name sorts before the second's.
-        folders = [
-            Path(path) / f"{MEMBER_PREFIX}{number}" for number in range(len(found["weights"]))
-        ]
-        how: dict[str, Any] = {"precision": dtype, "device": device, "max_length": max_length}
-        ensemble = EnsembleRanker([load(folder, **how) for folder in folders], found["weights"])
-        ensemble.calibration = tuple(map(Calibration.from_dict, found["calibration"]))
-        ensemble.threshold = found.get("threshold")
+    settings = _read_ensemble_settings(path)
+    if settings is not None:
+        # Sorted by name, member-10 would come before member-2.
+        folders = [Path(path) / f"{MEMBER_PREFIX}{i}" for i in range(len(settings["weights"]))]
+        options: Any = {"dtype": dtype, "device": device, "max_length": max_length}
+        members = [load(folder, **options) for folder in folders]
+        ensemble = EnsembleRanker(members, settings["weights"])
+        _load_calibration(ensemble, settings)
         return ensemble.eval()
     ranker, _ = read_ranker(path, max_length=max_length, make_new_head=False)
     ranker.dtype, ranker.use_fused_layers = dtype, True
@@ -75,18 +84,37 @@ def load(
 
 
 def _read_ensemble_settings(path: str | Path) -> dict[str, Any] | None:
-    """The settings of an ensemble, whose `config.json` has no network beside them."""
-    config = Path(path) / "config.json"
-    if not config.is_file():
+    """Reads the settings of an ensemble, whose `config.json` describes no network."""
+    config_path = Path(path) / "config.json"
+    if not config_path.is_file():
         return None
     with checkpoint_errors(path):
-        found: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")).get(CONFIG_KEY, {})
-        return found if found.get("ranker") == "ensemble" else None
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        settings: dict[str, Any] = config.get(CONFIG_KEY, {})
+        if settings.get("ranker") != "ensemble":
+            return None
+        _check_format_version(path, settings)
+        return settings
+
+
+def _check_format_version(path: str | Path, settings: Mapping[str, Any]) -> None:
+    version = settings.get("format_version", 1)
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version}, but as2ray reads {FORMAT_VERSION}",
+            fix="train or convert the ranker again",
+        )
+
+
+def _load_calibration(ranker: Ranker, settings: Mapping[str, Any]) -> None:
+    ranker.calibration = tuple(Calibration(**entry) for entry in settings.get("calibration", []))
+    ranker.threshold = settings.get("threshold")
 
 
 def build_ranker(
     ranker_type: Any, network: Any, pair_tokenizer: PairTokenizer, hf_tokenizer: Any
 ) -> Ranker:
+    """Builds a ranker that keeps the Hugging Face tokenizer, which `save` writes."""
     ranker: Ranker = ranker_type(network, pair_tokenizer)
     ranker.hf_tokenizer = hf_tokenizer
     return ranker
@@ -95,98 +123,104 @@ def build_ranker(
 def read_ranker(
     path: str | Path, *, max_length: int | None, make_new_head: bool
 ) -> tuple[Ranker, bool]:
-    """The ranker, and whether its head is new: if `new_head`, one is made where there is none."""
+    """Reads a ranker that is no ensemble.
+
+    Args:
+        path: A folder or a hub id.
+        max_length: Maximum number of tokens of a pair; by default as in training, or 128.
+        make_new_head: Whether an encoder, or a classifier of another task, gets a new head.
+
+    Returns:
+        The ranker, and whether its head is new.
+    """
     with checkpoint_errors(path), silence_transformers():
         config = read_config(path)
         settings = getattr(config, CONFIG_KEY, {})
         kind = settings.get("ranker", "pointwise")
         if kind not in RANKER_TYPES:
-            raise CheckpointError(
-                f"{path}: a ranker of kind {kind!r}; expected one of {sorted(RANKER_TYPES)}",
-                fix="load it with the release of as2ray that wrote it",
-            )
-        reader, ranks = RANKER_TYPES[kind]
+            raise CheckpointError(f"{path}: ranker {kind!r} is none of {sorted(RANKER_TYPES)}")
+        network_type, ranker_type = RANKER_TYPES[kind]
         is_classifier = kind != "pointwise" or any(
-            "SequenceClassification" in a for a in config.architectures or []
+            "SequenceClassification" in name for name in config.architectures or []
         )
-        # A classifier of another task (TANDA's RoBERTa-large comes from MNLI) lends its body.
+        # A classifier of another task can be a starting point: TANDA's RoBERTa-large is from MNLI.
         make_new_head = make_new_head and not (is_classifier and config.num_labels <= 2)
         if make_new_head or not is_classifier:
             config.num_labels = 2
-        network, report = reader.from_pretrained(
+        network, loading_info = network_type.from_pretrained(
             path,
             config=config,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `refuse_gaps` names them
+            ignore_mismatched_sizes=True,  # `check_loaded_weights` reports them
             dtype=torch.float32,
         )
-        check_loaded_weights(path, report, network, make_new_head)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        _check_tokenizer(path, tokenizer, config.vocab_size)
-        definition = tokenizer.backend_tokenizer.to_str()
-    pairs = PairTokenizer(definition, **_resolve_lengths(config, settings, max_length))
-    ranker = build_ranker(ranks, network, pairs, tokenizer)
-    ranker.calibration = tuple(map(Calibration.from_dict, settings.get("calibration", [])))
-    ranker.threshold = settings.get("threshold")
+        check_loaded_weights(path, loading_info, network, make_new_head)
+        hf_tokenizer = AutoTokenizer.from_pretrained(path)
+        _check_tokenizer(path, hf_tokenizer, config.vocab_size)
+        tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
+        tokenizer = PairTokenizer(tokenizer_json, **_resolve_lengths(config, settings, max_length))
+        ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
+        _load_calibration(ranker, settings)
     return ranker, make_new_head
 
 
 def read_config(path: str | Path) -> Any:
+    """Reads the configuration of a supported encoder or ranker.
+
+    Raises:
+        CheckpointError: The family is not supported, or the format is of another version.
+    """
     config = AutoConfig.from_pretrained(path)
     if config.model_type not in MODEL_TYPES:
-        raise CheckpointError(
-            f"{path}: a checkpoint of type {config.model_type!r}; expected one of {MODEL_TYPES}",
-            fix="choose another checkpoint",
-        )
+        raise CheckpointError(f"{path}: model type {config.model_type!r} is none of {MODEL_TYPES}")
+    if hasattr(config, CONFIG_KEY):
+        _check_format_version(path, getattr(config, CONFIG_KEY))
     return config
 
 
 def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> None:
-    """Refuses a tokenizer that transformers made of nothing, or of more ids than the network's."""
-    words = len(tokenizer) - len(set(tokenizer.all_special_ids))
-    highest = max(tokenizer.get_vocab().values(), default=-1)
-    if words <= 0 or highest >= num_embeddings:
+    """Checks that transformers has read a vocabulary, and that its ids fit the embeddings."""
+    num_words = len(tokenizer) - len(set(tokenizer.all_special_ids))
+    max_id = max(tokenizer.get_vocab().values(), default=-1)
+    if num_words <= 0 or max_id >= num_embeddings:
         raise CheckpointError(
-            f"{path}: a tokenizer of {words} words and ids up to {highest}, for {num_embeddings} "
-            "embeddings"
-            "; expected the files of the tokenizer that the network was trained with",
-            fix="copy tokenizer.json and tokenizer_config.json from where the network came from",
+            f"{path}: a tokenizer of {num_words} words and ids up to {max_id} does not fit "
+            f"{num_embeddings} embeddings",
+            fix="copy tokenizer.json and tokenizer_config.json from the original checkpoint",
         )
 
 
 def _resolve_lengths(
-    config: Any, settings: dict[str, int], max_length: int | None
+    config: Any, settings: Mapping[str, Any], max_length: int | None
 ) -> dict[str, int]:
-    """What was asked, else what the ranker was trained with, else 128 or all there is."""
-    most = max_sequence_length(config)
-    length = settings.get("max_length", min(128, most)) if max_length is None else max_length
-    if length > most:
-        raise ConfigError(
-            f"max_length={length} for an encoder of {most} positions"
-            f"; expected max_length <= {most}",
-            fix="lower max_length, or choose an encoder with more positions",
-        )
-    question = settings.get("max_question", 64)
-    if length != settings.get("max_length"):
-        question = min(question, length // 2)
-    return {"max_length": length, "max_question": question}
+    """Returns the lengths of a `PairTokenizer`: as requested, as in training, or 128 and 64."""
+    max_positions = max_sequence_length(config)
+    if max_length is None:
+        max_length = settings.get("max_length", min(128, max_positions))
+    if max_length > max_positions:
+        raise ConfigError(f"{max_length=} exceeds the encoder's {max_positions} positions")
+    max_question_length = settings.get("max_question_length", 64)
+    if max_length != settings.get("max_length"):
+        max_question_length = min(max_question_length, max_length // 2)
+    return {"max_length": max_length, "max_question_length": max_question_length}
 
 
 @contextmanager
 def checkpoint_errors(path: str | Path) -> Iterator[None]:
+    """Turns errors of transformers and of files into a `CheckpointError`."""
     try:
         yield
     except As2rayError:
         raise
-    except Exception as error:  # transformers raises many kinds for one cause: not a checkpoint
+    except Exception as error:  # transformers raises many types for a missing checkpoint
         raise CheckpointError(
-            f"{path}: {type(error).__name__}: {str(error)[:300]}"
-            "; expected a folder with config.json, model.safetensors and a tokenizer, or a hub id",
-            fix="check the path; offline, only local folders and cached hub ids load",
+            f"{path} is no checkpoint: {type(error).__name__}: {str(error)[:300]}",
+            fix="name a folder with config.json, model.safetensors and a tokenizer, or a hub id; "
+            "offline, only hub ids in the cache can be loaded",
         ) from error
 
 
 def load_weights(ranker: Ranker, folder: str | Path) -> dict[str, torch.Tensor]:
-    """The weights of a saved ranker, by the names they have in `ranker`."""
-    found = load_file(Path(folder) / "model.safetensors")
-    return {f"network.{name}": tensor for name, tensor in found.items()}
+    """Loads the weights of a saved ranker, under their names in `ranker.state_dict()`."""
+    weights = load_file(Path(folder) / "model.safetensors")
+    return {f"network.{name}": tensor for name, tensor in weights.items()}

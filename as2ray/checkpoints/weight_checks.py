@@ -1,7 +1,4 @@
-"""Networks as transformers publishes them: read in silence, and refused where weights do not fit.
-
-Knows transformers' report of a loading. Must not know rankers.
-"""
+"""Checks the weights that transformers has loaded, and silences its own reports."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +10,7 @@ from transformers.utils import logging
 from as2ray.errors import CheckpointError
 
 BUFFER_SUFFIXES = ("position_ids", "token_type_ids")
-"""Ends of names that older releases of transformers store and nobody reads."""
+"""Ends of names that older releases of transformers store and no release reads."""
 
 PRETRAINING_HEAD_PREFIXES = (
     "cls.",
@@ -23,56 +20,56 @@ PRETRAINING_HEAD_PREFIXES = (
     "generator_",
     "sop_classifier.",
 )
-"""Weights that pre-training leaves in an encoder's checkpoint and fine-tuning has no use for."""
+"""Weights of pre-training that an encoder's checkpoint has and fine-tuning does not use."""
 
 
 def check_loaded_weights(
     path: str | Path, loading_info: dict[str, Any], network: Any, has_new_head: bool
 ) -> None:
-    """No weight may be missing, unknown or misshapen, but for what a new head explains.
+    """Checks that no weight is missing, unknown or of another shape, except in a new head.
 
     Args:
-        path: Of the checkpoint.
-        report: What transformers says of its loading.
-        network: What was loaded.
-        new_head: Whether its classifier is made anew.
+        path: Path of the checkpoint.
+        loading_info: The report of transformers' `from_pretrained`.
+        network: The network that was loaded.
+        has_new_head: Whether its classifier is new.
 
     Raises:
         CheckpointError: There are such weights.
     """
-    inside = network.base_model_prefix + "."
+    encoder_prefix = network.base_model_prefix + "."
     missing = sorted(loading_info["missing_keys"])
     if has_new_head:
-        missing = [k for k in missing if k.startswith(inside) and ".pooler" not in k]
+        missing = [k for k in missing if k.startswith(encoder_prefix) and ".pooler" not in k]
     unknown = sorted(loading_info["unexpected_keys"])
     if has_new_head:
-        # RoBERTa's and ELECTRA's classifiers have no pooler, but plain encoders may bring one.
-        unknown = [k for k in unknown if not k.removeprefix(inside).startswith("pooler.")]
+        # RoBERTa's and ELECTRA's classifiers have no pooler, but plain encoders may have one.
+        unknown = [k for k in unknown if not k.removeprefix(encoder_prefix).startswith("pooler.")]
         unknown = [k for k in unknown if not k.startswith(PRETRAINING_HEAD_PREFIXES)]
     unknown = [k for k in unknown if not k.endswith(BUFFER_SUFFIXES)]
-    misshapen = sorted(
-        f"{name}: {list(found)} for {list(wanted)}"
-        for name, found, wanted in loading_info["mismatched_keys"]
-        if name.startswith(inside) or not has_new_head
+    mismatched = sorted(
+        f"{name}: {list(shape)} instead of {list(expected_shape)}"
+        for name, shape, expected_shape in loading_info["mismatched_keys"]
+        if name.startswith(encoder_prefix) or not has_new_head
     )
-    if missing or unknown or misshapen:
+    if missing or unknown or mismatched:
         raise CheckpointError(
-            f"{path}: {len(missing)} weights missing {missing[:4]}, {len(unknown)} unknown "
-            f"{unknown[:4]}, {len(misshapen)} misshapen {misshapen[:4]}"
-            f"; expected exactly the weights of {type(network).__name__}",
-            fix="train from it (a recipe's `model`) if it is a pretrained encoder; else repair it",
+            f"{path} does not have exactly the weights of {type(network).__name__}: "
+            f"{len(missing)} weights missing {missing[:4]}, {len(unknown)} unknown {unknown[:4]}, "
+            f"{len(mismatched)} of another shape {mismatched[:4]}",
+            fix="a pretrained encoder must be trained first (`model` of a recipe)",
         )
 
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Without transformers' bars and load report: `refuse_gaps` says what matters."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    """Disables transformers' progress bars and load report; `check_loaded_weights` replaces it."""
+    verbosity, had_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
+        logging.set_verbosity(verbosity)
+        if had_progress_bar:
             logging.enable_progress_bar()

@@ -1,4 +1,1 @@
-"""as2ray's rankers inside other frameworks, a file each; extra `adapters`.
-
-Know their framework and rankers. Must not know Ray or the service.
-"""
+"""Rankers in other frameworks, one per file (extra `integrations`). No Ray, no service."""

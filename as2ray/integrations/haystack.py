@@ -1,9 +1,7 @@
 """A Haystack ranker component.
 
-Knows Haystack's documents and components. Must not know rankers' insides.
-
-Each document keeps its id and meta, to which a cascade's `exit_layer` is added; what was given
-stays as it was, and of documents with one id the first counts.
+Documents are copied with their id and meta, to which the `exit_layer` of a cascade is added. Of
+documents with the same id, the first one counts.
 """
 
 from dataclasses import replace
@@ -12,7 +10,7 @@ from typing import Any
 from haystack import Document, component, default_from_dict, default_to_dict
 
 from as2ray.integrations.shared_ranker import OptionalDropRatios, cached_ranker, rank_texts
-from as2ray.models.ranker import Dtype
+from as2ray.models.precision import Dtype
 
 
 @component
@@ -21,9 +19,9 @@ class As2rayRanker:
 
     Args:
         model: Checkpoint folder or hub id.
-        top_k: How many to return; all by default.
-        drop: Other drop ratios than a cascade's own.
-        precision: Number format of the matrix products.
+        top_k: Number of documents to return; by default all.
+        drop_ratios: Drop ratios of a cascade; by default the checkpoint's.
+        dtype: Number format of matrix products.
     """
 
     def __init__(
@@ -36,21 +34,25 @@ class As2rayRanker:
         self.model, self.top_k, self.drop_ratios, self.dtype = model, top_k, drop_ratios, dtype
 
     def warm_up(self) -> None:
-        """Loads the checkpoint before the first query does."""
+        """Loads the checkpoint before the first query."""
         cached_ranker(self.model, self.dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a pipeline's file holds it."""
-        kept: dict[str, Any] = default_to_dict(
-            self, model=self.model, top_k=self.top_k, drop=self.drop_ratios, precision=self.dtype
+        """Serializes the component for the file of a pipeline."""
+        parameters: dict[str, Any] = default_to_dict(
+            self,
+            model=self.model,
+            top_k=self.top_k,
+            drop_ratios=self.drop_ratios,
+            dtype=self.dtype,
         )
-        return kept
+        return parameters
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "As2rayRanker":
-        """Out of a pipeline's file."""
-        made: As2rayRanker = default_from_dict(cls, data)
-        return made
+        """Creates the component from the file of a pipeline."""
+        ranker: As2rayRanker = default_from_dict(cls, data)
+        return ranker
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(
@@ -58,18 +60,18 @@ class As2rayRanker:
         query: str,
         documents: list[Document],
         top_k: int | None = None,
-        drop_ratios: float | None = None,
+        drop_ratios: OptionalDropRatios = None,
     ) -> dict[str, list[Document]]:
-        """The best documents, best first.
+        """Returns the best documents, best first.
 
         Args:
             query: The question.
-            documents: What to rank.
-            top_k: Other than the component's.
-            drop: Other than the component's; 0 drops nothing.
+            documents: The documents to rank.
+            top_k: Number of documents to return; by default the component's.
+            drop_ratios: By default the component's; 0 drops nothing.
         """
         distinct = list({document.id: document for document in reversed(documents)}.values())[::-1]
-        placed = rank_texts(
+        ranking = rank_texts(
             self.model,
             self.dtype,
             query,
@@ -77,13 +79,10 @@ class As2rayRanker:
             self.top_k if top_k is None else top_k,
             self.drop_ratios if drop_ratios is None else drop_ratios,
         )
-        return {
-            "documents": [
-                _with_score(distinct[one.index], one.score, one.exit_layer) for one in placed
-            ]
-        }
+        ranked = [_with_score(distinct[r.index], r.score, r.exit_layer) for r in ranking]
+        return {"documents": ranked}
 
 
 def _with_score(document: Document, score: float, exit_layer: int | None) -> Document:
-    added = {} if exit_layer is None else {"exit_layer": exit_layer}
-    return replace(document, score=score, meta={**document.meta, **added})
+    new_meta = {} if exit_layer is None else {"exit_layer": exit_layer}
+    return replace(document, score=score, meta={**document.meta, **new_meta})

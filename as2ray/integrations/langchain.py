@@ -1,9 +1,7 @@
 """A LangChain document compressor.
 
-Knows LangChain's documents. Must not know rankers' insides.
-
-Each document keeps its id and metadata, to which `relevance_score` and, of a cascade, `exit_layer`
-are added; what was given stays as it was.
+Documents are copied with their id and metadata, to which `relevance_score` and the `exit_layer` of
+a cascade are added.
 """
 
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ConfigDict, PositiveInt
 
 from as2ray.integrations.shared_ranker import OptionalDropRatios, rank_texts
-from as2ray.models.ranker import Dtype
+from as2ray.models.precision import Dtype
 
 
 class As2rayReranker(BaseDocumentCompressor):  # type: ignore[misc]
@@ -23,19 +21,19 @@ class As2rayReranker(BaseDocumentCompressor):  # type: ignore[misc]
     model: str
     """Checkpoint folder or hub id."""
     top_n: PositiveInt | None = None
-    """How many to return; all by default."""
+    """Number of documents to return; by default all."""
     drop_ratios: OptionalDropRatios = None
-    """Other drop ratios than a cascade's own."""
+    """Drop ratios of a cascade; by default the checkpoint's."""
     dtype: Dtype = "auto"
-    """Number format of the matrix products."""
+    """Number format of matrix products."""
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> Sequence[Document]:
-        """The best documents, best first."""
+        """Returns the best documents, best first."""
         texts = [document.page_content for document in documents]
-        placed = rank_texts(self.model, self.dtype, query, texts, self.top_n, self.drop_ratios)
-        return [_with_score(documents[one.index], one.score, one.exit_layer) for one in placed]
+        ranking = rank_texts(self.model, self.dtype, query, texts, self.top_n, self.drop_ratios)
+        return [_with_score(documents[r.index], r.score, r.exit_layer) for r in ranking]
 
 
 def _with_score(document: Document, score: float, exit_layer: int | None) -> Document:

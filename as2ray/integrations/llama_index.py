@@ -1,9 +1,4 @@
-"""A LlamaIndex node postprocessor.
-
-Knows LlamaIndex's nodes. Must not know rankers' insides.
-
-Each node keeps its id and metadata; what was given stays as it was.
-"""
+"""A LlamaIndex node postprocessor. Nodes are copied with their id and metadata."""
 
 from typing import Any
 
@@ -14,25 +9,25 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from as2ray.errors import ConfigError
 from as2ray.integrations.shared_ranker import OptionalDropRatios, rank_texts
-from as2ray.models.ranker import Dtype
+from as2ray.models.precision import Dtype
 
 
 class As2rayRerank(BaseNodePostprocessor):  # type: ignore[misc]
     """Ranks nodes by how well they answer the query."""
 
     model: str = Field(description="Checkpoint folder or hub id.")
-    top_n: int | None = Field(None, gt=0, description="How many to return; all by default.")
+    top_n: int | None = Field(None, gt=0, description="Number of nodes to return; by default all.")
     drop_ratios: OptionalDropRatios = Field(
-        None, description="Other drop ratios than a cascade's own."
+        None, description="Drop ratios of a cascade; by default the checkpoint's."
     )
-    dtype: Dtype = Field("auto", description="Number format of the matrix products.")
+    dtype: Dtype = Field("auto", description="Number format of matrix products.")
     keep_retrieval_score: bool = Field(
-        False, description="Whether the metadata keep the score of the stage before."
+        False, description="Whether the retriever's score is stored in the metadata."
     )
 
     @classmethod
     def class_name(cls) -> str:
-        """What LlamaIndex stores it by."""
+        """Returns the name under which LlamaIndex serializes the class."""
         return "As2rayRerank"
 
     def _postprocess_nodes(
@@ -40,34 +35,31 @@ class As2rayRerank(BaseNodePostprocessor):  # type: ignore[misc]
     ) -> list[NodeWithScore]:
         if query_bundle is None:
             raise ConfigError(
-                "nodes without a query; expected a query to rank them by",
-                fix="pass query_bundle or query_str",
+                "nodes cannot be ranked without a query", fix="pass query_bundle or query_str"
             )
         question = query_bundle.query_str
-        told = {
+        payload = {
             EventPayload.NODES: nodes,
             EventPayload.MODEL_NAME: self.model,
             EventPayload.QUERY_STR: question,
             EventPayload.TOP_K: self.top_n,
         }
-        with self.callback_manager.event(CBEventType.RERANKING, payload=told) as event:
+        with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
             texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
-            placed = rank_texts(
+            ranking = rank_texts(
                 self.model, self.dtype, question, texts, self.top_n, self.drop_ratios
             )
-            ranked = [
-                self._with_score(nodes[one.index], one.score, one.exit_layer) for one in placed
-            ]
+            ranked = [self._with_score(nodes[r.index], r.score, r.exit_layer) for r in ranking]
             event.on_end(payload={EventPayload.NODES: ranked})
         return ranked
 
     def _with_score(
         self, scored_node: NodeWithScore, score: float, exit_layer: int | None
     ) -> NodeWithScore:
-        added: dict[str, Any] = {} if exit_layer is None else {"exit_layer": exit_layer}
+        metadata: dict[str, Any] = dict(scored_node.node.metadata)
+        if exit_layer is not None:
+            metadata["exit_layer"] = exit_layer
         if self.keep_retrieval_score:
-            added["retrieval_score"] = scored_node.score
-        node = scored_node.node.model_copy(
-            update={"metadata": {**scored_node.node.metadata, **added}}
-        )
+            metadata["retrieval_score"] = scored_node.score
+        node = scored_node.node.model_copy(update={"metadata": metadata})
         return NodeWithScore(node=node, score=score)

@@ -1,7 +1,4 @@
-"""What the adapters share: a checkpoint's ranking of whatever has a text.
-
-Knows checkpoints and rankers. Must not know any framework.
-"""
+"""Ranks texts with a checkpoint that is loaded once per process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +6,15 @@ from functools import lru_cache
 from threading import Lock
 
 from as2ray.checkpoints.loading import load
-from as2ray.models.ranker import Dtype, Ranker
+from as2ray.models.precision import Dtype
+from as2ray.models.ranker import Ranker
 from as2ray.outputs import strictly_decreasing
 
 RANKING_LOCK = Lock()
-"""Frameworks call from several threads; a ranker is not made to be at work twice at a time."""
+"""Frameworks call from several threads, but a ranker must not rank in two threads at a time."""
 
 OptionalDropRatios = float | list[float] | None
-"""Other drop ratios than the checkpoint's."""
+"""Drop ratios of a cascade; None for the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +22,16 @@ class TextRank:
     """A text of the ranking, best first."""
 
     index: int
-    """In what was given."""
+    """Position in the list of texts."""
     score: float
-    """Below the one before it: frameworks sort by it."""
+    """Score; each is below the one before it, because frameworks sort by it."""
     exit_layer: int | None
-    """Layer after which the score was taken; None of a ranker without exits."""
+    """Layer of the exit that scored the text; None of a ranker without exits."""
 
 
 @lru_cache(maxsize=4)
 def cached_ranker(model: str, dtype: Dtype = "auto") -> Ranker:
-    """The ranker of a checkpoint, loaded once in a process."""
+    """Returns the ranker of a checkpoint, loaded once per process."""
     return load(model, dtype=dtype)
 
 
@@ -45,23 +43,24 @@ def rank_texts(
     top_k: int | None,
     drop_ratios: OptionalDropRatios = None,
 ) -> list[TextRank]:
-    """The ranking of texts; those without a text have no place in it.
+    """Ranks texts; empty ones and documents without a text, such as pictures, are left out.
 
     Args:
         model: Checkpoint folder or hub id.
-        precision: Number format of the matrix products.
+        dtype: Number format of matrix products.
         question: The question.
-        texts: What frameworks hold; a document may be a picture.
-        top_k: How many to return; all by default.
-        drop: Other drop ratios than the checkpoint's.
+        texts: The texts; None for a document without a text.
+        top_k: Number of texts to return; by default all.
+        drop_ratios: Drop ratios of a cascade; by default the checkpoint's.
     """
-    held = [number for number, text in enumerate(texts) if text and text.strip()]
-    if not held:
+    indices = [index for index, text in enumerate(texts) if text and text.strip()]
+    if not indices:
         return []
-    candidates = [str(texts[number]) for number in held]
+    candidates = [str(texts[index]) for index in indices]
     with RANKING_LOCK:
         ranking = cached_ranker(model, dtype).rank(question, candidates, top_k, drop_ratios)
+    scores = strictly_decreasing(candidate.score for candidate in ranking)
     return [
-        TextRank(held[one.index], score, one.exit_layer)
-        for one, score in zip(ranking, strictly_decreasing(one.score for one in ranking))
+        TextRank(indices[candidate.index], score, candidate.exit_layer)
+        for candidate, score in zip(ranking, scores)
     ]

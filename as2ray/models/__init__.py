@@ -1,1 +1,1 @@
-"""Models: encoders as runs of layers, and the rankers on them. Must not know files or Ray."""
+"""Rankers. Reads no files (`checkpoints` does) and does not import Ray."""

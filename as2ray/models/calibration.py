@@ -1,128 +1,117 @@
-"""Calibration: scores that are probabilities one can act on, and how far from it they are.
+"""Calibration of scores to probabilities, fitted on a development split.
 
-Knows scores and labels. Must not know models or files.
-
-A fine-tuned ranker orders well and is too sure of itself. A map fitted on a development split turns
-its score into the share of candidates with such a score that do answer. The map never changes an
-order: isotonic regression makes ties, so rankings are made before it.
+Fine-tuned rankers order well but are overconfident. A calibration maps a score to the share of
+candidates with that score that are answers. It never changes a ranking: isotonic regression creates
+ties, so candidates are sorted before they are calibrated.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, PositiveFloat, validate_call
+from pydantic.dataclasses import dataclass
 from scipy.optimize import isotonic_regression, minimize_scalar
 from scipy.special import expit, logit
 
-from as2ray.errors import EvaluationError
 from as2ray.tables.score_checks import check_binary_labels, check_probabilities
 
 CalibrationMethod = Literal["temperature", "isotonic"]
-"""One number that divides the logits (Guo et al. 2017), or the best monotone map."""
+"""A temperature that divides the logits (Guo et al. 2017), or isotonic regression."""
+
+MinPrecision = Annotated[float, Field(gt=0, le=1)]
+"""Minimum share of correct answers among those that are given."""
 
 PROBABILITY_EPS = 1e-6
-"""Scores this close to 0 or 1 are taken for it: their logit is infinite."""
+"""Distance from 0 and 1 to which scores are clipped, because their logits would be infinite."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Calibration:
     """A monotone map from scores to probabilities, as plain values."""
 
     method: CalibrationMethod
-    temperature: float = 1.0
-    """Divides the logits; above 1 the scores were too sure."""
+    temperature: PositiveFloat = 1.0
+    """Divides the logits; above 1 if the scores were overconfident."""
     score_knots: tuple[float, ...] = ()
-    """Of an isotonic map, ascending."""
+    """Scores at which an isotonic map is defined, ascending; it is linear in between."""
     probability_knots: tuple[float, ...] = ()
-    """At these scores; straight lines between."""
+    """Probabilities at these scores."""
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
-        """Probabilities, the shape of the scores."""
+        """Returns probabilities, in the shape of the scores."""
         if self.method == "temperature":
             return np.asarray(expit(_to_logits(scores) / self.temperature))
         return np.asarray(np.interp(scores, self.score_knots, self.probability_knots))
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Calibration":
-        """The map whose `asdict` went through JSON."""
-        lists = {name: tuple(values[name]) for name in ("scores", "probabilities")}
-        return cls(**{**values, **lists})
 
-
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def fit_calibration(
     scores: np.ndarray, labels: np.ndarray, method: CalibrationMethod = "temperature"
 ) -> Calibration:
-    """The map that makes the labels of a development split most likely.
+    """Fits the calibration that maximizes the likelihood of labels (isotonic: least squares).
 
     Args:
-        scores: From 0 to 1, shape [pairs].
+        scores: Scores from 0 to 1, shape [pairs].
         labels: 0 or 1, shape [pairs].
-        kind: Which map.
+        method: Kind of calibration.
 
     Raises:
-        EvaluationError: Scores outside 0 to 1, labels of one kind alone, or no such map.
+        EvaluationError: Scores outside 0 to 1, other labels, or labels that are all equal.
+        pydantic.ValidationError: An unknown method.
     """
     check_probabilities(scores, labels)
     check_binary_labels(labels)
     if method == "temperature":
         logits, signs = _to_logits(scores), 2.0 * labels - 1.0
-        # Smooth and with one minimum in 1 / T; searched over T from a hundredth to a hundred.
-        found = minimize_scalar(
-            lambda t: np.logaddexp(0.0, -signs * logits / np.exp(t)).mean(),
+        # The loss is smooth and has one minimum in 1 / T.
+        minimum = minimize_scalar(
+            lambda log_t: np.logaddexp(0.0, -signs * logits / np.exp(log_t)).mean(),
             bounds=(np.log(0.01), np.log(100.0)),
             method="bounded",
         )
-        return Calibration("temperature", float(np.exp(found.x)))
-    if method != "isotonic":
-        raise EvaluationError(
-            f"calibration {method!r}; expected one of {get_args(CalibrationMethod)}",
-        )
-    values, place = np.unique(scores, return_inverse=True)
-    sizes = np.bincount(place)
-    shares = np.bincount(place, labels) / sizes
-    fitted = isotonic_regression(shares, weights=sizes).x
-    # The ends of each level are enough to draw it.
-    ends = np.flatnonzero(np.diff(fitted, prepend=np.nan, append=np.nan) != 0)
-    keep = np.unique(np.concatenate([ends, ends - 1]))
-    keep = keep[(keep >= 0) & (keep < len(values))]
-    return Calibration("isotonic", 1.0, tuple(values[keep].tolist()), tuple(fitted[keep].tolist()))
+        return Calibration("temperature", float(np.exp(minimum.x)))
+    values, value_index = np.unique(scores, return_inverse=True)
+    counts = np.bincount(value_index)
+    positive_shares = np.bincount(value_index, labels) / counts
+    fitted = isotonic_regression(positive_shares, weights=counts).x
+    # The ends of each constant level define the map.
+    level_starts = np.flatnonzero(np.diff(fitted, prepend=np.nan, append=np.nan) != 0)
+    knots = np.unique(np.concatenate([level_starts, level_starts - 1]))
+    knots = knots[(knots >= 0) & (knots < len(values))]
+    score_knots, probability_knots = (tuple(array[knots].tolist()) for array in (values, fitted))
+    return Calibration("isotonic", 1.0, score_knots, probability_knots)
 
 
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def abstention_threshold(
-    best_scores: np.ndarray, is_right: np.ndarray, min_precision: float = 0.5
+    best_scores: np.ndarray, is_right: np.ndarray, min_precision: MinPrecision = 0.5
 ) -> float:
-    """The lowest score at which, and above which, answers are right often enough to be given.
+    """Returns the lowest threshold at which the answers that are given have a minimum precision.
 
-    A question's best candidate is the highest of many scores, so its score promises more than it
-    keeps; what it keeps is counted here, on questions with and without an answer.
+    The best score of a question is the maximum of many scores and therefore too high, even if each
+    score is calibrated. The precision is counted on questions with and without an answer instead.
 
     Args:
-        best: Score of each question's best candidate, from 0 to 1, shape [questions].
-        right: Whether it answers, 0 or 1, shape [questions].
-        precision: Share of right answers among those given, at least.
+        best_scores: Score of each question's best candidate, from 0 to 1, shape [questions].
+        is_right: Whether that candidate is an answer, 0 or 1, shape [questions].
+        min_precision: Minimum share of correct answers among those that are given.
 
     Returns:
-        A score of `best`, or 1 where no threshold reaches the precision.
+        One of `best_scores`, or 1 if no threshold has this precision.
+
+    Raises:
+        EvaluationError: Scores outside 0 to 1, or other labels.
+        pydantic.ValidationError: A precision outside (0, 1].
     """
     check_probabilities(best_scores, is_right)
-    check_min_precision(min_precision)
     order = np.argsort(-best_scores, kind="stable")
-    share = np.cumsum(is_right[order]) / np.arange(1, len(best_scores) + 1)
-    # Equal scores are given together or not at all.
+    precisions = np.cumsum(is_right[order]) / np.arange(1, len(best_scores) + 1)
+    # Equal scores are above the threshold together or not at all.
     ends = np.flatnonzero(np.append(best_scores[order][1:] != best_scores[order][:-1], True))
-    enough = ends[share[ends] >= min_precision]
-    return float(best_scores[order][enough[-1]]) if len(enough) else 1.0
-
-
-def check_min_precision(min_precision: float) -> None:
-    """Refuses a precision that no threshold reaches, or that every one does."""
-    if not 0 < min_precision <= 1:
-        raise EvaluationError(
-            f"precision {min_precision}; expected above 0, at most 1",
-        )
+    precise_ends = ends[precisions[ends] >= min_precision]
+    return float(best_scores[order][precise_ends[-1]]) if len(precise_ends) else 1.0
 
 
 def _to_logits(scores: np.ndarray) -> np.ndarray:
-    return np.asarray(
-        logit(np.clip(np.asarray(scores, np.float64), PROBABILITY_EPS, 1.0 - PROBABILITY_EPS))
-    )
+    scores = np.asarray(scores, np.float64)
+    return np.asarray(logit(np.clip(scores, PROBABILITY_EPS, 1.0 - PROBABILITY_EPS)))

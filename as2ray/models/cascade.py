@@ -1,107 +1,101 @@
-"""The Cascade Transformer (section 4.3): rankers inside one encoder, each dropping candidates.
+"""The Cascade Transformer (section 4.3): one encoder whose exits drop candidates.
 
-Knows the encoder's layers and what pruning asks of a stage. Must not know files or losses.
-
-A partial classifier after some of the layers scores what has come so far; the lowest candidates
-of each question leave, and their tokens with them. Survivors of many questions lie together, so
-that late layers still see full batches.
+A partial classifier after some of the layers scores the candidates, and the lowest candidates of
+each question are dropped with their tokens. The remaining candidates of many questions stay in one
+packed batch, so that late layers still see full batches.
 """
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError, ConfigError
-from as2ray.models.encoder.encoder import Encoder, truncate
+from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights, truncate
 from as2ray.models.encoder.packed_attention import SequenceLayout
-from as2ray.models.multi_stage import MultiStageRanker, check_exit_layers
-from as2ray.models.ranker import CONFIG_KEY, fp32_head, positive_probability
-from as2ray.models.ranking_heads import RankingHeads
-from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
+from as2ray.models.feed_forward import build_feed_forward
+from as2ray.models.multi_stage import MultiStageRanker, StagePass, check_exit_layers
+from as2ray.models.precision import fp32_head
+from as2ray.models.ranker import CONFIG_KEY, positive_probability
+from as2ray.models.ranking_heads import RankingHeads, ScoreAveraging
+from as2ray.text.packing import PackedBatch, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
-Pooling = ("mean", "first")
-"""What a partial classifier looks at: the mean of all token states (the paper), or the first."""
+Pooling = Literal["mean", "first"]
+"""Input of a partial classifier: the mean of all token states (the paper), or the first state."""
 
 
 class PartialClassifier(nn.Module):
-    """A 3-layer feed-forward of the hidden size with tanh (sections 4.3 and 5.2).
+    """A 3-layer feed-forward network with tanh (sections 4.3 and 5.2).
 
     Args:
-        hidden: Size of a token's state.
-        pooling: One of `POOLINGS`.
-        dropout: Before each of its layers; as in the encoder's own dense layers, in the paper 0.1.
+        hidden_size: Size of a token's state.
+        pooling: Which states it reads.
+        dropout: Dropout before each layer, as in the encoder's own dense layers (paper: 0.1).
     """
 
     num_outputs = 1
-    """Logits of each sequence are [outputs, 2]."""
+    """Logits of each sequence have the shape [outputs, 2]."""
 
-    def __init__(self, hidden_size: int, pooling: str, dropout: float) -> None:
+    def __init__(self, hidden_size: int, pooling: Pooling, dropout: float) -> None:
         super().__init__()
         self.pooling = pooling
-        self.layers = nn.Sequential(
-            nn.Dropout(dropout),
-            nn.Linear(hidden_size, hidden_size),
-            nn.Tanh(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden_size, hidden_size),
-            nn.Tanh(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden_size, 2),
-        )
+        self.layers = build_feed_forward(hidden_size, 2, dropout, num_hidden_layers=2)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Logits [sequences, 1, 2] of packed states [tokens, hidden]."""
-        pooled = (
-            hidden[layout.first_tokens] if self.pooling == "first" else mean_pool(hidden, layout)
-        )
+        """Returns logits [sequences, 1, 2] of packed states [tokens, hidden]."""
+        use_first = self.pooling == "first"
+        pooled = hidden[layout.first_tokens] if use_first else mean_pool(hidden, layout)
         with fp32_head(pooled):
             logits: Tensor = self.layers(pooled.float())
         return logits[:, None]
 
     def score(self, logits: Tensor) -> Tensor:
-        """The probability of each sequence, of logits [sequences, 1, 2]."""
+        """Returns the probability of each sequence, of logits [sequences, 1, 2]."""
         return positive_probability(logits)[:, 0]
 
 
 def mean_pool(hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Mean state of each sequence's tokens, [sequences, hidden], of packed [tokens, hidden]."""
-    sizes = layout.cu_seqlens.diff()
-    numbers = torch.arange(len(sizes), device=hidden.device).repeat_interleave(sizes)
-    sums = torch.zeros(len(sizes), hidden.shape[1], device=hidden.device)
-    return sums.index_add(0, numbers, hidden.float()) / sizes[:, None]
+    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden]."""
+    lengths = layout.cu_seqlens.diff()
+    sequence_index = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
+    sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
+    return sums.index_add(0, sequence_index, hidden.float()) / lengths[:, None]
 
 
 class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
     """An encoder with a partial classifier after each exit, in Hugging Face format.
 
     Args:
-        config: The encoder's; its entry `as2ray` holds `exits` (layers run before each partial
-            classifier, ascending), `drop`, `pooling`, and, where the last classifier is CERBERUS's
-            heads, `heads` (how many), `head_layers` and `average`.
+        config: Configuration of the encoder. Its entry `as2ray` has `exit_layers` (number of layers
+            below each partial classifier, ascending), `drop_ratios` and `pooling`. If the last
+            classifier is CERBERUS's heads, it also has `num_ranking_heads`, `layers_per_head` and
+            `score_averaging`.
     """
 
     base_model_prefix = "body"
-    _supports_sdpa = True  # its encoder does; ours is set on it
+    _supports_sdpa = True  # the encoder supports it; `Encoder` sets packed attention
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         settings = getattr(config, CONFIG_KEY)
-        check_exit_layers(settings["exits"], config.num_hidden_layers)
-        bare = {} if config.model_type == "electra" else {"add_pooling_layer": False}
-        self.body = AutoModel.from_config(config, **bare)
+        check_exit_layers(settings["exit_layers"], config.num_hidden_layers)
+        self.body = build_encoder(config)
         self.heads = nn.ModuleList(
             PartialClassifier(config.hidden_size, settings["pooling"], config.hidden_dropout_prob)
-            for _ in settings["exits"]
+            for _ in settings["exit_layers"]
         )
-        if settings.get("heads"):
+        if settings.get("num_ranking_heads"):
             self.heads[-1] = RankingHeads(
-                config, settings["heads"], settings["head_layers"], settings["average"]
+                config,
+                settings["num_ranking_heads"],
+                settings["layers_per_head"],
+                settings["score_averaging"],
             )
         self.post_init()
 
@@ -110,50 +104,105 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         cls,
         body: PreTrainedModel,
         exit_layers: Sequence[int],
-        pooling: str = "mean",
+        pooling: Pooling = "mean",
         num_ranking_heads: int = 0,
-        score_averaging: str = "probabilities",
+        score_averaging: ScoreAveraging = "probabilities",
         has_trained_classifier: bool = True,
     ) -> "CascadeNetwork":
-        """A cascade on a trained body, with new partial classifiers.
+        """Creates a cascade with new partial classifiers from a trained encoder.
 
-        Without heads the layers above the last exit go; with heads they are copied into each.
+        The layers above the last exit are removed, or copied into each of the ranking heads.
 
         Args:
-            body: An encoder, or a model with a head around one; its layers are cut in place.
-            exits: Layers run before each partial classifier, ascending.
-            pooling: One of `POOLINGS`.
-            heads: CERBERUS's heads after the last exit, in place of its partial classifier.
-            average: How they become one score.
-            trained: Whether the body's own classifier is trained, and its heads start from it.
+            body: An encoder, or a model with a head around one; it is truncated in place.
+            exit_layers: Number of layers below each partial classifier, ascending.
+            pooling: Which states the partial classifiers read.
+            num_ranking_heads: Number of CERBERUS's heads, which replace the last partial
+                classifier.
+            score_averaging: What is averaged over these heads.
+            has_trained_classifier: Whether the heads copy the body's classifier.
+
+        Raises:
+            ConfigError: The exits are not ascending layers of the encoder.
         """
-        if pooling not in Pooling:
-            raise ConfigError(
-                f"pooling {pooling!r}; expected one of {Pooling}",
-            )
-        depth = body.config.num_hidden_layers
-        check_exit_layers(exit_layers, depth)
-        drop = [0.0] * (len(exit_layers) - 1)
-        settings: dict[str, Any] = {"ranker": "cascade", "exits": list(exit_layers), "drop": drop}
-        settings["pooling"] = pooling
+        num_layers = body.config.num_hidden_layers
+        check_exit_layers(exit_layers, num_layers)
+        last_exit = exit_layers[-1]
+        settings: dict[str, Any] = {
+            "ranker": "cascade",
+            "exit_layers": list(exit_layers),
+            "drop_ratios": [0.0] * (len(exit_layers) - 1),
+            "pooling": pooling,
+        }
         if num_ranking_heads:
-            settings |= {
-                "heads": num_ranking_heads,
-                "head_layers": depth - exit_layers[-1],
-                "average": score_averaging,
-            }
+            settings["num_ranking_heads"] = num_ranking_heads
+            settings["layers_per_head"] = num_layers - last_exit
+            settings["score_averaging"] = score_averaging
         config = deepcopy(body.config)
-        config.num_hidden_layers = exit_layers[-1]
+        config.num_hidden_layers = last_exit
         setattr(config, CONFIG_KEY, settings)
         network = cls(config)
         if num_ranking_heads:
-            cast(RankingHeads, network.heads[-1]).init_from(
-                body, exit_layers[-1], has_trained_classifier
-            )
-        encoder = truncate(body, exit_layers[-1]).base_model
-        weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
-        network.body.load_state_dict(weights)
+            heads = cast(RankingHeads, network.heads[-1])
+            heads.init_from(body, last_exit, has_trained_classifier)
+        copy_encoder_weights(truncate(body, last_exit), network.body)
         return network
+
+
+@dataclass
+class _CascadePass(StagePass):
+    """A pass of whole questions through the layers; its stages are the exits."""
+
+    ranker: "CascadeRanker"
+    hidden: Tensor | None = None
+    """States of the remaining rows; None before the first stage and after the last."""
+    remaining_rows: np.ndarray = field(init=False)
+    """Rows that the last stage scored; unset before the first stage."""
+
+    def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
+        """Runs the layers up to an exit over the remaining candidates and scores them."""
+        self._select_rows(rows)
+        ranker, exit_layers = self.ranker, self.ranker.exit_layers
+        head, is_last = ranker.network.heads[stage_index], stage_index == len(exit_layers) - 1
+        start_layer = exit_layers[stage_index - 1] if stage_index else 0
+
+        def run_batch(batch: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
+            indices, tokens = batch
+            if self.hidden is None:
+                hidden, layout = ranker.encoder.embed(self.sequences.pack(indices, {}))
+            else:
+                lengths = self.sequences.lengths[indices]
+                layout = SequenceLayout.from_lengths(lengths, ranker.device)
+                hidden = self.hidden[tokens]
+            hidden = ranker.encoder.run_layers(
+                hidden, layout, start_layer, exit_layers[stage_index]
+            )
+            return None if is_last else hidden, head.score(head(hidden, layout))
+
+        states, score_parts = zip(*ranker.map_batches(run_batch, self._split_batches(rows)))
+        self.hidden = None if is_last else torch.cat(states)
+        scores: np.ndarray = torch.cat(score_parts).cpu().numpy()
+        return scores
+
+    def _split_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
+        """Yields the sequences of each batch and the slice of their tokens."""
+        start = 0
+        lengths = self.sequences.lengths[self.rows[rows]]
+        for batch in split_by_tokens(lengths, self.ranker.balanced_budget(lengths)):
+            num_tokens = int(lengths[batch].sum())
+            yield self.rows[rows[batch]], slice(start, start + num_tokens)
+            start += num_tokens
+
+    def _select_rows(self, rows: np.ndarray) -> None:
+        """Drops the tokens of all other rows."""
+        if self.hidden is not None and len(rows) < len(self.remaining_rows):
+            lengths = self.sequences.lengths[self.rows[self.remaining_rows]]
+            starts = np.cumsum(lengths) - lengths
+            kept_rows = np.searchsorted(self.remaining_rows, rows)
+            kept_lengths = lengths[kept_rows]
+            tokens = np.repeat(starts[kept_rows], kept_lengths) + ragged_arange(kept_lengths)
+            self.hidden = self.hidden[torch.from_numpy(tokens).to(self.hidden.device)]
+        self.remaining_rows = rows
 
 
 class CascadeRanker(MultiStageRanker):
@@ -161,147 +210,86 @@ class CascadeRanker(MultiStageRanker):
 
     Args:
         network: The encoder with its partial classifiers.
-        tokenizer: How pairs become tokens.
+        tokenizer: Turns pairs into tokens.
+
+    Raises:
+        CheckpointError: The encoder does not end at the last exit.
     """
+
+    stage_pass = _CascadePass
 
     def __init__(self, network: CascadeNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         self.network = network
-        last = network.heads[-1]
-        self.encoders = [Encoder(network.body), *getattr(last, "encoders", [])]
-        settings = getattr(network.config, CONFIG_KEY)
-        self.exit_layers = tuple(settings["exits"])
+        self.encoders = [Encoder(network.body), *getattr(network.heads[-1], "encoders", [])]
+        self.exit_layers = tuple(getattr(network.config, CONFIG_KEY)["exit_layers"])
         if len(self.encoder) != self.exit_layers[-1]:
             raise CheckpointError(
-                f"exits {self.exit_layers} of an encoder of {len(self.encoder)} layers"
-                "; expected a last exit after the last layer",
-                fix="make the cascade with CascadeNetwork.around",
+                f"exits {self.exit_layers} do not end at the last layer, {len(self.encoder)}",
+                fix="create the cascade with CascadeNetwork.from_encoder",
             )
 
     def prune_exits(self, exit_layers: Sequence[int]) -> None:
-        """Lets partial classifiers go, so that only those after the layers `exits` are left."""
-        if (
-            not set(exit_layers) <= set(self.exit_layers)
-            or tuple(exit_layers)[-1:] != self.exit_layers[-1:]
-        ):
+        """Removes the partial classifiers of all exits but some.
+
+        Args:
+            exit_layers: The exits to keep; the last one must be among them.
+
+        Raises:
+            ConfigError: They are not exits of this cascade, or the last one is not among them.
+        """
+        is_subset = set(exit_layers) <= set(self.exit_layers)
+        if not is_subset or tuple(exit_layers)[-1:] != self.exit_layers[-1:]:
             raise ConfigError(
-                f"exits {list(exit_layers)} of a cascade with exits {self.exit_layers}"
-                f"; expected some of its exits, {self.exit_layers[-1]} the last",
+                f"exit_layers={list(exit_layers)} must be some of the exits {self.exit_layers}, "
+                f"ending with {self.exit_layers[-1]}"
             )
         check_exit_layers(exit_layers, self.exit_layers[-1])
         heads = [self.network.heads[self.exit_layers.index(layer)] for layer in exit_layers]
         self.network.heads = nn.ModuleList(heads)
         self.calibration, self.threshold = (), None
         self.exit_layers = tuple(exit_layers)
-        getattr(self.network.config, CONFIG_KEY).update(exits=list(exit_layers))
+        getattr(self.network.config, CONFIG_KEY)["exit_layers"] = list(exit_layers)
         self.drop_ratios = 0.0
 
     def forward(self, batch: PackedBatch, exit_indices: Sequence[int] | None = None) -> Tensor:
-        """Logits of the classifiers, nothing dropped.
+        """Returns logits of the exits' classifiers without dropping.
 
         Args:
             batch: Packed pairs.
-            exits: Numbers of the exits, from 0, ascending; all by default. Layers above the last
-                of them are not run.
+            exit_indices: Indices of the requested exits, ascending; by default all. Layers above
+                the last of them are not run.
 
         Returns:
-            Shape [sequences, outputs of the exits asked for, 2]: one of a partial classifier,
-            one of each of CERBERUS's heads.
+            Shape [sequences, outputs of the requested exits, 2]; a partial classifier has one
+            output, CERBERUS's heads have one each.
         """
-        asked = range(len(self.exit_layers)) if exit_indices is None else exit_indices
         hidden, layout = self.encoder.embed(batch)
-        logits, done = [], 0
-        for number in asked:
-            hidden = self.encoder.run_layers(hidden, layout, done, self.exit_layers[number])
-            done = self.exit_layers[number]
-            logits.append(self.network.heads[number](hidden, layout))
+        logits, start_layer = [], 0
+        for index in self._resolve_indices(exit_indices):
+            end_layer = self.exit_layers[index]
+            hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
+            start_layer = end_layer
+            logits.append(self.network.heads[index](hidden, layout))
         return torch.cat(logits, 1)
 
     def predict_stages(
         self, batch: PackedBatch, exit_indices: Sequence[int] | None = None
     ) -> Tensor:
-        """Probabilities of exits, nothing dropped, shape [sequences, exits asked for]."""
-        asked = range(len(self.exit_layers)) if exit_indices is None else exit_indices
-        heads = [self.network.heads[number] for number in asked]
-        logits: Sequence[Tensor] = self(batch, asked).split([head.outputs for head in heads], 1)
-        return torch.stack([head.score(own) for head, own in zip(heads, logits)], 1)
+        """Returns scores of exits without dropping, shape [sequences, requested exits]."""
+        exit_indices = self._resolve_indices(exit_indices)
+        heads = [self.network.heads[index] for index in exit_indices]
+        logits = self(batch, exit_indices).split([head.num_outputs for head in heads], 1)
+        return torch.stack([head.score(part) for head, part in zip(heads, logits)], 1)
 
     def predict_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
-        """What each output of the last exit says of every pair; float32, shape [pairs, heads]."""
+        """Returns the score of each output of the last exit; float32, shape [pairs, outputs]."""
         batches = self.pack(self.tokenizer.encode(questions, candidates))
-        last, shape = [len(self.exit_layers) - 1], (len(questions), self.network.heads[-1].outputs)
-        with torch.inference_mode():
-            return self._predict_by_row(
-                batches, shape, lambda batch: positive_probability(self(batch, last))
-            )
-
-    def start_pass(
-        self, encoded: TokenSequences, rows: np.ndarray, question_index: np.ndarray
-    ) -> "_CascadePass":
-        """One pass of whole questions through the layers."""
-        return _CascadePass(self, encoded, rows, question_index)
-
-
-class _CascadePass:
-    """One pass of whole questions through the layers; the stages are the exits."""
-
-    def __init__(
-        self,
-        ranker: CascadeRanker,
-        encoded: TokenSequences,
-        rows: np.ndarray,
-        question_index: np.ndarray,
-    ) -> None:
-        self.ranker, self.encoded, self.rows, self.question_index = (
-            ranker,
-            encoded,
-            rows,
-            question_index,
+        last_index = [len(self.exit_layers) - 1]
+        shape = (len(questions), self.network.heads[-1].num_outputs)
+        return self._predict_by_row(
+            batches, shape, lambda batch: positive_probability(self(batch, last_index))
         )
-        self.remaining_rows = np.arange(len(rows))
-        self.hidden: Tensor | None = None
 
-    def __len__(self) -> int:
-        return len(self.ranker.exit_layers)
-
-    def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
-        """Runs the layers up to an exit over the survivors, and scores them."""
-        self._select_rows(rows)
-        ranker, first = self.ranker, self.ranker.exit_layers[stage_index - 1] if stage_index else 0
-        head, last = ranker.network.heads[stage_index], stage_index == len(self) - 1
-
-        def run(part: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
-            which, tokens = part
-            if self.hidden is None:
-                hidden, layout = ranker.encoder.embed(self.encoded.pack(which, {}))
-            else:
-                layout = SequenceLayout.from_lengths(self.encoded.lengths[which], ranker.device)
-                hidden = self.hidden[tokens]
-            hidden = ranker.encoder.run_layers(
-                hidden, layout, first, ranker.exit_layers[stage_index]
-            )
-            return None if last else hidden, head.score(head(hidden, layout))
-
-        states, scores = zip(*ranker.map_batches(run, self._split_batches(rows)))
-        self.hidden = None if last else torch.cat(states)
-        found: np.ndarray = torch.cat(scores).cpu().numpy()
-        return found
-
-    def _split_batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
-        """Sequences that go together, and where their tokens lie."""
-        start = 0
-        lengths = self.encoded.lengths[self.rows[rows]]
-        for part in split_by_tokens(lengths, self.ranker.balanced_budget(lengths)):
-            tokens = int(lengths[part].sum())
-            yield self.rows[rows[part]], slice(start, start + tokens)
-            start += tokens
-
-    def _select_rows(self, rows: np.ndarray) -> None:
-        """Lets the tokens of all other rows go."""
-        if self.hidden is not None and len(rows) < len(self.remaining_rows):
-            lengths = self.encoded.lengths[self.rows[self.remaining_rows]]
-            starts = np.cumsum(lengths) - lengths
-            stays = np.searchsorted(self.remaining_rows, rows)
-            tokens = np.repeat(starts[stays], lengths[stays]) + ragged_arange(lengths[stays])
-            self.hidden = self.hidden[torch.from_numpy(tokens).to(self.hidden.device)]
-        self.remaining_rows = rows
+    def _resolve_indices(self, exit_indices: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.exit_layers)) if exit_indices is None else exit_indices

@@ -1,10 +1,8 @@
-"""Rankers of several stages: each scores what the stage before left of a question's candidates.
+"""Rankers of several stages; each scores the candidates that the stage before has kept."""
 
-Knows pruning and packed text. Must not know what a stage is.
-"""
-
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,125 +10,137 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from as2ray.cascade.pruning import DropRatios, StagedScores, StageScorer, expand_drop_ratios, prune
+from as2ray.cascade.pruning import DropRatios, StagedScores, expand_drop_ratios, prune
 from as2ray.errors import ConfigError
-from as2ray.models.ranker import CONFIG_KEY, Ranker, positive_probability
+from as2ray.models.packed_ranker import PackedRanker
+from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
 
 
 def check_exit_layers(exit_layers: Sequence[int], num_layers: int) -> None:
-    """Refuses exits that are not ascending layers of the encoder."""
-    fine = len(exit_layers) > 0 and all(a < b for a, b in pairwise(exit_layers))
-    if not (fine and exit_layers[0] >= 1 and exit_layers[-1] <= num_layers):
+    """Checks that exits are ascending layers of an encoder.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    is_ascending = len(exit_layers) > 0 and all(a < b for a, b in pairwise(exit_layers))
+    if not (is_ascending and exit_layers[0] >= 1 and exit_layers[-1] <= num_layers):
         raise ConfigError(
-            f"exits {list(exit_layers)} of an encoder of {num_layers} layers"
-            f"; expected ascending numbers of layers from 1 to {num_layers}, such as [2, 4, 6]",
+            f"exit_layers={list(exit_layers)} are not ascending numbers from 1 to the "
+            f"{num_layers} layers of the encoder"
         )
 
 
-class MultiStageRanker(Ranker):
-    """A ranker whose network's configuration has `exits` and `drop` in its entry `as2ray`."""
+@dataclass
+class StagePass(ABC):
+    """A pass of whole questions through the stages of a ranker, which `prune` runs."""
 
+    ranker: Any
+    sequences: TokenSequences
+    """Tokenized pairs."""
+    rows: np.ndarray
+    """Indices of the sequences in this pass, longest first, shape [n]."""
+    question_index: np.ndarray
+    """Index of the question of each, shape [n]."""
+
+    @abstractmethod
+    def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
+        """Scores the remaining candidates with one stage; see `StageScorer.score`."""
+
+
+class MultiStageRanker(PackedRanker):
+    """A ranker whose `config.json` has `exit_layers` and `drop_ratios` in its entry `as2ray`."""
+
+    stage_pass: type[StagePass]
+    """Class of the passes through the stages."""
     max_pass_tokens = 65_536
-    """Tokens of whole questions that go through the stages together; a larger question alone."""
+    """Token budget of the questions that go through the stages together; a larger question goes
+    alone."""
 
     @abstractmethod
     def forward(self, batch: PackedBatch, exit_indices: Sequence[int] | None = None) -> Tensor:
-        """Logits of stages, nothing dropped, shape [sequences, stages asked for, labels].
+        """Returns logits of stages without dropping, shape [sequences, requested stages, labels].
 
         Args:
             batch: Packed pairs.
-            exits: Numbers of the stages, from 0, ascending; all by default.
-        """
-
-    @abstractmethod
-    def start_pass(
-        self, encoded: TokenSequences, rows: np.ndarray, question_index: np.ndarray
-    ) -> StageScorer:
-        """One pass of whole questions through the stages.
-
-        Args:
-            encoded: Token sequences.
-            rows: Numbers of those that take part, longest first, shape [n].
-            question: Number of each one's question, shape [n].
+            exit_indices: Indices of the requested stages, ascending; by default all.
         """
 
     @property
     def drop_ratios(self) -> list[float]:
         """Drop ratio after each stage but the last."""
-        return list(getattr(self.network.config, CONFIG_KEY)["drop"])
+        return list(getattr(self.network.config, CONFIG_KEY)["drop_ratios"])
 
     @drop_ratios.setter
-    def drop_ratios(self, drop: DropRatios) -> None:
-        getattr(self.network.config, CONFIG_KEY)["drop"] = expand_drop_ratios(
-            drop, len(self.exit_layers)
-        ).tolist()
+    def drop_ratios(self, drop_ratios: DropRatios) -> None:
+        expanded = expand_drop_ratios(drop_ratios, len(self.exit_layers))
+        getattr(self.network.config, CONFIG_KEY)["drop_ratios"] = expanded.tolist()
 
     def checkpoint_settings(self) -> dict[str, Any]:
-        """What its checkpoint says beside the network's configuration."""
+        """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
         return dict(getattr(self.network.config, CONFIG_KEY))
 
     def predict_stages(
         self, batch: PackedBatch, exit_indices: Sequence[int] | None = None
     ) -> Tensor:
-        """Probabilities of stages, nothing dropped, shape [sequences, stages asked for]."""
+        """Returns scores of stages without dropping, shape [sequences, requested stages]."""
         return positive_probability(self(batch, exit_indices))
 
     def predict_batch(self, batch: PackedBatch) -> Tensor:
-        """Of the last stage, nothing dropped, shape [sequences]."""
+        """Returns the score of the last stage without dropping, shape [sequences]."""
         return self.predict_stages(batch, [len(self.exit_layers) - 1])[:, 0]
 
     def binary_logits(self, batch: PackedBatch) -> Tensor:
-        """Of the last stage; where that is several heads, of their common probability."""
-        # A probability that rounds to 0 or 1 has no finite logit.
-        edge = torch.finfo(torch.float32).eps
-        answer = self.predict_batch(batch).clamp(edge, 1.0 - edge)
-        return torch.stack([(-answer).log1p(), answer.log()], 1)
+        """Returns logits of the last stage's score, shape [sequences, 2].
 
-    @torch.inference_mode()
-    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
-        """What every stage says of every pair; float32, shape [pairs, stages]."""
-        batches = self.pack(self.tokenizer.encode(questions, candidates))
-        return self._predict_by_row(
-            batches, (len(questions), len(self.exit_layers)), self.predict_stages
-        )
+        The last stage may have several heads, whose scores are averaged.
+        """
+        # A probability that rounds to 0 or 1 has no finite logit.
+        eps = torch.finfo(torch.float32).eps
+        probabilities = self.predict_batch(batch).clamp(eps, 1.0 - eps)
+        return torch.stack([(-probabilities).log1p(), probabilities.log()], 1)
 
     @torch.inference_mode()
     def predict_sequences(
         self,
-        encoded: TokenSequences,
+        sequences: TokenSequences,
         question_index: np.ndarray,
         drop_ratios: DropRatios | None = None,
     ) -> StagedScores:
-        """Scores, candidates dropped between the stages; see `Ranker.score_pairs`."""
-        drop_ratios = self.drop_ratios if drop_ratios is None else drop_ratios
+        """Scores tokenized pairs, dropping candidates in between; see `Ranker.predict_pairs`."""
         ratios = expand_drop_ratios(
-            drop_ratios, len(self.exit_layers), int(question_index.max(initial=-1)) + 1
+            self.drop_ratios if drop_ratios is None else drop_ratios,
+            len(self.exit_layers),
+            int(question_index.max(initial=-1)) + 1,
         )
-        score = np.full(len(encoded), np.nan, np.float32)
-        stage = np.zeros(len(encoded), np.int64)
+        scores = np.full(len(sequences), np.nan, np.float32)
+        stage_index = np.zeros(len(sequences), np.int64)
         with self.scoring():
-            for rows in _split_into_passes(encoded.lengths, question_index, self.max_pass_tokens):
-                rows = rows[np.argsort(-encoded.lengths[rows], kind="stable")]
-                numbers, own = np.unique(question_index[rows], return_inverse=True)
-                score[rows], stage[rows] = prune(
-                    self.start_pass(encoded, rows, own), ratios[numbers]
+            for rows in _split_into_passes(sequences.lengths, question_index, self.max_pass_tokens):
+                rows = rows[np.argsort(-sequences.lengths[rows], kind="stable")]
+                questions, pass_question_index = np.unique(
+                    question_index[rows], return_inverse=True
                 )
-        return StagedScores(score, stage)
+                scorer = self.stage_pass(self, sequences, rows, pass_question_index)
+                scores[rows], stage_index[rows] = prune(scorer, ratios[questions])
+        return StagedScores(scores, stage_index)
 
 
 def _split_into_passes(
     lengths: np.ndarray, question_index: np.ndarray, max_pass_tokens: int
 ) -> Iterator[np.ndarray]:
-    """Row numbers of whole questions of at most `budget` tokens together, or of one larger."""
+    """Yields the rows of whole questions with at most `max_pass_tokens` tokens.
+
+    A question with more tokens is yielded alone.
+    """
     if not len(question_index):
         return
     order = np.argsort(question_index, kind="stable")
-    used = np.cumsum(lengths[order])
+    num_tokens = np.cumsum(lengths[order])
     ends = np.append(np.flatnonzero(np.diff(question_index[order])) + 1, len(order))
     start = 0
-    for end, following in zip(ends, [*ends[1:], None]):
-        before = used[start - 1] if start else 0
-        if following is None or used[following - 1] - before > max_pass_tokens:
+    for end, next_end in zip(ends, [*ends[1:], None]):
+        tokens_before = num_tokens[start - 1] if start else 0
+        if next_end is None or num_tokens[next_end - 1] - tokens_before > max_pass_tokens:
             yield order[start:end]
             start = end

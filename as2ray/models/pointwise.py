@@ -1,54 +1,61 @@
-"""The pointwise ranker: one pair in, the probability that it answers out (TANDA, section 3.2).
-
-Knows the encoder and transformers' classification heads. Must not know files or losses.
+"""The pointwise ranker: maps a pair to the probability of being an answer (TANDA, section 3.2).
 
 Its network is transformers' own `...ForSequenceClassification`, so a saved ranker is an ordinary
-Hugging Face checkpoint and any such checkpoint with one or two labels is a ranker.
+Hugging Face checkpoint, and any such checkpoint with one or two labels is a ranker.
 """
+
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder
-from as2ray.models.ranker import Ranker, fp32_head
+from as2ray.models.packed_ranker import PackedRanker
+from as2ray.models.precision import fp32_head
 from as2ray.text.packing import PackedBatch
 from as2ray.text.tokenization import PairTokenizer
 
 
-class PointwiseRanker(Ranker):
+class PointwiseRanker(PackedRanker):
     """A sequence-classification model over packed pairs.
 
     Args:
         network: A `...ForSequenceClassification` model with 1 or 2 labels; class 1 is positive.
-        tokenizer: How pairs become tokens.
+        tokenizer: Turns pairs into tokens.
+
+    Raises:
+        CheckpointError: The model has another number of labels.
     """
 
     def __init__(self, network: PreTrainedModel, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         if network.config.num_labels not in (1, 2):
             raise CheckpointError(
-                f"a classifier of {network.config.num_labels} labels"
-                "; expected 1 label (score) or 2 (not an answer, answer)",
+                f"a ranker has 1 or 2 labels, but this one has {network.config.num_labels} labels",
                 fix="choose a checkpoint fine-tuned for ranking or yes/no classification",
             )
         self.network = network
         self.encoders = [Encoder(network)]
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits, shape [sequences, labels]."""
+        """Returns logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
         return classify(self.network, self.encoder.run_to_first_token(hidden, layout))
 
+    def checkpoint_settings(self) -> dict[str, Any]:
+        """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
+        return {"ranker": "pointwise"}
+
 
 def classify(network: PreTrainedModel, first_token_states: Tensor) -> Tensor:
-    """Logits [sequences, labels] of the network's own head.
+    """Returns logits [sequences, labels] of the network's own head.
 
     Args:
         network: A `...ForSequenceClassification` model.
-        first: Hidden states of the first tokens after the last layer, [sequences, hidden].
+        first_token_states: States of the first tokens after the last layer, [sequences, hidden].
     """
-    # Heads and poolers take [sequences, tokens, hidden] and look at token 0.
+    # Heads and poolers take [sequences, tokens, hidden] and read token 0.
     states = first_token_states.float()[:, None]
     base = network.base_model
     logits: Tensor

@@ -1,18 +1,16 @@
-"""What every ranker can do, whatever its network: score packed batches, rank candidates.
-
-Knows text and torch. Must not know files, losses or any one ranker.
-"""
+"""The interface of all rankers: scores pairs of texts, ranks the candidates of questions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import ConfigDict, validate_call
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.cascade.pruning import DropRatios, StagedScores
@@ -20,60 +18,38 @@ from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import (
     Calibration,
     CalibrationMethod,
+    MinPrecision,
     abstention_threshold,
-    check_min_precision,
     fit_calibration,
 )
 from as2ray.models.encoder.cpu_parallel import Item, Result, balanced_budget, parallel_map
 from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.precision import Dtype, resolve_dtype
 from as2ray.outputs import RankedCandidate
 from as2ray.tables.schema import question_indices
 from as2ray.tables.score_checks import check_binary_labels
-from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
+from as2ray.text.input_checks import check_text, check_top_k
 from as2ray.text.tokenization import PairTokenizer
 
 CONFIG_KEY = "as2ray"
-"""Entry of `config.json` for what transformers has no word for: kind of ranker, lengths, exits."""
-
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
-"""Number format of the matrix products."""
-
-
-def resolve_dtype(dtype: Dtype, device: torch.device | str = "cpu") -> torch.dtype:
-    """The dtype that `precision` means on a device.
-
-    `auto` is bf16 where the hardware multiplies it natively (AVX512-BF16 or AMX on a CPU, Ampere
-    or later on a GPU), and fp32 elsewhere.
-    """
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    if dtype in dtypes:
-        return dtypes[dtype]
-    if dtype != "auto":
-        raise ConfigError(
-            f"precision {dtype!r}; expected auto, fp32, bf16 or fp16",
-        )
-    if torch.device(device).type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+"""Entry of `config.json` for settings that transformers does not have: kind of ranker, exits."""
 
 
 class Ranker(nn.Module, ABC):
-    """A network with its tokenizer: scores pairs, ranks candidates.
+    """A network with its tokenizer that scores pairs and ranks candidates.
+
+    This class scores text. `PackedRanker` scores token sequences, too.
 
     Args:
-        tokenizer: How pairs become tokens.
-        max_tokens: Most tokens of a packed batch when scoring.
+        tokenizer: Turns pairs into tokens.
+        max_batch_tokens: Maximum number of tokens of a packed batch in scoring.
     """
 
     network: PreTrainedModel
     encoders: Sequence[Encoder]
-    """One; or one for each independent ranker, or the body and each head's."""
+    """One encoder; or one of each independent ranker, or the body's and those of its heads."""
     exit_layers: tuple[int, ...] = ()
-    """Layers after which candidates may leave, ascending; none in a ranker of one piece."""
-    text_only = False
-    """Whether it scores text alone, by `score_pairs`, and no sequences of one tokenizer."""
+    """Number of layers below each exit, ascending; empty if the ranker has one stage."""
 
     def __init__(self, tokenizer: PairTokenizer, max_batch_tokens: int = 8_192) -> None:
         super().__init__()
@@ -82,120 +58,94 @@ class Ranker(nn.Module, ABC):
         self.max_batch_tokens = max_batch_tokens
         self.dtype: Dtype = "auto"
         self.allow_parallel = True
-        """Whether a CPU may score several packed batches at a time."""
+        """Whether a CPU may score several packed batches at the same time."""
         self.use_fused_layers = False
-        """Whether scoring runs fused layers, faster than transformers' own and equal but for
-        rounding; `load` sets it."""
+        """Whether scoring runs fused layers, which are faster than those of transformers and equal
+        to them except for rounding; `load` enables them."""
         self.calibration: tuple[Calibration, ...] = ()
-        """Of each stage, made on a development split; without it scores stay as they are."""
+        """Calibration of each stage; without one, scores are returned as they are."""
         self.threshold: float | None = None
-        """Score below which a question's best answer is better not given, made with it."""
+        """Calibrated score below which a question should get no answer."""
 
     @abstractmethod
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits, shape [sequences, labels]."""
+    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """Returns the scores of every stage without dropping; float32, shape [pairs, stages]."""
+
+    @abstractmethod
+    def checkpoint_settings(self) -> dict[str, Any]:
+        """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, the first where there are several."""
+        """The first encoder."""
         return self.encoders[0]
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of a packed batch when scoring: room for one sequence at least."""
+        """Maximum number of tokens of a packed batch in scoring; the longest pair always fits."""
         return max(self.max_batch_tokens, self.tokenizer.max_length)
 
     @property
     def num_threads(self) -> int:
-        """How many packed batches are scored at a time: on a CPU as many as torch has threads."""
-        cores = self.allow_parallel and self.device.type == "cpu"
-        return torch.get_num_threads() if cores else 1
+        """Number of packed batches that are scored at the same time: torch's threads on a CPU."""
+        use_cores = self.allow_parallel and self.device.type == "cpu"
+        return torch.get_num_threads() if use_cores else 1
 
     def balanced_budget(self, lengths: np.ndarray) -> int:
-        """Token budget of batches in which sequences of these lengths keep all lanes busy."""
-        return balanced_budget(lengths, self.token_budget, self.num_threads)
+        """Returns the token budget that divides sequences evenly among the threads.
 
-    def pack(self, encoded: TokenSequences) -> Iterator[PackedBatch]:
-        """Sequences as batches to be scored; see `as2ray.text.packing.pack`."""
-        return pack_sequences(encoded, self.balanced_budget(encoded.lengths))
+        Args:
+            lengths: Number of tokens of each sequence, shape [sequences].
+        """
+        return balanced_budget(lengths, self.token_budget, self.num_threads)
 
     def map_batches(
         self, function: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
-        """What `work` says of each packed batch, or part of a pass, in order.
+        """Yields the result of a function for each packed batch, or part of a pass, in order.
 
         Args:
-            work: Called in inference mode and this ranker's precision, perhaps in another thread.
-            parts: Taken as they are needed.
+            function: Called in inference mode and with this ranker's dtype, possibly in another
+                thread.
+            items: Its arguments, taken as they are needed.
         """
 
-        def one(part: Item) -> Result:
+        def run(item: Item) -> Result:
             with torch.inference_mode(), self.autocast():
-                return function(part)
+                return function(item)
 
-        return parallel_map(one, items, self.num_threads)
+        return parallel_map(run, items, self.num_threads)
 
     def set_gradient_checkpointing(self, enabled: bool) -> None:
-        """Whether the backward pass recomputes activations instead of keeping them."""
+        """Sets whether the backward pass recomputes activations instead of storing them."""
         for encoder in self.encoders:
             encoder.gradient_checkpointing = enabled
 
     def autocast(self) -> torch.autocast:
-        """The context in which this ranker's precision holds."""
+        """Returns the autocast context of this ranker's dtype."""
         dtype = resolve_dtype(self.dtype, self.device)
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Without dropout, in this ranker's precision; training mode comes back afterwards."""
+        """Disables dropout and sets this ranker's dtype; restores the training mode at the end."""
         was_training = self.training
         if was_training:
             self.eval()
         dtype = resolve_dtype(self.dtype, self.device)
         try:
-            with ExitStack() as stack:
-                stack.enter_context(self.autocast())
+            with self.autocast(), ExitStack() as stack:
                 for encoder in self.encoders if self.use_fused_layers else ():
                     stack.enter_context(encoder.fused_inference(dtype))
                 yield
         finally:
             if was_training:
                 self.train()
-
-    def predict_batch(self, batch: PackedBatch) -> Tensor:
-        """Probability of being an answer, nothing dropped, shape [sequences]."""
-        return positive_probability(self(batch))
-
-    def binary_logits(self, batch: PackedBatch) -> Tensor:
-        """Logits of (not an answer, answer), nothing dropped, shape [sequences, 2]."""
-        logits: Tensor = self(batch)
-        return logits if logits.shape[-1] == 2 else functional.pad(logits, (1, 0))
-
-    def predict_logits(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
-        """Logits of (not an answer, answer) by row number; float32, shape [rows, 2]."""
-        with torch.inference_mode():
-            return self._predict_by_row(
-                batches, (num_rows, 2), lambda batch: self.binary_logits(batch).float()
-            )
-
-    def checkpoint_settings(self) -> dict[str, Any]:
-        """What its checkpoint says of it beside the network's configuration and lengths."""
-        return {"ranker": "pointwise"}
-
-    @torch.inference_mode()
-    def predict_scores(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
-        """Probability of being an answer, by row number, nothing dropped; float32, shape [rows].
-
-        Args:
-            batches: Packed batches; `of_sequence["row"]` says where each score belongs.
-            rows: Number of rows; one that no batch holds is NaN.
-        """
-        return self._predict_by_row(batches, (num_rows,), self.predict_batch)
 
     def predict_pairs(
         self,
@@ -204,116 +154,88 @@ class Ranker(nn.Module, ABC):
         question_index: np.ndarray,
         drop_ratios: DropRatios | None = None,
     ) -> StagedScores:
-        """Scores as `rank` gives them, with candidates dropped on the way where the ranker does.
+        """Scores pairs as `rank` does; a ranker with several stages drops candidates in between.
 
         Args:
-            questions: Shape [pairs].
-            candidates: Shape [pairs].
-            question: Number of each pair's question, from 0: whose candidates compete, [pairs].
-            drop: Drop ratio, of all stages or of each; an array [questions, stages - 1] gives
-                each question its own. By default the checkpoint's.
-        """
-        return self.predict_sequences(
-            self.tokenizer.encode(questions, candidates), question_index, drop_ratios
-        )
+            questions: Question of each pair, shape [pairs].
+            candidates: Candidate of each pair, shape [pairs].
+            question_index: Index of each pair's question, from 0, shape [pairs]; candidates of the
+                same question compete.
+            drop_ratios: Drop ratio of all stages or of each; an array [questions, stages - 1] sets
+                them for each question. By default the checkpoint's.
 
-    @torch.inference_mode()
-    def predict_sequences(
-        self,
-        encoded: TokenSequences,
-        question_index: np.ndarray,
-        drop_ratios: DropRatios | None = None,
-    ) -> StagedScores:
-        """`score_pairs` of pairs that are tokens already."""
+        Raises:
+            ConfigError: Drop ratios for a ranker of one stage, or drop ratios out of their range.
+        """
         self.check_no_drop_ratios(drop_ratios)
-        return StagedScores(self.predict_scores(self.pack(encoded), len(encoded)))
+        return StagedScores(self.predict_exits(questions, candidates)[:, 0])
 
     def check_no_drop_ratios(self, drop_ratios: DropRatios | None) -> None:
-        """Of a ranker of one stage: drop ratios mean nothing to it."""
+        """Raises an error if drop ratios are given to a ranker of one stage."""
         if drop_ratios is not None:
-            raise ConfigError(
-                f"drop ratios {drop_ratios} for a {type(self).__name__}"
-                "; expected a ranker of several stages: a cascade or a sequential ranker",
-                fix="leave the drop ratios out",
-            )
+            name = type(self).__name__
+            raise ConfigError(f"drop ratios {drop_ratios} need several stages, but {name} has one")
 
     def predict_table(self, table: pa.Table, drop_ratios: DropRatios | None = None) -> StagedScores:
-        """`score_pairs` of a candidates table.
+        """Scores a candidates table as `predict_pairs` does.
 
         Args:
-            table: With the columns `question_id`, `question` and `candidate`.
-            drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
+            table: A table with the columns `question_id`, `question` and `candidate`.
+            drop_ratios: See `predict_pairs`.
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         return self.predict_pairs(*texts, question_indices(table), drop_ratios)
-
-    def _predict_by_row(
-        self,
-        batches: Iterable[PackedBatch],
-        shape: tuple[int, ...],
-        predict: Callable[[PackedBatch], Tensor],
-    ) -> np.ndarray:
-        def scored(batch: PackedBatch) -> tuple[PackedBatch, np.ndarray]:
-            return batch, predict(batch).cpu().numpy()
-
-        scores = np.full(shape, np.nan, np.float32)
-        with self.scoring():
-            for batch, found in self.map_batches(scored, batches):
-                scores[batch.sequence_data["row"]] = found
-        return scores
 
     def rank_many(
         self,
         questions_with_candidates: Iterable[tuple[str, Sequence[str]]],
         drop_ratios: DropRatios | None = None,
     ) -> list[list[RankedCandidate]]:
-        """Rankings of several questions' candidates, packed together.
+        """Ranks the candidates of several questions, packed together.
 
         Args:
-            pairs: (question, candidates) of each question.
-            drop: Other drop ratios than the checkpoint's; see `score_pairs`.
+            questions_with_candidates: Each question with its candidates.
+            drop_ratios: See `predict_pairs`.
 
         Returns:
-            For each question its candidates, best first.
+            The candidates of each question, best first.
+
+        Raises:
+            EvaluationError: A text is empty or not valid Unicode, or a string was passed instead of
+                a list of candidates.
         """
-        questions_with_candidates = [
-            (question, as_candidate_list(candidates))
-            for question, candidates in questions_with_candidates
-        ]
-        sizes = [len(candidates) for _, candidates in questions_with_candidates]
-        if np.ndim(drop_ratios) == 2 and len(np.asarray(drop_ratios)) == len(
-            questions_with_candidates
-        ):  # type: ignore[arg-type]
-            drop_ratios = np.asarray(drop_ratios)[
-                : int(np.max(np.flatnonzero(sizes), initial=-1)) + 1
-            ]
-        questions = [q for q, candidates in questions_with_candidates for _ in candidates]
-        texts = [text for _, candidates in questions_with_candidates for text in candidates]
-        for text in [*(q for q, _ in questions_with_candidates), *texts]:
+        questions, candidates = [], []
+        for question, texts in questions_with_candidates:
+            questions.append(question)
+            candidates.append(as_candidate_list(texts))
+        sizes = [len(texts) for texts in candidates]
+        repeated_questions = list(chain.from_iterable(map(repeat, questions, sizes)))
+        all_candidates = [text for texts in candidates for text in texts]
+        for text in [*questions, *all_candidates]:
             check_text(text)
-        scored = self.predict_pairs(
-            questions,
-            texts,
-            np.repeat(np.arange(len(questions_with_candidates)), sizes),
-            drop_ratios,
+        if np.ndim(drop_ratios) == 2 and len(np.asarray(drop_ratios)) == len(questions):  # type: ignore[arg-type]
+            # `predict_pairs` does not see questions without candidates at the end.
+            num_questions = int(np.max(np.flatnonzero(sizes), initial=-1)) + 1
+            drop_ratios = np.asarray(drop_ratios)[:num_questions]
+        question_index = np.repeat(np.arange(len(questions)), sizes)
+        staged_scores = self.predict_pairs(
+            repeated_questions, all_candidates, question_index, drop_ratios
         )
-        return self.build_rankings(
-            [candidates for _, candidates in questions_with_candidates], scored
-        )
+        return self.build_rankings(candidates, staged_scores)
 
     def build_rankings(
         self, candidates: Sequence[Sequence[str]], staged_scores: StagedScores
     ) -> list[list[RankedCandidate]]:
-        """The candidates of each question, best first.
+        """Sorts the candidates of each question, best first, and calibrates their scores.
 
         Args:
-            candidates: Of each question.
-            scored: What this ranker said of all of them, question after question.
+            candidates: The candidates of each question.
+            staged_scores: This ranker's scores of all candidates, question by question.
         """
-        ends = np.cumsum([len(own) for own in candidates])
+        ends = np.cumsum([len(texts) for texts in candidates])
         return [
-            self._build_ranking(own, staged_scores, end - len(own))
-            for own, end in zip(candidates, ends)
+            self._build_ranking(texts, staged_scores, end - len(texts))
+            for texts, end in zip(candidates, ends)
         ]
 
     def rank(
@@ -323,120 +245,96 @@ class Ranker(nn.Module, ABC):
         top_k: int | None = None,
         drop_ratios: DropRatios | None = None,
     ) -> list[RankedCandidate]:
-        """The candidates of one question, best first.
+        """Ranks the candidates of one question, best first.
 
         Args:
             question: The question.
             candidates: Sentences, at most a few hundred.
-            top_k: How many to return; all by default.
-            drop: Other drop ratios than the checkpoint's, where the ranker has several stages.
+            top_k: Number of candidates to return; by default all.
+            drop_ratios: Drop ratio after every stage but the last, as one number or one per stage.
+                By default the checkpoint's. A ranker of one stage takes none.
+
+        Raises:
+            ConfigError: `top_k` is below 1, or the drop ratios do not fit the ranker.
+            EvaluationError: See `rank_many`.
         """
         check_top_k(top_k)
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
 
+    @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
     def calibrate(
-        self, table: pa.Table, method: CalibrationMethod = "temperature", min_precision: float = 0.5
+        self,
+        table: pa.Table,
+        method: CalibrationMethod = "temperature",
+        min_precision: MinPrecision = 0.5,
     ) -> None:
-        """Fits what turns scores into probabilities, for each stage, and when to abstain.
+        """Fits the calibration of each stage and the threshold for abstaining.
 
         Args:
-            table: A development split; every question counts, also those without an answer.
-            kind: Which map.
-            precision: Share of right ones among the answers given, at least.
+            table: A development split; questions without an answer count, too.
+            method: Kind of calibration.
+            min_precision: Minimum share of correct answers among those above the threshold.
 
         Raises:
-            EvaluationError: Labels of one kind alone, or a precision outside (0, 1].
+            EvaluationError: All labels are equal.
+            pydantic.ValidationError: An unknown method, or a precision outside (0, 1].
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-        label = table["label"].to_numpy()
-        check_min_precision(min_precision)
-        check_binary_labels(label)
+        labels = table["label"].to_numpy()
+        check_binary_labels(labels)
         self.calibration = tuple(
-            fit_calibration(of, label, method) for of in self.predict_exits(*texts).T
+            fit_calibration(stage_scores, labels, method)
+            for stage_scores in self.predict_exits(*texts).T
         )
-        scored, question = self.predict_table(table), question_indices(table)
-        order = np.lexsort((-scored.sort_keys, question))
-        first = order[np.flatnonzero(np.diff(question[order], prepend=-1))]
-        best = self._apply_calibration(scored.scores, scored.stage_index)[first]
-        self.threshold = abstention_threshold(best, label[first], min_precision)
-
-    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
-        """What every stage says of every pair, nothing dropped; float32, shape [pairs, stages]."""
-        batches = self.pack(self.tokenizer.encode(questions, candidates))
-        return self.predict_scores(batches, len(questions))[:, None]
+        staged_scores, question_index = self.predict_table(table), question_indices(table)
+        order = np.lexsort((-staged_scores.sort_keys, question_index))
+        top_rows = order[np.flatnonzero(np.diff(question_index[order], prepend=-1))]
+        scores = self._apply_calibration(staged_scores.scores, staged_scores.stage_index)
+        self.threshold = abstention_threshold(scores[top_rows], labels[top_rows], min_precision)
 
     def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
         if not self.calibration:
             return scores
-        which = np.zeros(len(scores), int) if stage_index is None else stage_index
-        found = np.empty(len(scores))
-        for number, calibration in enumerate(self.calibration):
-            found[which == number] = calibration(scores[which == number])
-        return found
+        if stage_index is None:
+            stage_index = np.zeros(len(scores), int)
+        calibrated = np.empty(len(scores))
+        for stage, calibration in enumerate(self.calibration):
+            calibrated[stage_index == stage] = calibration(scores[stage_index == stage])
+        return calibrated
 
     def _build_ranking(
         self, candidates: Sequence[str], staged_scores: StagedScores, start: int
     ) -> list[RankedCandidate]:
-        """The ranking of candidates whose scores stand at `start`."""
+        """Ranks candidates whose scores begin at row `start`."""
         rows = slice(start, start + len(candidates))
-        score = staged_scores.scores[rows]
-        if not np.isfinite(score).all():
+        scores = staged_scores.scores[rows]
+        if not np.isfinite(scores).all():
             raise EvaluationError(
-                f"{int(np.sum(~np.isfinite(score)))} of {len(score)} scores are not finite"
-                "; expected finite scores",
+                f"{int(np.sum(~np.isfinite(scores)))} of {len(scores)} scores are not finite",
                 fix="score in fp32, or train again with a lower learning rate",
             )
+        stages = None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
         order = np.argsort(-staged_scores.sort_keys[rows], kind="stable")
-        score = self._apply_calibration(
-            score, None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
-        )
-        layer = [None] * len(score)
-        if staged_scores.stage_index is not None:
-            layer = [self.exit_layers[stage] for stage in staged_scores.stage_index[rows]]
-        return [RankedCandidate(int(i), float(score[i]), candidates[i], layer[i]) for i in order]
+        scores = self._apply_calibration(scores, stages)
+        layers = [None] * len(scores) if stages is None else [self.exit_layers[s] for s in stages]
+        return [RankedCandidate(int(i), float(scores[i]), candidates[i], layers[i]) for i in order]
 
 
 def as_candidate_list(candidates: Sequence[str]) -> list[str]:
-    """Refuses one text, whose characters would be ranked."""
+    """Returns candidates as a list.
+
+    Raises:
+        EvaluationError: A string was passed, whose characters would be ranked.
+    """
     if isinstance(candidates, str):
         raise EvaluationError(
-            f"one text as candidates: {candidates!r:.200}; expected a list of sentences",
-            fix="put it into a list, or split it into its sentences",
+            f"candidates must be a list of sentences, not one text: {candidates!r:.200}",
+            fix="put the text into a list, or split it into its sentences",
         )
     return list(candidates)
 
 
-def check_top_k(top_k: int | None) -> None:
-    """Refuses to return none of a ranking, or all but the last."""
-    if top_k is not None and top_k < 1:
-        raise ConfigError(
-            f"top_k={top_k}; expected a number above 0",
-        )
-
-
-def check_text(text: object) -> None:
-    """Refuses what no tokenizer can read: half a surrogate pair, as JSON can bring, is such."""
-    fine = isinstance(text, str) and bool(text.strip())
-    try:
-        str(text).encode()
-    except UnicodeEncodeError:
-        fine = False
-    if not fine:
-        raise EvaluationError(
-            f"an empty or non-text question or candidate: {text!r:.200}"
-            "; expected non-empty strings of whole Unicode characters",
-        )
-
-
-def fp32_head(states: Tensor) -> torch.autocast:
-    """The context in which a head turns states into logits, in fp32 whatever the precision.
-
-    A head is a hundredth of the work, and of bf16's 8 bits many candidates have equal scores.
-    """
-    return torch.autocast(states.device.type, enabled=False)
-
-
 def positive_probability(logits: Tensor) -> Tensor:
-    """Probability of the positive class, shape [...], from logits [..., 1 or 2]."""
+    """Returns the probability of the positive class, shape [...], of logits [..., 1 or 2]."""
     logits = logits.float()
     return logits.softmax(-1)[..., 1] if logits.shape[-1] == 2 else logits[..., 0].sigmoid()

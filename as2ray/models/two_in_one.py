@@ -1,10 +1,8 @@
-"""Two-in-One (section 4.1): one encoder pass scores a passage and the sentences in it.
+"""Two-in-One (section 4.1): one encoder pass scores a passage and its sentences.
 
-Knows the encoder and packed windows with markers. Must not know files or losses.
-
-The first token stands for the passage, the marker in front of each sentence for the sentence; a
-two-layer head scores either. A passage read in several windows has the highest of their scores, and
-a sentence that stands in two of them the mean.
+The first token represents the passage, and the marker before each sentence represents the sentence;
+a two-layer head scores each. If a passage is longer than a window, its score is the maximum over
+its windows. A sentence in two windows has the mean of its two scores.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,130 +13,110 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from as2ray.cascade.pruning import DropRatios, StagedScores
 from as2ray.errors import CheckpointError
-from as2ray.models.encoder.encoder import Encoder
-from as2ray.models.ranker import (
-    CONFIG_KEY,
-    Ranker,
-    as_candidate_list,
-    check_text,
-    check_top_k,
-    fp32_head,
-)
+from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights
+from as2ray.models.feed_forward import build_feed_forward
+from as2ray.models.precision import fp32_head
+from as2ray.models.ranker import CONFIG_KEY, Ranker, as_candidate_list
 from as2ray.models.span_extraction import ScoredSpan, best_spans
 from as2ray.outputs import PassageOutput, RankedCandidate, RankedPassage, ShortAnswer
 from as2ray.text.answer_spans import span_text
+from as2ray.text.input_checks import check_text, check_top_k
 from as2ray.text.packing import PackedBatch
 from as2ray.text.passage_windows import PassageWindows, encode_passages
 from as2ray.text.tokenization import PairTokenizer
 
 
-def build_score_head(hidden_size: int, dropout: float) -> nn.Sequential:
-    """Two layers from a state [n, hidden] to a score [n, 1]."""
-    return nn.Sequential(
-        nn.Dropout(dropout),
-        nn.Linear(hidden_size, hidden_size),
-        nn.Tanh(),
-        nn.Dropout(dropout),
-        nn.Linear(hidden_size, 1),
-    )
-
-
 class TwoInOneNetwork(PreTrainedModel):  # type: ignore[misc]
-    """An encoder with a head for passages and one for sentences, in Hugging Face format.
+    """An encoder with a head for passages and a head for sentences, in Hugging Face format.
 
     Args:
-        config: The encoder's.
+        config: Configuration of the encoder. Its entry `as2ray` has `extract_answers`.
     """
 
     base_model_prefix = "body"
-    _supports_sdpa = True  # its encoder does; ours is set on it
+    _supports_sdpa = True  # the encoder supports it; `Encoder` sets packed attention
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        bare = {} if config.model_type == "electra" else {"add_pooling_layer": False}
-        self.body = AutoModel.from_config(config, **bare)
-        self.passage = build_score_head(config.hidden_size, config.hidden_dropout_prob)
-        self.sentence = build_score_head(config.hidden_size, config.hidden_dropout_prob)
-        answers = getattr(config, CONFIG_KEY, {}).get("answers", False)
-        self.answer = nn.Linear(config.hidden_size, 2) if answers else None
+        self.body = build_encoder(config)
+        hidden_size, dropout = config.hidden_size, config.hidden_dropout_prob
+        self.passage = build_feed_forward(hidden_size, 1, dropout, num_hidden_layers=1)
+        self.sentence = build_feed_forward(hidden_size, 1, dropout, num_hidden_layers=1)
+        extract_answers = getattr(config, CONFIG_KEY, {}).get("extract_answers", False)
+        self.answer = nn.Linear(hidden_size, 2) if extract_answers else None
         self.post_init()
 
     @classmethod
     def from_encoder(
         cls, body: PreTrainedModel, extract_answers: bool = False
     ) -> "TwoInOneNetwork":
-        """New heads on a trained body.
+        """Creates a joint model with new heads from a trained encoder.
 
         Args:
             body: An encoder, or a model with a head around one.
-            answers: Whether one of them finds short answers.
+            extract_answers: Whether the model gets a head that extracts short answers.
         """
-        encoder = body.base_model
-        config = deepcopy(encoder.config)
-        setattr(config, CONFIG_KEY, {"ranker": "two_in_one", "answers": extract_answers})
+        config = deepcopy(body.base_model.config)
+        setattr(config, CONFIG_KEY, {"ranker": "two_in_one", "extract_answers": extract_answers})
         network = cls(config)
-        weights = {k: v for k, v in encoder.state_dict().items() if not k.startswith("pooler.")}
-        network.body.load_state_dict(weights)
+        copy_encoder_weights(body, network.body)
         return network
 
 
 class TwoInOneRanker(Ranker):
-    """A joint model: ranks passages with the sentences that support the answer, or sentences.
+    """A joint model that ranks passages with their supporting sentences, or single sentences.
 
     Args:
         network: The encoder with its heads.
-        tokenizer: How texts become tokens; its `max_length` is the window.
+        tokenizer: Turns texts into tokens; its `max_length` is the size of a window.
     """
-
-    text_only = True
 
     def __init__(self, network: TwoInOneNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         self.network = network
         self.encoders = [Encoder(network.body)]
 
-    def forward(self, batch: PackedBatch) -> PassageOutput:  # type: ignore[override]
-        """Scores and states of windows and of the sentences marked in them."""
+    def forward(self, batch: PackedBatch) -> PassageOutput:
+        """Returns scores and states of windows and of the sentences marked in them."""
         hidden, layout = self.encoder.embed(batch)
-        marks = torch.from_numpy(batch.markers).to(hidden.device)
+        markers = torch.from_numpy(batch.markers).to(hidden.device)
         if self.network.answer is None:
-            tokens = torch.cat([layout.first_tokens, marks])
+            tokens = torch.cat([layout.first_tokens, markers])
             states = self.encoder.run_to_tokens(tokens, hidden, layout)
-            passage, sentence = states[: len(batch)], states[len(batch) :]
+            passage_states, sentence_states = states[: len(batch)], states[len(batch) :]
         else:
             hidden = self.encoder.run_layers(hidden, layout)
-            passage, sentence = hidden[layout.first_tokens], hidden[marks]
+            passage_states, sentence_states = hidden[layout.first_tokens], hidden[markers]
         with fp32_head(hidden):
-            of_passage = self.network.passage(passage.float())[:, 0]
-            of_sentence = self.network.sentence(sentence.float())[:, 0]
+            passage_scores = self.network.passage(passage_states.float())[:, 0]
+            sentence_scores = self.network.sentence(sentence_states.float())[:, 0]
+            output = PassageOutput(passage_scores, sentence_scores, passage_states, sentence_states)
             if self.network.answer is None:
-                return PassageOutput(of_passage, of_sentence, passage, sentence)
-            answer = self.network.answer(hidden.float())
+                return output
+            span_logits = self.network.answer(hidden.float())
         lengths = torch.from_numpy(batch.lengths).to(hidden.device)
-        window = torch.repeat_interleave(lengths.long())
-        return PassageOutput(of_passage, of_sentence, passage, sentence, answer, window)
+        token_passage = torch.repeat_interleave(lengths.long())
+        return output._replace(span_logits=span_logits, token_passage=token_passage)
 
     def checkpoint_settings(self) -> dict[str, Any]:
-        """What its checkpoint says beside the network's configuration and lengths."""
-        return {"ranker": "two_in_one", "answers": self.network.answer is not None}
+        """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
+        return {"ranker": "two_in_one", "extract_answers": self.network.answer is not None}
 
-    @torch.inference_mode()
     def predict_passages(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores around 0 of passages and of all their sentences, float32.
+        """Returns scores of passages and of all their sentences; float32, around -1 to 1.
 
         Args:
-            questions: Of each passage, shape [passages].
-            passages: Sentences of each, none empty, [passages][sentences].
+            questions: Question of each passage, shape [passages].
+            passages: Sentences of each passage, none of them empty, [passages][sentences].
 
         Returns:
-            Shapes [passages] and [sentences], the sentences of all passages end to end.
+            Shapes [passages] and [sentences], where the sentences of all passages are end to end.
         """
         if not passages:
             return np.zeros(0, np.float32), np.zeros(0, np.float32)
@@ -149,25 +127,25 @@ class TwoInOneRanker(Ranker):
     def predict_windows(
         self, windows: PassageWindows, batches: Iterable[PackedBatch]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of windows and of the markers in them, float32; NaN where no batch has them.
+        """Returns scores of windows and of their markers; float32, NaN if they are in no batch.
 
         Args:
-            windows: Of passages.
-            batches: Some or all of them (`Windows.batches`).
+            windows: Windows of passages.
+            batches: Some or all of them, packed.
         """
-        of_window = np.full(len(windows.sequences), np.nan, np.float32)
-        of_mark = np.full(len(windows.marker_sentence), np.nan, np.float32)
+        window_scores = np.full(len(windows.sequences), np.nan, np.float32)
+        marker_scores = np.full(len(windows.marker_sentence), np.nan, np.float32)
 
-        def scored(batch: PackedBatch) -> tuple[PackedBatch, PassageOutput]:
+        def run(batch: PackedBatch) -> tuple[PackedBatch, PassageOutput]:
             return batch, self(batch)
 
         with self.scoring():
-            for batch, joint in self.map_batches(scored, batches):
-                of_window[batch.sequence_data["number"]] = (
-                    joint.passage_scores.float().cpu().numpy()
-                )
-                of_mark[batch.marker_data["mark"]] = joint.sentence_scores.float().cpu().numpy()
-        return of_window, of_mark
+            for batch, output in self.map_batches(run, batches):
+                window_index = batch.sequence_data["number"]
+                window_scores[window_index] = output.passage_scores.float().cpu().numpy()
+                marker_index = batch.marker_data["marker"]
+                marker_scores[marker_index] = output.sentence_scores.float().cpu().numpy()
+        return window_scores, marker_scores
 
     def rank_passages(
         self,
@@ -177,153 +155,134 @@ class TwoInOneRanker(Ranker):
         threshold: float = 0.0,
         always_select_one: bool = False,
     ) -> list[RankedPassage]:
-        """Passages, best first, each with the sentences selected in it.
+        """Ranks passages, best first, and selects sentences in each.
 
         Args:
             question: The question.
-            passages: Sentences of each; a passage without any has the lowest score.
-            top_k: How many to return; all by default, 2 in the paper.
-            threshold: Sentences above it are selected (the paper: 0, between labels -1 and 1).
-            fallback: Where none is above, select the best; not in the paper, and raises recall.
+            passages: Sentences of each passage. A passage without sentences is ranked last.
+            top_k: Number of passages to return; by default all, 2 in the paper.
+            threshold: Sentences with a higher score are selected (paper: 0, between the labels -1
+                and 1).
+            always_select_one: Whether the best sentence is selected if none is above the threshold.
+                This is not in the paper; it raises recall.
 
         Raises:
-            EvaluationError: One text in place of a list, or one that cannot be read.
-            RecipeError: No passage asked for.
+            EvaluationError: A text is empty or not valid Unicode, or a string was passed instead of
+                a list of sentences.
+            ConfigError: `top_k` is below 1.
         """
         check_top_k(top_k)
-        lists = [as_candidate_list(sentences) for sentences in passages]
-        held = [number for number, sentences in enumerate(lists) if sentences]
-        texts = [lists[number] for number in held]
-        for text in [question, *(text for sentences in texts for text in sentences)]:
+        passages = [as_candidate_list(sentences) for sentences in passages]
+        indices = [index for index, sentences in enumerate(passages) if sentences]
+        texts = [passages[index] for index in indices]
+        for text in [question, *chain.from_iterable(texts)]:
             check_text(text)
-        scores, of_each = self.predict_passages([question] * len(held), texts)
+        passage_scores, sentence_scores = self.predict_passages([question] * len(indices), texts)
         ends = np.cumsum([len(sentences) for sentences in texts])
-        found = [RankedPassage(n, -np.inf, ()) for n, own in enumerate(lists) if not own]
-        for number, score, sentences, end in zip(held, scores, texts, ends):
-            own = of_each[end - len(sentences) : end]
-            chosen = np.flatnonzero(own > threshold)
-            chosen = np.array([own.argmax()]) if always_select_one and not len(chosen) else chosen
-            chosen = chosen[np.argsort(-own[chosen], kind="stable")]
-            selected = tuple(RankedCandidate(int(i), float(own[i]), sentences[i]) for i in chosen)
-            found.append(RankedPassage(number, float(score), selected))
-        return sorted(found, key=lambda passage: (-passage.score, passage.index))[:top_k]
+        score_parts = np.split(sentence_scores, ends[:-1])
+        empty_indices = [index for index, sentences in enumerate(passages) if not sentences]
+        ranked = [RankedPassage(index, -np.inf, ()) for index in empty_indices]
+        for index, score, sentences, scores in zip(indices, passage_scores, texts, score_parts):
+            selected = np.flatnonzero(scores > threshold)
+            if always_select_one and not len(selected):
+                selected = np.array([scores.argmax()])
+            order = selected[np.argsort(-scores[selected], kind="stable")].tolist()
+            candidates = (RankedCandidate(i, float(scores[i]), sentences[i]) for i in order)
+            ranked.append(RankedPassage(index, float(score), tuple(candidates)))
+        return sorted(ranked, key=lambda passage: (-passage.score, passage.index))[:top_k]
 
     def extract_answer(
         self, question: str, passages: Sequence[Sequence[str]], **options: Any
     ) -> ShortAnswer | None:
-        """The short answer, looked for in the selected sentences alone; None without one.
+        """Extracts the best short answer from the selected sentences; None if there is none.
 
         Args:
             question: The question.
-            passages: Sentences of each.
-            how: `top_k`, `threshold` and `fallback` of `rank_passages`.
+            passages: Sentences of each passage.
+            options: `top_k`, `threshold` and `always_select_one` of `rank_passages`.
+
+        Raises:
+            CheckpointError: The model was not trained to extract answers.
         """
         ranked = self.rank_passages(question, passages, **options)
-        chosen = [p.index for p in ranked if p.sentences]
+        indices = [passage.index for passage in ranked if passage.sentences]
         selected = {(p.index, s.index) for p in ranked for s in p.sentences}
-        found = self.extract_answers([question] * len(chosen), [passages[n] for n in chosen])
-        answers = (replace(a, passage=chosen[a.passage_index]) for a in found)
-        return max(
-            (a for a in answers if (a.passage_index, a.sentence_index) in selected),
-            key=lambda answer: answer.score,
-            default=None,
-        )
+        texts = [passages[index] for index in indices]
+        answers = [
+            replace(answer, passage_index=indices[answer.passage_index])
+            for answer in self.extract_answers([question] * len(indices), texts)
+        ]
+        answers = [a for a in answers if (a.passage_index, a.sentence_index) in selected]
+        return max(answers, key=lambda answer: answer.score, default=None)
 
     @torch.inference_mode()
     def extract_answers(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]]
     ) -> list[ShortAnswer]:
-        """The best span of every sentence, in order.
+        """Returns the best span of every sentence, in order.
 
         Args:
-            questions: Of each passage, shape [passages].
-            passages: Sentences of each, none empty, [passages][sentences].
+            questions: Question of each passage, shape [passages].
+            passages: Sentences of each passage, none of them empty, [passages][sentences].
 
         Raises:
-            CheckpointError: A model that was not trained to find answers.
+            CheckpointError: The model was not trained to extract answers.
         """
         if self.network.answer is None:
             raise CheckpointError(
-                "answers asked of a joint model without them"
-                "; expected one trained with the objective's `answers`",
-                fix="train one, or ask for passages and sentences",
+                "this joint model was not trained to extract answers",
+                fix="train one with the loss option `answer_loss`",
             )
         if not passages:
             return []
         windows = encode_passages(self.tokenizer, questions, passages)
-        best: dict[int, ScoredSpan] = {}
+        spans: dict[int, ScoredSpan] = {}
 
-        def spans(batch: PackedBatch) -> list[tuple[int, ScoredSpan]]:
-            answer = self(batch).answer
-            assert answer is not None
-            return list(best_spans(answer.float().cpu().numpy(), batch))
+        def find_spans(batch: PackedBatch) -> list[tuple[int, ScoredSpan]]:
+            logits = self(batch).span_logits
+            return list(best_spans(logits.float().cpu().numpy(), batch))
 
+        span_batches = self.map_batches(find_spans, self._pack_windows(windows))
         with self.scoring():
-            for sentence, span in chain.from_iterable(
-                self.map_batches(spans, self._pack_windows(windows))
-            ):
-                best[sentence] = max(span, best.get(sentence, span))
-        texts = [(p, s, text) for p, own in enumerate(passages) for s, text in enumerate(own)]
-        return [
-            ShortAnswer(span_text(self.tokenizer, text, *best[n][1:]), best[n][0], p, s)
-            for n, (p, s, text) in enumerate(texts)
-            if n in best  # not a sentence of which the tokenizer knows nothing
-        ]
+            for sentence, span in chain.from_iterable(span_batches):
+                spans[sentence] = max(span, spans.get(sentence, span))
+        answers, sentence = [], 0
+        for passage_index, sentences in enumerate(passages):
+            for sentence_index, text in enumerate(sentences):
+                if sentence in spans:  # the tokenizer may know no token of a sentence
+                    score, first, last = spans[sentence]
+                    answer = span_text(self.tokenizer, text, first, last)
+                    answers.append(ShortAnswer(answer, score, passage_index, sentence_index))
+                sentence += 1
+        return answers
 
     def _pack_windows(self, windows: PassageWindows) -> Iterator[PackedBatch]:
         return windows.iter_batches(self.balanced_budget(windows.sequences.lengths))
 
     def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
-        """Sentences alone, each a passage of its own, as numbers from 0 to 1; shape [pairs, 1].
+        """Returns scores from 0 to 1 of sentences, each as a passage of its own; shape [pairs, 1].
 
-        The sentence's score lies around -1 to 1 and is no probability; a sigmoid keeps its order.
+        The score of a sentence is around -1 to 1 and no probability; a sigmoid keeps the order.
         """
         _, scores = self.predict_passages(questions, [[text] for text in candidates])
         return np.asarray(1.0 / (1.0 + np.exp(-2.0 * scores)), np.float32)[:, None]
-
-    def predict_pairs(
-        self,
-        questions: Sequence[str],
-        candidates: Sequence[str],
-        question_index: np.ndarray,
-        drop_ratios: DropRatios | None = None,
-    ) -> StagedScores:
-        """Sentences alone; see `score_exits` and `Ranker.score_pairs`."""
-        self.check_no_drop_ratios(drop_ratios)
-        return StagedScores(self.predict_exits(questions, candidates)[:, 0])
-
-    def predict_batch(self, batch: PackedBatch) -> Tensor:
-        """Not of a batch without markers; see `score_passages`."""
-        raise _passages_required_error()
-
-    def binary_logits(self, batch: PackedBatch) -> Tensor:
-        """Not of a joint model, which has scores and no logits: it can teach nobody."""
-        raise _passages_required_error()
-
-
-def _passages_required_error() -> CheckpointError:
-    return CheckpointError(
-        "pairs without markers for a joint model; expected passages of sentences",
-        fix="call score_pairs, rank or rank_passages; as a teacher take a ranker of pairs",
-    )
 
 
 def merge_windows(
     windows: PassageWindows, window_scores: np.ndarray, marker_scores: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of passages, the highest of their windows', and of sentences, the mean of theirs.
+    """Returns scores of passages (maximum over windows) and of sentences (mean over markers).
 
     Args:
-        windows: Of passages.
-        of_window: Scores, shape [windows].
-        of_mark: Scores, shape [markers].
+        windows: Windows of passages.
+        window_scores: Shape [windows].
+        marker_scores: Shape [markers].
 
     Returns:
         Shapes [passages] and [sentences].
     """
-    passage = np.full(windows.window_passage[-1] + 1, -np.inf, np.float32)
-    np.maximum.at(passage, windows.window_passage, window_scores)
-    sentence = np.bincount(windows.marker_sentence, marker_scores) / np.bincount(
-        windows.marker_sentence
-    )
-    return passage, sentence.astype(np.float32)
+    passage_scores = np.full(windows.window_passage[-1] + 1, -np.inf, np.float32)
+    np.maximum.at(passage_scores, windows.window_passage, window_scores)
+    marker_sentence = windows.marker_sentence
+    sentence_scores = np.bincount(marker_sentence, marker_scores) / np.bincount(marker_sentence)
+    return passage_scores, sentence_scores.astype(np.float32)

@@ -9,8 +9,8 @@ from as2ray.checkpoints.cerberus_file import load_cerberus_file
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
-from as2ray.data.packed_dataset import pack_pairs
 from as2ray.errors import CheckpointError
+from as2ray.text.packing import pack_sequences
 
 NAMES = {
     "as modules of one network": {
@@ -56,7 +56,8 @@ def test_every_weight_finds_its_place_whatever_the_parts_are_called(theirs, base
     weights = {**named(theirs, how), "embeddings.position_ids": torch.arange(66)[None]}
     torch.save({"model": weights, "best_value": 0.9}, tmp_path / "cerberus_model.pt")
     found = load_cerberus_file(tmp_path / "cerberus_model.pt", base, max_length=60)
-    (batch,) = pack_pairs(found.tokenizer, ["Kovarin ne?"] * 3, ["Badesso.", "Muri.", "Quintol."])
+    sequences = found.tokenizer.encode(["Kovarin ne?"] * 3, ["Badesso.", "Muri.", "Quintol."])
+    (batch,) = pack_sequences(sequences, 8_192)
     with torch.no_grad():
         torch.testing.assert_close(found(batch), theirs(batch))
 
@@ -64,45 +65,36 @@ def test_every_weight_finds_its_place_whatever_the_parts_are_called(theirs, base
 def test_command_writes_a_checkpoint_that_ranks(theirs, base, tmp_path, capsys):
     file = tmp_path / "cerberus_model.pt"
     torch.save(named(theirs, "as lists of parts"), file)
-    given = {"file": file, "base": base, "output": tmp_path / "made", "max_length": 60}
+    given = {"weights": file, "base_model": base, "output": tmp_path / "made", "max_length": 60}
     main(
         ["convert", *(text for name, value in given.items() for text in (f"--{name}", str(value)))]
     )
     assert capsys.readouterr().out.strip() == str(tmp_path / "made")
-    assert load(tmp_path / "made").network.heads[-1].outputs == 2
+    assert load(tmp_path / "made").network.heads[-1].num_outputs == 2
 
 
-def spoilt(weights, how):
-    if how == "a part nobody knows":
-        return {**weights, "final_classifier.pooler.weight": torch.zeros(2)}
-    if how == "a head without a classifier":
-        return {n: w for n, w in weights.items() if not n.startswith("classifiers.1.")}
-    if how == "a layer with a weight missing":
-        return {n: w for n, w in weights.items() if "shared_encoder.layer.1.output.dense" not in n}
-    if how == "no heads":
-        return {n: w for n, w in weights.items() if not n.startswith("head")}
-    if how == "another width":
-        return {**weights, "embeddings.LayerNorm.bias": torch.zeros(3)}
-    if how == "names that are numbers":
-        return dict(enumerate(weights.values()))
-    return {"weights": object()}
+SPOILERS = {
+    "a part nobody knows": lambda weights: {
+        **weights,
+        "final_classifier.pooler.weight": torch.zeros(2),
+    },
+    "a head without a classifier": lambda weights: {
+        name: w for name, w in weights.items() if not name.startswith("classifiers.1.")
+    },
+    "a layer with a weight missing": lambda weights: {
+        name: w for name, w in weights.items() if "shared_encoder.layer.1.output.dense" not in name
+    },
+    "no heads": lambda weights: {n: w for n, w in weights.items() if not n.startswith("head")},
+    "another width": lambda weights: {**weights, "embeddings.LayerNorm.bias": torch.zeros(3)},
+    "names that are numbers": lambda weights: dict(enumerate(weights.values())),
+    "no tensors": lambda _: {"weights": object()},
+}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "a part nobody knows",
-        "a head without a classifier",
-        "a layer with a weight missing",
-        "no heads",
-        "another width",
-        "names that are numbers",
-        "no tensors",
-    ],
-)
+@pytest.mark.parametrize("how", SPOILERS)
 def test_a_file_that_does_not_fit_is_refused(theirs, base, how, tmp_path):
     file = tmp_path / "cerberus_model.pt"
-    torch.save(spoilt(named(theirs, "as lists of parts"), how), file)
+    torch.save(SPOILERS[how](named(theirs, "as lists of parts")), file)
     with pytest.raises(CheckpointError, match="cerberus_model"):
         load_cerberus_file(file, base, max_length=60)
 
@@ -126,6 +118,16 @@ def test_a_file_that_torch_did_not_write_is_refused(base, tmp_path, content):
 def test_convert_over_what_is_there_is_refused(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SystemExit):
-        main(["convert", "--file", "nowhere", "--base", "nowhere", "--output", str(tmp_path)])
-    assert "expected: a new folder" in capsys.readouterr().err
+        main(
+            [
+                "convert",
+                "--weights",
+                "nowhere",
+                "--base_model",
+                "nowhere",
+                "--output",
+                str(tmp_path),
+            ]
+        )
+    assert "choose a new folder" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -11,10 +11,16 @@ from safetensors.torch import load_file, save_file
 
 import as2ray
 from as2ray.checkpoints import loading as checkpoint_module
-from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.initialization import (
+    RankerShape,
+    check_model_spec,
+    encoder_num_layers,
+    init_ranker,
+)
 from as2ray.checkpoints.loading import load, load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.training.job import ModelSpec
 
 PAIR = ("What is kovarin?", "Kovarin lala ne badesso.")
 
@@ -78,9 +84,9 @@ def test_saved_ranker_scores_the_same_in_plain_transformers(checkpoint, family, 
 
 
 def test_load_is_offered_by_the_package_and_ready_to_rank(checkpoint):
-    ranker = as2ray.load(str(checkpoint("bert")), precision="fp32", device="cpu")
+    ranker = as2ray.load(str(checkpoint("bert")), dtype="fp32", device="cpu")
     assert not ranker.training
-    assert ranker.precision == "fp32"
+    assert ranker.dtype == "fp32"
     assert ranker.tokenizer.max_length == 66  # all positions that the tiny network has
 
 
@@ -113,7 +119,7 @@ def test_start_same_seed_makes_the_same_head_and_another_another(checkpoint, fam
 def test_load_a_plain_encoder_is_refused_with_the_way_to_train_it(checkpoint, family):
     with pytest.raises(CheckpointError, match=r"missing.*classifier") as error:
         load(checkpoint(family, None))
-    assert "train from it" in str(error.value)
+    assert "must be trained first" in str(error.value)
 
 
 def test_start_from_a_ranker_keeps_its_head_and_labels(checkpoint, family):
@@ -201,7 +207,7 @@ def test_checkpoint_with_an_unknown_weight_is_refused_by_its_name(
 def test_checkpoint_with_a_misshapen_weight_is_refused_by_its_name(checkpoint, copy_of, read):
     folder = copy_of(checkpoint("bert"))
     change_weights(folder, lambda w: {**w, "classifier.weight": torch.zeros(2, 31)})
-    with pytest.raises(CheckpointError, match=r"1 misshapen.*classifier\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 of another shape.*classifier\.weight"):
         read(folder)
 
 
@@ -266,9 +272,14 @@ def test_save_that_fails_leaves_the_older_checkpoint_and_nothing_half_written(
         (tmp_path / "failed").touch()
         raise OSError("no space left")
 
-    for broken, how in [("_write", fail), ("os.rename", fail), ("os.rename", fail_once)]:
+    broken = [
+        ("as2ray.checkpoints.saving._write_checkpoint", fail),
+        ("as2ray.tables.atomic.os.rename", fail),
+        ("as2ray.tables.atomic.os.rename", fail_once),
+    ]
+    for name, replacement in broken:
         with monkeypatch.context() as patch:
-            patch.setattr(f"as2ray.checkpoints.loading.{broken}", how)
+            patch.setattr(name, replacement)
             with pytest.raises(OSError, match="no space left"):
                 save(newer, folder)
         assert same_weights(load(folder), older)
@@ -318,37 +329,82 @@ def test_load_a_broken_configuration_is_refused_with_the_path(tmp_path, content)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("options", "message"),
     [
-        {"heads": 3},
-        {"joint": True, "exits": [1, 3]},
-        {"joint": True, "exits": [2], "heads": 3},
-        {"joint": True, "heads": 3},
-        {"answers": True},
+        ({"num_ranking_heads": 3}, "needs exit_layers"),
+        ({"is_joint": True, "exit_layers": [1, 3]}, "a joint model has no exits"),
+        (
+            {"is_joint": True, "exit_layers": [2], "num_ranking_heads": 3},
+            "a joint model has no exits",
+        ),
+        ({"is_joint": True, "num_ranking_heads": 3}, "needs exit_layers"),
+        ({"extract_answers": True}, "needs a joint model"),
+        ({"num_layers": 4}, "num_layers=4 is not from 1 to 3"),
     ],
 )
-def test_start_asked_for_what_it_would_leave_undone_is_refused(checkpoint, asked):
-    with pytest.raises(ConfigError, match="heads after exits"):
-        init_ranker(checkpoint("bert", None), max_length=60, **asked)
+def test_init_ranker_with_options_that_do_not_go_together_is_refused(checkpoint, options, message):
+    with pytest.raises(ConfigError, match=message):
+        init_ranker(checkpoint("bert", None), max_length=60, **options)
 
 
 @pytest.mark.parametrize(
-    ("held", "asked"),
+    ("start", "options"),
     [
-        ({"exits": [1, 3]}, {"joint": True}),
-        ({"exits": [1, 2]}, {"heads": 2}),
-        ({"exits": [2], "heads": 3}, {"exits": [2], "heads": 2}),
-        ({"joint": True}, {}),
-        ({"joint": True}, {"joint": True, "answers": True}),
-        ({"joint": True}, {"joint": True, "layers": 2}),
-        ({"joint": True}, {"joint": True, "exits": [1]}),
+        ({"exit_layers": [1, 3]}, {"is_joint": True}),
+        ({"exit_layers": [1, 2]}, {"num_ranking_heads": 2}),
+        (
+            {"exit_layers": [2], "num_ranking_heads": 3},
+            {"exit_layers": [2], "num_ranking_heads": 2},
+        ),
+        ({"is_joint": True}, {}),
+        ({"is_joint": True}, {"is_joint": True, "extract_answers": True}),
+        ({"is_joint": True}, {"is_joint": True, "num_layers": 2}),
+        ({"is_joint": True}, {"is_joint": True, "exit_layers": [1]}),
     ],
 )
-def test_start_from_what_goes_on_as_it_is_refuses_to_be_another(checkpoint, tmp_path, held, asked):
-    folder = save(init_ranker(checkpoint("bert", None), max_length=60, **held), tmp_path / "saved")
-    with pytest.raises(ConfigError, match="goes on as it is"):
-        init_ranker(folder, max_length=60, **asked)
-    assert type(init_ranker(folder, max_length=60, **held)) is type(load(folder))
+def test_cascades_and_joint_models_cannot_change_their_shape(checkpoint, tmp_path, start, options):
+    folder = save(init_ranker(checkpoint("bert", None), max_length=60, **start), tmp_path / "saved")
+    with pytest.raises(ConfigError, match="keep their layers, exits and heads"):
+        init_ranker(folder, max_length=60, **options)
+    assert type(init_ranker(folder, max_length=60, **start)) is type(load(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, RankerShape(6)),
+        ({"num_layers": 4}, RankerShape(4)),
+        ({"exit_layers": (2, 4)}, RankerShape(4, (2, 4))),
+        ({"exit_layers": (4,), "num_ranking_heads": 3}, RankerShape(4, (4,), 3)),
+    ],
+)
+def test_check_model_spec_returns_the_shape_of_the_ranker(options, expected):
+    assert check_model_spec(ModelSpec("path", **options), 6) == expected
+    assert check_model_spec(ModelSpec("path", **options), 6, RankerShape(6)) == expected
+    # A ranker that is trained from this one can keep its shape.
+    assert check_model_spec(ModelSpec("path"), expected.num_layers, expected) == expected
+
+
+def test_check_model_spec_of_a_path_allows_heads_after_the_last_layer():
+    # The encoder of a checkpoint with ranking heads ends at its last exit.
+    spec = ModelSpec("path", exit_layers=(6,), num_ranking_heads=3)
+    assert check_model_spec(spec, 6).num_ranking_heads == 3
+    with pytest.raises(ConfigError, match="needs layers above the last exit"):
+        check_model_spec(spec, 6, RankerShape(6))
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_checkpoint_of_another_format_version_is_refused(checkpoint, version, tmp_path):
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
+    folder = save(ranker, tmp_path / "saved")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["as2ray"].pop("format_version") == 2
+    if version is not None:
+        config["as2ray"]["format_version"] = version
+    change_config(folder, as2ray=config["as2ray"])
+    for read in (load, init_ranker, encoder_num_layers):
+        with pytest.raises(CheckpointError, match=f"checkpoint format {version or 1}, but"):
+            read(folder)
 
 
 @pytest.mark.parametrize("read", [load, init_ranker])
@@ -378,7 +434,7 @@ def test_checkpoint_with_a_tokenizer_of_more_ids_than_embeddings_is_refused(
     longer = copy.deepcopy(published("bert"))
     longer.add_tokens(["kovarinne"])
     longer.save_pretrained(folder)
-    with pytest.raises(CheckpointError, match=r"ids up to \d+, for \d+ embeddings"):
+    with pytest.raises(CheckpointError, match=r"ids up to \d+ does not fit \d+ embeddings"):
         read(folder)
 
 
@@ -392,7 +448,7 @@ def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path
     else:
         place.mkdir()
         (place / "mine.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="something else lies"):
+    with pytest.raises(CheckpointError, match="is no checkpoint, so it is not replaced"):
         save(load(checkpoint("bert")), place)
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
     held = {"a file": place, "a folder of something else": place / "mine.txt"}

@@ -18,7 +18,7 @@ TEXTS = ["Badesso.", "Kovarin ne kovarin.", " ", "Lala muri.", "Muri.", "Quintol
 def model(checkpoint, tmp_path_factory) -> str:
     """A tiny cascade that drops half after each exit but the last."""
     made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
-    made.drop = 0.5
+    made.drop_ratios = 0.5
     return str(save(made, tmp_path_factory.mktemp("adapted") / "cascade"))
 
 
@@ -35,7 +35,7 @@ def falls(scores) -> bool:
 
 @pytest.fixture(scope="module")
 def langchain():
-    pytest.importorskip("langchain_core", reason="the extra `adapters` is not installed")
+    pytest.importorskip("langchain_core", reason="the extra `integrations` is not installed")
     from langchain_core.documents import Document
 
     from as2ray.integrations.langchain import As2rayReranker
@@ -56,7 +56,7 @@ def test_langchain_compressor_ranks_and_keeps_ids_and_metadata(langchain, model,
 
 def test_langchain_compressor_takes_the_best_and_other_drop_ratios(langchain, model):
     reranker, documents = langchain
-    found = reranker(model=model, top_n=2, drop=0.0).compress_documents(documents, QUESTION)
+    found = reranker(model=model, top_n=2, drop_ratios=0.0).compress_documents(documents, QUESTION)
     assert [one.metadata["exit_layer"] for one in found] == [3, 3]
     assert reranker(model=model).compress_documents([], QUESTION) == []
     with pytest.raises(ValueError, match="top_n"):
@@ -65,7 +65,7 @@ def test_langchain_compressor_takes_the_best_and_other_drop_ratios(langchain, mo
 
 @pytest.fixture(scope="module")
 def llama_index():
-    pytest.importorskip("llama_index.core", reason="the extra `adapters` is not installed")
+    pytest.importorskip("llama_index.core", reason="the extra `integrations` is not installed")
     from llama_index.core.schema import NodeWithScore, TextNode
 
     from as2ray.integrations.llama_index import As2rayRerank
@@ -97,7 +97,7 @@ def test_llama_index_postprocessor_needs_a_query_and_takes_the_best(llama_index,
 
 @pytest.fixture(scope="module")
 def haystack():
-    pytest.importorskip("haystack", reason="the extra `adapters` is not installed")
+    pytest.importorskip("haystack", reason="the extra `integrations` is not installed")
     from haystack import Document
 
     from as2ray.integrations.haystack import As2rayRanker
@@ -125,9 +125,9 @@ def test_haystack_ranker_ranks_in_a_pipeline_that_went_through_its_file(haystack
 
 def test_haystack_ranker_s_run_overrides_the_component(haystack, model):
     ranker, documents = haystack
-    made = ranker(model, top_k=3, drop=0.5)
+    made = ranker(model, top_k=3, drop_ratios=0.5)
     assert len(made.run(QUESTION, documents)["documents"]) == 3
-    found = made.run(QUESTION, documents, top_k=1, drop=0.0)["documents"]
+    found = made.run(QUESTION, documents, top_k=1, drop_ratios=0.0)["documents"]
     assert [one.meta["exit_layer"] for one in found] == [3]
     nothing = made.run(QUESTION, [documents[2]])
     assert nothing == {"documents": []}
@@ -147,7 +147,7 @@ def test_a_ranker_is_asked_by_one_thread_at_a_time(monkeypatch):
             return []
 
     alone = Alone()
-    monkeypatch.setattr(shared_ranker, "ranker_of", lambda *_: alone)
+    monkeypatch.setattr(shared_ranker, "cached_ranker", lambda *_: alone)
     with ThreadPoolExecutor(4) as pool:
         asked = [
             pool.submit(shared_ranker.rank_texts, "m", "auto", QUESTION, TEXTS, None)

@@ -30,7 +30,7 @@ def packed(published, family, pairs) -> PackedBatch:
 @pytest.fixture
 def padded(published, family, pairs, packed) -> dict[str, object]:
     """The pairs as transformers pads them, in the packed batch's order."""
-    rows = packed.of_sequence["row"].tolist()
+    rows = packed.sequence_data["row"].tolist()
     questions, candidates = ([texts[r] for r in rows] for texts in pairs)
     # Transformers 5 leaves ALBERT's types out unless asked; it was pretrained with them.
     how = {"padding": True, "return_tensors": "pt", "return_token_type_ids": True}

@@ -2,6 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
+from pydantic import ValidationError
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
@@ -68,19 +69,20 @@ def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
     ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
     ranker.calibrate(tiny.candidates(10, seed=4))
     assert ranker.threshold is not None
-    ranker.keep([1, 3])
+    ranker.prune_exits([1, 3])
     assert (ranker.calibration, ranker.threshold) == ((), None)
 
 
 @pytest.mark.parametrize(
-    ("label", "precision", "told"), [(0, 0.5, "labels"), (None, 1.5, "precision 1.5")]
+    ("label", "precision", "error", "message"),
+    [(0, 0.5, EvaluationError, "labels"), (None, 1.5, ValidationError, "less than or equal to 1")],
 )
-def test_what_no_score_could_mend_is_refused_before_any_is_made(
-    checkpoint, monkeypatch, label, precision, told
+def test_wrong_labels_or_precision_are_refused_before_scoring(
+    checkpoint, monkeypatch, label, precision, error, message
 ):
     ranker, table = load(checkpoint("bert")), tiny.candidates(6)
-    monkeypatch.setattr(ranker, "score_exits", None)
+    monkeypatch.setattr(ranker, "predict_exits", None)
     if label is not None:
         table = table.set_column(4, "label", pa.array([label] * table.num_rows, pa.int8()))
-    with pytest.raises(EvaluationError, match=told):
+    with pytest.raises(error, match=message):
         ranker.calibrate(table, min_precision=precision)

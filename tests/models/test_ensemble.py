@@ -4,9 +4,9 @@ import tiny
 
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.data.packed_dataset import pack_pairs
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.ensemble import EnsembleRanker
+from as2ray.models.packed_ranker import as_packed_ranker
 
 QUESTION = "What is kovarin?"
 
@@ -49,8 +49,8 @@ def test_weights_that_make_no_mean_are_refused(members, weights):
 
 def test_tokens_or_drop_ratios_for_an_ensemble_are_refused(members):
     ensemble = EnsembleRanker(members)
-    with pytest.raises(CheckpointError, match="own tokenizer"):
-        ensemble.predict_scores(pack_pairs(members[0].tokenizer, ["a"], ["b"]), 1)
+    with pytest.raises(CheckpointError, match="scores text only"):
+        as_packed_ranker(ensemble)
     with pytest.raises(ConfigError, match="EnsembleRanker"):
         ensemble.rank(QUESTION, ["Lala."], drop_ratios=0.3)
 
@@ -70,4 +70,6 @@ def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, p
 def test_settings_of_an_ensemble_are_its_members_too(members):
     ensemble = EnsembleRanker(members)
     ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", True, 512
-    assert {(m.precision, m.fused, m.max_tokens) for m in members} == {("bf16", True, 512)}
+    assert {(m.dtype, m.use_fused_layers, m.max_batch_tokens) for m in members} == {
+        ("bf16", True, 512)
+    }

@@ -5,11 +5,14 @@ import pytest
 import tiny
 import torch
 import transformers
+from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.models.pointwise import PointwiseRanker
-from as2ray.models.ranker import Ranker, positive_probability, resolve_dtype
+from as2ray.models.precision import resolve_dtype
+from as2ray.models.ranker import Ranker, positive_probability
+from as2ray.text.packing import pack_sequences
 from as2ray.text.tokenization import PairTokenizer
 
 QUESTION = "What is kovarin?"
@@ -54,7 +57,7 @@ def test_rank_scores_are_the_probabilities_of_the_positive_class(
     with torch.no_grad():
         logits = reference(**padded).logits
     expected = logits.softmax(-1)[:, 1] if labels == 2 else logits.sigmoid()[:, 0]
-    scores = np.array([r[0].score for r in ranked])[packed.of_sequence["row"]]
+    scores = np.array([r[0].score for r in ranked])[packed.sequence_data["row"]]
     np.testing.assert_allclose(scores, expected, atol=2e-5)
 
 
@@ -104,7 +107,7 @@ def test_rank_text_that_is_none_is_refused_and_shown(ranker, bad):
 
 
 def test_rank_one_text_is_no_list_of_candidates(ranker):
-    with pytest.raises(EvaluationError, match="one text as candidates: 'Badesso"):
+    with pytest.raises(EvaluationError, match="not one text: 'Badesso"):
         ranker.rank(QUESTION, "Badesso.")
 
 
@@ -124,7 +127,7 @@ def test_rank_many_equals_rank_question_by_question(ranker, candidates):
 
 def test_score_does_not_depend_on_what_shares_the_batch(ranker, candidates):
     whole = {r.index: r.score for r in ranker.rank(QUESTION, candidates)}
-    ranker.max_tokens = 60
+    ranker.max_batch_tokens = 60
     pieces = {r.index: r.score for r in ranker.rank(QUESTION, candidates)}
     alone = [ranker.rank(QUESTION, [text])[0].score for text in candidates]
     for index, score in enumerate(alone):
@@ -144,10 +147,8 @@ def test_score_leaves_training_mode_and_gradients_as_they_were(ranker, candidate
 
 
 def test_score_row_that_no_batch_holds_is_nan(ranker, pairs):
-    from as2ray.data.packed_dataset import pack_pairs
-
-    batches = list(pack_pairs(ranker.tokenizer, *pairs, max_tokens=60))
-    scores = ranker.score(batches[1:], rows=18)
+    batches = list(pack_sequences(ranker.tokenizer.encode(*pairs), 60))
+    scores = ranker.predict_scores(batches[1:], num_rows=18)
     assert set(np.flatnonzero(np.isnan(scores))) == set(batches[0].sequence_data["row"])
 
 
@@ -180,12 +181,12 @@ def test_rank_scores_that_are_not_finite_are_refused(ranker, candidates):
         ranker.rank(QUESTION, candidates)
 
 
-def test_precision_unknown_is_refused():
-    with pytest.raises(ConfigError, match="'int4'"):
-        resolve_dtype("int4")
+def test_dtype_unknown_is_refused(checkpoint):
+    with pytest.raises(ValidationError, match="'int4'"):
+        load(checkpoint("bert"), dtype="int4")
 
 
-def test_precision_auto_on_a_cpu_is_bf16_or_fp32():
+def test_dtype_auto_on_a_cpu_is_bf16_or_fp32():
     assert resolve_dtype("auto") in (torch.bfloat16, torch.float32)
     assert resolve_dtype("fp16") is torch.float16
 

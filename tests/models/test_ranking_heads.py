@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.data.packed_dataset import pack_pairs
 from as2ray.errors import ConfigError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
+from as2ray.text.packing import pack_sequences
 
 QUESTION = "What is kovarin?"
 
@@ -48,7 +49,7 @@ def test_heads_on_a_pretrained_encoder_have_classifiers_of_their_own(checkpoint,
 
 @pytest.mark.parametrize("average", ["probabilities", "logits"])
 def test_score_is_the_average_of_the_heads(checkpoint, packed, pairs, average):
-    ranker = cerberus(checkpoint("bert", None), average=average)
+    ranker = cerberus(checkpoint("bert", None), score_averaging=average)
     ranked = ranker.rank(QUESTION, pairs[1])
     with torch.no_grad():
         batch = ranker.tokenizer.encode([QUESTION] * 18, pairs[1]).pack(np.arange(18), {})
@@ -76,7 +77,7 @@ def test_saved_ranker_loads_and_ranks_the_same(ranker, pairs, tmp_path):
 
 def test_fused_layers_of_heads_score_as_transformers_own_do(ranker, pairs):
     own = ranker.rank(QUESTION, pairs[1])
-    ranker.fused = True
+    ranker.use_fused_layers = True
     fused = {r.index: r.score for r in ranker.rank(QUESTION, pairs[1])}
     np.testing.assert_allclose([fused[r.index] for r in own], [r.score for r in own], atol=1e-5)
 
@@ -99,8 +100,9 @@ def test_parameters_of_electra_base_follow_from_its_layers(body, millions):
     config = transformers.ElectraConfig(
         embedding_size=768, hidden_size=768, intermediate_size=3_072, num_attention_heads=12
     )
-    settings = {"exits": [body], "drop": [], "pooling": "first"}
-    settings |= {"heads": 3, "head_layers": 12 - body, "average": "probabilities"}
+    settings = {"exit_layers": [body], "drop_ratios": [], "pooling": "first"}
+    settings |= {"num_ranking_heads": 3, "layers_per_head": 12 - body}
+    settings["score_averaging"] = "probabilities"
     config.num_hidden_layers = body
     setattr(config, CONFIG_KEY, settings)
     with torch.device("meta"):
@@ -113,13 +115,15 @@ def test_logits_of_a_student_that_is_sure_are_finite(checkpoint, pairs):
     with torch.no_grad():
         for network in ranker.network.heads[-1].networks:
             network.classifier.bias.copy_(torch.tensor([-60.0, 60.0]))
-    found = ranker.predict_logits(pack_pairs(ranker.tokenizer, *pairs), 18)
+    found = ranker.predict_logits(pack_sequences(ranker.tokenizer.encode(*pairs), 8_192), 18)
     assert np.isfinite(found).all()
     assert (found[:, 1] > found[:, 0]).all()
 
 
 def test_heads_without_layers_or_exits_are_refused(checkpoint):
-    with pytest.raises(ConfigError, match="3 heads of 0 layers"):
+    with pytest.raises(ConfigError, match="num_ranking_heads=3 needs layers above the last exit"):
         cerberus(checkpoint("bert"), exits=[3])
-    with pytest.raises(ConfigError, match="average 'sum'"):
-        cerberus(checkpoint("bert"), average="sum")
+    with pytest.raises(ConfigError, match="num_ranking_heads=3 needs exit_layers"):
+        cerberus(checkpoint("bert"), exits=None)
+    with pytest.raises(ValidationError, match="'sum'"):
+        cerberus(checkpoint("bert"), score_averaging="sum")

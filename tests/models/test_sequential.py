@@ -32,17 +32,17 @@ def ranker(members) -> SequentialRanker:
 
 
 def test_every_stage_scores_as_its_ranker_alone(ranker, members, pairs):
-    scores = ranker.score_exits([QUESTION] * 18, pairs[1])
+    scores = ranker.predict_exits([QUESTION] * 18, pairs[1])
     for member, of_stage in zip(members, scores.T, strict=True):
-        member.precision = "fp32"
-        alone = member.score_pairs([QUESTION] * 18, pairs[1], np.zeros(18, int)).score
+        member.dtype = "fp32"
+        alone = member.predict_pairs([QUESTION] * 18, pairs[1], np.zeros(18, int)).scores
         np.testing.assert_allclose(of_stage, alone, atol=1e-6)
     assert np.ptp(scores, axis=1).max() > 1e-3
 
 
 def test_each_ranker_drops_the_lowest_of_what_is_left(ranker, pairs):
-    scores = ranker.score_exits([QUESTION] * 18, pairs[1])
-    ranked = ranker.rank(QUESTION, pairs[1], drop=(0.5, 2 / 3))
+    scores = ranker.predict_exits([QUESTION] * 18, pairs[1])
+    ranked = ranker.rank(QUESTION, pairs[1], drop_ratios=(0.5, 2 / 3))
     lowest = np.argsort(-scores[:, 0], kind="stable")[9:]
     assert [r.index for r in ranked[9:]] == lowest.tolist()
     assert [r.exit_layer for r in ranked] == [3] * 3 + [2] * 6 + [1] * 9
@@ -53,7 +53,7 @@ def test_each_ranker_drops_the_lowest_of_what_is_left(ranker, pairs):
 
 
 def test_nothing_dropped_equals_the_deepest_ranker(ranker, members, pairs):
-    members[-1].precision = "fp32"
+    members[-1].dtype = "fp32"
     deepest = members[-1].rank(QUESTION, pairs[1])
     ranked = ranker.rank(QUESTION, pairs[1])
     assert [r.index for r in ranked] == [r.index for r in deepest]
@@ -61,7 +61,7 @@ def test_nothing_dropped_equals_the_deepest_ranker(ranker, members, pairs):
 
 
 def test_saved_ranker_loads_and_ranks_the_same(ranker, pairs, tmp_path):
-    ranker.drop = 0.4
+    ranker.drop_ratios = 0.4
     loaded = load(save(ranker, tmp_path / "saved"), dtype="fp32", device="cpu")
     loaded.use_fused_layers = False
     assert isinstance(loaded, SequentialRanker)
@@ -69,7 +69,7 @@ def test_saved_ranker_loads_and_ranks_the_same(ranker, pairs, tmp_path):
 
 
 def test_rankers_not_of_growing_depth_or_of_several_encoders_are_refused(checkpoint, members):
-    with pytest.raises(ConfigError, match=r"exits \[2, 1\]"):
+    with pytest.raises(ConfigError, match=r"exit_layers=\[2, 1\]"):
         build_sequential([members[1], members[0]])
     other = init_ranker(checkpoint("bert", intermediate_size=40), max_length=60)
     with pytest.raises(CheckpointError, match="differ in more than their layers"):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.losses.base import StepContext
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.models.packed_ranker import as_packed_ranker
 from as2ray.models.two_in_one import TwoInOneRanker, merge_windows
 from as2ray.outputs import PassageOutput
 from as2ray.text.packing import TokenSequences
@@ -41,8 +44,8 @@ def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer)
     batch = windows.pack(np.arange(3))
     with torch.no_grad():
         joint = model(batch)
-        assert joint.passage.shape == (3,)
-        assert joint.sentence.shape == (6,)
+        assert joint.passage_scores.shape == (3,)
+        assert joint.sentence_scores.shape == (6,)
         for number in range(3):  # one passage alone, through transformers itself
             alone = windows.pack(np.array([number]))
             ids = torch.from_numpy(alone.token_ids)[None].long()
@@ -52,10 +55,10 @@ def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer)
             states = body(ids, token_type_ids=types).last_hidden_state[0]
             body.set_attn_implementation("as2ray_packed")
             place = batch.sequence_data["row"].tolist().index(number)
-            torch.testing.assert_close(joint.passage_state[place], states[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(joint.passage_states[place], states[0], atol=1e-5, rtol=1e-5)
             own = torch.from_numpy(batch.marker_data["window"] == place)
             torch.testing.assert_close(
-                joint.sentence_state[own], states[alone.markers], atol=1e-5, rtol=1e-5
+                joint.sentence_states[own], states[alone.markers], atol=1e-5, rtol=1e-5
             )
 
 
@@ -63,16 +66,17 @@ def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer)
 def test_joint_loss_gives_every_weight_a_gradient(kind, tokenizer, request):
     model = request.getfixturevalue(kind)
     windows = encode_passages(tokenizer, QUESTIONS, PASSAGES)
-    batch = windows.pack(
-        np.arange(3),
-        {"passage_label": np.array([1.0, 0.0, 1.0])},
-        {"label": np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])},
+    labeled = replace(
+        windows,
+        window_data={"passage_label": np.array([1.0, 0.0, 1.0])},
+        sentence_data={"label": np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])},
     )
+    batch = labeled.pack(np.arange(3))
     arrays = {**batch.sequence_data, **batch.marker_data}
     targets = {name: torch.from_numpy(values) for name, values in arrays.items()}
     model.train()
-    task = TwoInOneLoss(consistency_loss=True, similarity_loss=True).for_step(StepContext())
-    task.loss(model(batch), targets).backward()
+    loss = TwoInOneLoss(consistency_loss=True, similarity_loss=True)
+    loss.compute(model(batch), targets, StepContext()).backward()
     unmoved = [n for n, w in model.named_parameters() if w.grad is None]
     assert unmoved == []
 
@@ -92,7 +96,7 @@ def test_windows_become_passages_and_sentences():
 
 def test_passages_are_ranked_with_their_sentences_above_the_threshold(model):
     passages, question = [*PASSAGES, []], "What is kovarin?"
-    scores, of_each = model.score_passages([question] * 3, PASSAGES)
+    scores, of_each = model.predict_passages([question] * 3, PASSAGES)
     threshold = float(np.median(of_each))
     ranked = model.rank_passages(question, passages, threshold=threshold)
     assert [p.index for p in ranked] == [*np.argsort(-scores, kind="stable").tolist(), 3]
@@ -109,7 +113,7 @@ def test_passages_are_ranked_with_their_sentences_above_the_threshold(model):
 def test_fallback_selects_the_best_sentence_where_none_is_above(model):
     ranked = model.rank_passages("What is it?", PASSAGES, threshold=99.0)
     assert all(p.sentences == () for p in ranked)
-    ranked = model.rank_passages("What is it?", PASSAGES, threshold=99.0, fallback=True)
+    ranked = model.rank_passages("What is it?", PASSAGES, threshold=99.0, always_select_one=True)
     assert all(len(p.sentences) == 1 for p in ranked)
 
 
@@ -125,8 +129,6 @@ def test_joint_model_ranks_single_sentences_too(model):
     ranked = model.rank("What is kovarin?", ["Muri.", "Kovarin ne.", "Lala."])
     assert sorted(r.index for r in ranked) == [0, 1, 2]
     assert all(0 < r.score < 1 for r in ranked)
-    with pytest.raises(CheckpointError, match="without markers"):
-        model.score([model.tokenizer.encode(["a"], ["b"]).pack(np.array([0]), {})], 1)
     with pytest.raises(EvaluationError, match="non-text"):
         model.rank_passages("What?", [["Lala.", ""]])
     assert model.rank_passages("What?", []) == []
@@ -154,19 +156,19 @@ def answering(checkpoint, family) -> TwoInOneRanker:
 
 def test_answer_is_cut_out_of_a_selected_sentence(answering, tmp_path):
     asked = "What is kovarin?"
-    answer = answering.answer(asked, PASSAGES, top_k=2, threshold=-99.0)
+    answer = answering.extract_answer(asked, PASSAGES, top_k=2, threshold=-99.0)
     top = {p.index for p in answering.rank_passages(asked, PASSAGES, top_k=2)}
-    assert answer.passage in top
-    assert answer.text in PASSAGES[answer.passage][answer.sentence]
-    assert answering.answer(asked, PASSAGES, threshold=99.0) is None
+    assert answer.passage_index in top
+    assert answer.text in PASSAGES[answer.passage_index][answer.sentence_index]
+    assert answering.extract_answer(asked, PASSAGES, threshold=99.0) is None
     loaded = load(save(answering, tmp_path / "saved"), dtype="fp32", device="cpu")
     loaded.use_fused_layers = False
-    assert loaded.answer(asked, PASSAGES, top_k=2, threshold=-99.0).text == answer.text
+    assert loaded.extract_answer(asked, PASSAGES, top_k=2, threshold=-99.0).text == answer.text
 
 
 def test_model_without_answers_says_so(model):
-    with pytest.raises(CheckpointError, match="answers asked of a joint model without them"):
-        model.find_answers(QUESTIONS, PASSAGES)
+    with pytest.raises(CheckpointError, match="not trained to extract answers"):
+        model.extract_answers(QUESTIONS, PASSAGES)
 
 
 def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passage():
@@ -181,7 +183,8 @@ def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passag
         "answer_first": torch.tensor([-1, -1, 4]),
         "answer_last": torch.tensor([-1, -1, 5]),
     }
-    plain, answers = (TwoInOneLoss(answer_loss=a).loss(joint, targets) for a in (False, True))
+    losses = (TwoInOneLoss(answer_loss=False), TwoInOneLoss(answer_loss=True))
+    plain, answers = (loss.compute(joint, targets, StepContext()) for loss in losses)
     expected = [
         torch.nn.functional.cross_entropy(logits[3:, end], torch.tensor(place))
         for end, place in ((0, 1), (1, 2))
@@ -191,16 +194,15 @@ def test_answer_loss_is_the_cross_entropy_of_first_and_last_token_in_each_passag
 
 def test_fused_layers_score_passages_as_plain_ones_do(model, answering):
     for ranker in (model, answering):
-        plain = ranker.score_passages(QUESTIONS, PASSAGES)
-        ranker.fused = True
-        for found, expected in zip(ranker.score_passages(QUESTIONS, PASSAGES), plain):
+        plain = ranker.predict_passages(QUESTIONS, PASSAGES)
+        ranker.use_fused_layers = True
+        for found, expected in zip(ranker.predict_passages(QUESTIONS, PASSAGES), plain):
             np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_joint_model_as_a_teacher_is_refused(model):
-    batch = model.tokenizer.encode(["a"], ["b"]).pack(np.array([0]), {"row": np.array([0])})
-    with pytest.raises(CheckpointError, match="as a teacher"):
-        model.logits([batch], 1)
+def test_joint_model_is_no_ranker_of_token_sequences(model):
+    with pytest.raises(CheckpointError, match="TwoInOneRanker scores text only"):
+        as_packed_ranker(model)
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

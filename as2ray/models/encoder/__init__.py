@@ -1,1 +1,1 @@
-"""Hugging Face encoders over packed batches. Must not import rankers, files or Ray."""
+"""Hugging Face encoders over packed batches. No rankers, files or Ray."""

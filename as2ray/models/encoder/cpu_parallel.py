@@ -1,9 +1,7 @@
-"""Packed batches side by side on a CPU: a core for each, in place of all cores for one.
+"""Runs several packed batches at the same time on a CPU, each in a thread with one core.
 
-Knows torch's threads. Must not know rankers.
-
-A small encoder's operations are too short to be shared: after each, cores wait for one another, and
-the more so where another process takes one of them for a moment.
+The operations of a small encoder are too short to be divided among cores: after each operation the
+cores wait for one another, even longer if another process takes one of them for a moment.
 """
 
 from collections import deque
@@ -19,79 +17,80 @@ import numpy as np
 import torch
 
 MIN_PARALLEL_TOKENS = 256
-"""Tokens of a batch, below which cores share it after all."""
+"""Smaller batches are not worth splitting among threads."""
 
-Item = TypeVar("Part")
-Result = TypeVar("Found")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def balanced_budget(lengths: np.ndarray, token_budget: int, num_threads: int) -> int:
-    """A token budget that gives every lane about as much to do.
+    """Returns a token budget that divides sequences evenly among threads.
 
     Args:
-        lengths: Tokens of each sequence, shape [sequences].
-        budget: Most tokens of a batch.
-        lanes: How many batches go side by side.
+        lengths: Number of tokens of each sequence, shape [sequences].
+        token_budget: Maximum number of tokens of a batch.
+        num_threads: Number of batches that run at the same time.
 
     Returns:
-        At most `budget`, and room for the longest sequence where `budget` has it.
+        At most `token_budget`. The longest sequence fits if it fits `token_budget`.
     """
-    total = int(lengths.sum())
-    parts = num_threads * -(-total // (num_threads * token_budget))
-    if num_threads < 2 or not parts:
+    num_tokens = int(lengths.sum())
+    num_batches = num_threads * -(-num_tokens // (num_threads * token_budget))
+    if num_threads < 2 or not num_batches:
         return token_budget
-    return min(token_budget, max(MIN_PARALLEL_TOKENS, -(-total // parts) + int(lengths.max())))
+    balanced = -(-num_tokens // num_batches) + int(lengths.max())
+    return min(token_budget, max(MIN_PARALLEL_TOKENS, balanced))
 
 
 def parallel_map(
     function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
 ) -> Iterator[Result]:
-    """What `work` makes of each part, in order.
+    """Yields the function's result for each item, in order.
 
     Args:
-        work: Runs in other threads, each with one core; what torch keeps for each thread, such as
-            inference mode and autocast, is for it to enter.
-        parts: Taken as they are needed. A single one is worked on here, by all cores.
-        lanes: How many at a time.
+        function: Runs in other threads, each with one core. It must enter what torch keeps for each
+            thread, such as inference mode and autocast.
+        items: Taken as they are needed. A single item is processed in this thread, with all cores.
+        num_threads: Number of items that are processed at the same time.
     """
     items = iter(items)
-    first = list(islice(items, 2))
-    if num_threads < 2 or len(first) < 2:
-        yield from map(function, chain(first, items))
+    first_items = list(islice(items, 2))
+    if num_threads < 2 or len(first_items) < 2:
+        yield from map(function, chain(first_items, items))
         return
-    pool, going = _thread_pool(num_threads), deque[Future[Result]]()
+    pool, futures = _thread_pool(num_threads), deque[Future[Result]]()
     try:
-        for part in chain(first, items):
-            going.append(pool.submit(function, part))
-            if len(going) > num_threads:
-                yield going.popleft().result()
-        while going:
-            yield going.popleft().result()
+        for item in chain(first_items, items):
+            futures.append(pool.submit(function, item))
+            if len(futures) > num_threads:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
-        wait(going)
+        wait(futures)
 
 
 @cache
 def _thread_pool(num_threads: int) -> ThreadPoolExecutor:
-    threads = torch.get_num_threads()
-    pool, started = ThreadPoolExecutor(num_threads, "lane"), Barrier(num_threads + 1)
+    previous_num_threads = torch.get_num_threads()
+    pool, all_started = ThreadPoolExecutor(num_threads, "rank"), Barrier(num_threads + 1)
 
-    def begin() -> None:
+    def initialize() -> None:
         set_num_threads(1)
-        started.wait()
+        all_started.wait()
 
     for _ in range(num_threads):
-        pool.submit(begin)
-    started.wait()
-    torch.set_num_threads(threads)
+        pool.submit(initialize)
+    all_started.wait()
+    torch.set_num_threads(previous_num_threads)
     return pool
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Gives this thread's products so many cores, and those of threads that begin later."""
-    torch.get_num_threads()  # a thread that never asked would take the others' number later
+    """Sets the number of cores of this thread's products, and of threads that start later."""
+    torch.get_num_threads()  # initializes the thread; otherwise it would take a later global value
     torch.set_num_threads(num_threads)
 
 
-# A child has the pool and none of its threads.
+# A forked child inherits the pool object without its threads.
 register_at_fork(after_in_child=_thread_pool.cache_clear)

@@ -1,10 +1,7 @@
-"""The encoder as embeddings and a run of layers, over packed batches.
+"""Runs the embeddings and any range of layers of a Hugging Face encoder over packed batches.
 
-Knows transformers' BERT, RoBERTa, ELECTRA and ALBERT. Must not know heads, losses or files.
-
-Everything in the papers runs *part* of an encoder: the first 4 layers, then 2 more for the
-survivors; 11 shared layers, then 3 heads of one layer. So there are two verbs: `embed` and
-`run(hidden, layout, first, last)`. The layers are transformers' own, not one line rewritten.
+The papers run parts of an encoder: the first 4 layers, then 2 more for the remaining candidates; or
+11 shared layers, then 3 heads of one layer. The layers are transformers' own, unchanged.
 """
 
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.fused_layers import FusedLayers
@@ -23,29 +20,29 @@ from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, Seq
 from as2ray.text.packing import PackedBatch
 
 MODEL_TYPES = ("bert", "roberta", "electra", "albert")
-"""Values of `config.model_type` that are supported."""
+"""Supported values of `config.model_type`."""
 
 _LOCK = Lock()
-"""Several threads may rank with one encoder."""
+"""Guards the fused layers, because several threads may rank with one encoder."""
 
 
 class Encoder:
     """Embeddings and layers of a transformers model, for packed batches.
 
-    A view: the modules stay the model's own, with the names its checkpoint gives them.
+    It is a view: the modules stay in the model, under the names of its checkpoint.
 
     Args:
         base: A `BertModel`, `RobertaModel`, `ElectraModel` or `AlbertModel`, or a model with a
             head around one.
+
+    Raises:
+        CheckpointError: The model is of another family.
     """
 
     def __init__(self, base: PreTrainedModel) -> None:
         family = base.config.model_type
         if family not in MODEL_TYPES:
-            raise CheckpointError(
-                f"an encoder of type {family!r}; expected one of {MODEL_TYPES}",
-                fix="choose another checkpoint",
-            )
+            raise CheckpointError(f"model type {family!r} is none of {MODEL_TYPES}")
         base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
         base = cast(Any, base.base_model)
         self.embeddings = base.embeddings
@@ -58,7 +55,7 @@ class Encoder:
 
     @contextmanager
     def fused_inference(self, dtype: torch.dtype) -> Iterator[None]:
-        """Runs fused layers in a number format inside: for inference alone, in any threads."""
+        """Runs fused layers inside the context, in all threads; for inference only."""
         with _LOCK:
             if self._fused is None or not self._fused.is_current(self.layers, dtype):
                 self._fused = FusedLayers(self.layers, dtype)
@@ -74,12 +71,12 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = next(self.layers[0].parameters()).device
         return device
 
     def embed(self, batch: PackedBatch) -> tuple[Tensor, SequenceLayout]:
-        """Hidden states before the first layer, shape [tokens, hidden], and their layout."""
+        """Returns hidden states before the first layer, shape [tokens, hidden], and the layout."""
         ids, types, positions = (
             torch.from_numpy(x).to(self.device, torch.long, non_blocking=True)[None]
             for x in (batch.token_ids, batch.token_types, batch.positions)
@@ -96,13 +93,13 @@ class Encoder:
         start_layer: int = 0,
         end_layer: int | None = None,
     ) -> Tensor:
-        """Hidden states after layers `first` to `last` - 1 (all that are left, by default).
+        """Returns hidden states after the layers from `start_layer` to before `end_layer`.
 
         Args:
-            hidden: Shape [tokens, hidden].
-            layout: Where the sequences lie in it.
-            first: Number of the first layer to run, from 0.
-            last: Number of the first layer not to run.
+            hidden: Packed states, shape [tokens, hidden].
+            layout: Positions of the sequences in them.
+            start_layer: Index of the first layer to run.
+            end_layer: Index of the first layer not to run; by default all are run.
         """
         if self._num_fused_contexts and self._fused is not None:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -116,21 +113,23 @@ class Encoder:
         return states[0]
 
     def run_to_first_token(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """States of each sequence's first token after all layers, shape [sequences, hidden].
+        """Returns states of the first tokens after all layers, shape [sequences, hidden].
 
         Args:
-            hidden: Shape [tokens, hidden], before the first layer.
-            layout: Where the sequences lie in it.
+            hidden: Packed states before the first layer, shape [tokens, hidden].
+            layout: Positions of the sequences in them.
         """
         return self.run_to_tokens(layout.first_tokens, hidden, layout)
 
     def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """States of some tokens after all layers, shape [n, hidden]; at rest no more is computed.
+        """Returns states of some tokens after all layers, shape [n, hidden].
+
+        In `fused_inference` the last layer computes only these tokens.
 
         Args:
-            tokens: Numbers of the tokens, shape [n].
-            hidden: Shape [tokens, hidden], before the first layer.
-            layout: Where the sequences lie in it.
+            token_index: Indices of the tokens, shape [n].
+            hidden: Packed states before the first layer, shape [tokens, hidden].
+            layout: Positions of the sequences in them.
         """
         if self._num_fused_contexts and self._fused is not None:
             with torch.autocast(hidden.device.type, enabled=False):
@@ -139,46 +138,62 @@ class Encoder:
 
 
 def first_position(config: Any) -> int:
-    """Number of a sequence's first position: RoBERTa counts from padding_idx + 1."""
+    """Returns the index of a sequence's first position: RoBERTa counts from padding_idx + 1."""
     return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
 
 
 def max_sequence_length(config: Any) -> int:
-    """Most tokens of a sequence that the encoder has positions for."""
+    """Returns the maximum number of tokens of a sequence, given by the encoder's positions."""
     return int(config.max_position_embeddings) - first_position(config)
 
 
 def _find_embedding_projection(base: Any) -> nn.Module | None:
-    """The map from embedding to hidden size, where the family has one."""
-    if hasattr(base.encoder, "embedding_hidden_mapping_in"):
-        mapping: nn.Module = base.encoder.embedding_hidden_mapping_in
-        return mapping
-    return getattr(base, "embeddings_project", None)
+    """Returns the map from embedding to hidden size, or None if the family has none."""
+    projection = getattr(base.encoder, "embedding_hidden_mapping_in", None)  # ALBERT
+    return projection or getattr(base, "embeddings_project", None)  # ELECTRA
 
 
 def _list_layers(base: Any) -> list[nn.Module]:
-    """The layers in the order they run; ALBERT's groups stand once for every time they run."""
+    """Returns the layers in the order they run; an ALBERT group is listed once per run."""
     if not hasattr(base.encoder, "albert_layer_groups"):
         return list(base.encoder.layer)
-    groups, layers = base.encoder.albert_layer_groups, base.config.num_hidden_layers
-    return [groups[int(i / (layers / len(groups)))] for i in range(layers)]
+    groups, num_layers = base.encoder.albert_layer_groups, base.config.num_hidden_layers
+    return [groups[int(i / (num_layers / len(groups)))] for i in range(num_layers)]
+
+
+def build_encoder(config: PretrainedConfig) -> PreTrainedModel:
+    """Builds an encoder with new weights and without a pooler."""
+    # ELECTRA has no pooler and does not accept the option.
+    options = {} if config.model_type == "electra" else {"add_pooling_layer": False}
+    return cast(PreTrainedModel, AutoModel.from_config(config, **options))
+
+
+def copy_encoder_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Copies an encoder's weights, without its pooler, into an encoder without a pooler.
+
+    Args:
+        source: An encoder, or a model with a head around one.
+        target: An encoder that `build_encoder` built.
+    """
+    weights = source.base_model.state_dict().items()
+    target.load_state_dict({k: v for k, v in weights if not k.startswith("pooler.")})
 
 
 def truncate(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """Keeps the first `layers` layers of a model, in place (the papers' 4- to 10-layer models)."""
-    held = model.config.num_hidden_layers
-    if not 0 < num_layers <= held:
-        raise CheckpointError(
-            f"{num_layers} layers of an encoder that has {held}; expected 1 to {held} layers",
-            fix="lower the number of layers",
-        )
+    """Removes all but the first layers of a model, in place (the papers' 4- to 10-layer models).
+
+    Raises:
+        CheckpointError: The model has fewer layers, or is an ALBERT with several layer groups.
+    """
+    model_layers = model.config.num_hidden_layers
+    if not 0 < num_layers <= model_layers:
+        raise CheckpointError(f"num_layers={num_layers} is not from 1 to {model_layers}")
     encoder = model.base_model.encoder
     if hasattr(encoder, "layer"):
         encoder.layer = encoder.layer[:num_layers]
-    elif num_layers < held and model.config.num_hidden_groups > 1:
+    elif num_layers < model_layers and model.config.num_hidden_groups > 1:
         raise CheckpointError(
-            f"an ALBERT of {model.config.num_hidden_groups} layer groups"
-            "; expected one group, whose weights all layers share",
+            f"an ALBERT with {model.config.num_hidden_groups} layer groups cannot be truncated",
             fix="choose an ALBERT with num_hidden_groups=1",
         )
     model.config.num_hidden_layers = num_layers

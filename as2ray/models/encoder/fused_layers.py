@@ -1,17 +1,15 @@
-"""Layers for ranking alone: the weights of transformers' layers in fewer and cheaper operations.
+"""Encoder layers for inference: the weights of transformers' layers in fewer, cheaper operations.
 
-Knows where BERT, RoBERTa, ELECTRA and ALBERT keep the weights of a layer. Must not know heads,
-training or files. The layers themselves (`Encoder.layers`) stay the reference that these equal.
-
-Query, key and value are one product; weights lie in the number format of the products, on a CPU
-reordered for them once; and where a head looks at the first token alone, the last layer computes
-only that token after its attention, which leaves out three quarters of its products. Where oneDNN
-multiplies, states are filled with rows of zeros to a round number: it compiles and keeps a product
-for every number it meets, about a megabyte each, and packed batches bring ever new ones.
+Query, key and value are one product. Weights are converted to the dtype of the products once and
+reordered once where oneDNN runs them. If a head reads only the first token, the last layer computes
+only that token after its attention, which saves three quarters of its products. For oneDNN, states
+are padded with rows of zeros to a multiple of `ROW_MULTIPLE`: it compiles and keeps a kernel of
+about 1 MB for every number of rows, and packed batches have ever new ones. `Encoder.layers` stays
+the reference that fused layers must equal.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,46 +19,32 @@ from torch.nn import functional
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 ROW_MULTIPLE = 64
-"""What rows of a product of oneDNN are filled to a multiple of."""
+"""The number of rows of a oneDNN product is padded to a multiple of this."""
 
 
-@dataclass(frozen=True)
-class _LayerModules:
-    """A layer's modules, by what they do."""
+def _find_modules(layer: Any) -> tuple[Any, ...]:
+    """Finds the modules in a layer of any supported family.
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    attention_output: nn.Linear
-    attention_norm: nn.LayerNorm
-    up: nn.Linear
-    activation: Callable[[Tensor], Tensor]
-    down: nn.Linear
-    output_norm: nn.LayerNorm
-    head_size: int
-
-
-def _find_modules(layer: Any) -> _LayerModules:
-    """Of a layer of any supported family."""
+    Returns:
+        Self-attention with `query`, `key` and `value`; dense layer and norm after it; dense layer
+        and activation that enlarge states; dense layer and norm that reduce them.
+    """
     if hasattr(layer, "ffn"):  # ALBERT
-        a = layer.attention
-        attention = (a.query, a.key, a.value, a.dense, a.LayerNorm)
+        heads = layer.attention
         feed_forward = (layer.ffn, layer.activation, layer.ffn_output, layer.full_layer_layer_norm)
-        return _LayerModules(*attention, *feed_forward, a.attention_head_size)
-    a, out, last = layer.attention.self, layer.attention.output, layer.output
-    attention = (a.query, a.key, a.value, out.dense, out.LayerNorm)
-    up = layer.intermediate
-    feed_forward = (up.dense, up.intermediate_act_fn, last.dense, last.LayerNorm)
-    return _LayerModules(*attention, *feed_forward, a.attention_head_size)
+        return heads, heads.dense, heads.LayerNorm, *feed_forward
+    projection, up, down = layer.attention.output, layer.intermediate, layer.output
+    feed_forward = (up.dense, up.intermediate_act_fn, down.dense, down.LayerNorm)
+    return layer.attention.self, projection.dense, projection.LayerNorm, *feed_forward
 
 
 class FusedLinear:
-    """A product with fixed weights, and what follows it.
+    """A linear layer with fixed weights, and an operation after it.
 
     Args:
         weights: Shape [out, in].
         bias: Shape [out].
-        dtype: Number format.
+        dtype: Number format of the product.
     """
 
     def __init__(self, weights: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
@@ -73,23 +57,30 @@ class FusedLinear:
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
     ) -> Tensor:
-        """The product; with `plus` added, or `then` a "gelu" (exact) or "gelu_tanh"."""
+        """Returns the product, plus a residual or through an activation.
+
+        Args:
+            x: Shape [rows, in].
+            residual: Added to the product, shape [rows, out].
+            activation: "gelu" (exact), "gelu_tanh" or "none"; not with a residual.
+        """
         if self.reordered_weights is not None:
             linear = torch.ops.mkldnn._linear_pointwise
             if residual is not None:
                 return linear.binary(x, residual, self.reordered_weights, self.bias, "add")  # type: ignore[no-any-return]
-            kind, _, how = activation.partition("_")
-            return linear(x, self.reordered_weights, self.bias, kind, [], how or "none")  # type: ignore[no-any-return]
-        found = functional.linear(x, self.weights, self.bias)
+            name, _, approximation = activation.partition("_")
+            approximation = approximation or "none"
+            return linear(x, self.reordered_weights, self.bias, name, [], approximation)  # type: ignore[no-any-return]
+        product = functional.linear(x, self.weights, self.bias)
         if residual is not None:
-            return found.add_(residual)
+            return product.add_(residual)
         if activation == "none":
-            return found
-        return functional.gelu(found, approximate="tanh" if activation == "gelu_tanh" else "none")
+            return product
+        return functional.gelu(product, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def _can_reorder_weights(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN keeps weights of this format reordered for its products."""
+    """Returns whether oneDNN can reorder weights of this dtype once, ahead of its products."""
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
@@ -100,11 +91,11 @@ def _can_reorder_weights(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class FusedLayerNorm:
-    """Layer normalisation with fixed weights.
+    """Layer normalization with fixed weights.
 
     Args:
-        norm: Where they are.
-        dtype: Number format.
+        norm: The module with the weights.
+        dtype: Number format of the weights.
     """
 
     def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype) -> None:
@@ -112,43 +103,41 @@ class FusedLayerNorm:
         self.eps = norm.eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalised over the last axis."""
+        """Normalizes over the last axis."""
         return functional.layer_norm(x, x.shape[-1:], self.weights, self.bias, self.eps)
 
 
 class FusedLayer:
-    """A layer over packed states, for inference; rows after the sequences' mean nothing.
+    """A layer over packed states, for inference. Rows after the last token are padding.
 
     Args:
-        layer: Of transformers, in evaluation mode.
-        dtype: Number format of everything in it.
+        layer: A layer of transformers, in evaluation mode.
+        dtype: Number format of weights and states.
     """
 
     def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        parts = _find_modules(layer)
-        projections = (parts.query, parts.key, parts.value)
+        heads, dense, attention_norm, up, activation, down, output_norm = _find_modules(layer)
+        projections = (heads.query, heads.key, heads.value)
         self.qkv_projection = FusedLinear(
             torch.cat([p.weight for p in projections]),
             torch.cat([p.bias for p in projections]),
             dtype,
         )
-        self.attention_output = FusedLinear(
-            parts.attention_output.weight, parts.attention_output.bias, dtype
-        )
-        self.attention_norm = FusedLayerNorm(parts.attention_norm, dtype)
-        self.up = FusedLinear(parts.up.weight, parts.up.bias, dtype)
-        self.fused_activation, self.activation = _split_activation(parts.activation)
-        self.down = FusedLinear(parts.down.weight, parts.down.bias, dtype)
-        self.output_norm = FusedLayerNorm(parts.output_norm, dtype)
-        self.head_size, self.dtype, self.module = parts.head_size, dtype, layer
+        self.attention_output = FusedLinear(dense.weight, dense.bias, dtype)
+        self.attention_norm = FusedLayerNorm(attention_norm, dtype)
+        self.up = FusedLinear(up.weight, up.bias, dtype)
+        self.fused_activation, self.activation = _split_activation(activation)
+        self.down = FusedLinear(down.weight, down.bias, dtype)
+        self.output_norm = FusedLayerNorm(output_norm, dtype)
+        self.head_size, self.dtype, self.module = heads.attention_head_size, dtype, layer
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """States after the layer, [rows, hidden]."""
+        """Returns states after the layer, [rows, hidden]."""
         hidden = hidden.to(self.dtype)
         return self._finish_layer(self._attend(hidden, layout), hidden)
 
     def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """States of some tokens after the layer, [n, hidden]; the others are only attended to."""
+        """Returns states of some tokens after the layer, [n, hidden]."""
         hidden = hidden.to(self.dtype)
         return self._finish_layer(self._attend(hidden, layout)[token_index], hidden[token_index])
 
@@ -161,76 +150,76 @@ class FusedLayer:
         return _pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
-        hidden = self.attention_norm(self.attention_output(attention, plus=hidden))
-        inner = self.activation(self.up(hidden, then=self.fused_activation))
-        return self.output_norm(self.down(inner, plus=hidden))
+        hidden = self.attention_norm(self.attention_output(attention, residual=hidden))
+        inner = self.activation(self.up(hidden, activation=self.fused_activation))
+        return self.output_norm(self.down(inner, residual=hidden))
 
 
 def _split_activation(
     function: Callable[[Tensor], Tensor],
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """What the product can do itself, and what is left to do after it."""
+    """Returns the activation that `FusedLinear` can run, and the one to run after it."""
     names = {"GELUActivation": "gelu", "NewGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"}
     name = names.get(type(function).__name__)
     return (name, nn.Identity()) if name else ("none", function)
 
 
 class FusedLayers:
-    """All layers of an encoder, made again when weights have changed.
+    """All layers of an encoder, fused.
 
     Args:
-        layers: Of transformers, in the order they run; one that runs twice is kept once.
-        dtype: Number format of everything in them.
+        layers: Layers of transformers in the order they run; a repeated layer is stored once.
+        dtype: Number format of weights and states.
     """
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
         self.fingerprint = _weights_fingerprint(layers, dtype)
         device = next(layers[0].parameters()).device
         self.row_multiple = ROW_MULTIPLE if _can_reorder_weights(device, dtype) else 1
-        made = {id(layer): FusedLayer(layer, dtype) for layer in _unroll_layers(layers)}
-        self.layers = [[made[id(one)] for one in _unroll_layers([layer])] for layer in layers]
+        fused = {id(layer): FusedLayer(layer, dtype) for layer in _unroll_layers(layers)}
+        self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
 
     def run_layers(
         self, hidden: Tensor, layout: SequenceLayout, start_layer: int, end_layer: int | None
     ) -> Tensor:
-        """States after layers `first` to `last` - 1, [tokens, hidden]."""
+        """Runs the layers from `start_layer` to before `end_layer`, [tokens, hidden]."""
         hidden = self._round_up_rows(hidden)
-        for layer in [one for group in self.layers[start_layer:end_layer] for one in group]:
+        for layer in chain.from_iterable(self.layers[start_layer:end_layer]):
             hidden = layer(hidden, layout)
         return hidden[: layout.num_tokens]
 
     def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """States of some tokens after all layers, [n, hidden]."""
-        *before, last = [one for group in self.layers for one in group]
+        """Returns states of some tokens after all layers, [n, hidden]."""
+        *lower_layers, last_layer = chain.from_iterable(self.layers)
         hidden = self._round_up_rows(hidden)
-        for layer in before:
+        for layer in lower_layers:
             hidden = layer(hidden, layout)
-        return last.run_to_tokens(self._round_up_rows(token_index), hidden, layout)[
-            : len(token_index)
-        ]
+        states = last_layer.run_to_tokens(self._round_up_rows(token_index), hidden, layout)
+        return states[: len(token_index)]
 
     def _round_up_rows(self, rows: Tensor) -> Tensor:
         return _pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
 
     def is_current(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
-        """Whether these are still the layers' weights."""
+        """Returns whether dtype and weights are unchanged since the layers were fused."""
         return self.fingerprint == _weights_fingerprint(layers, dtype)
 
 
 def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
-    """Rows with zeros after them, so many in all."""
-    missing = num_rows - len(rows)
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+    """Appends rows of zeros, up to `num_rows`."""
+    num_missing = num_rows - len(rows)
+    return torch.cat([rows, rows.new_zeros(num_missing, *rows.shape[1:])]) if num_missing else rows
 
 
 def _unroll_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The layers, an ALBERT group's one by one."""
-    return [one for layer in layers for one in getattr(layer, "albert_layers", [layer])]
+    """Returns the layers; an ALBERT group is replaced by its layers."""
+    return [layer for group in layers for layer in getattr(group, "albert_layers", [group])]
 
 
 def _weights_fingerprint(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
-    """What changes when a weight does: where each lies, and how often it was written to; what is
-    written through `.data`, as averages of weights are, counts no version and changes a sum.
+    """Returns values that change when a weight changes: addresses, versions and sums of biases.
+
+    Writing through `.data`, as weight averaging does, changes a sum but no version.
     """
     weights = [w for layer in layers for w in layer.parameters()]
     sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()

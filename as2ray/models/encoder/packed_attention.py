@@ -1,10 +1,9 @@
-"""Packed attention: every sequence of a packed batch attends to itself alone.
+"""Attention over packed batches: every sequence attends to itself only.
 
-Knows torch and the attention interface of transformers. Must not know any architecture.
-
-Registered with transformers' `AttentionInterface`, one function serves BERT, RoBERTa, ELECTRA and
-ALBERT as they are. On a GPU it is one variable-length kernel; elsewhere it is dense attention over
-runs of sequences of equal length, which a packed batch keeps adjacent: no mask and no padding.
+One function, registered with transformers' `AttentionInterface`, works for BERT, RoBERTa, ELECTRA
+and ALBERT unchanged. On a GPU it is one variable-length kernel. Elsewhere it is dense attention
+over buckets of sequences of equal length, which are adjacent in a packed batch: no mask and no
+padding.
 """
 
 from collections.abc import Sequence
@@ -23,31 +22,31 @@ ATTENTION_IMPLEMENTATION = "as2ray_packed"
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Where the sequences of a packed batch lie."""
+    """Positions of the sequences in a packed batch."""
 
     length_buckets: LengthBuckets
-    """(sequences, tokens each) of each run of equal lengths."""
+    """Runs of adjacent sequences of equal length."""
     cu_seqlens: Tensor
-    """First token of each sequence and the end, int32, shape [sequences + 1]."""
+    """Index of each sequence's first token, and the number of tokens; int32, [sequences + 1]."""
     max_seqlen: int
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
 
     @classmethod
     def from_lengths(
         cls, lengths: Sequence[int] | np.ndarray, device: torch.device
     ) -> "SequenceLayout":
-        """Layout of sequences of these lengths, in order; shape [sequences]."""
-        sizes = np.asarray(lengths)
-        starts = np.flatnonzero(np.diff(sizes, prepend=-1))
-        counts = np.diff(np.append(starts, len(sizes)))
-        runs = tuple((int(n), int(sizes[s])) for n, s in zip(counts, starts))
-        bounds = torch.from_numpy(np.append(0, np.cumsum(sizes)).astype(np.int32))
-        return cls(runs, bounds.to(device), int(sizes.max()))
+        """Creates the layout of sequences of these lengths, in order; shape [sequences]."""
+        lengths = np.asarray(lengths)
+        starts = np.flatnonzero(np.diff(lengths, prepend=-1))
+        counts = np.diff(np.append(starts, len(lengths)))
+        buckets = tuple((int(n), int(length)) for n, length in zip(counts, lengths[starts]))
+        cu_seqlens = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
+        return cls(buckets, cu_seqlens.to(device), int(lengths.max()))
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences."""
-        return sum(n * length for n, length in self.length_buckets)
+        """Number of tokens of all sequences."""
+        return sum(count * length for count, length in self.length_buckets)
 
     @property
     def first_tokens(self) -> Tensor:
@@ -67,20 +66,20 @@ def packed_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention inside each sequence of a packed batch.
+    """Computes attention inside each sequence of a packed batch.
 
     Args:
         module: The calling layer; not used.
         query: Shape [1, heads, tokens, head size]; `key` and `value` alike.
         key: See `query`.
         value: See `query`.
-        attention_mask: Not used: packing leaves nothing to mask.
-        layout: Where the sequences lie.
-        scaling: Factor on the products; by default 1 / sqrt(head size).
+        attention_mask: Not used, because packed batches have no padding.
+        layout: Positions of the sequences.
+        scaling: Factor of the products; by default 1 / sqrt(head size).
         dropout: Probability of dropping an attention weight.
 
     Returns:
-        Shape [1, tokens, heads, head size], and no weights.
+        Shape [1, tokens, heads, head size], and None instead of attention weights.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # The variable-length kernel has neither dropout nor fp32.
@@ -94,8 +93,9 @@ def _varlen_attention(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    longest, bounds = layout.max_seqlen, layout.cu_seqlens
-    return cast(Tensor, varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling))
+    cu_seqlens, max_seqlen = layout.cu_seqlens, layout.max_seqlen
+    output = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling)
+    return cast(Tensor, output)
 
 
 AttentionInterface.register(ATTENTION_IMPLEMENTATION, packed_attention)

@@ -20,8 +20,8 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40).map(np.array)
 
 @pytest.fixture
 def three(monkeypatch):
-    """Three lanes, also for the little that a test scores."""
-    monkeypatch.setattr(cpu_parallel, "SMALLEST", 1)
+    """Three threads, even for the few tokens that a test scores."""
+    monkeypatch.setattr(cpu_parallel, "MIN_PARALLEL_TOKENS", 1)
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(1)
@@ -47,14 +47,14 @@ def ranker(request, checkpoint):
 
 
 def ranked(ranker, pairs):
-    drop = 0.4 if ranker.exits else None
+    drop = 0.4 if ranker.exit_layers else None
     found = ranker.rank_many([(pairs[0][0], pairs[1]), (pairs[0][1], pairs[1][:5])], drop)
     return [sorted((one.index, one.score, one.exit_layer) for one in own) for own in found]
 
 
 def test_side_by_side_gives_what_one_after_the_other_gives(ranker, pairs, three):
     several = ranked(ranker, pairs)
-    ranker.concurrent = False
+    ranker.allow_parallel = False
     for own, expected in zip(several, ranked(ranker, pairs), strict=True):
         np.testing.assert_array_equal([o[::2] for o in own], [e[::2] for e in expected])
         np.testing.assert_allclose([o[1] for o in own], [e[1] for e in expected], atol=1e-6)
@@ -80,17 +80,17 @@ def test_packed_batches_are_scored_in_several_threads_each_of_one_core(
     assert threading.current_thread().name not in {name for name, _ in seen}
 
 
-def test_what_dropping_saves_is_measured_with_all_lanes_on_both_sides(
+def test_what_dropping_saves_is_measured_with_all_threads_on_both_sides(
     checkpoint, three, monkeypatch
 ):
     ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
     score, packed = ranker.predict_scores, []
 
-    def watched(batches, rows):
+    def watched(batches, num_rows):
         packed.append(list(batches))
-        return score(packed[-1], rows)
+        return score(packed[-1], num_rows)
 
-    monkeypatch.setattr(ranker, "score", watched)
+    monkeypatch.setattr(ranker, "predict_scores", watched)
     measure_savings(ranker, tiny.candidates(8), 0.5, num_repeats=1)
     assert [len(batches) for batches in packed] == [3]
 
@@ -139,7 +139,7 @@ def _in_child(queue):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_forked_child_has_lanes_of_its_own(three):
+def test_a_forked_child_has_threads_of_its_own(three):
     list(parallel_map(lambda x: x, range(4), 3))
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -153,7 +153,7 @@ def test_a_forked_child_has_lanes_of_its_own(three):
 
 
 @given(LENGTHS, st.integers(60, 400), st.integers(1, 5))
-def test_all_lanes_have_about_as_much_to_do(lengths, budget, count):
+def test_balanced_budget_divides_tokens_evenly(lengths, budget, count):
     whole = balanced_budget(lengths, budget, count)
     groups = [int(lengths[own].sum()) for own in split_by_tokens(lengths, whole)]
     assert max(groups) <= whole <= budget

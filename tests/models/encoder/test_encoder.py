@@ -86,7 +86,7 @@ def test_run_in_two_parts_equals_one_run_exactly(published, family, packed):
 
 def test_gradients_of_a_packed_batch_equal_the_padded_ones(published, family, packed, padded):
     base, reference = fresh(published, family)
-    weights = torch.randn(packed.tokens, 32, generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(packed.num_tokens, 32, generator=torch.Generator().manual_seed(0))
     (run(base, packed) * weights).sum().backward()
     (at_tokens(reference(**padded).last_hidden_state, padded) * weights).sum().backward()
     _same_gradients(base, reference)
@@ -126,7 +126,7 @@ def test_encoder_of_an_unsupported_family_is_refused_by_name():
 
 @pytest.mark.parametrize("layers", [0, -1, 4])
 def test_truncate_to_layers_that_are_not_there_is_refused(published, family, layers):
-    with pytest.raises(CheckpointError, match=f"{layers} layers of an encoder that has 3"):
+    with pytest.raises(CheckpointError, match=f"num_layers={layers} is not from 1 to 3"):
         truncate(fresh(published, family)[0], layers)
 
 

@@ -11,7 +11,7 @@ QUESTION = "What is kovarin?"
 
 
 def scores(ranker: Ranker, texts: list[str], fused: bool) -> np.ndarray:
-    ranker.use_fused_layers = fused_layers
+    ranker.use_fused_layers = fused
     return ranker.predict_pairs([QUESTION] * len(texts), texts, np.zeros(len(texts), int)).scores
 
 
@@ -58,7 +58,7 @@ def test_fused_layers_filled_to_round_numbers_of_rows_score_the_same(
     )
     ranker.dtype, ranker.use_fused_layers = "fp32", True
     plain = ranker.predict_exits([QUESTION] * 18, pairs[1])
-    monkeypatch.setattr(fused_layers, "_reorders", lambda *_: True)
+    monkeypatch.setattr(fused_layers, "_can_reorder_weights", lambda *_: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *_: None)
     product, rows = fused_layers.FusedLinear.__call__, set()
 

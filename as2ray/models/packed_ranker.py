@@ -1,0 +1,117 @@
+"""Rankers that score packed batches of token sequences."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from as2ray.cascade.pruning import DropRatios, StagedScores
+from as2ray.errors import CheckpointError
+from as2ray.models.ranker import Ranker, positive_probability
+from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
+
+
+class PackedRanker(Ranker):
+    """A ranker whose network reads packed pairs, tokenized by one tokenizer."""
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Returns logits, shape [sequences, labels]."""
+
+    def pack(self, sequences: TokenSequences) -> Iterator[PackedBatch]:
+        """Packs sequences into batches for scoring, divided evenly among the threads."""
+        return pack_sequences(sequences, self.balanced_budget(sequences.lengths))
+
+    def predict_batch(self, batch: PackedBatch) -> Tensor:
+        """Returns the probability of being an answer without dropping, shape [sequences]."""
+        return positive_probability(self(batch))
+
+    def predict_stages(self, batch: PackedBatch) -> Tensor:
+        """Returns scores of stages without dropping, shape [sequences, stages]."""
+        return self.predict_batch(batch)[:, None]
+
+    def binary_logits(self, batch: PackedBatch) -> Tensor:
+        """Returns logits of (not an answer, answer) without dropping, shape [sequences, 2]."""
+        logits: Tensor = self(batch)
+        return logits if logits.shape[-1] == 2 else functional.pad(logits, (1, 0))
+
+    def predict_logits(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
+        """Returns logits of (not an answer, answer) by row; float32, shape [rows, 2].
+
+        Args:
+            batches: Packed batches; `sequence_data["row"]` is the row of each sequence.
+            num_rows: Number of rows; a row that is in no batch is NaN.
+        """
+        return self._predict_by_row(batches, (num_rows, 2), self.binary_logits)
+
+    def predict_scores(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
+        """Returns the probability of being an answer by row, without dropping.
+
+        Args:
+            batches: Packed batches; `sequence_data["row"]` is the row of each sequence.
+            num_rows: Number of rows; a row that is in no batch is NaN.
+
+        Returns:
+            float32, shape [rows].
+        """
+        return self._predict_by_row(batches, (num_rows,), self.predict_batch)
+
+    def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+        """Returns the scores of every stage without dropping; float32, shape [pairs, stages]."""
+        batches = self.pack(self.tokenizer.encode(questions, candidates))
+        shape = (len(questions), max(1, len(self.exit_layers)))
+        return self._predict_by_row(batches, shape, self.predict_stages)
+
+    def predict_pairs(
+        self,
+        questions: Sequence[str],
+        candidates: Sequence[str],
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
+        """Scores pairs; see `Ranker.predict_pairs`."""
+        sequences = self.tokenizer.encode(questions, candidates)
+        return self.predict_sequences(sequences, question_index, drop_ratios)
+
+    def predict_sequences(
+        self,
+        sequences: TokenSequences,
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
+        """Scores tokenized pairs; see `Ranker.predict_pairs`."""
+        self.check_no_drop_ratios(drop_ratios)
+        return StagedScores(self.predict_scores(self.pack(sequences), len(sequences)))
+
+    @torch.inference_mode()
+    def _predict_by_row(
+        self,
+        batches: Iterable[PackedBatch],
+        shape: tuple[int, ...],
+        predict: Callable[[PackedBatch], Tensor],
+    ) -> np.ndarray:
+        def predict_numpy(batch: PackedBatch) -> tuple[PackedBatch, np.ndarray]:
+            return batch, predict(batch).float().cpu().numpy()
+
+        predictions = np.full(shape, np.nan, np.float32)
+        with self.scoring():
+            for batch, values in self.map_batches(predict_numpy, batches):
+                predictions[batch.sequence_data["row"]] = values
+        return predictions
+
+
+def as_packed_ranker(ranker: Ranker) -> PackedRanker:
+    """Returns the ranker if it scores token sequences of pairs.
+
+    Raises:
+        CheckpointError: It scores text only, as ensembles and joint models do.
+    """
+    if not isinstance(ranker, PackedRanker):
+        raise CheckpointError(
+            f"{type(ranker).__name__} scores text only, but a ranker of token sequences is needed",
+            fix="use a pointwise, cascade or sequential ranker",
+        )
+    return ranker
