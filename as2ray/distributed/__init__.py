@@ -1,1 +1,1 @@
-"""Distributed: the rooms that run the core on Ray. Must hold no ranking or training logic."""
+"""Training, scoring and indexing on Ray. No ranking or training logic."""

@@ -1,7 +1,4 @@
-"""The cluster: connecting to it, what its nodes see, and errors that come out of it.
-
-Knows Ray's nodes. Must not know what runs on them.
-"""
+"""Connects to a Ray cluster, checks that its nodes share files, and unwraps its errors."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,74 +17,76 @@ WORKER_ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     "LRU_CACHE_CAPACITY": "256",
 }
-"""Threads that wait sleep: where they spin, a worker that shares its cores with Ray's own
-processes or another worker was seen to crawl at a tenth of its speed. And oneDNN, with torch's
-layer above it, keeps up to 1,024 products each, a megabyte or so for every shape that it has met;
-packed batches bring new shapes for ever, and a worker would grow by some 4 GB."""
+"""Environment variables of training workers.
+
+Idle OpenMP threads sleep: with spinning threads, a worker that shared its cores with Ray's
+processes or another worker was measured at a tenth of its speed. oneDNN and the layer of torch
+above it cache up to 1,024 primitives each, about 1 MB for every new shape. Packed batches always
+have new shapes, and a worker would grow by about 4 GB."""
 
 
 def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
-    """Asks every other node whether it sees these files, and what is written to a folder.
+    """Checks that every other node sees the same files, and the files written to a folder.
 
     Args:
         paths: Files that the workers read.
-        folder: Where they write; a mark is put there for a moment.
+        folder: Folder to which they write; a temporary file is created there.
 
     Raises:
-        ResourceError: A node does not see one of them: a disk of one node serves one node alone.
+        ResourceError: A node does not see one of the files, for example on another node's disk.
     """
-    here = ray.get_runtime_context().get_node_id()
-    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
-    if not others:
+    this_node = ray.get_runtime_context().get_node_id()
+    other_nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != this_node]
+    if not other_nodes:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as mark:
-        names = [mark.name, *map(str, paths)]
-        look = ray.remote(num_cpus=0)(file_sizes)
-        found = {
-            n["NodeManagerAddress"]: look.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False)
+    with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
+        names = [probe.name, *map(str, paths)]
+        task = ray.remote(num_cpus=0)(file_sizes)
+        pending = {
+            node["NodeManagerAddress"]: task.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ).remote(names)
-            for n in others
+            for node in other_nodes
         }
-        seen = {node: ray.get(answer) for node, answer in found.items()}
-        compare_files(names, file_sizes(names), seen)
+        sizes_by_node = {node: ray.get(sizes) for node, sizes in pending.items()}
+        compare_files(names, file_sizes(names), sizes_by_node)
 
 
 def file_sizes(paths: Sequence[str]) -> list[int]:
-    """Bytes of each file as this node sees it, -1 of one that it does not."""
+    """Returns the size of each file in bytes as this node sees it, -1 if it does not exist."""
     return [os.stat(path).st_size if os.path.exists(path) else -1 for path in paths]
 
 
 def compare_files(
     paths: Sequence[str], local_sizes: Sequence[int], sizes_by_node: Mapping[str, Sequence[int]]
 ) -> None:
-    """Compares the files of this node with those that others see.
+    """Compares the files of this node with those that other nodes see.
 
     Args:
         paths: The files.
-        here: Their sizes here.
-        there: For each other node's address their sizes there.
+        local_sizes: Their sizes on this node, as `file_sizes` returns them.
+        sizes_by_node: Their sizes on every other node, by its address.
 
     Raises:
-        ResourceError: They differ.
+        ResourceError: The sizes differ.
     """
-    for node, found in sizes_by_node.items():
-        differ = [path for path, a, b in zip(paths, local_sizes, found) if a != b]
-        if differ:
+    for node, sizes in sizes_by_node.items():
+        different = [path for path, size, local in zip(paths, sizes, local_sizes) if size != local]
+        if different:
             raise ResourceError(
-                f"{differ[0]} (and {len(differ) - 1} more) is not on node {node} as it is here"
-                "; expected tables, checkpoints and --workers.storage in a place that every node "
-                f"sees: there are {len(sizes_by_node) + 1} nodes",
-                fix="give --output and --workers.storage on a file system that all nodes mount",
+                f"{different[0]} (and {len(different) - 1} more) is missing or different on node "
+                f"{node}; all {len(sizes_by_node) + 1} nodes must see the same tables, checkpoints "
+                "and --workers.storage_path",
+                fix="give --output and --workers.storage_path on a file system of all nodes",
             )
 
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """A connection to Ray: the cluster of RAY_ADDRESS (a submitted job has it), or one of our own.
+    """Connects to the cluster of RAY_ADDRESS, or starts a local one that ends with the context.
 
-    A cluster of our own lives as long as the context; one that was there stays.
+    A submitted job has RAY_ADDRESS set. A connection that exists already is used and stays open.
     """
     if ray.is_initialized():
         yield
@@ -102,13 +101,13 @@ def ray_session() -> Iterator[None]:
 
 @contextmanager
 def unwrap_ray_errors() -> Iterator[None]:
-    """Raises an error of as2ray that ended a task as itself, out of what Ray wraps around it."""
+    """Raises an error of as2ray that ended a task as itself, without the errors Ray wraps it in."""
     try:
         yield
     except Exception as error:
-        inner: BaseException | None = error
-        while isinstance(inner, RayTaskError) or not isinstance(inner, As2rayError | None):
-            inner = getattr(inner, "cause", None) or inner.__cause__
-        if inner is None or inner is error:
+        cause: BaseException | None = error
+        while isinstance(cause, RayTaskError) or not isinstance(cause, As2rayError | None):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if cause is None or cause is error:
             raise
-        raise inner from error
+        raise cause from error

@@ -1,8 +1,4 @@
-"""An index built in shards on a cluster.
-
-Knows Ray's tasks. Must not know how a shard is built: `retrieval.build` does. On several nodes
-documents and index lie where all of them see them.
-"""
+"""Builds an index in shards on a Ray cluster."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,36 +19,42 @@ def build_sharded(
     overwrite: bool = False,
     cpus_per_shard: float = 1.0,
 ) -> dict[str, Any]:
-    """`retrieval.build.build` with each shard a task; the same index as in one process.
+    """Builds an index with one task per shard; it equals the index that one process builds.
+
+    With several nodes, documents and index must lie on a file system that all of them mount.
 
     Args:
-        source: Documents.
-        folder: Where the index goes.
-        settings: How text is read and scored.
-        shards: Parts.
-        replace: Whether an older index there is replaced.
-        cpus: That each task holds.
+        documents: A folder of documents, one document, or a table of them.
+        folder: Where the index is written.
+        config: How documents are read, split and scored.
+        num_shards: Maximum number of shards.
+        overwrite: Whether an existing index in `folder` is replaced.
+        cpus_per_shard: CPUs of each task.
 
     Raises:
         ResourceError: No node has as many CPUs.
     """
-    most = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes()), default=0.0)
-    if not 0 < cpus_per_shard <= most:
+    max_cpus = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes()), default=0.0)
+    if not 0 < cpus_per_shard <= max_cpus:
         raise ResourceError(
-            f"{cpus_per_shard:g} CPU a shard"
-            f"; expected more than 0 and at most {most:g}, what the largest node has",
-            fix="lower the CPUs of a shard",
+            f"{cpus_per_shard:g} CPU per shard must be more than 0 and at most {max_cpus:g}, the "
+            "CPUs of the largest node"
         )
 
-    def spread(work: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        task, held = ray.remote(num_cpus=cpus_per_shard)(_call), ray.put(work)
-        found: list[Any] = ray.get([task.remote(held, argument) for argument in arguments])
-        return found
+    def map_on_ray(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+        task, function_ref = ray.remote(num_cpus=cpus_per_shard)(_call), ray.put(function)
+        results: list[Any] = ray.get([task.remote(function_ref, value) for value in arguments])
+        return results
 
     return write_index(
-        documents, folder, config, num_shards=num_shards, overwrite=overwrite, map_function=spread
+        documents,
+        folder,
+        config,
+        num_shards=num_shards,
+        overwrite=overwrite,
+        map_function=map_on_ray,
     )
 
 
-def _call(work: Callable[[Any], Any], argument: Any) -> Any:
-    return work(argument)
+def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+    return function(argument)

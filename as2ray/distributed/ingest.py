@@ -1,9 +1,8 @@
-"""Ingest: the stream's windows read, tokenised and packed by Ray Data; a row is a packed batch.
+"""Reads, tokenizes and packs training data in tasks of Ray Data.
 
-Knows Ray Data. Must not decide which pairs make up a step: that is `data/packed_dataset.py`.
-
-Every worker has a dataset of its own windows' shares. A row that leaves it is a packed batch, so
-nothing downstream can split, merge or drop pairs, and the ranks stay in step by construction.
+`PackedDataset` decides which examples make up a step. Every worker has a Ray data set of its own
+share of each window. A row of it is a packed batch, so nothing downstream can split, merge or drop
+examples, and all ranks run the same steps.
 """
 
 import os
@@ -19,31 +18,32 @@ from as2ray.distributed.cluster import unwrap_ray_errors
 from as2ray.text.packing import PackedBatch, ragged_arange
 
 ARRAY_FIELDS = ("token_ids", "token_types", "lengths", "markers")
+"""Arrays of a `PackedBatch` that are columns; `positions` follows from `lengths`."""
 
 MAX_PENDING_BYTES_PER_CPU = 128 * 1024**2
-"""Bytes of packed batches that may wait in the object store for each CPU that makes them. Without
-it Ray Data fills half the store, which is gigabytes, ahead of a training that reads slowly."""
+"""Bytes of packed batches in the object store for each CPU that makes them. Without a limit Ray
+Data fills half of the store, which is gigabytes, if training is slower than packing."""
 
 
 @dataclass(frozen=True)
 class RayBatchSource:
-    """A `PackedDataset` whose windows are made by tasks of the cluster."""
+    """The packed batches of a `PackedDataset`, made by tasks of the cluster."""
 
     dataset: PackedDataset
     num_cpus: float = 1.0
-    """CPUs that the tasks of this worker may hold at a time."""
+    """CPUs that the tasks of this worker use at the same time."""
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         return self.dataset.steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
-        """This worker's packed batches from step `start` of an epoch on."""
+        """Yields this worker's packed batches from step `start` of an epoch on."""
         if start >= self.steps:
             return
-        first = start // self.dataset.steps_per_window
-        batches = self._create_ray_dataset(epoch, first, start).iter_batches(
+        first_window = start // self.dataset.steps_per_window
+        batches = self._create_ray_dataset(epoch, first_window, start).iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=1
         )
         with unwrap_ray_errors():
@@ -52,8 +52,8 @@ class RayBatchSource:
                     yield from_row(rows, row)
 
     def _create_ray_dataset(self, epoch: int, first_window: int, start: int) -> "ray.data.Dataset":
-        windows = self.dataset.num_windows - first_window
-        dataset = ray.data.range(windows, override_num_blocks=windows).map_batches(
+        num_windows = self.dataset.num_windows - first_window
+        dataset = ray.data.range(num_windows, override_num_blocks=num_windows).map_batches(
             _pack_windows,
             batch_size=None,
             fn_kwargs={
@@ -81,14 +81,14 @@ def _pack_windows(
     first_window: int,
     start: int,
 ) -> Iterator[pa.Table]:
-    # One task has one core; the tokenizer's own threads would take the others'.
+    # A task has one core; the tokenizer's own threads would use the cores of other tasks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for window in window_ids["id"]:
         yield to_table(list(dataset.read_window(epoch, first_window + int(window), start)))
 
 
 def to_table(micro_batches: list[MicroBatch]) -> pa.Table:
-    """Packed batches as Arrow rows."""
+    """Stores packed batches as the rows of an Arrow table."""
     batches = [m.batch for m in micro_batches]
     columns = {
         "step": pa.array([m.step for m in micro_batches]),
@@ -106,12 +106,12 @@ def to_table(micro_batches: list[MicroBatch]) -> pa.Table:
 
 
 def _to_list_array(arrays: list[np.ndarray]) -> pa.Array:
-    ends = np.cumsum([0, *map(len, arrays)]).astype(np.int64)
-    return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(arrays)))
+    offsets = np.cumsum([0, *map(len, arrays)]).astype(np.int64)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays)))
 
 
 def from_row(table: pa.Table, row: int) -> MicroBatch:
-    """The packed batch of one Arrow row."""
+    """Reads the packed batch of one row."""
 
     def values(name: str) -> np.ndarray:
         return np.array(table[name][row].values)

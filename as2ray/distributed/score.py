@@ -1,12 +1,9 @@
-"""Stored logits: a ranker scores a corpus once, in chunks that are whole or absent.
+"""Stores the logits of a ranker for every pair of a corpus, in chunks.
 
-Knows Ray Data's actor pools. Must not know what the logits are for.
-
-A chunk is one Parquet file, written under another name and renamed. Killed and started again, a
-run redoes only the chunks that were in work.
+A chunk is one Parquet file, which is complete or does not exist. A run that was interrupted and is
+started again scores only the missing chunks.
 """
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,23 +16,26 @@ import pyarrow.parquet as pq
 
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.cluster import check_shared
-from as2ray.distributed.plan import WorkersConfig, check_plan
+from as2ray.distributed.plan import check_plan
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import TrainingError
+from as2ray.models.packed_ranker import as_packed_ranker
+from as2ray.tables.atomic import atomic_file
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import LOGIT_COLUMNS
 
 CHUNK_SIZE = 65_536
-"""Pairs of a chunk."""
+"""Number of pairs of a chunk."""
 
 
 @dataclass(frozen=True)
 class ScoringSummary:
-    """What a scoring run did."""
+    """Size and duration of a scoring run."""
 
     num_pairs: int
-    """Of the corpus."""
+    """Pairs of the corpus."""
     num_scored: int
-    """Of them in this run."""
+    """Pairs that this run scored."""
     duration_s: float
     num_bytes: int
     """Size of all chunks."""
@@ -48,39 +48,38 @@ def store_logits(
     workers: WorkersConfig,
     chunk_size: int = CHUNK_SIZE,
 ) -> ScoringSummary:
-    """Writes a ranker's logits of every pair beside the corpus.
+    """Writes a ranker's logits of every pair of a corpus.
 
     Args:
         table: Folder of a prepared table.
-        ranker: Checkpoint folder; every ranker keeps its own tokenizer.
-        folder: Where the chunks go; those that lie there are not made again.
-        workers: Actors; 0 scores in this process.
-        chunk: Pairs of a chunk.
+        ranker: Checkpoint folder; every ranker uses its own tokenizer.
+        folder: Folder of the chunks; chunks that exist are kept.
+        workers: Resources of the actors; with 0 workers this process scores.
+        chunk_size: Number of pairs of a chunk.
 
     Raises:
         TrainingError: A logit is not finite.
     """
     files, folder = ParquetTable.open(table), Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    told: dict[str, Any] = {
+    scorer_kwargs: dict[str, Any] = {
         "files": files,
         "ranker": str(Path(ranker).resolve()),
         "folder": folder,
-        "chunk": chunk_size,
+        "chunk_size": chunk_size,
     }
-    missing = [
-        n for n in range(-(-len(files) // chunk_size)) if not _chunk_path(folder, n).exists()
-    ]
-    began = time.perf_counter()
+    num_chunks = -(-len(files) // chunk_size)
+    missing_chunks = [n for n in range(num_chunks) if not _chunk_path(folder, n).exists()]
+    started_at = time.perf_counter()
     if workers.num_workers == 0:
-        scorer = LogitScorer(**told)
-        for number in missing:
-            scorer({"id": np.array([number])})
-    elif missing:
-        _score_with_actors(missing, told, workers)
-    scored = sum(min(chunk_size, len(files) - number * chunk_size) for number in missing)
-    size = sum(path.stat().st_size for path in folder.glob("*.parquet"))
-    return ScoringSummary(len(files), scored, time.perf_counter() - began, size)
+        scorer = LogitScorer(**scorer_kwargs)
+        for chunk_index in missing_chunks:
+            scorer({"id": np.array([chunk_index])})
+    elif missing_chunks:
+        _score_with_actors(missing_chunks, scorer_kwargs, workers)
+    num_scored = sum(min(chunk_size, len(files) - n * chunk_size) for n in missing_chunks)
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.parquet"))
+    return ScoringSummary(len(files), num_scored, time.perf_counter() - started_at, num_bytes)
 
 
 def _score_with_actors(
@@ -91,15 +90,15 @@ def _score_with_actors(
     check_plan(workers, allow_gpu_sharing=True)
     check_shared(scorer_kwargs["files"].paths, scorer_kwargs["folder"])
     ray.data.DataContext.get_current().enable_progress_bars = False
-    # Blocks made here need no task: one would wait for ever for a CPU that the actors hold.
-    chunks = [{"id": number} for number in missing_chunks]
-    dataset = ray.data.from_items(chunks, override_num_blocks=len(missing_chunks))
-    most = min(workers.num_workers, len(missing_chunks))
+    # A task that created the blocks would wait without end for a CPU, which the actors occupy.
+    chunks = [{"id": chunk_index} for chunk_index in missing_chunks]
+    dataset = ray.data.from_items(chunks, override_num_blocks=len(chunks))
+    max_actors = min(workers.num_workers, len(missing_chunks))
     dataset.map_batches(
         LogitScorer,
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(
-            min_size=min(workers.required_workers, most), max_size=most
+            min_size=min(workers.required_workers, max_actors), max_size=max_actors
         ),
         fn_constructor_kwargs=dict(scorer_kwargs),
         num_cpus=workers.cpus_per_worker,
@@ -113,39 +112,35 @@ class LogitScorer:
     Args:
         files: The corpus.
         ranker: Checkpoint folder.
-        folder: Where the chunks go.
-        chunk: Pairs of a chunk.
+        folder: Folder of the chunks.
+        chunk_size: Number of pairs of a chunk.
     """
 
     def __init__(self, files: ParquetTable, ranker: str, folder: Path, chunk_size: int) -> None:
         self.files, self.folder, self.chunk_size = files, folder, chunk_size
-        self.ranker = load(ranker)
+        self.ranker = as_packed_ranker(load(ranker))
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Writes the chunks of these numbers; gives the numbers back."""
-        for number in batch["id"].tolist():
-            begin = number * self.chunk_size
+        """Writes the chunks whose indices are in the column `id`; returns that column."""
+        for chunk_index in batch["id"].tolist():
+            begin = chunk_index * self.chunk_size
             rows = np.arange(begin, min(begin + self.chunk_size, len(self.files)))
             table = self.files.take(rows, ["candidate_id", "question", "candidate"])
             texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
             batches = self.ranker.pack(self.ranker.tokenizer.encode(*texts))
             logits = self.ranker.predict_logits(batches, len(rows))
             if not np.isfinite(logits).all():
+                num_wrong = int((~np.isfinite(logits)).any(1).sum())
                 raise TrainingError(
-                    f"{int((~np.isfinite(logits)).any(1).sum())} of {len(rows)} pairs of chunk "
-                    f"{number} have logits that are not finite"
-                    "; expected finite logits",
+                    f"{num_wrong:,} of {len(rows):,} pairs of chunk {chunk_index} have logits that "
+                    "are not finite",
                     fix="score in fp32, or train the teacher again with a lower learning rate",
                 )
             columns = dict(zip(LOGIT_COLUMNS, logits.T))
-            self._write_chunk(number, pa.table({"candidate_id": table["candidate_id"], **columns}))
+            chunk = pa.table({"candidate_id": table["candidate_id"], **columns})
+            with atomic_file(_chunk_path(self.folder, chunk_index)) as path:
+                pq.write_table(chunk, path, row_group_size=4_096, compression="zstd")
         return {"id": batch["id"]}
-
-    def _write_chunk(self, chunk_index: int, table: pa.Table) -> None:
-        path = _chunk_path(self.folder, chunk_index)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        pq.write_table(table, part, row_group_size=4_096, compression="zstd")
-        os.rename(part, path)
 
 
 def _chunk_path(folder: Path, chunk_index: int) -> Path:

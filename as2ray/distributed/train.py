@@ -1,14 +1,13 @@
-"""Training under Ray Train: the same job, on any number of workers.
+"""Runs training jobs on any number of workers with Ray Train.
 
-Knows Ray Train. Must hold no training logic: a worker calls `training.train.train`, and
-loads it only then: the controller, and a trial that starts a run, need no models.
+Only a worker imports `training.run_job`, and with it transformers: the controller, and a trial that
+starts a run, do not need them.
 """
 
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,7 +26,9 @@ from ray.train.torch import TorchTrainer
 
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared
 from as2ray.distributed.ingest import RayBatchSource
-from as2ray.distributed.plan import WorkersConfig, check_plan
+from as2ray.distributed.plan import check_plan
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.tables.atomic import atomic_file
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training.checkpoint_store import Metrics
 from as2ray.training.job import TrainingJob
@@ -39,14 +40,14 @@ def train_on_ray(
     workers: WorkersConfig,
     callbacks: Sequence[UserCallback] = (),
 ) -> Path:
-    """Trains a job; goes on where an earlier, interrupted try in the same folder stopped.
+    """Trains a job; resumes a run that was interrupted in the same folder.
 
     Args:
-        job: What to do.
-        folder: Of this run alone; trackers write here, and checkpoints where
-            `workers.storage` says, or here.
-        workers: What to take of the cluster; `count=0` trains in this process.
-        callbacks: Of Ray Train, told of every report; not where this process trains.
+        job: The model, the tables and the settings.
+        folder: Folder of this run only, for the files of trackers; checkpoints go to
+            `workers.storage_path`, or by default to a folder of this run's name beside it.
+        workers: Resources to use; with `num_workers=0` this process trains, without Ray.
+        callbacks: Callbacks of Ray Train, called with every report; unused if this process trains.
 
     Returns:
         Folder of the ranker that was selected.
@@ -61,7 +62,7 @@ def train_on_ray(
     check_shared(ParquetTable.open([*job.train_tables, *job.eval_tables.values()]).paths, storage)
     trainer = TorchTrainer(
         _train_worker,
-        train_loop_config={"job": job, "folder": str(folder), "workers": asdict(workers)},
+        train_loop_config={"job": job, "folder": str(folder), "workers": workers},
         scaling_config=ScalingConfig(
             num_workers=(workers.min_workers, workers.num_workers)
             if workers.min_workers
@@ -88,44 +89,44 @@ def train_on_ray(
 
 
 def run_name(folder: Path, storage: Path) -> str:
-    """A run's name, by which Ray finds its checkpoints again, whoever wrote them.
+    """Returns the name by which Ray finds the checkpoints of a run again.
 
-    On a storage that runs share it is one that no other has, kept in the run's folder for a later
-    try there.
+    Runs that share a storage get unique names. A unique name is stored in the run's folder, so that
+    the run can be resumed.
 
     Args:
-        folder: Of the run alone.
-        storage: Where the folder of that name with its checkpoints lies.
+        folder: Folder of this run only.
+        storage: Folder that contains, under the run's name, its checkpoints.
     """
     if storage == folder.parent:
         return folder.name
-    kept = folder / "name"
-    if not kept.exists():
+    path = folder / "name"
+    if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(".part")
-        part.write_text(f"{folder.parent.name.removesuffix('.part')}-{uuid4().hex[:8]}")
-        part.rename(kept)
-    return kept.read_text()
+        with atomic_file(path) as temporary:
+            stage = folder.parent.name.removesuffix(".part")
+            temporary.write_text(f"{stage}-{uuid4().hex[:8]}")
+    return path.read_text()
 
 
 def _train_worker(config: dict[str, Any]) -> None:
     from as2ray.training.run_job import run_job
 
-    job, workers = config["job"], WorkersConfig(**config["workers"])
+    workers: WorkersConfig = config["workers"]
     context = ray.train.get_context()
-    # Ray holds a worker to its share of CPUs; on a node of our own all cores are ours to use.
+    # Ray sets OMP_NUM_THREADS to the CPUs of a worker; the workers may use all cores of the node.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
     run_job(
-        job,
+        config["job"],
         config["folder"],
         _RayTrainCheckpointStore(),
-        lambda stream: RayBatchSource(stream, workers.num_data_cpus / workers.num_workers),
+        lambda dataset: RayBatchSource(dataset, workers.num_data_cpus / workers.num_workers),
     )
 
 
 @contextmanager
 def open_checkpoint(checkpoint: Checkpoint | None) -> Iterator[Path | None]:
-    """A checkpoint of Ray's as a folder, which is gone afterwards where it had to be copied."""
+    """Yields a Ray checkpoint as a folder; a copy that had to be made is removed afterwards."""
     if checkpoint is None:
         yield None
         return
@@ -134,15 +135,15 @@ def open_checkpoint(checkpoint: Checkpoint | None) -> Iterator[Path | None]:
 
 
 class _RayTrainCheckpointStore:
-    """Reports to Ray Train, which keeps the best and the last checkpoint."""
+    """Reports checkpoints to Ray Train, which keeps the best and the last."""
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """The last checkpoint, on this machine as long as it is read."""
+        """See `CheckpointStore`."""
         return open_checkpoint(ray.train.get_checkpoint())
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """Hands metrics and checkpoint over; a barrier for all workers."""
-        handed = Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
-        ray.train.report(dict(metrics), checkpoint=handed)
+        """See `CheckpointStore`; all workers wait for each other."""
+        ray_checkpoint = Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
+        ray.train.report(dict(metrics), checkpoint=ray_checkpoint)
         if checkpoint is not None:
             shutil.rmtree(checkpoint, ignore_errors=True)

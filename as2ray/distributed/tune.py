@@ -1,7 +1,4 @@
-"""Searches under Ray Tune with Optuna: plain trials over stored scores, and training runs.
-
-Knows Ray Tune. Must not know what a trial computes.
-"""
+"""Hyperparameter searches with Ray Tune and Optuna, over stored scores or over training runs."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +12,9 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from as2ray.distributed.plan import WorkersConfig, max_concurrent_runs
+from as2ray.distributed.plan import max_concurrent_runs
 from as2ray.distributed.train import open_checkpoint, train_on_ray
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob
 
@@ -32,21 +30,24 @@ def run_search(
     num_trials: int = 100,
     seed: int = 0,
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """An Optuna search for several measures at once; what each trial chose and found.
+    """Runs an Optuna search for several measures at once.
 
     Args:
-        trial: (choice, data) -> measures.
-        space: What Optuna's trials are asked, define-by-run.
-        modes: For each measure `min` or `max`.
-        data: What every trial reads; kept once in the object store.
-        folder: Where Tune writes.
-        trials: How many.
-        seed: Of the sampler.
+        run_trial: `run_trial(choice, data)` returns the measures of a trial.
+        space: Samples a choice from an Optuna trial (define-by-run).
+        modes: `min` or `max` for each measure.
+        data: Data that every trial reads; stored once in the object store.
+        folder: Folder of Ray Tune's files.
+        num_trials: Number of trials.
+        seed: Seed of the sampler.
+
+    Returns:
+        The choice and the measures of every trial.
     """
-    held = ray.put(data)
+    data_ref = ray.put(data)
 
     def run(config: dict[str, Any]) -> None:
-        tune.report(dict(run_trial(config, ray.get(held))))
+        tune.report(dict(run_trial(config, ray.get(data_ref))))
 
     names = list(modes)
     searcher = OptunaSearch(
@@ -62,23 +63,24 @@ def run_grid(
     data: Any,
     folder: str | Path,
 ) -> list[Any]:
-    """`work(choice, data)` of every choice, end to end.
+    """Runs one trial for every choice; returns their results in one list.
 
     Args:
-        work: What one trial computes, as plain values; make it large enough to be worth one.
-        choices: Of the trials.
-        data: What every trial reads; kept once in the object store.
-        folder: Where Tune writes.
+        run_trial: `run_trial(choice, data)` returns a list of plain values. It should take much
+            longer than Ray Tune needs to start a trial.
+        choices: One for each trial.
+        data: Data that every trial reads; stored once in the object store.
+        folder: Folder of Ray Tune's files.
     """
     if not choices:
         return []
-    held = ray.put(data)
+    data_ref = ray.put(data)
 
     def run(config: dict[str, Any]) -> None:
-        tune.report({"found": run_trial(config["choice"], ray.get(held))})
+        tune.report({"results": run_trial(config["choice"], ray.get(data_ref))})
 
     results = _run_tuner(run, {}, {"choice": tune.grid_search(list(choices))}, folder)
-    return [one for result in results for one in result.metrics["found"]]
+    return [value for result in results for value in result.metrics["results"]]
 
 
 def search_training(
@@ -90,40 +92,41 @@ def search_training(
     grace_period: int = 1,
     seed: int = 0,
 ) -> tuple[dict[str, Any], float]:
-    """An Optuna search over training runs, bad ones stopped early by ASHA; the best choice.
+    """Runs an Optuna search over training runs, in which ASHA stops bad runs early.
 
-    A search that was interrupted goes on: finished trials are not run again.
+    A search that was interrupted is resumed; finished trials are not run again.
 
     Args:
-        job: A trial's choice to a training run.
-        space: What Optuna's trials are asked, define-by-run.
-        folder: Where Tune writes; TensorBoard reads it.
-        workers: What each trial takes of the cluster; with `count=0` it trains in its own process.
-        trials: How many.
-        grace: Validations before a trial may be stopped.
-        seed: Of the sampler.
+        create_job: Creates the training run of a choice.
+        space: Samples a choice from an Optuna trial (define-by-run).
+        folder: Folder of Ray Tune's files, which TensorBoard can show.
+        workers: Resources of each trial; with `num_workers=0` it trains in its own process.
+        num_trials: Number of trials.
+        grace_period: Evaluations before a trial may be stopped.
+        seed: Seed of the sampler.
 
     Returns:
-        The choice of the highest dev measure, and that measure.
+        The choice with the highest dev measure, and that measure.
     """
     folder = Path(folder).resolve()
 
     def run(config: dict[str, Any]) -> None:
-        trial = folder / "runs" / tune.get_context().get_trial_id()
+        trial_folder = folder / "runs" / tune.get_context().get_trial_id()
         if workers.num_workers == 0:
             from as2ray.training.run_job import run_job
 
-            run_job(create_job(config), trial, _RayTuneCheckpointStore())
+            run_job(create_job(config), trial_folder, _RayTuneCheckpointStore())
         else:
-            train_on_ray(create_job(config), trial, workers, [TuneReportCallback()])
+            train_on_ray(create_job(config), trial_folder, workers, [TuneReportCallback()])
 
-    held = tune.with_resources(run, tune.PlacementGroupFactory([_trial_resources(workers)]))
+    trial_resources = tune.PlacementGroupFactory([_trial_resources(workers)])
+    trainable = tune.with_resources(run, trial_resources)
     if tune.Tuner.can_restore(str(folder)):
-        tuner = tune.Tuner.restore(str(folder), trainable=held, resume_errored=True)
+        tuner = tune.Tuner.restore(str(folder), trainable=trainable, resume_errored=True)
     else:
         searcher = OptunaSearch(space=space, metric=SELECTION_METRIC, mode="max", seed=seed)
         tuner = tune.Tuner(
-            held,
+            trainable,
             tune_config=tune.TuneConfig(
                 metric=SELECTION_METRIC,
                 mode="max",
@@ -142,9 +145,10 @@ def search_training(
 
 
 def _trial_resources(workers: WorkersConfig) -> dict[str, float]:
-    """What a trial itself takes: the plan's, or where its workers take that, next to nothing.
+    """Returns the resources of a trial itself: those of the plan if it trains without workers.
 
-    A trial that holds a CPU while its workers wait for one waits with them for ever.
+    Otherwise it takes next to nothing. A trial that occupied a CPU could wait without end for
+    workers that need that CPU.
     """
     if workers.num_workers == 0:
         return {"CPU": workers.cpus_per_worker, "GPU": workers.gpus_per_worker}
@@ -152,16 +156,16 @@ def _trial_resources(workers: WorkersConfig) -> dict[str, float]:
 
 
 class _RayTuneCheckpointStore:
-    """Reports a run in the trial's own process to Ray Tune."""
+    """Reports the checkpoints of a run in the trial's own process to Ray Tune."""
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """The trial's last checkpoint."""
+        """See `CheckpointStore`."""
         return open_checkpoint(tune.get_checkpoint())
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """Hands metrics and checkpoint over; Tune may end the trial here."""
-        handed = tune.Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
-        tune.report(dict(metrics), checkpoint=handed)
+        """See `CheckpointStore`; Ray Tune may stop the trial here."""
+        ray_checkpoint = tune.Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
+        tune.report(dict(metrics), checkpoint=ray_checkpoint)
         if checkpoint is not None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 

@@ -1,1 +1,1 @@
-"""Training: one plain PyTorch loop over packed batches. Must not know corpora or Ray."""
+"""One plain PyTorch training loop over packed batches. No corpora, no Ray."""

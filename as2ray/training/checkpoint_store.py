@@ -1,7 +1,4 @@
-"""Where a run of the loop reports to and resumes from.
-
-Knows files. Must not know Ray: `distributed/train.py` has a `Run` that reports to Ray Train.
-"""
+"""Checkpoints of a run: reported during training, and read again to resume or to select one."""
 
 import os
 import shutil
@@ -11,89 +8,86 @@ from pathlib import Path
 from typing import Protocol
 
 from as2ray.errors import ConfigError
+from as2ray.tables.atomic import atomic_folder
 
 Metrics = Mapping[str, float]
 
 
 class CheckpointStore(Protocol):
-    """What the loop needs of the place in which it runs."""
+    """Keeps the checkpoints of a run. `distributed/train.py` has one that reports to Ray Train."""
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """The last checkpoint of an earlier, interrupted try, while it is read; None to begin."""
+        """Yields the last checkpoint of an interrupted run, or None if there is none."""
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """Takes the metrics of a validation, and takes the checkpoint folder over.
+        """Reports the metrics of an evaluation and moves the checkpoint folder into the store.
 
-        Every worker calls it equally often; only rank 0 brings a checkpoint.
+        Every worker calls it equally often; only rank 0 passes a checkpoint.
         """
 
 
 class LocalCheckpointStore:
-    """A run in this process: keeps `best` and `last` in a folder.
+    """Keeps the checkpoints `best` and `last` in a folder of this machine.
 
     Args:
-        folder: Where to; checkpoints of an earlier try are resumed from.
-        selection: Metric whose highest value is best.
+        folder: Folder of the checkpoints; a run resumes from those of an interrupted one.
+        select_by: Metric whose highest value is the best.
     """
 
     def __init__(self, folder: str | Path, select_by: str) -> None:
         self.folder = Path(folder)
         self.select_by = select_by
         self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("best", "last"):
+            self._recover(name)
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """See `Run`."""
+        """See `CheckpointStore`."""
         return nullcontext(self._find_checkpoint("last"))
 
     def best_checkpoint(self) -> Path | None:
-        """The checkpoint with the highest `selection` so far; of equals the later, as Ray's."""
+        """Returns the checkpoint with the highest `select_by`; of equal ones the latest, as Ray."""
         return self._find_checkpoint("best")
 
     def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """See `Run`."""
+        """See `CheckpointStore`."""
         if checkpoint is None:
             return
         if self.select_by not in metrics:
             raise ConfigError(
-                f"no metric {self.select_by!r} among {sorted(metrics)}"
-                "; expected the metric that selects the best checkpoint",
-                fix="name a validation set and measure that the run computes",
+                f"the metric {self.select_by!r}, which selects the best checkpoint, is not among "
+                f"{sorted(metrics)}",
+                fix="select by a metric of an evaluation table of the run",
             )
         value, best = float(metrics[self.select_by]), self.best_checkpoint()
-        moved = Path(shutil.move(checkpoint, self._clear_staging_path("last")))
-        if best is None or value >= float((best / "selection").read_text()):
-            copy = shutil.copytree(
-                moved, self._clear_staging_path("best"), copy_function=hardlink_or_copy
-            )
-            (copy / "selection").write_text(repr(value))
-            self._replace("best")
-        self._replace("last")
+        with atomic_folder(self.folder / "last", overwrite=True) as new_last:
+            for path in checkpoint.iterdir():
+                shutil.move(path, new_last)
+            checkpoint.rmdir()
+            if best is None or value >= float((best / "selection").read_text()):
+                with atomic_folder(self.folder / "best", overwrite=True) as new_best:
+                    shutil.copytree(
+                        new_last, new_best, copy_function=hardlink_or_copy, dirs_exist_ok=True
+                    )
+                    (new_best / "selection").write_text(repr(value))
 
     def _find_checkpoint(self, name: str) -> Path | None:
-        # A process killed between two renames leaves the older one aside.
-        places = (self.folder / name, self.folder / f".{name}-old")
-        return next((path for path in places if path.is_dir()), None)
+        path = self.folder / name
+        return path if path.is_dir() else None
 
-    def _clear_staging_path(self, name: str) -> Path:
-        """Where the next `name` is written; a half one of a killed process goes."""
-        path = self.folder / f".{name}-new"
-        shutil.rmtree(path, ignore_errors=True)
-        return path
-
-    def _replace(self, name: str) -> None:
-        """Puts a whole new checkpoint in the older one's place."""
-        target, old = self.folder / name, self.folder / f".{name}-old"
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(target, old)
-        os.rename(self.folder / f".{name}-new", target)
-        shutil.rmtree(old, ignore_errors=True)
+    def _recover(self, name: str) -> None:
+        """Completes what a process that was killed inside `atomic_folder` left behind."""
+        for path in self.folder.glob(f".{name}-old-*"):
+            if self._find_checkpoint(name) is None:
+                os.rename(path, self.folder / name)
+        for path in self.folder.glob(f".{name}-*"):
+            shutil.rmtree(path)
 
 
 def hardlink_or_copy(source: str, target: str) -> None:
-    """One file under two names, which takes no room; a copy where file systems have but one.
+    """Links a file under a second name, or copies it where the file system has no hard links.
 
-    What `target` was before, as a half copy, it is no more.
+    A file that exists at `target` is replaced.
     """
     Path(target).unlink(missing_ok=True)
     try:

@@ -1,98 +1,66 @@
-"""What a training run is told: everything that changes its result, and nothing that does not.
+"""Hyperparameters of a training run: every setting that changes its result."""
 
-Knows plain values. Must not know models, data or Ray.
-"""
+from typing import Annotated, Literal
 
-from dataclasses import dataclass
-from typing import Literal, get_args
-
-from as2ray.errors import ConfigError
-
-SchedulerType = Literal["linear", "triangular", "constant"]
-"""What follows the warm-up."""
-
-RestartInterval = Literal["epoch"]
-"""When schedule and moments begin anew."""
-
-Precision = Literal["auto", "fp32", "bf16"]
-"""Number format of training; fp16 would need its loss scaled, and serves for ranking alone."""
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
 
 SELECTION_METRIC = "dev/AP"
-"""Metric that chooses the best checkpoint and stops a run early."""
-
-SelectBy = Literal["dev/AP", "epoch"]
-"""Whose highest value chooses the checkpoint that a run is about."""
+"""Metric that selects the best checkpoint and that early stopping follows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingConfig:
-    """One run of the training loop. The defaults fine-tune a small encoder on a small corpus."""
+    """Hyperparameters of one training run. The defaults suit a small encoder and corpus."""
 
-    epochs: int = 3
-    """Passes over the corpus."""
-    global_batch_size: int = 32
-    """Pairs of a step over all workers: the global batch, however many workers share it."""
-    global_batch_tokens: int | None = None
-    """The global batch in tokens instead; turned into pairs by the corpus's mean length."""
-    max_batch_tokens: int = 8_192
-    """Most tokens of a packed batch; a larger share of a step is accumulated."""
-    learning_rate: float = 2e-5
+    epochs: PositiveInt = 3
+    global_batch_size: PositiveInt = 32
+    """Examples per optimizer step, over all workers."""
+    global_batch_tokens: PositiveInt | None = None
+    """Batch size in tokens instead; converted to examples by the mean length of the corpus."""
+    max_batch_tokens: PositiveInt = 8_192
+    """Maximum number of tokens of a packed batch; a larger step accumulates gradients."""
+    learning_rate: PositiveFloat = 2e-5
     """Peak learning rate of AdamW."""
-    head_learning_rate: float | None = None
-    """Peak of what stands after the encoder, where it is another."""
-    weight_decay: float = 0.01
-    """On matrices; biases and layer norms have none."""
-    lr_scheduler_type: SchedulerType = "linear"
-    """What follows the warm-up: down to 0 at the end; down and up again in triangles; level."""
-    warmup_ratio: float = 0.1
-    """Part of the run in which the rate grows from 0 to its peak."""
-    restart_every: RestartInterval | None = None
-    """`epoch`: begin schedule and AdamW's moments anew with every epoch, as FlexNeuART does."""
-    max_grad_norm: float = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
-    precision: Precision = "auto"
-    """Number format of the matrix products; weights and their updates stay fp32."""
+    head_learning_rate: PositiveFloat | None = None
+    """Peak learning rate of the weights outside the encoder; by default `learning_rate`."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Applied to matrices only, not to biases and layer norms."""
+    lr_scheduler_type: Literal["linear", "triangular", "constant"] = "linear"
+    """Learning rate after the warm-up: linear decay to 0, repeated triangles, or constant."""
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the run in which the learning rate grows from 0 to its peak."""
+    restart_every: Literal["epoch"] | None = None
+    """`epoch` restarts the schedule and AdamW's moments with every epoch, as FlexNeuART does."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Norm to which gradients are clipped; 0 disables clipping."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of matrix products; weights and their updates stay in fp32. There is no fp16,
+    which would need loss scaling."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     fsdp: bool = False
-    """Share parameters and optimiser state out over the workers (FSDP2) instead of copying."""
-    eval_steps: int | None = None
-    """Steps between validations; by default once an epoch."""
-    select_by: SelectBy = "dev/AP"
-    """Which checkpoint is the run's ranker: the one with the highest dev MAP, or, by `epoch`, the
-    last. A small dev table chooses between late epochs nearly at random."""
-    early_stopping_patience: int | None = None
-    """Validations without a better dev measure before the run stops; by default it never does."""
-    seed: int = 0
-    """Of the order of pairs, dropout and a new head's weights."""
+    """Shard parameters and optimizer state over the workers (FSDP2) instead of copying them."""
+    eval_steps: PositiveInt | None = None
+    """Steps between evaluations; by default one evaluation per epoch."""
+    select_by: Literal["dev/AP", "epoch"] = "dev/AP"
+    """Which checkpoint becomes the ranker: the one with the highest dev MAP, or the last. A small
+    dev table chooses between late epochs nearly at random."""
+    early_stopping_patience: PositiveInt | None = None
+    """Evaluations without improvement before the run stops; by default it never does."""
+    seed: NonNegativeInt = 0
+    """Seed of the order of examples, of dropout and of new heads."""
 
-    def __post_init__(self) -> None:
-        ranges = {
-            "epochs": self.epochs >= 1,
-            "batch": self.global_batch_size >= 1,
-            "batch_tokens": self.global_batch_tokens is None or self.global_batch_tokens >= 1,
-            "max_tokens": self.max_batch_tokens >= 1,
-            "learning_rate": self.learning_rate > 0,
-            "head_learning_rate": self.head_learning_rate is None or self.head_learning_rate > 0,
-            "restart": self.restart_every is None
-            or self.restart_every in get_args(RestartInterval),
-            "weight_decay": self.weight_decay >= 0,
-            "schedule": self.lr_scheduler_type in get_args(SchedulerType),
-            "selection": self.select_by in get_args(SelectBy),
-            "precision": self.precision in get_args(Precision),
-            "seed": self.seed >= 0,
-            "warmup": 0 <= self.warmup_ratio < 1,
-            "triangular needs warmup": self.lr_scheduler_type != "triangular"
-            or self.warmup_ratio > 0,
-            "clip": self.max_grad_norm >= 0,
-            "validate_every": self.eval_steps is None or self.eval_steps >= 1,
-            "patience": self.early_stopping_patience is None or self.early_stopping_patience >= 1,
-        }
-        wrong = {name: getattr(self, name, None) for name, fine in ranges.items() if not fine}
-        if wrong:
-            raise ConfigError(
-                f"training settings out of range: {wrong}"
-                "; expected counts >= 1, learning rates > 0, 0 <= warmup < 1 (triangular: > 0), "
-                f"clip, weight_decay and seed >= 0, a schedule of {get_args(SchedulerType)}, "
-                f"a precision of {get_args(Precision)}, a selection of {get_args(SelectBy)}",
-            )
+    @model_validator(mode="after")
+    def _check_triangular(self) -> "TrainingConfig":
+        if self.lr_scheduler_type == "triangular" and self.warmup_ratio == 0:
+            raise ValueError("lr_scheduler_type=triangular needs a warmup_ratio above 0")
+        return self

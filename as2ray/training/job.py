@@ -1,11 +1,14 @@
-"""A training job: all that a process needs to train, as plain values that travel to any machine.
+"""Training jobs as plain values, which can be sent to any machine.
 
-Knows paths of prepared tables and checkpoints. Must not know models: whoever hands a job on, as
-Ray's controllers and trials do, need not load transformers; who carries it out calls `train.train`.
+The module loads neither transformers nor Ray, so that processes that only pass a job on, such as
+Ray's controllers and trials, start quickly. `run_job.run_job` runs a job.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from as2ray.losses import ConfigurableLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
@@ -13,45 +16,42 @@ from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import TrackingConfig
 
 
-@dataclass(frozen=True)
+@validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ModelSpec:
-    """Where a ranker to be trained comes from."""
+    """Pretrained model to start from, and what kind of ranker to make of it."""
 
     path: str
     """Folder or hub id of a pretrained encoder or of a ranker."""
-    max_length: int = 128
-    """Most tokens of a pair; the candidate is truncated."""
-    num_layers: int | None = None
-    """Keep the first layers only."""
-    exit_layers: tuple[int, ...] | None = None
-    """Make a cascade: layers run before each partial classifier, ascending."""
-    pooling: str = "mean"
-    """What its partial classifiers look at: the `mean` of all token states, or the `first`."""
-    num_ranking_heads: int = 0
-    """CERBERUS's heads after the last exit: a copy each of the layers above it."""
+    max_length: PositiveInt = 128
+    """Maximum number of tokens of a pair; the candidate is truncated."""
+    num_layers: PositiveInt | None = None
+    """Keep only the first layers of the encoder."""
+    exit_layers: tuple[PositiveInt, ...] | None = None
+    """Make a cascade: number of layers below each partial classifier, ascending."""
+    pooling: Literal["mean", "first"] = "mean"
+    """Input of a cascade's partial classifiers: the mean of all token states, or the first."""
+    num_ranking_heads: NonNegativeInt = 0
+    """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     score_averaging: Literal["probabilities", "logits"] = "probabilities"
-    """How the heads become one score."""
+    """What is averaged over the ranking heads to give one score."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One run of the training loop on prepared tables."""
+    """One training run on prepared tables."""
 
     model: ModelSpec
-    """What to start from."""
     train_tables: tuple[str, ...]
-    """Folders of Parquet files, absolute; several are one corpus (a union)."""
+    """Absolute paths of folders of Parquet files; several folders are read as one corpus."""
     eval_tables: dict[str, str]
-    """Folders of the tables whose MAP is followed; `dev` selects the best checkpoint."""
+    """Folder of each evaluation table by name; `dev` selects the best checkpoint."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """What changes the result."""
     loss: str | ConfigurableLoss = "cross_entropy"
-    """Name of the loss, or one with settings: distillation is from `teachers`, a joint model's is
-    on tables by passages."""
+    """Name of a loss, or a loss with settings. `DistillationLoss` needs `teacher_logits`;
+    `TwoInOneLoss` needs tables by passages."""
     teacher_logits: tuple[tuple[str, ...], ...] = ()
-    """For each teacher its stored logits: a folder beside each of `train`, in their order."""
+    """For each teacher, the folders of its stored logits, in the order of `train_tables`."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    """What follows the run."""
 
     @property
     def is_joint(self) -> bool:
@@ -60,5 +60,5 @@ class TrainingJob:
 
     @property
     def extract_answers(self) -> bool:
-        """Whether that model finds short answers, too."""
+        """Whether the joint model also extracts short answers."""
         return isinstance(self.loss, TwoInOneLoss) and self.loss.answer_loss

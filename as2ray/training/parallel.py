@@ -1,7 +1,6 @@
-"""One model on many workers: copied (DDP) or shared out (FSDP2), or alone.
+"""Data-parallel training over torch.distributed: with DDP, with FSDP2, or in one process.
 
-Knows torch.distributed. Must not know data, objectives or Ray: whoever starts the workers sets
-up the process group.
+Whoever starts the workers sets up the process group; without one there is a single worker.
 """
 
 from collections.abc import Iterator
@@ -31,35 +30,41 @@ FULL_STATE_OPTIONS = StateDictOptions(
 
 
 def get_world_size() -> int:
-    """Number of workers."""
+    """Returns the number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def get_rank() -> int:
-    """Number of this worker, from 0."""
+    """Returns the rank of this worker, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def wrap_distributed(ranker: Ranker, fsdp: bool) -> nn.Module:
-    """The module to train: forward takes a packed batch and returns logits."""
+    """Returns the module to train, whose forward takes a packed batch and returns logits.
+
+    Args:
+        ranker: The ranker, on its device.
+        fsdp: Shard the weights (FSDP2) instead of copying them (DDP).
+    """
     if get_world_size() == 1:
         return ranker
     if not fsdp:
-        # A cascade's step runs the layers below one exit: the rest has no gradient to wait for.
+        # A step of a cascade may run the layers below one exit only; the others get no gradient.
         return DistributedDataParallel(ranker, find_unused_parameters=len(ranker.exit_layers) > 1)
     layers = [layer for encoder in ranker.encoders for layer in encoder.layers]
-    # ALBERT runs one layer many times: shared out as part of the whole, not by itself.
+    # ALBERT runs the same layer several times, so it cannot be sharded layer by layer.
     if len({id(layer) for layer in layers}) == len(layers):
         for layer in layers:
             fully_shard(layer)
     fully_shard(ranker)
-    ranker.allow_parallel = False  # a layer's weights come from all workers, in one order
+    # Sharded layers are gathered from all workers, which must run them in the same order.
+    ranker.allow_parallel = False
     return ranker
 
 
 @contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Gradients are exchanged in the backward passes inside only if `now`."""
+    """Exchanges gradients in the backward passes inside the context only if `enabled`."""
     if isinstance(model, DistributedDataParallel) and not enabled:
         with model.no_sync():
             yield
@@ -70,14 +75,14 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """The sum of a tensor over all workers."""
+    """Sums a tensor over all workers, in place; returns it."""
     if get_world_size() > 1:
         dist.all_reduce(value)
     return value
 
 
 def all_reduce_max(value: int, device: torch.device) -> int:
-    """The largest of the workers' values."""
+    """Returns the highest value of all workers."""
     if get_world_size() == 1:
         return value
     tensor = torch.tensor(value, device=device)
@@ -86,7 +91,7 @@ def all_reduce_max(value: int, device: torch.device) -> int:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """The workers' values, in order of rank, on every worker."""
+    """Returns the values of all workers in the order of their ranks, on every worker."""
     if get_world_size() == 1:
         return [value]
     values: list[Any] = [None] * get_world_size()
@@ -95,34 +100,30 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def get_model_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights on the CPU (whole on rank 0; empty elsewhere where they are shared out)."""
-    return {
-        k: cast(Tensor, v)
-        for k, v in get_model_state_dict(model, options=FULL_STATE_OPTIONS).items()
-    }
+    """Returns all weights on the CPU; of a sharded model they are complete on rank 0 only."""
+    state = get_model_state_dict(model, options=FULL_STATE_OPTIONS)
+    return {name: cast(Tensor, value) for name, value in state.items()}
 
 
 def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Puts whole weights back; every worker calls it with the same."""
+    """Loads complete weights; every worker calls it with the same ones."""
     set_model_state_dict(model, dict(state), options=FULL_STATE_OPTIONS)
 
 
 def get_optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimiser's state by the names of the parameters, whole, on the CPU."""
+    """Returns the complete state of the optimizer on the CPU, by the names of the parameters."""
     return dict(get_optimizer_state_dict(model, optimizer, options=FULL_STATE_OPTIONS))
 
 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Puts an optimiser's whole state back; a weight that had none yet has none again."""
+    """Loads a complete state of the optimizer; parameters that it lacks have no state afterwards.
+
+    AdamW creates a parameter's state with its first gradient, which a cascade's upper layers get
+    later than its lower ones.
+    """
     options = replace(FULL_STATE_OPTIONS, strict=False)
     set_optimizer_state_dict(model, optimizer, state, options=options)
-    names = {weights: name for name, weights in model.named_parameters()}
-    for weights in [
-        w for w in optimizer.state if _strip_ddp_prefix(names[w]) not in state["state"]
-    ]:  # type: ignore[index]
-        del optimizer.state[weights]
-
-
-def _strip_ddp_prefix(name: str) -> str:
-    """A weight's name without what DDP puts before it."""
-    return name.removeprefix("module.")
+    for name, parameter in model.named_parameters():
+        # DDP puts `module.` before every name.
+        if name.removeprefix("module.") not in state["state"]:
+            optimizer.state.pop(parameter, None)

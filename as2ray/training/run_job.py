@@ -1,7 +1,4 @@
-"""Carrying out a training job: from its paths to a ranker, a stream and the loop.
-
-Knows jobs, checkpoints and the loop. Must not know Ray.
-"""
+"""Runs a training job: loads its model and tables, and trains."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -33,53 +30,58 @@ def run_job(
     checkpoint_store: CheckpointStore,
     create_batch_source: Callable[[PackedDataset], BatchSource] = lambda dataset: dataset,
 ) -> TrainerState:
-    """Trains in this process, which may be one of several of a process group.
+    """Trains in this process, which may be one of several in a process group.
 
     Args:
-        job: What to do.
-        folder: Where trackers write.
-        run: Where to report and resume.
-        data: Puts another source of the same packed batches in place of the stream.
+        job: The model, the tables and the settings.
+        folder: Folder of the trackers' files.
+        checkpoint_store: Where checkpoints are reported to and resumed from.
+        create_batch_source: Wraps the data set in another source of the same packed batches.
     """
     device = (
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
-    model = job.model
-    started = init_ranker(
-        **asdict(model),
+    ranker = init_ranker(
+        **asdict(job.model),
         is_joint=job.is_joint,
         extract_answers=job.extract_answers,
         seed=job.training.seed,
-    )
-    ranker = started.to(device)
-    watched = {name: _create_eval_set(job, path, ranker) for name, path in job.eval_tables.items()}
-    loop = Trainer(
+    ).to(device)
+    trainer = Trainer(
         ranker,
         get_loss(job.loss),
         create_batch_source(_create_dataset(job, ranker)),
         job.training,
         checkpoint_store,
-        watched,
+        {name: _create_eval_set(job, path, ranker) for name, path in job.eval_tables.items()},
         folder,
         job.tracking,
     )
-    return loop.fit()
+    return trainer.fit()
 
 
 def train(job: TrainingJob, folder: str | Path) -> Path:
-    """Trains in this process alone, without Ray; the folder of the ranker that was selected."""
-    run = LocalCheckpointStore(folder, job.training.select_by)
-    run_job(job, folder, run)
-    best = run.best_checkpoint()
-    assert best is not None  # the last step of a run is always validated
+    """Trains in this process only, without Ray.
+
+    Args:
+        job: The model, the tables and the settings.
+        folder: Folder of checkpoints and trackers; a run that was interrupted there is resumed.
+
+    Returns:
+        Folder of the ranker that was selected.
+    """
+    checkpoint_store = LocalCheckpointStore(folder, job.training.select_by)
+    run_job(job, folder, checkpoint_store)
+    best = checkpoint_store.best_checkpoint()
+    assert best is not None  # the last step of a run is always evaluated
     return best / "ranker"
 
 
 def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:
-    table, max_tokens = ParquetTable.open(path).to_table(), job.training.max_batch_tokens
+    table, max_batch_tokens = ParquetTable.open(path).to_table(), job.training.max_batch_tokens
     if isinstance(job.loss, TwoInOneLoss):
-        return PassageEvalSet.from_table(table, ranker, max_tokens, job.loss)
-    return EvalSet.from_table(table, ranker, max_tokens)
+        return PassageEvalSet.from_table(table, ranker, max_batch_tokens, job.loss)
+    return EvalSet.from_table(table, ranker, max_batch_tokens)
 
 
 def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
@@ -94,16 +96,16 @@ def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
     )
     if training.global_batch_tokens is None:
         return dataset
-    examples = training.global_batch_tokens / dataset.mean_length()
-    return replace(dataset, global_batch_size=max(1, round(examples)))
+    num_examples = training.global_batch_tokens / dataset.mean_length()
+    return replace(dataset, global_batch_size=max(1, round(num_examples)))
 
 
 def _create_reader(job: TrainingJob, ranker: Ranker) -> ExampleReader:
-    """Reads what the loss needs: passages, lists of candidates or pairs."""
+    """Returns a reader of the examples that the loss needs: passages, lists or pairs."""
     files = ParquetTable.open(job.train_tables)
     if job.is_joint:
         return PassageReader(files, ranker.tokenizer)
-    teachers = tuple(ParquetTable.open(stored) for stored in job.teacher_logits)
+    teachers = tuple(ParquetTable.open(folders) for folders in job.teacher_logits)
     pairs = PairReader(files, ranker.tokenizer, teachers=teachers)
     loss = get_loss(job.loss)
     if isinstance(loss, ListwiseLoss | MarginRankingLoss):

@@ -1,26 +1,26 @@
-"""Trackers: what a run tells the terminal, a JSON lines file, TensorBoard and MLflow.
-
-Knows metrics by name and step. Must not know models, data or Ray.
-"""
+"""Trackers, which log the metrics of a run to the console, JSON lines, TensorBoard and MLflow."""
 
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import Metrics
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrackingConfig:
-    """What follows a run; changes nothing of its result."""
+    """How a run is tracked. Changes nothing of its result."""
 
-    log_every_steps: int = 10
-    """Steps between two reports of loss, rate and speed."""
+    log_every_steps: PositiveInt = 10
+    """Steps between two reports of loss, learning rate and speed."""
     tensorboard: bool = True
     """Write TensorBoard files into the run's folder."""
     mlflow_uri: str | None = None
@@ -28,40 +28,39 @@ class TrackingConfig:
 
 
 class Tracker(Protocol):
-    """Takes metrics as they come."""
+    """Logs the metrics of a run."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Takes the metrics after `step` steps."""
+        """Logs the metrics after `step` steps."""
 
     def close(self) -> None:
-        """Writes out what is held back."""
+        """Writes what is buffered and ends the log."""
 
 
 class ConsoleTracker:
-    """One plain line a report, through the standard logger."""
+    """Writes one line per report to Python's logging."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
-        log.info("step %d  %s", step, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
+        logger.info("step %d  %s", step, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Does nothing."""
 
 
 class JsonLinesTracker:
-    """One JSON object a line; lines past the step resumed from are taken out.
+    """Writes one JSON object per report and line.
 
     Args:
-        path: The file.
-        resumed: Steps that were done when this try began.
+        path: The file. Its lines after `resumed_step` are removed.
+        resumed_step: Number of steps of the checkpoint from which the run resumes, or 0.
     """
 
     def __init__(self, path: Path, resumed_step: int) -> None:
-        kept = [line for line in read_metrics(path) if line["step"] <= resumed_step]
+        lines = [line for line in read_metrics(path) if line["step"] <= resumed_step]
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        part.replace(path)  # who reads, or is killed here, finds the old lines or these
+        with atomic_file(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._file = path.open("a")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -75,24 +74,24 @@ class JsonLinesTracker:
 
 
 class TensorBoardTracker:
-    """Scalars for TensorBoard.
+    """Writes scalars for TensorBoard.
 
     Args:
-        folder: Where its event files go.
-        resumed: Steps that were done when this try began; later points of an earlier try vanish.
+        folder: Folder of the event files.
+        resumed_step: Number of steps of the checkpoint from which the run resumes, or 0. Later
+            points of the interrupted run are hidden.
     """
 
     def __init__(self, folder: Path, resumed_step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(
-            str(folder), purge_step=resumed_step + 1 if resumed_step else None
-        )
+        purge_step = resumed_step + 1 if resumed_step else None
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
         for name, value in metrics.items():
-            # TensorBoard's names know no spaces.
+            # TensorBoard does not allow blanks in names.
             self._writer.add_scalar(name.replace(" ", "_"), value, step)
 
     def close(self) -> None:
@@ -101,7 +100,7 @@ class TensorBoardTracker:
 
 
 class MLflowTracker:
-    """Metrics for MLflow.
+    """Logs metrics to MLflow.
 
     Args:
         uri: Tracking URI.
@@ -118,7 +117,7 @@ class MLflowTracker:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
-        # MLflow's names know no `@`.
+        # MLflow does not allow `@` in names.
         self._client.log_metrics({k.replace("@", "_at_"): v for k, v in metrics.items()}, step)
 
     def close(self) -> None:
@@ -126,37 +125,36 @@ class MLflowTracker:
         self._client.end_run()
 
 
-def create_trackers(tracking: TrackingConfig, folder: Path, resumed_step: int) -> list[Tracker]:
-    """The trackers of a run, for rank 0.
+def create_trackers(config: TrackingConfig, folder: Path, resumed_step: int) -> list[Tracker]:
+    """Creates the trackers of a run; only rank 0 needs them.
 
     Args:
-        tracking: Which.
-        folder: Where `metrics.jsonl` and TensorBoard's files go.
-        resumed: Steps that were done when this try began.
+        config: Which trackers to use.
+        folder: Folder of `metrics.jsonl` and of TensorBoard's files.
+        resumed_step: Number of steps of the checkpoint from which the run resumes, or 0.
     """
-    found: list[Tracker] = [
+    trackers: list[Tracker] = [
         ConsoleTracker(),
         JsonLinesTracker(folder / "metrics.jsonl", resumed_step),
     ]
-    if tracking.tensorboard:
-        found.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
-    if tracking.mlflow_uri:
-        # A pipeline's run lies in the stage that it makes.
+    if config.tensorboard:
+        trackers.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
+    if config.mlflow_uri:
+        # In a pipeline every run's folder is called `run`; the stage above it tells them apart.
         stage = folder.parent.name.removesuffix(".part")
-        found.append(
-            MLflowTracker(tracking.mlflow_uri, stage if folder.name == "run" else folder.name)
-        )
-    return found
+        name = stage if folder.name == "run" else folder.name
+        trackers.append(MLflowTracker(config.mlflow_uri, name))
+    return trackers
 
 
 def log_metrics(trackers: Sequence[Tracker], step: int, metrics: Metrics) -> None:
-    """Gives metrics to every tracker."""
+    """Logs metrics to every tracker."""
     for tracker in trackers:
         tracker.log(step, metrics)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The whole lines of a `metrics.jsonl`; a last line that a crash cut off is left out."""
+    """Reads a `metrics.jsonl`; ignores a last line that a crash cut off."""
     if not path.is_file():
         return []
     lines = path.read_text().splitlines(keepends=True)

@@ -1,7 +1,6 @@
-"""The training loop: packed batches in, a trained ranker out, whatever the objective.
+"""The training loop over packed batches, for every loss.
 
-Knows torch, packed batches and a `Run` to report to. Must not know corpora, objectives' insides
-or Ray: it runs the same in a notebook, on a bare GPU machine and in a worker of Ray Train.
+It runs the same in a notebook, on a GPU machine without Ray and in a worker of Ray Train.
 """
 
 import json
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from as2ray.checkpoints.loading import load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.data.packed_dataset import MicroBatch
-from as2ray.errors import ConfigError, TrainingError
+from as2ray.errors import CheckpointError, ConfigError, TrainingError
 from as2ray.losses.base import Loss, StepContext
 from as2ray.models.ranker import Ranker
 from as2ray.training import parallel
@@ -34,50 +33,57 @@ from as2ray.training.tracking import Tracker, TrackingConfig, create_trackers, l
 from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
-"""What a full disk causes: of files, of safetensors, of torch's own format."""
+"""Errors that a full disk causes: in files, in safetensors and in `torch.save`."""
+
+OPTIMIZER_FILE, STATE_FILE = "optimizer.pt", "trainer_state.json"
+"""Files of a checkpoint, beside its folder `ranker`."""
 
 
 class BatchSource(Protocol):
-    """Where packed batches come from: `text.stream.Stream`, or Ray Data in its place."""
+    """A source of packed batches: a `PackedDataset`, or Ray Data in its place."""
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterable[MicroBatch]:
-        """This worker's packed batches from step `start` of an epoch on."""
+        """Yields this worker's packed batches from step `start` of an epoch on."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """How far a run has come: all that is needed, beside weights and moments, to go on."""
+    """Progress of a run: all that is needed to resume, besides weights and optimizer state."""
 
     epoch: int = 0
-    """Epoch in work, from 0."""
+    """Current epoch, from 0."""
     epoch_step: int = 0
-    """Steps done in it."""
+    """Completed steps of the current epoch."""
     global_step: int = 0
-    """Steps done in all."""
+    """Completed steps of the run."""
     best_metric: float = -1.0
     """Highest selection metric so far."""
     bad_evals: int = 0
-    """Validations since."""
+    """Evaluations since then."""
     should_stop: bool = False
-    """Whether patience ran out."""
+    """Whether `early_stopping_patience` is reached."""
 
 
 class Trainer:
-    """A run of training.
+    """Trains a ranker.
 
     Args:
-        ranker: What to train; on its device already.
-        objective: What to do at each step.
-        data: Packed batches by epoch.
-        training: What changes the result.
-        run: Where to report and resume.
-        watched: Tables whose MAP is followed; `dev` selects the best checkpoint.
-        folder: Where trackers write.
-        tracking: What follows the run.
+        ranker: The ranker, on its device.
+        loss: The loss of each step.
+        batch_source: Packed batches by epoch.
+        config: Hyperparameters.
+        checkpoint_store: Where checkpoints are reported to and resumed from.
+        eval_sets: Evaluation tables by name; `dev` selects the best checkpoint.
+        folder: Folder of the trackers' files.
+        tracking: How the run is tracked.
+
+    Raises:
+        ConfigError: There is no table `dev`, or the loss does not fit the ranker.
+        CheckpointError: The checkpoint to resume from has another format.
     """
 
     def __init__(
@@ -93,20 +99,10 @@ class Trainer:
     ) -> None:
         if "dev" not in eval_sets:
             raise ConfigError(
-                f"tables to watch: {sorted(eval_sets)}"
-                f"; expected one named 'dev': {SELECTION_METRIC} selects the best checkpoint",
-                fix="name the development split 'dev'",
+                f"the evaluation tables {sorted(eval_sets)} have none named 'dev', whose MAP "
+                "selects the best checkpoint"
             )
-        asks = (
-            "exits"
-            in loss.for_step(StepContext(num_exits=max(1, len(ranker.exit_layers)))).forward_kwargs
-        )
-        if (asks and not ranker.exit_layers) or (len(ranker.exit_layers) > 1 and not asks):
-            raise ConfigError(
-                f"objective {loss} for a ranker with exits {ranker.exit_layers}"
-                "; expected an objective of exits for a cascade, another for any other ranker",
-                fix="name an objective such as 'uniform_exit', or leave the model's exits out",
-            )
+        _check_loss(loss, ranker)
         self.ranker, self.loss, self.batch_source = ranker, loss, batch_source
         self.config, self.checkpoint_store, self.eval_sets = config, checkpoint_store, eval_sets
         ranker.dtype = config.precision
@@ -123,7 +119,7 @@ class Trainer:
             self.trackers = create_trackers(self.tracking, Path(folder), self.state.global_step)
 
     def fit(self) -> TrainerState:
-        """Trains until the last epoch or until patience runs out."""
+        """Trains until the last epoch, or until early stopping."""
         try:
             while self.state.epoch < self.config.epochs and not self.state.should_stop:
                 self._train_epoch()
@@ -133,141 +129,143 @@ class Trainer:
         return self.state
 
     def _train_epoch(self) -> None:
-        """The rest of the epoch in work."""
+        """Trains the rest of the current epoch."""
         self.model.train()
-        data = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
-        for _, micros in groupby(data, key=lambda micro: micro.step):
-            step = list(micros)
-            tokens = sum(micro.batch.num_tokens for micro in step)
-            self.interval = self.interval.add_step(self._train_step(step), tokens)
-            due = self._is_validation_due()
-            if due or self.interval.num_steps >= self.tracking.log_every_steps:
+        batches = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
+        for _, group in groupby(batches, key=lambda micro_batch: micro_batch.step):
+            micro_batches = list(group)
+            num_tokens = sum(micro_batch.batch.num_tokens for micro_batch in micro_batches)
+            self.interval = self.interval.add_step(self._train_step(micro_batches), num_tokens)
+            is_validation_due = self._is_validation_due()
+            if is_validation_due or self.interval.num_steps >= self.tracking.log_every_steps:
                 self._log_interval(self.interval)
                 self.interval = _Interval.start(self.ranker.device)
-            if due:
+            if is_validation_due:
                 self._validate()
                 self.model.train()
-                self.interval = _Interval.start(self.ranker.device)  # speed is training's alone
+                # Tokens per second are those of training, without the time of validation.
+                self.interval = _Interval.start(self.ranker.device)
                 if self.state.should_stop:
                     return
-        self.state = replace(self.state, epoch=self.state.epoch + 1, step=0)
+        self.state = replace(self.state, epoch=self.state.epoch + 1, epoch_step=0)
 
     def _train_step(self, micro_batches: list[MicroBatch]) -> Tensor:
-        """One update of the weights; this worker's share of the mean loss of the step."""
-        progress = self.state
-        task = self.loss.for_step(self._step_context())
-        # Dropout follows from where the run is, so a resumed run drops what it would have.
-        torch.manual_seed(_derive_seed(self.config.seed, progress.global_step, parallel.get_rank()))
+        """Updates the weights once; returns this worker's share of the mean loss of the step."""
+        state, context = self.state, self._step_context()
+        forward_kwargs = self.loss.forward_kwargs(context)
+        # The seed of dropout follows from the step, so a resumed run drops the same units.
+        torch.manual_seed(_derive_seed(self.config.seed, state.global_step, parallel.get_rank()))
         loss = torch.zeros((), device=self.ranker.device)
-        for micro, last in self._iter_micro_batches(micro_batches):
-            with parallel.gradient_sync(self.model, last), self.ranker.autocast():
-                logits = self.model(micro.batch, **task.forward_kwargs)
-                part = task.loss(logits, self._build_targets(micro)) / micro.num_examples
-                part = part * 0.0 if micro.is_empty else part
-                # Workers' gradients are averaged; the loss is a mean over all workers' pairs.
+        for micro_batch, is_last in self._iter_micro_batches(micro_batches):
+            with parallel.gradient_sync(self.model, is_last), self.ranker.autocast():
+                output = self.model(micro_batch.batch, **forward_kwargs)
+                targets = self._build_targets(micro_batch)
+                part = self.loss.compute(output, targets, context) / micro_batch.num_examples
+                part = part * 0.0 if micro_batch.is_empty else part
+                # DDP and FSDP average the gradients; the loss is a mean over all workers' examples.
                 (part * parallel.get_world_size()).backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
         if self.config.max_grad_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        height = self._current_learning_rate()
-        for group, share in zip(self.optimizer.param_groups, self.lr_scales):
-            group["lr"] = height * share
+        learning_rate = self._current_learning_rate()
+        for group, scale in zip(self.optimizer.param_groups, self.lr_scales):
+            group["lr"] = learning_rate * scale
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.state = replace(progress, step=progress.epoch_step + 1, steps=progress.global_step + 1)
+        self.state = replace(
+            state, epoch_step=state.epoch_step + 1, global_step=state.global_step + 1
+        )
         return loss
 
     def _current_learning_rate(self) -> float:
-        """The encoder's learning rate in the step in work; an epoch begins anew if asked."""
-        done, steps = self.state.global_step, self._total_steps()
+        """Returns the encoder's learning rate of this step; resets AdamW at a restart."""
+        step, num_steps = self.state.global_step, self._total_steps()
         if self.config.restart_every == "epoch":
-            done, steps = self.state.epoch_step, self.batch_source.steps
-            if done == 0:
+            step, num_steps = self.state.epoch_step, self.batch_source.steps
+            if step == 0:
                 self.optimizer.state.clear()
-        return compute_learning_rate(self.config, (done + 1) / (steps + 1))
+        return compute_learning_rate(self.config, (step + 1) / (num_steps + 1))
 
     def _step_context(self) -> StepContext:
-        exits = len(self.ranker.exit_layers)
-        return StepContext(self.state.global_step, self._total_steps(), self.config.seed, exits)
+        num_exits = len(self.ranker.exit_layers)
+        return StepContext(self.state.global_step, self._total_steps(), self.config.seed, num_exits)
 
     def _iter_micro_batches(
         self, micro_batches: list[MicroBatch]
     ) -> Iterator[tuple[MicroBatch, bool]]:
-        """The passes of a step, and whether each is the last."""
+        """Yields the micro-batches of a step, and whether each is the last."""
         if self.config.fsdp:
-            # Workers that hold shares of the weights must all run equally often.
-            passes = parallel.all_reduce_max(len(micro_batches), self.ranker.device)
-            micro_batches = micro_batches + [micro_batches[-1].emptied()] * (
-                passes - len(micro_batches)
-            )
-        for number, micro in enumerate(micro_batches):
-            yield micro, number == len(micro_batches) - 1
+            # Workers with sharded weights must all run the model equally often.
+            num_passes = parallel.all_reduce_max(len(micro_batches), self.ranker.device)
+            padding = [micro_batches[-1].emptied()] * (num_passes - len(micro_batches))
+            micro_batches = micro_batches + padding
+        for number, micro_batch in enumerate(micro_batches, 1):
+            yield micro_batch, number == len(micro_batches)
 
     def _build_targets(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        told = {**micro_batch.batch.sequence_data, **micro_batch.batch.marker_data}
-        return {n: torch.from_numpy(values).to(self.ranker.device) for n, values in told.items()}
+        arrays = {**micro_batch.batch.sequence_data, **micro_batch.batch.marker_data}
+        return {n: torch.from_numpy(array).to(self.ranker.device) for n, array in arrays.items()}
 
     def _total_steps(self) -> int:
         return self.batch_source.steps * self.config.epochs
 
     def _is_validation_due(self) -> bool:
-        every = self.config.eval_steps or self.batch_source.steps
-        steps = self.state.global_step
-        return steps % every == 0 or steps == self._total_steps()
+        interval = self.config.eval_steps or self.batch_source.steps
+        step = self.state.global_step
+        return step % interval == 0 or step == self._total_steps()
 
     def _log_interval(self, interval: "_Interval") -> None:
-        tokens = torch.tensor(float(interval.num_tokens), device=self.ranker.device)
-        seconds = time.perf_counter() - interval.started_at
+        num_tokens = torch.tensor(float(interval.num_tokens), device=self.ranker.device)
+        duration_s = time.perf_counter() - interval.started_at
         loss = float(parallel.all_reduce_sum(interval.loss)) / interval.num_steps
+        learning_rate = self.optimizer.param_groups[0]["lr"]
         if not math.isfinite(loss):
             raise TrainingError(
-                f"a loss of {loss} after {self.state.global_step:,} steps, at learning rate "
-                f"{self.optimizer.param_groups[0]['lr']:.2g}"
-                "; expected a finite loss",
-                fix="lower learning_rate, lengthen warmup, or set precision to fp32",
+                f"the loss is {loss} after {self.state.global_step:,} steps, at learning rate "
+                f"{learning_rate:.2g}",
+                fix="lower learning_rate, raise warmup_ratio, or set precision to fp32",
             )
         metrics = {
             "loss": loss,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "tokens_per_second": float(parallel.all_reduce_sum(tokens)) / seconds,
+            "learning_rate": learning_rate,
+            "tokens_per_second": float(parallel.all_reduce_sum(num_tokens)) / duration_s,
         }
         log_metrics(self.trackers, self.state.global_step, metrics)
 
     def _validate(self) -> None:
-        """Measures, keeps the best, writes a checkpoint, reports."""
+        """Evaluates, updates the best metric, and reports metrics and a checkpoint."""
         metrics = validate(self.ranker, self.eval_sets)
-        better = metrics[SELECTION_METRIC] > self.state.best_metric
-        waited = 0 if better else self.state.bad_evals + 1
+        metric, best_metric = metrics[SELECTION_METRIC], self.state.best_metric
+        bad_evals = 0 if metric > best_metric else self.state.bad_evals + 1
         patience = self.config.early_stopping_patience
         self.state = replace(
             self.state,
-            best=max(metrics[SELECTION_METRIC], self.state.best_metric),
-            waited=waited,
-            stopped=patience is not None and waited >= patience,
+            best_metric=max(metric, best_metric),
+            bad_evals=bad_evals,
+            should_stop=patience is not None and bad_evals >= patience,
         )
         metrics["epoch"] = self.state.global_step / self.batch_source.steps
         log_metrics(self.trackers, self.state.global_step, metrics)
         self._save_checkpoint(metrics)
 
     def _save_checkpoint(self, metrics: Mapping[str, float]) -> None:
-        """Reports with a checkpoint, which rank 0 writes to a temporary folder."""
-        found = parallel.get_model_state(self.model)
-        moments = parallel.get_optimizer_state(self.model, self.optimizer)
+        """Reports metrics and a checkpoint, which rank 0 writes to a temporary folder."""
+        model_state = parallel.get_model_state(self.model)
+        optimizer_state = parallel.get_optimizer_state(self.model, self.optimizer)
         if parallel.get_rank() != 0:
             self.checkpoint_store.report(metrics, None)
             return
         folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
         try:
-            save(self.ranker, folder / "ranker", found)
-            torch.save(moments, folder / "moments.pt")
-            (folder / "progress.json").write_text(json.dumps(asdict(self.state)))
+            save(self.ranker, folder / "ranker", model_state)
+            torch.save(optimizer_state, folder / OPTIMIZER_FILE)
+            (folder / STATE_FILE).write_text(json.dumps(asdict(self.state)))
             self.checkpoint_store.report(metrics, folder)
         except _WRITE_ERRORS as error:
             raise TrainingError(
-                f"{error}, as the checkpoint after {self.state.global_step:,} steps was written"
-                "; expected room for a checkpoint in the temporary folder and for two in the run's",
-                fix="free some, or set TMPDIR and --workers.storage to larger places, and start "
-                "the run again: it goes on from the checkpoint before",
+                f"the checkpoint after {self.state.global_step:,} steps was not written: {error}",
+                fix="make room for one checkpoint in TMPDIR and for two in the run's folder "
+                "(--workers.storage_path), and start the run again; it resumes",
             ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -276,15 +274,20 @@ class Trainer:
         with self.checkpoint_store.open_last_checkpoint() as folder:
             if folder is None:
                 return TrainerState()
+            if not (folder / STATE_FILE).exists():
+                raise CheckpointError(
+                    f"{folder} has no {STATE_FILE}: an earlier version of as2ray wrote it",
+                    fix="remove the run's folder and train again",
+                )
             parallel.load_model_state(self.model, load_weights(self.ranker, folder / "ranker"))
-            moments = torch.load(folder / "moments.pt", weights_only=True)
-            parallel.load_optimizer_state(self.model, self.optimizer, moments)
-            return TrainerState(**json.loads((folder / "progress.json").read_text()))
+            optimizer_state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+            parallel.load_optimizer_state(self.model, self.optimizer, optimizer_state)
+            return TrainerState(**json.loads((folder / STATE_FILE).read_text()))
 
 
 @dataclass(frozen=True)
 class _Interval:
-    """What happened since the last report of the loss."""
+    """Sums since the last report of the loss."""
 
     loss: Tensor
     num_tokens: int = 0
@@ -293,12 +296,23 @@ class _Interval:
 
     @classmethod
     def start(cls, device: torch.device) -> "_Interval":
-        """Nothing yet."""
+        """Returns an empty interval that starts now."""
         return cls(torch.zeros((), device=device))
 
     def add_step(self, loss: Tensor, num_tokens: int) -> "_Interval":
         return _Interval(
             self.loss + loss, self.num_tokens + num_tokens, self.num_steps + 1, self.started_at
+        )
+
+
+def _check_loss(loss: Loss, ranker: Ranker) -> None:
+    """Checks that a cascade is trained with a loss over exits, and no other ranker is."""
+    num_exits = len(ranker.exit_layers)
+    needs_exits = "exit_indices" in loss.forward_kwargs(StepContext(num_exits=max(1, num_exits)))
+    if (needs_exits and not num_exits) or (num_exits > 1 and not needs_exits):
+        raise ConfigError(
+            f"the loss {loss} does not fit a ranker with exits {ranker.exit_layers}: a cascade "
+            "needs a loss over exits, such as 'uniform_exit', and other rankers need another loss"
         )
 
 

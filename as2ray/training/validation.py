@@ -1,11 +1,7 @@
-"""Validation: dev measures over *all* questions, scored by all workers together.
-
-Knows candidates tables, measures and rankers. Must not know corpora, files or Ray.
-"""
+"""Evaluation during training: measures over all questions of a table, scored by all workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +9,7 @@ import pyarrow.compute as pc
 
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.models.packed_ranker import as_packed_ranker
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker, merge_windows
 from as2ray.text.packing import PackedBatch, pack_sequences
@@ -22,95 +19,108 @@ from as2ray.training.parallel import all_gather, get_rank, get_world_size
 
 @dataclass(frozen=True)
 class EvalSet:
-    """A table whose MAP is followed during training, packed once."""
+    """A candidates table that is evaluated during training, packed once."""
 
     table: pa.Table
     batches: list[PackedBatch]
 
     @classmethod
     def from_table(cls, table: pa.Table, ranker: Ranker, max_batch_tokens: int) -> "EvalSet":
-        """Tokenises and packs a candidates table."""
+        """Tokenizes and packs a candidates table."""
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         sequences = ranker.tokenizer.encode(*texts)
         max_batch_tokens = max(max_batch_tokens, ranker.tokenizer.max_length)
         return cls(table, list(pack_sequences(sequences, max_batch_tokens)))
 
     def compute_scores(self, ranker: Ranker) -> np.ndarray:
-        """Scores of all rows, shape [rows], on every worker; each scores a share."""
-        shares = all_gather(
-            ranker.predict_scores(_select_local_batches(self.batches), num_rows=self.table.num_rows)
+        """Returns the scores of all rows on every worker, each of which scores a share.
+
+        Shape [rows].
+        """
+        local_batches = _select_local_batches(self.batches)
+        local_scores = as_packed_ranker(ranker).predict_scores(
+            local_batches, num_rows=self.table.num_rows
         )
+        shares = all_gather(local_scores)
         scores: np.ndarray = np.nanmean(np.stack(shares), axis=0)
         return scores
 
     def evaluate(self, ranker: Ranker) -> dict[str, float]:
-        """`AP` of the table, the same on every worker."""
+        """Returns the mean average precision of the table as `AP`, the same on every worker."""
         return {"AP": _average_precision(self.table, self.compute_scores(ranker))}
 
 
 @dataclass(frozen=True)
 class PassageEvalSet:
-    """A table by passages whose MAP is followed, of the passages and of the sentences in them."""
+    """A table by passages that is evaluated during training: its passages and their sentences."""
 
     passages: pa.Table
     sentences: pa.Table
     windows: PassageWindows
     batches: list[PackedBatch]
     trained_heads: tuple[str, ...] = ("passage", "sentence")
-    """The kinds whose mean selects: a head that no loss reaches has nothing to say."""
+    """Heads whose MAP is averaged to `AP`; a head without a loss gives random scores."""
 
     @classmethod
     def from_table(
         cls, passages: pa.Table, ranker: Ranker, max_batch_tokens: int, loss: TwoInOneLoss
     ) -> "PassageEvalSet":
-        """Tokenises and packs a table by passages."""
+        """Tokenizes and packs a table by passages.
+
+        Args:
+            passages: The table, with the columns of `PASSAGE_SCHEMA`.
+            ranker: Whose tokenizer is used.
+            max_batch_tokens: Maximum number of tokens of a packed batch.
+            loss: The loss of the run, which says which heads are trained.
+        """
         texts = passages["candidate"].to_pylist()
         windows = encode_passages(ranker.tokenizer, passages["question"].to_pylist(), texts)
-        sizes = pc.list_value_length(passages["candidate"])
-        rows = pa.array(np.repeat(np.arange(passages.num_rows), sizes))
+        num_sentences = pc.list_value_length(passages["candidate"])
+        rows = pa.array(np.repeat(np.arange(passages.num_rows), num_sentences))
         label = passages["label"].combine_chunks().flatten()
         sentences = pa.table({"question_id": passages["question_id"].take(rows), "label": label})
-        relevant = passages.select(["question_id", "passage_label"])
-        relevant = relevant.rename_columns(["question_id", "label"])
-        trained = ("passage",) * loss.passage_loss + ("sentence",) * loss.sentence_loss
+        passages = passages.select(["question_id", "passage_label"])
+        passages = passages.rename_columns(["question_id", "label"])
+        trained_heads = ("passage",) * loss.passage_loss + ("sentence",) * loss.sentence_loss
         batches = list(windows.iter_batches(max_batch_tokens))
-        return cls(relevant, sentences, windows, batches, trained or cls.trained_heads)
+        return cls(passages, sentences, windows, batches, trained_heads or cls.trained_heads)
 
     def evaluate(self, ranker: Ranker) -> dict[str, float]:
-        """`passage AP`, `sentence AP` and `AP`, the mean of those that are trained, the same on
-        every worker."""
+        """Returns `passage AP`, `sentence AP` and `AP`, the mean over the trained heads.
+
+        They are the same on every worker.
+        """
         assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
-        shares = zip(
-            *all_gather(ranker.predict_windows(self.windows, _select_local_batches(self.batches)))
-        )
-        both = (np.nanmean(np.stack(share), axis=0) for share in shares)
-        passage, sentence = merge_windows(self.windows, *both)
-        found = {
-            "passage": _average_precision(self.passages, passage),
-            "sentence": _average_precision(self.sentences, sentence),
+        local_batches = _select_local_batches(self.batches)
+        shares = zip(*all_gather(ranker.predict_windows(self.windows, local_batches)))
+        window_scores, marker_scores = (np.nanmean(np.stack(share), axis=0) for share in shares)
+        passage_scores, sentence_scores = merge_windows(self.windows, window_scores, marker_scores)
+        precisions = {
+            "passage": _average_precision(self.passages, passage_scores),
+            "sentence": _average_precision(self.sentences, sentence_scores),
         }
-        selects = float(np.mean([found[kind] for kind in self.trained_heads]))
-        return {**{f"{kind} AP": value for kind, value in found.items()}, "AP": selects}
+        selection = float(np.mean([precisions[head] for head in self.trained_heads]))
+        return {**{f"{head} AP": value for head, value in precisions.items()}, "AP": selection}
 
 
 def validate(ranker: Ranker, eval_sets: Mapping[str, EvalSet | PassageEvalSet]) -> dict[str, float]:
-    """`NAME/AP` of each table that is watched, and what else it measures."""
+    """Returns the measures of each table as `NAME/MEASURE`, such as `dev/AP`."""
     return {
         f"{name}/{measure}": value
-        for name, table in eval_sets.items()
-        for measure, value in table.evaluate(ranker).items()
+        for name, eval_set in eval_sets.items()
+        for measure, value in eval_set.evaluate(ranker).items()
     }
 
 
 def _select_local_batches(batches: list[PackedBatch]) -> list[PackedBatch]:
-    """The batches that this worker scores.
+    """Returns the batches that this worker scores, equally many on every worker.
 
-    Workers that hold shares of the weights must all run equally often, so the last round is filled
-    up from the front; a row scored twice has the same score.
+    Workers with sharded weights must run the model equally often, so the last round is filled with
+    the first batches. A row that is scored twice gets the same score twice.
     """
-    rounds = -(-len(batches) // get_world_size())
-    numbers = islice(range(get_rank(), rounds * get_world_size(), get_world_size()), rounds)
-    return [batches[i % len(batches)] for i in numbers]
+    num_rounds = -(-len(batches) // get_world_size())
+    indices = range(get_rank(), num_rounds * get_world_size(), get_world_size())
+    return [batches[index % len(batches)] for index in indices]
 
 
 def _average_precision(table: pa.Table, scores: np.ndarray) -> float:

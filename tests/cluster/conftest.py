@@ -60,7 +60,7 @@ def start(cluster, arguments, tmp_path) -> Iterator[Callable[..., Run]]:
         said = tmp_path / f"driver-{len(started)}.log"
         with said.open("wb") as output:
             process = subprocess.Popen(
-                [*command, str(folder), str(epochs), json.dumps({"data_cpus": 1, **plan})],
+                [*command, str(folder), str(epochs), json.dumps({"num_data_cpus": 1, **plan})],
                 env=os.environ | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.train import train_on_ray
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import TrackingConfig

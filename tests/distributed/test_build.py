@@ -49,23 +49,22 @@ def release(tmp_path):
 
 def pieces(release, quarantine, *how, **options):
     corpus = with_quarantine(get_corpus("nq"), quarantine, *how)
-    options = corpus.resolve({"splitter": "simple"} | options)
-    return pa.concat_tables(corpus.read_tables("dev", release, **options))
+    options = corpus.parse_options({"sentence_splitter": "simple"} | options)
+    return pa.concat_tables(corpus.read_tables("dev", release, options))
 
 
 def test_rows_that_pass_between_tasks_keep_records_tables_and_what_is_bad(release):
-    building, options = (
-        get_corpus("nq").conversion,
-        get_corpus("nq").resolve({"splitter": "simple"}),
-    )
+    corpus = get_corpus("nq")
+    conversion = corpus.conversion
+    options = corpus.parse_options({"sentence_splitter": "simple"})
     path = sorted(release.glob("*.gz"))[1]
-    rows = list(_read_records({"path": np.array([str(path)])}, building))
+    rows = list(_read_records({"path": np.array([str(path)])}, conversion))
     assert [row.num_rows for row in rows] == [1, 1, 1]
     made = [
-        _decode_results(_convert_batch(row, building, options, get_splitter("simple")))
+        _decode_results(_convert_batch(row, conversion, options, get_splitter("simple")))
         for row in rows
     ]
-    expected = list(convert_in_process(building, [path], options))
+    expected = list(convert_in_process(conversion, [path], options))
     assert len(expected) == 3
     for [(table, bad)], (wanted, wanted_bad) in zip(made, expected, strict=True):
         assert table.equals(wanted)
@@ -74,7 +73,7 @@ def test_rows_that_pass_between_tasks_keep_records_tables_and_what_is_bad(releas
 
 
 def test_cluster_without_room_to_read_and_make_at_once_is_refused(release, monkeypatch):
-    monkeypatch.setattr(build, "nodes", lambda: [{"CPU": 1.0}])
+    monkeypatch.setattr(build, "node_resources", lambda: [{"CPU": 1.0}])
     with pytest.raises(ResourceError, match=r"at least 1\.5"):
         pieces(release, Quarantine(1), convert_on_ray(2))
 
@@ -92,14 +91,14 @@ def test_tasks_build_the_same_rows_in_the_same_order(ray_local, release):
 @pytest.mark.slow
 def test_tasks_know_a_splitter_that_was_registered_here(ray_local, release):
     register_splitter("whole", "1", lambda text: [(0, len(text))])
-    assert pieces(release, Quarantine(1), convert_on_ray(2), splitter="whole").num_rows == 3 * (
-        2 * RECORDS_PER_BATCH + 9
-    )
+    assert pieces(
+        release, Quarantine(1), convert_on_ray(2), sentence_splitter="whole"
+    ).num_rows == 3 * (2 * RECORDS_PER_BATCH + 9)
 
 
 @pytest.mark.slow
 def test_file_cut_short_ends_the_build_with_its_name(ray_local, release):
     path = release / "nq-dev-02.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(CorpusError, match=r"nq-dev-02\.jsonl\.gz(.|\n)*fetch the file again"):
+    with pytest.raises(CorpusError, match=r"nq-dev-02\.jsonl\.gz(.|\n)*download the file again"):
         pieces(release, Quarantine(1), convert_on_ray(2))

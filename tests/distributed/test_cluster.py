@@ -14,7 +14,8 @@ def test_file_that_another_node_does_not_see_is_refused_with_the_node(tmp_path):
     assert here == [1, 2, -1]
     compare_files(paths, here, {"10.0.0.2": here})
     with pytest.raises(
-        ResourceError, match=r"two \(and 0 more\) is not on node 10\.0\.0\.3(.|\n)*3 n"
+        ResourceError,
+        match=r"two \(and 0 more\) is missing.* on node 10\.0\.0\.3(.|\n)*3 n",
     ):
         compare_files(paths, here, {"10.0.0.2": here, "10.0.0.3": [1, 5, -1]})
 

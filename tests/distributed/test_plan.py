@@ -1,15 +1,17 @@
 """The resource plan: refused before anything starts, with the numbers."""
 
 import pytest
+from pydantic import ValidationError
 
 from as2ray.distributed import plan
-from as2ray.distributed.plan import WorkersConfig, check_plan
+from as2ray.distributed.plan import check_plan
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
 
 
 @pytest.fixture
 def two_cpus(monkeypatch):
-    monkeypatch.setattr(plan, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(plan, "node_resources", lambda: [{"CPU": 2.0}])
 
 
 def test_plan_that_fits_passes(two_cpus):
@@ -17,15 +19,15 @@ def test_plan_that_fits_passes(two_cpus):
 
 
 def test_plan_with_more_workers_than_the_cluster_has_is_refused_with_numbers(two_cpus):
-    with pytest.raises(ResourceError, match=r"4 workers x 1 CPU.*5 CPU(.|\n)*at most 2 CPU"):
+    with pytest.raises(ResourceError, match=r"needs 5 CPU.*4 workers x 1 CPU.*has 2 CPU"):
         check_plan(WorkersConfig(num_workers=4))
 
 
 def test_plan_that_leaves_no_cpu_for_data_is_refused(two_cpus):
     with pytest.raises(ResourceError, match="for data"):
         check_plan(WorkersConfig(num_workers=2, num_data_cpus=1))
-    with pytest.raises(ResourceError, match="more than 0 CPU for data"):
-        check_plan(WorkersConfig(num_workers=1, num_data_cpus=0))
+    with pytest.raises(ValidationError, match=r"num_data_cpus(.|\n)*greater than 0"):
+        WorkersConfig(num_workers=1, num_data_cpus=0)
 
 
 def test_plan_with_gpus_on_a_cluster_without_is_refused(two_cpus):
@@ -37,7 +39,7 @@ def test_plan_with_gpus_on_a_cluster_without_is_refused(two_cpus):
 def mixed(monkeypatch):
     """Two GPU nodes, and a CPU node that tokenises."""
     found = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 16.0}]
-    monkeypatch.setattr(plan, "nodes", lambda: found)
+    monkeypatch.setattr(plan, "node_resources", lambda: found)
 
 
 def test_gpu_workers_fill_gpu_nodes_while_the_cpu_node_tokenises(mixed):
@@ -82,17 +84,17 @@ def test_gpus_are_shared_by_workers_that_score_and_not_by_those_that_train(mixed
 
 
 def test_more_than_one_gpu_and_a_part_is_refused(mixed):
-    with pytest.raises(ResourceError, match="whole GPUs"):
-        check_plan(WorkersConfig(num_workers=1, gpus_per_worker=1.5))
+    with pytest.raises(ValidationError, match="whole number of GPUs"):
+        WorkersConfig(num_workers=1, gpus_per_worker=1.5)
 
 
 def test_elastic_plan_fits_where_its_least_workers_do(monkeypatch):
-    monkeypatch.setattr(plan, "nodes", lambda: [{"CPU": 1.0}, {"CPU": 2.0}])
+    monkeypatch.setattr(plan, "node_resources", lambda: [{"CPU": 1.0}, {"CPU": 2.0}])
     check_plan(WorkersConfig(num_workers=4, cpus_per_worker=2, num_data_cpus=1, min_workers=1))
     with pytest.raises(ResourceError, match="4 workers"):
         check_plan(WorkersConfig(num_workers=4, cpus_per_worker=2, num_data_cpus=1))
-    with pytest.raises(ResourceError, match="5 workers at least, of 4"):
-        check_plan(WorkersConfig(num_workers=4, cpus_per_worker=2, num_data_cpus=1, min_workers=5))
+    with pytest.raises(ValidationError, match="min_workers=5 is more than num_workers=4"):
+        WorkersConfig(num_workers=4, cpus_per_worker=2, num_data_cpus=1, min_workers=5)
 
 
 def test_elastic_plan_that_could_take_data_s_cpus_is_refused(two_cpus):
@@ -104,8 +106,8 @@ def test_elastic_plan_that_could_take_data_s_cpus_is_refused(two_cpus):
 def test_plan_waits_for_nodes_that_the_autoscaler_was_asked_for(monkeypatch):
     looks = iter([[{"CPU": 1.0}], [{"CPU": 1.0}], [{"CPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}]])
     asked = []
-    monkeypatch.setattr(plan, "nodes", lambda: next(looks))
-    monkeypatch.setattr(plan, "LOOK", 0.01)
+    monkeypatch.setattr(plan, "node_resources", lambda: next(looks))
+    monkeypatch.setattr(plan, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(plan, "request_resources", lambda bundles: asked.append(bundles))
     check_plan(
         WorkersConfig(num_workers=2, gpus_per_worker=1, num_data_cpus=2, provision_timeout_s=60)
@@ -114,7 +116,7 @@ def test_plan_waits_for_nodes_that_the_autoscaler_was_asked_for(monkeypatch):
 
 
 def test_plan_that_never_fits_is_refused_when_the_wait_is_over(two_cpus, monkeypatch):
-    monkeypatch.setattr(plan, "LOOK", 0.01)
+    monkeypatch.setattr(plan, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(plan, "request_resources", lambda bundles: None)
-    with pytest.raises(ResourceError, match="at most 2 CPU"):
+    with pytest.raises(ResourceError, match="has 2 CPU"):
         check_plan(WorkersConfig(num_workers=4, provision_timeout_s=0.05))

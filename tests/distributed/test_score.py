@@ -6,13 +6,15 @@ import pytest
 import tiny
 
 from as2ray.checkpoints.loading import load
-from as2ray.data.packed_dataset import LOGITS, TEACHERS, Stream
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.data.packed_dataset import PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.distributed.score import store_logits
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CorpusError
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.ranker import positive_probability
 from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.schema import LOGIT_COLUMNS, TEACHER_LOGITS
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
@@ -23,15 +25,15 @@ HERE = WorkersConfig(num_workers=0)
 
 def stored(folder) -> np.ndarray:
     table = ParquetTable.open(folder).to_table()
-    return np.stack([table[name].to_numpy() for name in LOGITS], 1)
+    return np.stack([table[name].to_numpy() for name in LOGIT_COLUMNS], 1)
 
 
 @pytest.mark.parametrize("labels", [1, 2])
 def test_stored_logits_are_the_ranker_s_row_for_row(checkpoint, corpus, tmp_path, labels):
-    rate = store_logits(
+    summary = store_logits(
         corpus, checkpoint("bert", labels), tmp_path / "logits", HERE, chunk_size=150
     )
-    assert (rate.num_pairs, rate.num_scored) == (400, 400)
+    assert (summary.num_pairs, summary.num_scored) == (400, 400)
     table = ParquetTable.open(corpus).to_table()
     found = ParquetTable.open(tmp_path / "logits").to_table()
     assert found["candidate_id"].equals(table["candidate_id"])
@@ -48,9 +50,9 @@ def test_started_again_it_makes_the_missing_chunks_alone(checkpoint, corpus, tmp
     assert len(paths) == 3
     made = {path: path.stat().st_mtime_ns for path in paths}
     before = stored(tmp_path)
-    os.rename(paths[1], tmp_path / "part-00001.99.part")  # as a killed run leaves it
-    rate = store_logits(corpus, checkpoint(), tmp_path, HERE, chunk_size=150)
-    assert rate.num_scored == 150
+    os.rename(paths[1], tmp_path / ".part-00001.parquet-1.part")  # as a killed run leaves it
+    summary = store_logits(corpus, checkpoint(), tmp_path, HERE, chunk_size=150)
+    assert summary.num_scored == 150
     again = {path: path.stat().st_mtime_ns for path in paths}
     assert [path for path in paths if made[path] != again[path]] == [paths[1]]
     np.testing.assert_array_equal(stored(tmp_path), before)
@@ -60,8 +62,8 @@ def test_started_again_it_makes_the_missing_chunks_alone(checkpoint, corpus, tmp
 def test_actors_write_what_this_process_writes(checkpoint, corpus, tmp_path, ray_local):
     store_logits(corpus, checkpoint(), tmp_path / "here", HERE, chunk_size=150)
     workers = WorkersConfig(num_workers=2, cpus_per_worker=0.5, num_data_cpus=0.5)
-    rate = store_logits(corpus, checkpoint(), tmp_path / "actors", workers, chunk_size=150)
-    assert rate.num_scored == 400
+    summary = store_logits(corpus, checkpoint(), tmp_path / "actors", workers, chunk_size=150)
+    assert summary.num_scored == 400
     np.testing.assert_allclose(stored(tmp_path / "actors"), stored(tmp_path / "here"), atol=1e-6)
 
 
@@ -76,10 +78,11 @@ def test_scoring_goes_on_with_the_least_actors_that_fit(checkpoint, corpus, tmp_
     )
 
 
-def stream_of(checkpoint, corpus, *teachers) -> Stream:
+def create_dataset(checkpoint, corpus, *teachers) -> PackedDataset:
     tokenizer = load(checkpoint()).tokenizer
     files = tuple(ParquetTable.open(teacher) for teacher in teachers)
-    return Stream(ParquetTable.open(corpus), tokenizer, batch=50, teachers=files)
+    reader = PairReader(ParquetTable.open(corpus), tokenizer, teachers=files)
+    return PackedDataset(reader, global_batch_size=50)
 
 
 def test_stream_brings_every_pair_its_teachers_logits(checkpoint, corpus, tmp_path):
@@ -87,12 +90,12 @@ def test_stream_brings_every_pair_its_teachers_logits(checkpoint, corpus, tmp_pa
         store_logits(
             corpus, checkpoint("bert", labels), tmp_path / str(labels), HERE, chunk_size=150
         )
-    stream = stream_of(checkpoint, corpus, tmp_path / "1", tmp_path / "2")
+    dataset = create_dataset(checkpoint, corpus, tmp_path / "1", tmp_path / "2")
     expected = np.concatenate([stored(tmp_path / "1"), stored(tmp_path / "2")], 1)
     seen = 0
-    for micro in stream.epoch(0):
+    for micro in dataset.epoch(0):
         rows = micro.batch.sequence_data["row"]
-        np.testing.assert_array_equal(micro.batch.sequence_data[TEACHERS], expected[rows])
+        np.testing.assert_array_equal(micro.batch.sequence_data[TEACHER_LOGITS], expected[rows])
         seen += len(rows)
     assert seen == 400
 
@@ -101,12 +104,12 @@ def test_logits_of_fewer_pairs_or_of_another_table_are_refused(checkpoint, corpu
     store_logits(corpus, checkpoint(), tmp_path / "logits", HERE, chunk_size=150)
     whole = pq.read_table(tmp_path / "logits")
     other = tiny.write_corpus(tmp_path / "short", whole.slice(0, 399))
-    with pytest.raises(CorpusError, match=r"\[399\] pairs for 400"):
-        stream_of(checkpoint, corpus, other)
+    with pytest.raises(CorpusError, match=r"\[399\] pairs, the table has 400"):
+        create_dataset(checkpoint, corpus, other)
     moved = whole.take(np.roll(np.arange(400), 1))
-    stream = stream_of(checkpoint, corpus, tiny.write_corpus(tmp_path / "moved", moved))
-    with pytest.raises(CorpusError, match="stored logits of candidate"):
-        next(iter(stream.epoch(0)))
+    dataset = create_dataset(checkpoint, corpus, tiny.write_corpus(tmp_path / "moved", moved))
+    with pytest.raises(CorpusError, match="its logits are of"):
+        next(iter(dataset.epoch(0)))
 
 
 def test_student_with_a_head_for_each_teacher_learns_from_stored_logits(
@@ -140,5 +143,5 @@ def test_student_with_a_head_for_each_teacher_learns_from_stored_logits(
     for number, labels in enumerate((1, 2)):
         logits = torch.from_numpy(stored(tmp_path / str(labels)))
         teacher = positive_probability(logits).numpy()[batch.sequence_data["row"]]
-        own = np.abs(heads[:, number] - teacher).mean()
-        assert own < 0.7 * np.abs(teacher - 0.5).mean()
+        error = np.abs(heads[:, number] - teacher).mean()
+        assert error < 0.7 * np.abs(teacher - 0.5).mean()

@@ -19,7 +19,7 @@ def test_index_built_by_tasks_is_the_one_built_here(tmp_path, ray_local):
     one, other = (SentenceIndex.open(tmp_path / name) for name in ("here", "there"))
     for question in ("word1", "word3 here", "word0 word4"):
         assert one.search(question, 100) == other.search(question, 100)
-    with pytest.raises(ResourceError, match="99 CPU a shard"):
+    with pytest.raises(ResourceError, match="99 CPU per shard"):
         build_sharded(documents, tmp_path / "no", cpus_per_shard=99)
     (documents / "bad.jsonl").write_text('{"body": "x"}')
     with pytest.raises(CorpusError, match="without"):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import tiny
 
-from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.tune import search_training
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import TrackingConfig

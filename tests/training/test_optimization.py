@@ -1,14 +1,14 @@
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
-from as2ray.errors import ConfigError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 
 
 @pytest.mark.parametrize(
-    ("schedule", "warmup", "expected"),
+    ("lr_scheduler_type", "warmup_ratio", "expected"),
     [
         ("linear", 0.2, {0: 0, 0.1: 0.5, 0.2: 1, 0.6: 0.5, 1: 0}),
         ("linear", 0.0, {0: 1, 0.25: 0.75, 1: 0}),
@@ -18,8 +18,10 @@ from as2ray.training.optimization import compute_learning_rate, create_optimizer
         ("triangular", 0.25, {0.125: 0.5, 0.25: 1, 0.5: 0, 0.75: 1, 1: 0}),
     ],
 )
-def test_rate_at_known_points_of_a_run_is_as_drawn(schedule, warmup, expected):
-    training = TrainingConfig(lr_scheduler_type=schedule, warmup_ratio=warmup, learning_rate=4e-5)
+def test_rate_at_known_points_of_a_run_is_as_drawn(lr_scheduler_type, warmup_ratio, expected):
+    training = TrainingConfig(
+        lr_scheduler_type=lr_scheduler_type, warmup_ratio=warmup_ratio, learning_rate=4e-5
+    )
     got = {progress: compute_learning_rate(training, progress) / 4e-5 for progress in expected}
     assert got == pytest.approx(expected, abs=1e-9)
 
@@ -28,32 +30,32 @@ def test_rate_at_known_points_of_a_run_is_as_drawn(schedule, warmup, expected):
     ("name", "value"),
     [
         ("epochs", 0),
-        ("batch", 0),
-        ("batch_tokens", 0),
-        ("max_tokens", 0),
+        ("global_batch_size", 0),
+        ("global_batch_tokens", 0),
+        ("max_batch_tokens", 0),
         ("learning_rate", 0.0),
         ("learning_rate", -1e-5),
         ("learning_rate", float("nan")),
         ("head_learning_rate", 0.0),
-        ("restart", "step"),
+        ("restart_every", "step"),
         ("weight_decay", -0.1),
-        ("schedule", "cosine"),
+        ("lr_scheduler_type", "cosine"),
         ("precision", "int8"),
-        ("warmup", 1.0),
-        ("warmup", -0.1),
-        ("clip", -1.0),
-        ("validate_every", 0),
-        ("patience", 0),
+        ("warmup_ratio", 1.0),
+        ("warmup_ratio", -0.1),
+        ("max_grad_norm", -1.0),
+        ("eval_steps", 0),
+        ("early_stopping_patience", 0),
         ("seed", -1),
     ],
 )
 def test_training_setting_out_of_range_is_refused_by_name(name, value):
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(ValidationError, match=name):
         TrainingConfig(**{name: value})
 
 
 def test_training_triangular_without_warmup_is_refused():
-    with pytest.raises(ConfigError, match="triangular"):
+    with pytest.raises(ValidationError, match="triangular"):
         TrainingConfig(lr_scheduler_type="triangular", warmup_ratio=0.0)
 
 

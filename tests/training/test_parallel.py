@@ -13,7 +13,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
-from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
+from training_runs import (
+    DEV,
+    NO_DROPOUT,
+    StopTrainingError,
+    assert_close,
+    create_trainer,
+    read_logged,
+)
 
 from as2ray.checkpoints.loading import load
 from as2ray.losses import get_loss
@@ -29,7 +36,7 @@ class Case:
     """One run, in one process or in two."""
 
     family: str = "bert"
-    exits: tuple[int, ...] | None = None
+    exit_layers: tuple[int, ...] | None = None
     """Of a cascade."""
     dropout: bool = False
     stop_before: tuple[int, int] | None = None
@@ -40,22 +47,22 @@ class Case:
 
 
 # 65 pairs in steps of 32: the last step of an epoch is one pair, and rank 1's share is empty.
-TRAINING = {"epochs": 2, "batch": 32}
+TRAINING = {"epochs": 2, "global_batch_size": 32}
 CASES = {
     "copied": Case(),
-    "copied-accumulating": Case(settings={"max_tokens": 60}),
+    "copied-accumulating": Case(settings={"max_batch_tokens": 60}),
     "copied-resumed": Case(stop_before=(1, 1)),
     "copied-dropout": Case(dropout=True),
     "copied-dropout-resumed": Case(dropout=True, stop_before=(1, 1)),
     "copied-after-one-process": Case(stop_before=(1, 1), first_alone=True),
-    "shared": Case(settings={"sharded": True}),
-    "shared-accumulating": Case(settings={"sharded": True, "max_tokens": 60}),
-    "shared-resumed": Case(stop_before=(1, 1), settings={"sharded": True}),
-    "shared-checkpointing": Case(settings={"sharded": True, "gradient_checkpointing": True}),
-    "shared-albert": Case("albert", settings={"sharded": True}),
-    "copied-cascade": Case("plain", exits=(1, 2)),
-    "copied-cascade-resumed": Case("plain", exits=(1, 2), stop_before=(1, 1)),
-    "shared-cascade": Case("plain", exits=(1, 2), settings={"sharded": True}),
+    "shared": Case(settings={"fsdp": True}),
+    "shared-accumulating": Case(settings={"fsdp": True, "max_batch_tokens": 60}),
+    "shared-resumed": Case(stop_before=(1, 1), settings={"fsdp": True}),
+    "shared-checkpointing": Case(settings={"fsdp": True, "gradient_checkpointing": True}),
+    "shared-albert": Case("albert", settings={"fsdp": True}),
+    "copied-cascade": Case("plain", exit_layers=(1, 2)),
+    "copied-cascade-resumed": Case("plain", exit_layers=(1, 2), stop_before=(1, 1)),
+    "shared-cascade": Case("plain", exit_layers=(1, 2), settings={"fsdp": True}),
 }
 
 
@@ -63,15 +70,15 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     """Runs a case in as many processes as there are; what is to be compared, on rank 0."""
     model = models[f"{case.family}-dropout" if case.dropout else case.family]
     settings = {**TRAINING, **case.settings}
-    if case.exits:
-        settings |= {"exits": case.exits, "objective": get_loss("uniform_exit")}
+    if case.exit_layers:
+        settings |= {"exit_layers": case.exit_layers, "loss": get_loss("uniform_exit")}
     where = (model, root / "pairs", root / name)
     if case.stop_before and not case.first_alone:
-        with pytest.raises(Interrupted):
-            loop_of(*where, stop_before=case.stop_before, **settings).fit()
+        with pytest.raises(StopTrainingError):
+            create_trainer(*where, stop_before=case.stop_before, **settings).fit()
         if dist.is_initialized():
             dist.barrier()  # rank 0 may still be writing what both resume from
-    loop = loop_of(*where, **settings)
+    loop = create_trainer(*where, **settings)
     loop.fit()
     scores = loop.eval_sets["dev"].compute_scores(loop.ranker)
     moments = [state["exp_avg"] for state in loop.optimizer.state.values()]
@@ -120,7 +127,7 @@ def models(checkpoint) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def alone(root, models) -> dict[str, dict[str, Any]]:
     """The same run in this process, by family."""
-    cases = (Case("bert"), Case("albert"), Case("plain", exits=(1, 2)))
+    cases = (Case("bert"), Case("albert"), Case("plain", exit_layers=(1, 2)))
     return {case.family: run(case, models, root, f"alone-{case.family}") for case in cases}
 
 
@@ -130,8 +137,8 @@ def together(root, models) -> dict[str, list[dict[str, Any]]]:
     for name, case in CASES.items():
         if case.first_alone:
             where = (models[case.family], root / "pairs", root / name)
-            loop = loop_of(*where, stop_before=case.stop_before, **TRAINING)
-            with pytest.raises(Interrupted):
+            loop = create_trainer(*where, stop_before=case.stop_before, **TRAINING)
+            with pytest.raises(StopTrainingError):
                 loop.fit()
     mp.spawn(work, (models, root), nprocs=RANKS)
     return {
@@ -159,15 +166,15 @@ def test_two_processes_validate_to_the_scores_of_one(together, alone, name):
 
 @pytest.mark.parametrize("name", LIKE_ALONE)
 def test_two_processes_tell_the_losses_of_one(together, alone, root, name):
-    expected = told(root / f"alone-{CASES[name].family}", "loss")
-    found = told(root / name, "loss")
+    expected = read_logged(root / f"alone-{CASES[name].family}", "loss")
+    found = read_logged(root / name, "loss")
     assert [x["step"] for x in found] == [x["step"] for x in expected]
     assert [x["loss"] for x in found] == pytest.approx([x["loss"] for x in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_hold_the_moments_whole_or_half(together, alone, name):
-    whole, shared = alone[CASES[name].family]["held"], CASES[name].settings.get("sharded", False)
+    whole, shared = alone[CASES[name].family]["held"], CASES[name].settings.get("fsdp", False)
     for found in together[name]:
         assert found["held"] < 0.6 * whole if shared else found["held"] == whole
 
@@ -175,13 +182,15 @@ def test_two_processes_hold_the_moments_whole_or_half(together, alone, name):
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_weights_come_to_one_batch_at_a_time(together, name):
     for found in together[name]:
-        assert found["concurrent"] != CASES[name].settings.get("sharded", False)
+        assert found["concurrent"] != CASES[name].settings.get("fsdp", False)
 
 
 def test_two_copies_resumed_with_dropout_go_on_as_if_not_interrupted(together, root):
     weights = [together[f"copied-dropout{which}"][0]["weights"] for which in ("", "-resumed")]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
-    assert told(root / "copied-dropout", "loss") == told(root / "copied-dropout-resumed", "loss")
+    assert read_logged(root / "copied-dropout", "loss") == read_logged(
+        root / "copied-dropout-resumed", "loss"
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

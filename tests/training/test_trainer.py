@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from training_runs import DEV, NO_DROPOUT, Interrupted, assert_close, loop_of, told
+from training_runs import (
+    DEV,
+    NO_DROPOUT,
+    FunctionLoss,
+    StopTrainingError,
+    assert_close,
+    create_trainer,
+    read_logged,
+)
 
 from as2ray.checkpoints.loading import load
 from as2ray.errors import ConfigError, TrainingError
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.losses import get_loss
-from as2ray.losses.base import Always
 from as2ray.losses.exits import ExitLoss
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.tables.parquet import ParquetTable
@@ -44,10 +51,10 @@ def equal(one, other) -> bool:
 
 def test_training_on_a_learnable_corpus_lowers_the_loss_and_ranks(checkpoint, corpus, tmp_path):
     model = checkpoint("bert", None, **LEARNING)
-    progress = loop_of(model, corpus, tmp_path, epochs=5, learning_rate=5e-3).fit()
-    losses = [x["loss"] for x in told(tmp_path, "loss")]
+    progress = create_trainer(model, corpus, tmp_path, epochs=5, learning_rate=5e-3).fit()
+    losses = [x["loss"] for x in read_logged(tmp_path, "loss")]
     assert np.mean(losses[-13:]) < 0.5 * np.mean(losses[:13])
-    measured = [x["dev/AP"] for x in told(tmp_path, "dev/AP")]
+    measured = [x["dev/AP"] for x in read_logged(tmp_path, "dev/AP")]
     assert measured[-1] > 0.9 > measured[0]
     assert progress.global_step == len(losses) == 5 * 13
     ranked = load(tmp_path / "best" / "ranker").rank("What is kovarin?", ["Muri ne.", "Kovarin."])
@@ -56,8 +63,10 @@ def test_training_on_a_learnable_corpus_lowers_the_loss_and_ranks(checkpoint, co
 
 @pytest.mark.parametrize("family", ["roberta", "electra", "albert"])
 def test_training_any_family_lowers_the_loss(checkpoint, corpus, tmp_path, family):
-    loop_of(checkpoint(family, None), corpus, tmp_path, epochs=3, gradient_checkpointing=True).fit()
-    losses = [x["loss"] for x in told(tmp_path, "loss")]
+    create_trainer(
+        checkpoint(family, None), corpus, tmp_path, epochs=3, gradient_checkpointing=True
+    ).fit()
+    losses = [x["loss"] for x in read_logged(tmp_path, "loss")]
     assert np.mean(losses[-13:]) < np.mean(losses[:13])
 
 
@@ -65,17 +74,19 @@ def test_accumulation_in_small_batches_gives_the_same_weights(checkpoint, corpus
     model, weights = checkpoint("bert", 2, **NO_DROPOUT), []
     for max_tokens in (8192, 60):
         folder = tmp_path / str(max_tokens)
-        loop = loop_of(model, corpus, folder, epochs=1, batch=64, max_tokens=max_tokens)
+        loop = create_trainer(
+            model, corpus, folder, epochs=1, global_batch_size=64, max_batch_tokens=max_tokens
+        )
         loop.fit()
         weights.append(weights_of(loop))
     assert_close(*weights)
-    assert not equal(weights[0], weights_of(loop_of(model, corpus, tmp_path / "untrained")))
+    assert not equal(weights[0], weights_of(create_trainer(model, corpus, tmp_path / "untrained")))
 
 
 def test_gradient_checkpointing_with_dropout_trains_the_same_weights(checkpoint, small, tmp_path):
     weights = []
     for on in (False, True):
-        loop = loop_of(
+        loop = create_trainer(
             checkpoint("bert"), small(96), tmp_path / str(on), epochs=1, gradient_checkpointing=on
         )
         loop.fit()
@@ -83,7 +94,7 @@ def test_gradient_checkpointing_with_dropout_trains_the_same_weights(checkpoint,
     assert_close(*weights)
 
 
-MIDWAY = {"epochs": 2, "batch": 50, "validate_every": 3, "every": 2}
+MIDWAY = {"epochs": 2, "global_batch_size": 50, "eval_steps": 3, "log_every_steps": 2}
 """Of a run that is interrupted, and of one that is not."""
 
 
@@ -91,7 +102,7 @@ MIDWAY = {"epochs": 2, "batch": 50, "validate_every": 3, "every": 2}
 def whole(checkpoint, corpus, tmp_path_factory):
     """A run that nothing interrupts, and its folder."""
     folder = tmp_path_factory.mktemp("whole")
-    loop = loop_of(checkpoint("bert"), corpus, folder, **MIDWAY)
+    loop = create_trainer(checkpoint("bert"), corpus, folder, **MIDWAY)
     loop.fit()
     return loop, folder
 
@@ -105,12 +116,12 @@ def test_interrupted_run_with_dropout_goes_on_as_if_it_had_not_been(
     checkpoint, corpus, tmp_path, whole, stop_before
 ):
     model, (loop, folder) = checkpoint("bert"), whole
-    with pytest.raises(Interrupted):
-        loop_of(model, corpus, tmp_path, stop_before=stop_before, **MIDWAY).fit()
-    again = loop_of(model, corpus, tmp_path, **MIDWAY)
-    assert again.fit() == loop.progress
+    with pytest.raises(StopTrainingError):
+        create_trainer(model, corpus, tmp_path, stop_before=stop_before, **MIDWAY).fit()
+    again = create_trainer(model, corpus, tmp_path, **MIDWAY)
+    assert again.fit() == loop.state
     for names in (["loss", "learning_rate"], ["dev/AP", "epoch"]):
-        assert told(tmp_path, *names) == told(folder, *names)
+        assert read_logged(tmp_path, *names) == read_logged(folder, *names)
     assert equal(weights_of(again), weights_of(loop))
     best = [load(run / "best" / "ranker").state_dict() for run in (folder, tmp_path)]
     assert equal(*best)
@@ -119,16 +130,18 @@ def test_interrupted_run_with_dropout_goes_on_as_if_it_had_not_been(
 def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
     checkpoint, corpus, tmp_path
 ):
-    model, settings = checkpoint("bert"), {"epochs": 3, "batch": 100}
-    whole = loop_of(model, corpus, tmp_path / "whole", **settings)
+    model, settings = checkpoint("bert"), {"epochs": 3, "global_batch_size": 100}
+    whole = create_trainer(model, corpus, tmp_path / "whole", **settings)
     whole.fit()
     for stop_before in [(0, 4), (1, 2), (1, 4), (2, 0), (2, 1)]:
-        with pytest.raises(Interrupted):
-            loop_of(model, corpus, tmp_path / "cut", stop_before=stop_before, **settings).fit()
-    again = loop_of(model, corpus, tmp_path / "cut", **settings)
+        with pytest.raises(StopTrainingError):
+            create_trainer(
+                model, corpus, tmp_path / "cut", stop_before=stop_before, **settings
+            ).fit()
+    again = create_trainer(model, corpus, tmp_path / "cut", **settings)
     again.fit()
     assert equal(weights_of(again), weights_of(whole))
-    assert told(tmp_path / "cut", "loss") == told(tmp_path / "whole", "loss")
+    assert read_logged(tmp_path / "cut", "loss") == read_logged(tmp_path / "whole", "loss")
 
 
 @pytest.mark.cluster
@@ -136,12 +149,12 @@ def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
 def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
     checkpoint, small, tmp_path, monkeypatch, failing
 ):
-    model, data, settings = checkpoint("bert"), small(64), {"epochs": 3, "batch": 16}
-    whole = loop_of(model, data, tmp_path / "whole", **settings)
+    model, data, settings = checkpoint("bert"), small(64), {"epochs": 3, "global_batch_size": 16}
+    whole = create_trainer(model, data, tmp_path / "whole", **settings)
     whole.fit()
     (tmp_path / "rooms").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "rooms"))
-    loop = loop_of(model, data, tmp_path / "full", **settings)
+    loop = create_trainer(model, data, tmp_path / "full", **settings)
     place, name = {
         "weights": (loop_module, "save"),
         "moments": (torch, "save"),
@@ -157,11 +170,11 @@ def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
     with monkeypatch.context() as patch:
         patch.setattr(place, name, full)
         with pytest.raises(
-            TrainingError, match=r"No space left(.|\n)*after 8 steps(.|\n)*--workers"
+            TrainingError, match=r"after 8 steps(.|\n)*No space left(.|\n)*--workers"
         ):
             loop.fit()
     assert list((tmp_path / "rooms").iterdir()) == []
-    again = loop_of(model, data, tmp_path / "full", **settings)
+    again = create_trainer(model, data, tmp_path / "full", **settings)
     assert again.state.global_step == 4
     assert again.fit() == whole.state
     assert equal(weights_of(again), weights_of(whole))
@@ -169,22 +182,22 @@ def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
 
 def test_finished_run_started_again_trains_no_more(checkpoint, small, tmp_path):
     model, data = checkpoint("bert"), small(64)
-    first = loop_of(model, data, tmp_path / "run", epochs=1)
+    first = create_trainer(model, data, tmp_path / "run", epochs=1)
     first.fit()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text()
-    again = loop_of(model, data, tmp_path / "run", epochs=1)
+    again = create_trainer(model, data, tmp_path / "run", epochs=1)
     assert again.fit() == first.state
     assert equal(weights_of(again), weights_of(first))
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
 
 
 def test_early_stopping_ends_after_as_many_validations_without_a_gain(checkpoint, small, tmp_path):
-    settings = {"epochs": 9, "batch": 32, "validate_every": 2, "patience": 3}
+    settings = {"epochs": 9, "global_batch_size": 32, "eval_steps": 2, "early_stopping_patience": 3}
     stuck = {"learning_rate": 1e-12, **settings}
-    progress = loop_of(checkpoint("bert"), small(160), tmp_path / "run", **stuck).fit()
+    progress = create_trainer(checkpoint("bert"), small(160), tmp_path / "run", **stuck).fit()
     assert progress.should_stop
     assert progress.global_step == 2 * (1 + 3)
-    again = loop_of(checkpoint("bert"), small(160), tmp_path / "run", **stuck)
+    again = create_trainer(checkpoint("bert"), small(160), tmp_path / "run", **stuck)
     assert again.fit() == progress
 
 
@@ -194,17 +207,17 @@ def test_best_checkpoint_is_the_best_validation_s_and_last_the_last_s(checkpoint
     def first_learn_then_unlearn(logits, targets):
         return cross_entropy(logits, targets) * (1 if next(calls) < 4 * 13 else -1)
 
-    loop = loop_of(
+    loop = create_trainer(
         checkpoint("bert", None, **LEARNING),
         corpus,
         tmp_path,
-        objective=Always(first_learn_then_unlearn),
+        loss=FunctionLoss(first_learn_then_unlearn),
         epochs=6,
         learning_rate=5e-3,
-        schedule="constant",
+        lr_scheduler_type="constant",
     )
     loop.fit()
-    measured = [x["dev/AP"] for x in told(tmp_path, "dev/AP")]
+    measured = [x["dev/AP"] for x in read_logged(tmp_path, "dev/AP")]
     assert measured[-1] < max(measured)
     for name, expected in [("best", max(measured)), ("last", measured[-1])]:
         ranker = load(tmp_path / name / "ranker", dtype="fp32")
@@ -219,16 +232,18 @@ def test_every_pair_is_trained_on_once_an_epoch_the_remainder_too(checkpoint, sm
         seen.extend(targets["row"].tolist())
         return cross_entropy(logits, targets)
 
-    loop = loop_of(checkpoint("bert"), small(65), tmp_path, objective=Always(noting), epochs=2)
+    loop = create_trainer(
+        checkpoint("bert"), small(65), tmp_path, loss=FunctionLoss(noting), epochs=2
+    )
     before = weights_of(loop)
     loop.fit()
     assert sorted(seen) == sorted([*range(65), *range(65)])
-    assert all(line["learning_rate"] > 0 for line in told(tmp_path, "learning_rate"))
+    assert all(line["learning_rate"] > 0 for line in read_logged(tmp_path, "learning_rate"))
     assert not equal(before, weights_of(loop))
 
 
 def test_run_of_one_step_trains(checkpoint, small, tmp_path):
-    loop = loop_of(checkpoint("bert"), small(8), tmp_path, epochs=1)
+    loop = create_trainer(checkpoint("bert"), small(8), tmp_path, epochs=1)
     before = weights_of(loop)
     assert loop.fit().global_step == 1
     assert not equal(before, weights_of(loop))
@@ -236,7 +251,9 @@ def test_run_of_one_step_trains(checkpoint, small, tmp_path):
 
 def test_loss_of_a_step_is_the_mean_over_its_pairs(checkpoint, small, tmp_path):
     model, data = checkpoint("bert", 2, **NO_DROPOUT), small(30)
-    loop = loop_of(model, data, tmp_path, epochs=1, batch=30, max_tokens=50)
+    loop = create_trainer(
+        model, data, tmp_path, epochs=1, global_batch_size=30, max_batch_tokens=50
+    )
     table = ParquetTable.open(data).take(np.arange(30), ["question", "candidate", "label"])
     ranker = load(model, dtype="fp32", max_length=40)
     texts = zip(table["question"].to_pylist(), ([t] for t in table["candidate"].to_pylist()))
@@ -244,16 +261,16 @@ def test_loss_of_a_step_is_the_mean_over_its_pairs(checkpoint, small, tmp_path):
     label = table["label"].to_numpy()
     expected = -np.log(np.where(label == 1, score, 1 - score)).mean()
     loop.fit()
-    assert told(tmp_path, "loss")[0]["loss"] == pytest.approx(expected, rel=1e-4)
+    assert read_logged(tmp_path, "loss")[0]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_losses_told_less_often_are_means_that_leave_no_step_out(checkpoint, small, tmp_path):
     model, data = checkpoint("bert"), small(160)  # 5 steps an epoch
-    settings = {"epochs": 4, "validate_every": 20}
+    settings = {"epochs": 4, "eval_steps": 20}
     for every in (1, 4):
-        loop_of(model, data, tmp_path / str(every), every=every, **settings).fit()
-    single = [x["loss"] for x in told(tmp_path / "1", "loss")]
-    means = told(tmp_path / "4", "loss")
+        create_trainer(model, data, tmp_path / str(every), log_every_steps=every, **settings).fit()
+    single = [x["loss"] for x in read_logged(tmp_path / "1", "loss")]
+    means = read_logged(tmp_path / "4", "loss")
     assert [x["step"] for x in means] == [4, 8, 12, 16, 20]
     expected = np.array(single).reshape(-1, 4).mean(1)
     assert [x["loss"] for x in means] == pytest.approx(expected, rel=1e-5)
@@ -272,24 +289,26 @@ def test_training_in_bf16_stays_close_to_fp32(checkpoint, small, tmp_path):
     losses = []
     for precision in ("fp32", "bf16"):
         folder = tmp_path / precision
-        loop_of(checkpoint("bert"), small(96), folder, epochs=1, precision=precision).fit()
-        losses.append([x["loss"] for x in told(folder, "loss")])
+        create_trainer(checkpoint("bert"), small(96), folder, epochs=1, precision=precision).fit()
+        losses.append([x["loss"] for x in read_logged(folder, "loss")])
     assert losses[1] == pytest.approx(losses[0], abs=0.1)
     assert losses[0] != losses[1]
 
 
 def test_loop_without_a_dev_table_is_refused_before_it_trains(checkpoint, small, tmp_path):
-    loop = loop_of(checkpoint("bert"), small(8), tmp_path)
+    loop = create_trainer(checkpoint("bert"), small(8), tmp_path)
     parts = (loop.ranker, loop.loss, loop.batch_source, loop.config, loop.checkpoint_store)
     with pytest.raises(ConfigError, match="dev"):
         type(loop)(*parts, {"test": loop.eval_sets["dev"]}, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["uniform_exit", "exits_in_turn", "early_exit", "every_exit"])
+@pytest.mark.parametrize(
+    "name", ["uniform_exit", "round_robin_exit", "early_biased_exit", "all_exits"]
+)
 def test_training_a_cascade_makes_every_exit_rank(checkpoint, corpus, tmp_path, name):
     model = checkpoint("bert", None, **LEARNING)
-    how = {"exits": (1, 2), "objective": get_loss(name), "epochs": 8, "learning_rate": 5e-3}
-    loop_of(model, corpus, tmp_path, **how).fit()
+    how = {"exit_layers": (1, 2), "loss": get_loss(name), "epochs": 8, "learning_rate": 5e-3}
+    create_trainer(model, corpus, tmp_path, **how).fit()
     ranker = load(tmp_path / "best" / "ranker")
     scores = ranker.predict_exits(DEV["question"].to_pylist(), DEV["candidate"].to_pylist())
     for of_exit in scores.T:
@@ -301,8 +320,10 @@ def scores_ap(scores) -> float:
 
 
 def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, small, tmp_path):
-    model, how = checkpoint("bert", None), {"exits": (1, 3), "epochs": 1}
-    loop = loop_of(model, small(32), tmp_path, objective=ExitLoss(lambda _: [0]), batch=32, **how)
+    model, how = checkpoint("bert", None), {"exit_layers": (1, 3), "epochs": 1}
+    loop = create_trainer(
+        model, small(32), tmp_path, loss=ExitLoss(lambda _: [0]), global_batch_size=32, **how
+    )
     before = weights_of(loop)
     loop.fit()
     changed = {n for n, w in weights_of(loop).items() if not torch.equal(w, before[n])}
@@ -314,14 +335,14 @@ def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, sma
 
 def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, corpus, tmp_path):
     model = checkpoint("bert", None)
-    how = {"exits": (1, 2, 3), "objective": get_loss("uniform_exit"), "batch": 50}
-    how |= {"epochs": 2, "validate_every": 1}
-    whole = loop_of(model, corpus, tmp_path / "whole", **how)
+    how = {"exit_layers": (1, 2, 3), "loss": get_loss("uniform_exit"), "global_batch_size": 50}
+    how |= {"epochs": 2, "eval_steps": 1}
+    whole = create_trainer(model, corpus, tmp_path / "whole", **how)
     whole.fit()
     for stop_before in [(0, 1), (0, 3), (1, 2)]:  # before some exit has learnt at all, too
-        with pytest.raises(Interrupted):
-            loop_of(model, corpus, tmp_path / "cut", stop_before=stop_before, **how).fit()
-    again = loop_of(model, corpus, tmp_path / "cut", **how)
+        with pytest.raises(StopTrainingError):
+            create_trainer(model, corpus, tmp_path / "cut", stop_before=stop_before, **how).fit()
+    again = create_trainer(model, corpus, tmp_path / "cut", **how)
     again.fit()
     assert equal(weights_of(again), weights_of(whole))
 
@@ -329,18 +350,24 @@ def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, corpu
 def test_objective_that_does_not_fit_the_ranker_is_refused(checkpoint, small, tmp_path):
     for exits, name in ((None, "uniform_exit"), ((1, 2), "cross_entropy")):
         with pytest.raises(ConfigError, match="exits"):
-            loop_of(
+            create_trainer(
                 checkpoint("bert", None),
                 small(32),
                 tmp_path,
-                exits=exits,
-                objective=get_loss(name),
+                exit_layers=exits,
+                loss=get_loss(name),
             )
 
 
 def test_head_rate_and_restart_by_epoch_follow_the_schedule(checkpoint, small, tmp_path):
-    how = {"epochs": 2, "batch": 32, "schedule": "linear", "warmup": 0.2, "restart": "epoch"}
-    loop = loop_of(
+    how = {
+        "epochs": 2,
+        "global_batch_size": 32,
+        "lr_scheduler_type": "linear",
+        "warmup_ratio": 0.2,
+        "restart_every": "epoch",
+    }
+    loop = create_trainer(
         checkpoint("bert", None),
         small(160),
         tmp_path,
@@ -349,7 +376,7 @@ def test_head_rate_and_restart_by_epoch_follow_the_schedule(checkpoint, small, t
         **how,
     )
     loop.fit()
-    rates = [x["learning_rate"] for x in told(tmp_path, "learning_rate")]
+    rates = [x["learning_rate"] for x in read_logged(tmp_path, "learning_rate")]
     expected = [5 / 6, 5 / 6, 5 / 8, 5 / 12, 5 / 24]
     assert rates == pytest.approx([1e-3 * part for part in expected] * 2)
     body, head = (loop.optimizer.param_groups[number]["lr"] for number in (0, -1))

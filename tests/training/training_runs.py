@@ -1,6 +1,6 @@
-"""Runs of the training loop on the tiny corpus, for this process or a spawned one."""
+"""Trainers on the tiny corpus, for this process or a spawned one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +9,10 @@ import tiny
 import torch
 
 from as2ray.checkpoints.initialization import init_ranker
-from as2ray.data.packed_dataset import MicroBatch, Stream
+from as2ray.data.packed_dataset import MicroBatch, PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.losses import LOSSES
+from as2ray.losses.base import Loss, StepContext
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import LocalCheckpointStore
@@ -23,63 +25,72 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DEV = tiny.candidates(12, seed=1)
 
 
-class Interrupted(Exception):
-    """What a test ends a run with."""
+class StopTrainingError(Exception):
+    """Raised by tests to interrupt a run."""
 
 
 @dataclass
-class Breaking:
-    """A stream that ends in an exception before a step of an epoch."""
+class FunctionLoss(Loss):
+    """A loss from a function of logits and targets."""
 
-    stream: Stream
-    at: tuple[int, int]
+    function: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
+
+    def compute(self, output, targets, context: StepContext) -> torch.Tensor:
+        return self.function(output, targets)
+
+
+@dataclass
+class InterruptedSource:
+    """A source of packed batches that raises before a step of an epoch."""
+
+    dataset: PackedDataset
+    stop_before: tuple[int, int]
 
     @property
     def steps(self) -> int:
-        return self.stream.steps
+        return self.dataset.steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
-        for micro in self.stream.epoch(epoch, start):
-            if (epoch, micro.step) == self.at:
-                raise Interrupted
-            yield micro
-        if (epoch, self.steps) == self.at:
-            raise Interrupted
+        for micro_batch in self.dataset.epoch(epoch, start):
+            if (epoch, micro_batch.step) == self.stop_before:
+                raise StopTrainingError
+            yield micro_batch
+        if (epoch, self.steps) == self.stop_before:
+            raise StopTrainingError
 
 
-def loop_of(
+def create_trainer(
     model: Path,
     corpus: Path,
     folder: Path,
     *,
-    objective=LOSSES["cross_entropy"],
-    exits: tuple[int, ...] | None = None,
+    loss: Loss = LOSSES["cross_entropy"],
+    exit_layers: tuple[int, ...] | None = None,
     stop_before: tuple[int, int] | None = None,
     dev: pa.Table = DEV,
-    every: int = 1,
+    log_every_steps: int = 1,
     **training: object,
 ) -> Trainer:
-    """A loop over all pairs of `corpus`; in fp32 and with a high rate unless told otherwise."""
-    told = TrainingConfig(**{"precision": "fp32", "learning_rate": 3e-3, **training})
-    ranker = init_ranker(model, max_length=40, exit_layers=exits, seed=told.seed)
-    data = Stream(
-        ParquetTable.open(corpus),
-        ranker.tokenizer,
-        told.global_batch_size,
-        told.max_batch_tokens,
-        told.seed,
+    """A trainer over all pairs of `corpus`; by default in fp32 and with a high learning rate."""
+    config = TrainingConfig(**{"precision": "fp32", "learning_rate": 3e-3, **training})
+    ranker = init_ranker(model, max_length=40, exit_layers=exit_layers, seed=config.seed)
+    dataset = PackedDataset(
+        PairReader(ParquetTable.open(corpus), ranker.tokenizer),
+        config.global_batch_size,
+        config.max_batch_tokens,
+        config.seed,
         parallel.get_rank(),
         parallel.get_world_size(),
     )
     return Trainer(
         ranker,
-        objective,
-        data if stop_before is None else Breaking(data, stop_before),
-        told,
+        loss,
+        dataset if stop_before is None else InterruptedSource(dataset, stop_before),
+        config,
         LocalCheckpointStore(folder, SELECTION_METRIC),
         {"dev": EvalSet.from_table(dev, ranker, 400)},
         folder,
-        TrackingConfig(log_every_steps=every, tensorboard=False),
+        TrackingConfig(log_every_steps=log_every_steps, tensorboard=False),
     )
 
 
@@ -93,7 +104,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
             assert apart.max() < 2e-4, name
 
 
-def told(folder: Path, *names: str) -> list[dict[str, float]]:
-    """The reports that hold all of `names`, cut down to them and the step."""
+def read_logged(folder: Path, *names: str) -> list[dict[str, float]]:
+    """The logged lines that hold all of `names`, reduced to them and the step."""
     lines = read_metrics(folder / "metrics.jsonl")
     return [{k: x[k] for k in ("step", *names)} for x in lines if all(n in x for n in names)]
