@@ -1,5 +1,6 @@
-"""The ranker as a service: `protocol` (wire contract), `web` (HTTP), `line` and `desk` (batches),
-`deployment` (Ray Serve), `page`.
+"""The HTTP ranking service on Ray Serve.
 
-Only `deployment` imports Ray; it holds no ranking logic.
+`protocol` is the wire contract, `app` the FastAPI application, `batch_queue` and `engine` form and
+rank batches, `deployment` holds the Ray Serve deployments, `static` the demo page. Only
+`deployment`, `metrics` and `server` import Ray.
 """

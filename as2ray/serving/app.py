@@ -1,25 +1,34 @@
-"""The service over HTTP: a path for each dialect, and what surrounds them.
+"""The FastAPI application: one route per dialect, status routes and the demo page.
 
-Knows FastAPI and the wire contract. Must not know Ray or rankers.
-
-What the service learns to do next is one more `_add_…` in `app_of`; `Guard` stands before all.
+To add an endpoint, write another `_add_…` function and call it in `create_app`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.ask_handler import AskHandler
-from as2ray.serving.error_responses import ERROR_MODELS, Dialect, error_status_codes
-from as2ray.serving.middleware import RequestMiddleware, error_response
+from as2ray.serving.error_responses import (
+    ERRORS,
+    CohereError,
+    Dialect,
+    RankError,
+    TeiError,
+    V1Error,
+    status_code,
+)
+from as2ray.serving.middleware import RequestMiddleware, body_too_large_error, error_response
 from as2ray.serving.protocol import (
     AskRequest,
     AskResponse,
@@ -33,17 +42,65 @@ from as2ray.serving.protocol import (
     V1Request,
     V1Response,
 )
-from as2ray.serving.service import RankingService, check_limits, select_model
-from as2ray.serving.settings import Settings
-from as2ray.serving.types import RequestError, RerankRequest, RerankResult
-
-DEMO_PAGE = Path(__file__).parent / "page" / "index.html"
-
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+from as2ray.serving.settings import Limits, Settings
+from as2ray.serving.types import (
+    ErrorCode,
+    RankingService,
+    RequestError,
+    RerankRequest,
+    RerankResult,
+    check_request_texts,
+    check_size,
 )
-"""Content-Security-Policy of the page: it speaks with us alone."""
+
+DEMO_PAGE = Path(__file__).parent / "static" / "index.html"
+
+DEMO_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""Headers of the demo page, which connects to this service alone."""
+
+Rank = Callable[[RerankRequest, Request], Awaitable[RerankResult]]
+
+
+def select_model(model: str | None, models: Mapping[str, str]) -> str:
+    """Returns the name of the model that ranks a request.
+
+    Clients of other services name those services' models. If a single model is served, it ranks
+    whatever the request names, and the response names the model that did.
+
+    Raises:
+        RequestError: Several models are served, and none has this name.
+    """
+    names = list(models)
+    if model in models:
+        return str(model)
+    if model is None or len(names) == 1:
+        return names[0]
+    problem = f"this model is not served, only {names}"
+    raise RequestError("model_not_found", problem, "name one of these, or none")
+
+
+def check_limits(request: RerankRequest, limits: Limits) -> None:
+    """Checks all limits that need no tokenizer.
+
+    Raises:
+        RequestError: The request has no candidates, or exceeds a limit.
+    """
+    if not request.candidates:
+        raise RequestError("no_candidates", "the request must have at least one candidate")
+    fix = "send the best of an earlier stage, such as keyword search"
+    check_size(len(request.candidates), limits.max_candidates, "candidates", fix)
+    num_chars = max(len(request.question), *map(len, request.candidates))
+    check_size(num_chars, limits.max_text_chars, "characters in a text", "split it into sentences")
+    limit = limits.max_drop_ratio
+    if np.max(request.drop_ratios or 0.0) > limit:
+        problem = f"drop_ratios={request.drop_ratios}, the limit of each is {limit:g}"
+        raise RequestError("invalid_request", problem)
 
 
 def create_app(
@@ -52,25 +109,35 @@ def create_app(
     auth_tokens: Sequence[str] = (),
     index: SentenceIndex | None = None,
 ) -> FastAPI:
-    """The application.
+    """Creates the application.
 
     Args:
-        service: What ranks.
-        settings: The operator's.
-        tokens: Bearer tokens, any of which opens; everybody may ask where there is none.
-        index: What `/ask` answers from; without it there is no such path.
+        service: Service that ranks.
+        settings: Settings of the service.
+        auth_tokens: Accepted bearer tokens; if empty, requests need none.
+        index: Index that `/ask` answers from; without it the path does not exist.
     """
-    # FastAPI's own pages of documentation load scripts from elsewhere.
+    # FastAPI's own documentation pages load scripts from other hosts.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
-    answered = _create_rank_function(service, settings)
-    _add_rank_routes(app, settings, answered)
+
+    async def rank(rerank_request: RerankRequest, request: Request) -> RerankResult:
+        request.state.rerank_request = rerank_request
+        check_limits(rerank_request, settings.limits)
+        request.state.rerank_result = result = await service.rank(rerank_request)
+        return result
+
+    _add_rank_routes(app, service, settings, rank)
     if index is not None:
-        _add_ask_route(app, settings, AskHandler(index, service, settings.limits), answered)
+        _add_ask_route(app, service, settings, AskHandler(index, service, settings.limits), rank)
     _add_status_routes(app, service, settings, 0 if index is None else len(index))
     if settings.enable_demo_page:
         _add_demo_page(app)
     _add_error_handlers(app, settings)
-    app.add_middleware(RequestMiddleware, service=service, settings=settings, tokens=auth_tokens)
+    # For chunked bodies; RequestMiddleware, which runs before, rejects others by content-length.
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.limits.max_body_bytes)
+    app.add_middleware(
+        RequestMiddleware, service=service, settings=settings, auth_tokens=auth_tokens
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -81,114 +148,93 @@ def create_app(
     return app
 
 
-RankFunction = Callable[[RerankRequest, Request], Awaitable[RerankResult]]
+def _add_rank_routes(app: FastAPI, service: RankingService, settings: Settings, rank: Rank) -> None:
+    async def rank_body(
+        body: CohereRequest | V1Request | TeiRequest | RankRequest, request: Request
+    ) -> RerankResult:
+        return await rank(body.to_request(select_model(body.model, service.models)), request)
 
+    foreign_route = partial(app.post, response_model_exclude_none=True)
 
-def _create_rank_function(service: RankingService, settings: Settings) -> RankFunction:
-    """The way that every ranking goes, whatever was asked."""
-
-    async def answered(asked: RerankRequest, request: Request) -> RerankResult:
-        request.state.asked = asked
-        check_limits(asked, settings.limits)
-        answer = await service.rank(asked, select_model(asked.model, service.models))
-        request.state.answer = answer
-        return answer
-
-    return answered
-
-
-def _add_ask_route(
-    app: FastAPI, settings: Settings, ask_handler: AskHandler, rank_request: RankFunction
-) -> None:
-    @app.post("/ask", responses=_error_responses("as2ray", settings))
-    async def ask(body: AskRequest, request: Request) -> AskResponse:
-        """As2ray's own: answers from the documents of the index."""
-        return await ask_handler.ask(body, lambda asked: rank_request(asked, request))
-
-
-def _add_rank_routes(app: FastAPI, settings: Settings, rank_request: RankFunction) -> None:
-    @app.post(
-        "/v2/rerank",
-        responses=_error_responses("cohere", settings),
-        response_model_exclude_none=True,
-    )
+    @foreign_route("/v2/rerank", responses=_error_responses(settings, "cohere", CohereError))
     async def cohere(body: CohereRequest, request: Request) -> CohereResponse:
         """Cohere's v2."""
-        return CohereResponse.from_result(await rank_request(body.to_request(), request), body)
+        return CohereResponse.from_result(await rank_body(body, request), body)
 
-    @app.post(
-        "/v1/rerank", responses=_error_responses("v1", settings), response_model_exclude_none=True
-    )
+    @foreign_route("/v1/rerank", responses=_error_responses(settings, "v1", V1Error))
     async def v1(body: V1Request, request: Request) -> V1Response:
         """Cohere's v1 and Jina's."""
-        return V1Response.from_result(await rank_request(body.to_request(), request), body)
+        return V1Response.from_result(await rank_body(body, request), body)
 
-    @app.post(
-        "/rerank",
-        responses=_error_responses("tei", settings, "v1"),
-        response_model_exclude_none=True,
-    )
+    @foreign_route("/rerank", responses=_error_responses(settings, "tei", TeiError | V1Error))
     async def rerank(
         body: TeiRequest | V1Request, request: Request
     ) -> list[TeiScoredText] | V1Response:
         """Text Embeddings Inference's; with `documents` Infinity's and vLLM's."""
-        request.state.dialect = "tei" if isinstance(body, TeiRequest) else "v1"
-        answer = await rank_request(body.to_request(), request)
         if isinstance(body, TeiRequest):
-            return TeiScoredText.all_from_result(answer, body)
-        return V1Response.from_result(answer, body)
+            return TeiScoredText.all_from_result(await rank_body(body, request), body)
+        request.state.dialect = "v1"
+        return V1Response.from_result(await rank_body(body, request), body)
 
-    @app.post("/rank", responses=_error_responses("as2ray", settings))
-    async def rank(body: RankRequest, request: Request) -> RankResponse:
-        """As2ray's own."""
-        return RankResponse.from_result(await rank_request(body.to_request(), request), body)
+    @app.post("/rank", name="rank", responses=_error_responses(settings, "as2ray", RankError))
+    async def rank_route(body: RankRequest, request: Request) -> RankResponse:
+        """Ranks candidates by how well they answer the question."""
+        return RankResponse.from_result(await rank_body(body, request), body)
 
 
-def _error_responses(
-    dialect: Dialect, settings: Settings, *other_dialects: Dialect
-) -> dict[int | str, Any]:
-    """What a path may answer in place of 200, for its description."""
-    form: Any = ERROR_MODELS[dialect]
-    for other in other_dialects:
-        form = form | ERROR_MODELS[other]
-    return {
-        code: {"model": form} for code in error_status_codes(dialect, settings.overload_status_code)
-    }
+def _add_ask_route(
+    app: FastAPI, service: RankingService, settings: Settings, ask_handler: AskHandler, rank: Rank
+) -> None:
+    @app.post("/ask", responses=_error_responses(settings, "as2ray", RankError))
+    async def ask(body: AskRequest, request: Request) -> AskResponse:
+        """Answers a question from the documents of the index."""
+        model = select_model(body.model, service.models)
+        # The question stands in for the candidates, which have not been retrieved yet.
+        rerank_request = body.to_request(model, [body.question])
+        check_limits(rerank_request, settings.limits)
+        check_request_texts(rerank_request)
+        return await ask_handler.ask(body, model, lambda ranked: rank(ranked, request))
+
+
+def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[int | str, Any]:
+    """Returns the error responses of a path for the OpenAPI document; `model` is their body."""
+    codes = {status_code(code, dialect, settings.overload_status_code) for code in ERRORS}
+    return {code: {"model": model} for code in sorted(codes)}
 
 
 def _add_status_routes(
     app: FastAPI, service: RankingService, settings: Settings, num_indexed_sentences: int
 ) -> None:
-    closed = _error_responses("as2ray", settings)
+    responses = _error_responses(settings, "as2ray", RankError)
 
-    @app.get("/info", responses=closed)
+    @app.get("/info", responses=responses)
     async def info() -> Info:
-        """What answers, and what may be asked of it."""
-        name = select_model(None, service.models)
-        facts = await service.get_model_info(name)
+        """Describes the default model and the limits of requests."""
+        model = select_model(None, service.models)
+        model_info = await service.get_model_info(model)
         return Info(
-            model_id=name,
-            max_input_length=facts.max_length,
+            model_id=model,
+            max_input_length=model_info.max_length,
             max_batch_tokens=settings.batching.max_batch_tokens,
             max_client_batch_size=settings.limits.max_candidates,
             max_concurrent_requests=settings.batching.max_ongoing_requests,
             version=version("as2ray"),
             models=list(service.models),
-            exit_layers=list(facts.exit_layers),
-            drop_ratios=list(facts.drop_ratios),
+            exit_layers=model_info.exit_layers,
+            drop_ratios=model_info.drop_ratios,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=num_indexed_sentences,
         )
 
-    @app.get("/health", responses=closed)
+    @app.get("/health", responses=responses)
     async def health() -> dict[str, str]:
-        """Whether a ranker answers."""
+        """Tells whether a ranker responds."""
         await service.get_model_info(select_model(None, service.models))
         return {"status": "ok"}
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=closed)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=responses)
     async def metrics() -> str:
-        """In Prometheus's text format."""
+        """Returns the metrics in Prometheus's text format."""
         return await service.export_metrics()
 
 
@@ -196,44 +242,37 @@ def _add_demo_page(app: FastAPI) -> None:
     page = DEMO_PAGE.read_text(encoding="utf-8")
 
     @app.get("/", response_class=HTMLResponse)
-    async def shown() -> HTMLResponse:
+    async def demo_page() -> HTMLResponse:
         """A page to try the ranker on."""
-        headers = {
-            "content-security-policy": CONTENT_SECURITY_POLICY,
-            "referrer-policy": "no-referrer",
-        }
-        return HTMLResponse(page, headers={**headers, "x-content-type-options": "nosniff"})
+        return HTMLResponse(page, headers=DEMO_PAGE_HEADERS)
 
 
 def _add_error_handlers(app: FastAPI, settings: Settings) -> None:
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, error: RequestError) -> JSONResponse:
-        return error_response(request.scope, error, settings)
+    """Turns FastAPI's errors into those of the service, to which `RequestMiddleware` responds."""
 
     @app.exception_handler(RequestValidationError)
-    async def unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
-        # Where and what, never a value: it is the user's, and may not even be writable.
-        told = error.errors()
+    async def handle_validation_error(request: Request, error: RequestValidationError) -> NoReturn:
+        # The response names place and reason but no value: values are the user's, and may not even
+        # be valid Unicode.
+        problems = error.errors()
         if isinstance(error.body, dict) and "documents" in error.body:
-            told = [one for one in told if V1Request.__name__ in one["loc"]] or told
-        first = told[0]
-        if V1Request.__name__ in first["loc"]:
+            problems = [p for p in problems if V1Request.__name__ in p["loc"]] or problems
+        problem = problems[0]
+        if V1Request.__name__ in problem["loc"]:
             request.state.dialect = "v1"
-        where = ".".join(str(part) for part in first["loc"])[:200]
-        refused = RequestError(
-            "malformed" if first["type"] == "json_invalid" else "invalid",
-            f"{where}: {first['msg']}; expected the request that /openapi.json describes",
-        )
-        return error_response(request.scope, refused, settings)
+        path = ".".join(str(part) for part in problem["loc"])[:200]
+        code: ErrorCode = "invalid_json" if problem["type"] == "json_invalid" else "invalid_request"
+        fix = "send a request as described in /openapi.json"
+        raise RequestError(code, f"{path}: {problem['msg']}", fix)
 
     @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        refused = getattr(request.state, "refused", None) or RequestError(
-            "not_found" if error.status_code in (404, 405) else "malformed",
-            f"{request.method} of this path: {error.detail}"
-            "; expected a path and method of /openapi.json",
-        )
-        response = error_response(request.scope, refused, settings)
+    async def handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 413:
+            raise body_too_large_error(settings)
+        code: ErrorCode = "not_found" if error.status_code in (404, 405) else "invalid_json"
+        problem = f"{request.method} of this path: {error.detail}"
+        request_error = RequestError(code, problem, "use a path and method of /openapi.json")
+        response = error_response(request.scope, request_error, settings)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response

@@ -1,68 +1,70 @@
-"""Questions to documents: sentences of an index, ranked by the service, told with their place.
-
-Knows an index and the service. Must not know HTTP, Ray or rankers.
-"""
+"""Answers questions from an index: retrieves sentences and lets the service rank them."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
+from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.question_answering import build_answer
 from as2ray.retrieval.sentence_index import SentenceIndex
-from as2ray.serving.protocol import AnswerText, AskRequest, AskResponse
-from as2ray.serving.service import RankingService, check_limits, select_model
+from as2ray.serving.protocol import AskRequest, AskResponse
 from as2ray.serving.settings import Limits
-from as2ray.serving.types import RequestError, RerankRequest, RerankResult
+from as2ray.serving.types import RankingService, RerankRequest, RerankResult
 
 
 class AskHandler:
-    """Answers from an index.
+    """Answers questions from an index.
 
     Args:
-        index: Of sentences.
-        service: What ranks them.
-        limits: What a request may ask.
+        index: Index of sentences.
+        service: Service that describes the model.
+        limits: Limits of a request, to which retrieved sentences are cut.
     """
 
     def __init__(self, index: SentenceIndex, service: RankingService, limits: Limits) -> None:
         self.index, self.service, self.limits = index, service, limits
 
     async def ask(
-        self, body: AskRequest, rank: Callable[[RerankRequest], Awaitable[RerankResult]]
+        self,
+        body: AskRequest,
+        model: str,
+        rank: Callable[[RerankRequest], Awaitable[RerankResult]],
     ) -> AskResponse:
-        """The answers to a question; none below the threshold.
+        """Answers a question; returns no answer with a score below the threshold.
 
         Args:
-            body: What was asked.
-            rank: The way that every ranking of the service goes.
+            body: The request, within the limits.
+            model: Name of the model that ranks.
+            rank: Ranks the retrieved sentences.
         """
-        if not body.question.strip():
-            raise RequestError(
-                "invalid",
-                "an empty question; expected a question",
-            )
-        check_limits(RerankRequest(body.question, [""]), self.limits)
-        began, model = time.monotonic(), select_model(body.model, self.service.models)
-        most = min(body.num_candidates, self.limits.max_candidates)
-        numbers = await asyncio.to_thread(
-            self.index.search_candidates, body.question, most, body.num_neighbors
+        started_at = time.monotonic()
+        max_candidates = min(body.num_candidates, self.limits.max_candidates)
+        sentences = await asyncio.to_thread(
+            self.index.search_candidates, body.question, max_candidates, body.num_neighbors
         )
-        # A sentence of the index is nobody's request: a long one is cut, not refused.
-        texts = [text[: self.limits.max_text_chars] for text in self.index.texts(numbers)]
-        found = time.monotonic() - began
-        facts = await self.service.get_model_info(model)
-        threshold = (facts.threshold if body.threshold is None else body.threshold) or 0.0
-        answer = RerankResult(model, [], 0, facts.exit_layers)
-        if numbers:
-            answer = await rank(RerankRequest(body.question, texts, body.model, body.drop_ratios))
-        answer = replace(answer, seconds={"retrieve": found, **answer.timings_s})
-        good = [one for one in answer.ranking[: body.top_k] if one.score >= threshold]
-        told = [build_answer(self.index, numbers[one.index], one) for one in good]
+        # The client did not choose these sentences: long ones are cut instead of rejected.
+        texts = [text[: self.limits.max_text_chars] for text in self.index.texts(sentences)]
+        retrieval_time_s = time.monotonic() - started_at
+        model_info = await self.service.get_model_info(model)
+        threshold = (model_info.threshold if body.threshold is None else body.threshold) or 0.0
+        result = RerankResult(model, [], 0, model_info.exit_layers)
+        if texts:
+            result = await rank(body.to_request(model, texts))
+        result = replace(result, timings_s={"retrieval": retrieval_time_s, **result.timings_s})
+        answers = [
+            build_answer(
+                self.index,
+                sentences[candidate.index],
+                RankedCandidate(text=texts[candidate.index], **asdict(candidate)),
+            )
+            for candidate in result.ranking[: body.top_k]
+            if candidate.score >= threshold
+        ]
         return AskResponse(
-            answers=[AnswerText(**asdict(one)) for one in told],
-            num_candidates=len(numbers),
-            best_score=answer.ranking[0].score if answer.ranking else None,
+            answers=answers,
+            num_candidates=len(texts),
+            best_score=result.ranking[0].score if result.ranking else None,
             threshold=threshold,
-            **AskResponse.timing_fields(answer),
+            **AskResponse.details_of(result),
         )

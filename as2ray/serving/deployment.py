@@ -1,17 +1,15 @@
-"""The service on Ray Serve: gateways that speak HTTP, before replicas that rank.
+"""The Ray Serve deployments: gateways, which speak HTTP, and replicas, which rank.
 
-Knows Ray Serve. Must hold no ranking logic: `desk`, `line` and `web` do the work.
-
-`import_path: as2ray.serving.deployment:build`, with `args` as in `settings.Served`. Requests go to
-a replica that holds their model (multiplexing); its checkpoint is the model's id, so a name whose
-checkpoint changes by `user_config` is another model, loaded beside the old one while that answers.
+A Serve config file names `import_path: as2ray.serving.deployment:build_app`, with the fields of
+`ServiceConfig` as `args`. Each request goes to a replica that holds its model (multiplexing). The
+id of a model is its checkpoint: if `user_config` changes the checkpoint of a name, the new model is
+loaded while the old one still ranks.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,221 +30,212 @@ from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, TokenizedRequest, rank_batch
 from as2ray.serving.metrics import ServiceMetrics, collect_metrics
-from as2ray.serving.service import ModelInfo, RequestRecord
-from as2ray.serving.settings import ReplicasConfig, ServiceConfig, Settings, read_auth_tokens
-from as2ray.serving.types import RequestError, RerankRequest, RerankResult, timeout_error
+from as2ray.serving.settings import ServiceConfig, Settings, read_auth_tokens
+from as2ray.serving.types import (
+    ModelInfo,
+    RequestError,
+    RequestRecord,
+    RerankRequest,
+    RerankResult,
+    overloaded_error,
+    timeout_error,
+)
 
 REPLICA_DIED = (RayActorError, ReplicaUnavailableError)
-"""A replica died with a question in hand; another can rank it as well."""
+"""A replica died while it ranked a request; another replica can rank it."""
 
 MAX_CONCURRENT_BATCHES = 2
-"""Most batches that a replica ranks at a time, each with its part of the cores."""
+"""Maximum number of batches that a replica ranks at the same time, each with its share of the
+cores."""
 
 PROBE_AFTER_S = 10.0
-"""Seconds for which an answer shows that replicas live; later one is asked."""
-
-METRIC_PATHS = (
-    *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
-    *("/info", "/health", "/metrics"),
-)
-"""That metrics tell apart."""
+"""Seconds after the last response of a replica after which a health check probes one."""
 
 
 def build_app(config: ServiceConfig) -> serve.Application:
-    """The application.
+    """Builds the application.
 
-    Args:
-        args: All that an operator decides.
+    Raises:
+        ConfigError: The token file cannot be read.
+        SentenceIndexError: The index cannot be read.
     """
-    # What is not there is told here, not by a dying replica.
+    # Missing files are reported here, before replicas fail on them one after the other.
     read_auth_tokens(config.auth_token_file)
     if config.index_path:
         SentenceIndex.open(config.index_path)
-    settings, models = config.settings, {"models": config.models}
+    settings, replicas = config.settings, config.replicas
+    shared_options = {
+        "max_queued_requests": config.batching.max_queued_requests,
+        # Serve's default of 20 s would stop a gateway before its last responses are sent.
+        "graceful_shutdown_timeout_s": 2 * config.limits.request_timeout_s,
+        "user_config": {"models": config.models},
+    }
+    scaling_options: dict[str, Any] = {"num_replicas": replicas.max_replicas}
+    if replicas.min_replicas < replicas.max_replicas:
+        fields = {"min_replicas", "max_replicas", "target_ongoing_requests"}
+        scaling_options = {"autoscaling_config": replicas.model_dump(include=fields)}
     ranker = serve.deployment(
-        _create_replica_class(settings.max_models_per_replica), name="ranker"
-    ).options(
+        _create_replica_class(settings.max_models_per_replica),
+        name="ranker",
         ray_actor_options={
-            "num_cpus": config.replicas.num_cpus,
-            "num_gpus": config.replicas.num_gpus,
+            "num_cpus": replicas.num_cpus,
+            "num_gpus": replicas.num_gpus,
             "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
         },
         max_ongoing_requests=config.batching.max_ongoing_requests,
-        max_queued_requests=config.batching.max_queued_requests,
-        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
-        user_config=models,
-        **_scaling_options(config.replicas),
+        **scaling_options,
+        **shared_options,
     )
-    gateway = serve.deployment(Gateway, name="gateway").options(
-        num_replicas=config.replicas.num_gateways,
-        ray_actor_options={"num_cpus": config.replicas.gateway_num_cpus},
-        max_ongoing_requests=config.batching.max_ongoing_requests * config.replicas.max_replicas
+    gateway = serve.deployment(
+        Gateway,
+        name="gateway",
+        num_replicas=replicas.num_gateways,
+        ray_actor_options={"num_cpus": replicas.gateway_num_cpus},
+        max_ongoing_requests=config.batching.max_ongoing_requests * replicas.max_replicas
         + config.batching.max_queued_requests,
-        max_queued_requests=config.batching.max_queued_requests,
-        # Serve's own 20 s would end a replica that goes before its last answers are given.
-        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
         backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
-        user_config=models,
+        **shared_options,
     )
     return gateway.bind(ranker.bind(settings), settings)
 
 
-def _scaling_options(replicas: ReplicasConfig) -> dict[str, Any]:
-    if replicas.min_replicas == replicas.max_replicas:
-        return {"num_replicas": replicas.max_replicas}
-    return {
-        "autoscaling_config": {
-            "min_replicas": replicas.min_replicas,
-            "max_replicas": replicas.max_replicas,
-            "target_ongoing_requests": replicas.target_ongoing_requests,
-        }
-    }
-
-
 def _create_replica_class(max_models_per_replica: int) -> type:
-    """The class of replicas that hold so many models."""
+    """Creates the class of replicas that hold up to `max_models_per_replica` models.
+
+    `serve.multiplexed` needs the number when the class is defined.
+    """
 
     class Replica:
-        """Rankers behind one line."""
+        """Ranks requests in batches, with one queue for all models."""
 
         def __init__(self, settings: Settings) -> None:
-            self.cores = math.ceil(settings.replicas.num_cpus)
-            self.settings, batches = settings, settings.batching
-            self.line = BatchQueue(
-                self._rank,
-                batches.max_batch_tokens,
-                batches.max_queued_tokens,
-                min(MAX_CONCURRENT_BATCHES, self.cores),
+            self.settings, batching = settings, settings.batching
+            self.num_cores = math.ceil(settings.replicas.num_cpus)
+            num_workers = min(MAX_CONCURRENT_BATCHES, self.num_cores)
+            self.queue = BatchQueue(
+                self._rank_batch, batching.max_batch_tokens, batching.max_queued_tokens, num_workers
             )
 
-        async def reconfigure(self, config: Mapping[str, Any]) -> None:
-            """Loads models before they are asked for, as many as there is room for."""
-            for checkpoint in list(config["models"].values())[:max_models_per_replica]:
-                await self.desk(checkpoint)
+        async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+            """Loads as many models as fit before requests name them."""
+            for checkpoint in list(user_config["models"].values())[:max_models_per_replica]:
+                await self.get_engine(checkpoint)
 
         @serve.multiplexed(max_num_models_per_replica=max_models_per_replica)  # type: ignore[untyped-decorator]
-        async def desk(self, checkpoint: str) -> RerankEngine:
-            """The desk of a checkpoint that has ranked once, so that no client waits for what the
-            first ranking makes: 0.4 s on two cores."""
-            ranker = await asyncio.to_thread(load, checkpoint, precision=self.settings.dtype)
+        async def get_engine(self, checkpoint: str) -> RerankEngine:
+            """Loads a checkpoint and ranks once.
+
+            So no client waits for the one-time initialization, 0.4 s on two cores.
+            """
+            ranker = await asyncio.to_thread(load, checkpoint, dtype=self.settings.dtype)
             await asyncio.to_thread(ranker.rank, "question", ["candidate"])
             return RerankEngine(ranker, self.settings.limits)
 
-        async def rank(self, asked: RerankRequest, within: float) -> RerankResult | RequestError:
-            """The answer, or why there is none: as a value, an error would lose its type."""
-            desk = await self.desk(serve.get_multiplexed_model_id())
+        async def rank(
+            self, request: RerankRequest, timeout_s: float
+        ) -> RerankResult | RequestError:
+            """Returns the result or the error: a raised error would lose its type on the way."""
+            engine = await self.get_engine(serve.get_multiplexed_model_id())
             try:
-                read = await asyncio.to_thread(desk.read, asked)
-                return await self.line.submit(read, within)
-            except RequestError as refused:
-                return refused
+                tokenized = await asyncio.to_thread(engine.tokenize, request)
+                return await self.queue.submit(tokenized, timeout_s)
+            except RequestError as error:
+                return error
 
-        async def facts(self) -> ModelInfo:
-            """What the model is."""
-            desk: RerankEngine = await self.desk(serve.get_multiplexed_model_id())
-            return desk.model_info
+        async def get_model_info(self) -> ModelInfo:
+            """Describes the model."""
+            engine: RerankEngine = await self.get_engine(serve.get_multiplexed_model_id())
+            return engine.model_info
 
-        def _rank(
-            self, batch: Sequence[TokenizedRequest], fullness: float, at_work: int
+        def _rank_batch(
+            self, batch: Sequence[TokenizedRequest], fill_level: float, running: int
         ) -> list[RerankResult]:
-            set_num_threads(max(1, self.cores // at_work))
-            return rank_batch(batch, self.settings.batching.drop_ratio_at(fullness))
+            set_num_threads(max(1, self.num_cores // running))
+            return rank_batch(batch, self.settings.load_shedding.drop_ratio_at(fill_level))
 
     return Replica
 
 
 @serve.ingress()
 class Gateway:
-    """Speaks HTTP, and asks the replicas.
+    """Serves HTTP and sends requests to the replicas; the `RankingService` of the application.
 
     Args:
-        ranker: The replicas.
-        settings: The operator's.
+        ranker: Handle of the replicas.
+        settings: Settings of the service.
     """
 
     def __init__(self, ranker: DeploymentHandle, settings: Settings) -> None:
         self.ranker, self.settings = ranker, settings
         self.models: dict[str, str] = {}
         self.model_infos: dict[str, ModelInfo] = {}
-        """Of checkpoints."""
+        """Description of the model of each checkpoint."""
         self.last_response_at = -math.inf
-        """When a replica last answered, in seconds of the monotonic clock."""
+        """When a replica last responded, by the monotonic clock."""
         self.service_metrics = ServiceMetrics()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve asks for it once the gateway is made."""
-        where = self.settings.index_path
-        index = SentenceIndex.open(where) if where else None
-        return create_app(
-            self, self.settings, read_auth_tokens(self.settings.auth_token_file), index
-        )
+        """Builds the application; Ray Serve calls it once the gateway is initialized."""
+        path = self.settings.index_path
+        index = SentenceIndex.open(path) if path else None
+        auth_tokens = read_auth_tokens(self.settings.auth_token_file)
+        return create_app(self, self.settings, auth_tokens, index)
 
-    async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """Other models answer, each as soon as a replica holds it; until then the old ones do."""
-        models = ServiceConfig.model_validate({"models": config["models"]}).models
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Changes the models once replicas hold the new ones; until then the old ones rank."""
+        models = ServiceConfig.model_validate({"models": user_config["models"]}).models
         if self.models:
-            new = set(models.values()) - set(self.models.values())
-            await asyncio.gather(
-                *(self._get_handle(checkpoint).facts.remote() for checkpoint in new)
-            )
+            handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
+            await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
         self.models = models
 
     def _get_handle(self, checkpoint: str) -> DeploymentHandle:
         return self.ranker.options(multiplexed_model_id=checkpoint)
 
-    async def rank(self, request: RerankRequest, model: str) -> RerankResult:
-        """The answer of a model."""
-        request, within = replace(request, model=model), self.settings.limits.request_timeout_s
-        found = await self._call_replica(self.models[model], "rank", request, within)
-        if isinstance(found, RequestError):
-            raise found
-        return found  # type: ignore[no-any-return]
+    async def rank(self, request: RerankRequest) -> RerankResult:
+        """Ranks the candidates of a request on a replica."""
+        outcome = await self._call_replica(
+            self.models[request.model], "rank", request, self.settings.limits.request_timeout_s
+        )
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
 
     async def get_model_info(self, model: str) -> ModelInfo:
-        """What a model is, from a replica that lives.
+        """Returns the description of a model; probes a replica if none has responded lately.
 
-        While replicas answer, with any model, they are not asked, so that the health of a busy
-        service does not wait in line, nor load a model in another's place; nor where none need
-        live, as a probe would keep one from ending.
+        While replicas respond, with any model, they are not probed: so the health check of a busy
+        service does not wait in the queue, and does not evict another model. With `min_replicas: 0`
+        they are never probed, because a probe would keep an idle replica alive.
         """
         checkpoint = self.models[model]
-        silent = time.monotonic() - self.last_response_at > PROBE_AFTER_S
-        if checkpoint not in self.model_infos or (silent and self.settings.replicas.min_replicas):
-            self.model_infos[checkpoint] = await self._call_replica(checkpoint, "facts")
+        is_silent = time.monotonic() - self.last_response_at > PROBE_AFTER_S
+        needs_probe = is_silent and self.settings.replicas.min_replicas > 0
+        if checkpoint not in self.model_infos or needs_probe:
+            self.model_infos[checkpoint] = await self._call_replica(checkpoint, "get_model_info")
         return self.model_infos[checkpoint]
 
     async def _call_replica(self, checkpoint: str, method_name: str, *args: object) -> Any:
-        """What a replica says; asked again once if it dies."""
-        method, within = (
-            getattr(self._get_handle(checkpoint), method_name),
-            self.settings.limits.request_timeout_s,
-        )
+        """Calls a method of a replica, and once more if the replica dies."""
+        timeout_s = self.settings.limits.request_timeout_s
+        method = getattr(self._get_handle(checkpoint), method_name)
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout_s):
                 try:
-                    found = await method.remote(*args)
+                    result = await method.remote(*args)
                 except REPLICA_DIED:
-                    found = await method.remote(*args)
+                    result = await method.remote(*args)
         except BackPressureError:
-            raise _overloaded_error() from None
+            raise overloaded_error("too many requests are queued for a replica", 1) from None
         except (TimeoutError, DeploymentUnavailableError, *REPLICA_DIED):
-            raise timeout_error(within) from None
+            raise timeout_error(timeout_s) from None
         self.last_response_at = time.monotonic()
-        return found
+        return result
 
     async def export_metrics(self) -> str:
-        """Of all gateways."""
+        """Returns the metrics of all gateways."""
         return await collect_metrics()
 
     def record_request(self, record: RequestRecord) -> None:
-        """Counts a request."""
-        self.service_metrics.record_request(record, METRIC_PATHS)
-
-
-def _overloaded_error() -> RequestError:
-    return RequestError(
-        "overloaded",
-        "too many requests wait for a replica; expected a service less busy",
-        fix="ask again in 1 s",
-        retry_after=1,
-    )
+        """Counts a finished request."""
+        self.service_metrics.record_request(record)

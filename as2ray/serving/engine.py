@@ -1,7 +1,4 @@
-"""The desk: one ranker that answers several users' questions in one pass.
-
-Knows rankers and the service's questions. Must not know HTTP, Ray or who waits.
-"""
+"""Tokenizes rerank requests and ranks several of them in one forward pass."""
 
 import time
 from collections.abc import Sequence
@@ -10,41 +7,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from as2ray.cascade.pruning import StagedScores, expand_drop_ratios, num_kept
-from as2ray.errors import As2rayError, EvaluationError
+from as2ray.errors import As2rayError
 from as2ray.models.multi_stage import MultiStageRanker
-from as2ray.models.ranker import Ranker, check_text
-from as2ray.serving.service import ModelInfo
+from as2ray.models.packed_ranker import PackedRanker
+from as2ray.models.ranker import Ranker
 from as2ray.serving.settings import Limits
-from as2ray.serving.types import RequestError, RerankRequest, RerankResult
+from as2ray.serving.types import (
+    CandidateScore,
+    ModelInfo,
+    RequestError,
+    RerankRequest,
+    RerankResult,
+    check_request_texts,
+    check_size,
+)
 from as2ray.text.packing import TokenSequences, concatenate_sequences
 
 
 @dataclass(eq=False)
 class TokenizedRequest:
-    """A question that was read: its pairs as tokens."""
+    """A request with the tokens of its pairs."""
 
     engine: "RerankEngine"
     request: RerankRequest
     encoded: TokenSequences
-    drop_ratios: np.ndarray | None
-    """Drop ratio after each stage but the last, shape [stages - 1]; None of one stage."""
+    drop_ratios: np.ndarray
+    """Drop ratio after each stage but the last, shape [stages - 1]."""
     received_at: float
-    """By the monotonic clock of the machine that read it."""
+    """When the replica received the request, by its monotonic clock."""
     tokenized_at: float
-    """When it was read."""
+    """When tokenization ended, by the same clock."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all pairs."""
+        """Number of tokens of all pairs."""
         return len(self.encoded.token_ids)
 
 
 class RerankEngine:
-    """A ranker, and what may be asked of it.
+    """Ranks requests with one ranker.
 
     Args:
-        ranker: Any.
-        limits: What a request may ask.
+        ranker: The ranker.
+        limits: Limits of a request; the engine checks `max_request_tokens`.
     """
 
     def __init__(self, ranker: Ranker, limits: Limits) -> None:
@@ -52,148 +57,116 @@ class RerankEngine:
 
     @property
     def model_info(self) -> ModelInfo:
-        """What a client may want to know."""
-        drop = self.ranker.drop_ratios if isinstance(self.ranker, MultiStageRanker) else ()
+        """Description of the ranker for clients."""
         ranker = self.ranker
+        drop_ratios = ranker.drop_ratios if isinstance(ranker, MultiStageRanker) else ()
         return ModelInfo(
-            ranker.tokenizer.max_length, ranker.exit_layers, tuple(drop), ranker.threshold
+            ranker.tokenizer.max_length, ranker.exit_layers, tuple(drop_ratios), ranker.threshold
         )
 
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:
-        """Tokenises a question's pairs; safe in any thread.
+        """Tokenizes the pairs of a request; thread-safe.
 
         Raises:
-            Refused: A text that no tokenizer reads, drop ratios that this ranker cannot follow, or
-                more tokens than a request may have.
+            RequestError: A text cannot be tokenized, the drop ratios do not fit the ranker, or the
+                pairs have too many tokens.
         """
-        arrived = time.monotonic()
-        texts = {"the question": request.question}
-        texts |= {f"candidate {i}": text for i, text in enumerate(request.candidates)}
-        for name, text in texts.items():
-            _check_text(name, text)
-        drop = self._resolve_drop_ratios(request)
+        received_at = time.monotonic()
+        check_request_texts(request)
+        drop_ratios = self._resolve_drop_ratios(request)
         questions = [request.question] * len(request.candidates)
         encoded = self.ranker.tokenizer.encode(questions, request.candidates)
-        if len(encoded.token_ids) > self.limits.max_request_tokens:
-            raise RequestError(
-                "too_large",
-                f"{len(encoded.token_ids):,} tokens"
-                f"; expected at most {self.limits.max_request_tokens:,} over all pairs",
-                fix="send fewer candidates at a time",
-            )
-        return TokenizedRequest(self, request, encoded, drop, arrived, time.monotonic())
+        limit, fix = self.limits.max_request_tokens, "send fewer candidates at a time"
+        check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
+        return TokenizedRequest(self, request, encoded, drop_ratios, received_at, time.monotonic())
 
-    def _resolve_drop_ratios(self, request: RerankRequest) -> np.ndarray | None:
-        if not isinstance(self.ranker, MultiStageRanker):
-            if request.drop_ratios is None:
-                return None
-            raise RequestError(
-                "invalid",
-                "drop ratios for a ranker of one stage; expected no drop ratios",
-                fix="leave them out, or name a cascade",
-            )
-        stages = len(self.ranker.exit_layers)
-        if request.drop_ratios is None:
-            return expand_drop_ratios(self.ranker.drop_ratios, stages)
+    def _resolve_drop_ratios(self, request: RerankRequest) -> np.ndarray:
+        ratios = request.drop_ratios
         try:
-            ratios = expand_drop_ratios(request.drop_ratios, stages)
+            if isinstance(self.ranker, MultiStageRanker):
+                ratios = self.ranker.drop_ratios if ratios is None else ratios
+                return expand_drop_ratios(ratios, len(self.ranker.exit_layers))
+            self.ranker.check_no_drop_ratios(ratios)
+            return np.empty(0)
         except As2rayError as error:
-            raise RequestError(
-                "invalid",
-                f"{error.problem}; expected {error.expected}",
-                fix=error.fix,
-            ) from None
-        if np.max(ratios, initial=0.0) > self.limits.max_drop_ratio:
-            raise RequestError(
-                "invalid",
-                f"drop ratios {ratios.tolist()}"
-                f"; expected at most {self.limits.max_drop_ratio:g} each",
-            )
-        return ratios
+            raise RequestError("invalid_request", error.problem, error.fix) from None
 
     def rank(
         self, batch: Sequence[TokenizedRequest], shed_drop_ratio: float = 0.0
     ) -> list[RerankResult]:
-        """Ranks questions together.
+        """Ranks several requests in one pass.
 
         Args:
-            batch: Questions that this desk read.
-            relief: Drop ratio that those are raised to which did not ask for their own.
+            batch: Requests that this engine tokenized.
+            shed_drop_ratio: Drop ratio to which lower ones are raised, except those that a request
+                sets.
         """
-        began = time.monotonic()
-        drops = [self._shed_load(read, shed_drop_ratio) for read in batch]
-        scored = self._score_batch(batch, drops)
-        rankings = self.ranker.build_rankings([read.request.candidates for read in batch], scored)
-        ended = time.monotonic()
-        answers = []
-        for read, drop, ranking in zip(batch, drops, rankings):
-            answers.append(
-                RerankResult(
-                    model=read.request.model or "",
-                    ranking=ranking,
-                    num_tokens=read.num_tokens,
-                    exit_layers=self.ranker.exit_layers,
-                    num_scored=self._count_scored(len(ranking), drop),
-                    drop_ratios=() if drop is None else tuple(drop.tolist()),
-                    load_shed=drop is not None and bool(np.any(drop != read.drop_ratios)),
-                    timings_s={
-                        "read": read.tokenized_at - read.received_at,
-                        "queue": began - read.tokenized_at,
-                        "rank": ended - began,
-                    },
-                )
+        started_at = time.monotonic()
+        drop_ratios = [_shed_load(tokenized, shed_drop_ratio) for tokenized in batch]
+        staged_scores = self._score_batch(batch, drop_ratios)
+        rankings = self.ranker.build_rankings(
+            [tokenized.request.candidates for tokenized in batch], staged_scores
+        )
+        ended_at = time.monotonic()
+        return [
+            RerankResult(
+                model=tokenized.request.model,
+                # The texts stay here: whoever wants them has the request.
+                ranking=[CandidateScore(c.index, c.score, c.exit_layer) for c in ranking],
+                num_tokens=tokenized.num_tokens,
+                exit_layers=self.ranker.exit_layers,
+                num_scored=self._count_scored(len(ranking), ratios),
+                drop_ratios=tuple(ratios.tolist()),
+                load_shed=bool(np.any(ratios != tokenized.drop_ratios)),
+                timings_s={
+                    "tokenize": tokenized.tokenized_at - tokenized.received_at,
+                    "queue": started_at - tokenized.tokenized_at,
+                    "inference": ended_at - started_at,
+                },
             )
-        return answers
-
-    def _shed_load(self, request: TokenizedRequest, shed_drop_ratio: float) -> np.ndarray | None:
-        if request.drop_ratios is None or request.request.drop_ratios is not None:
-            return request.drop_ratios
-        raised: np.ndarray = np.maximum(request.drop_ratios, shed_drop_ratio)
-        return raised
+            for tokenized, ratios, ranking in zip(batch, drop_ratios, rankings)
+        ]
 
     def _score_batch(
-        self, batch: Sequence[TokenizedRequest], request_ratios: list[np.ndarray | None]
+        self, batch: Sequence[TokenizedRequest], drop_ratios: list[np.ndarray]
     ) -> StagedScores:
-        sizes = [len(read.request.candidates) for read in batch]
-        question = np.repeat(np.arange(len(batch)), sizes)
-        ratios = [drop for drop in request_ratios if drop is not None]
-        drop = np.stack(ratios) if ratios else None
-        if not self.ranker.text_only:
-            encoded = concatenate_sequences([read.encoded for read in batch])
-            return self.ranker.predict_sequences(encoded, question, drop)
-        questions = [read.request.question for read in batch for _ in read.request.candidates]
-        candidates = [text for read in batch for text in read.request.candidates]
-        return self.ranker.predict_pairs(questions, candidates, question)
+        requests = [tokenized.request for tokenized in batch]
+        sizes = [len(request.candidates) for request in requests]
+        question_index = np.repeat(np.arange(len(batch)), sizes)
+        if isinstance(self.ranker, PackedRanker):
+            encoded = concatenate_sequences([tokenized.encoded for tokenized in batch])
+            ratios = np.stack(drop_ratios) if self.ranker.exit_layers else None
+            return self.ranker.predict_sequences(encoded, question_index, ratios)
+        questions = [requests[i].question for i in question_index]
+        candidates = [text for request in requests for text in request.candidates]
+        return self.ranker.predict_pairs(questions, candidates, question_index)
 
-    def _count_scored(
-        self, num_candidates: int, request_ratios: np.ndarray | None
-    ) -> tuple[int, ...]:
-        if request_ratios is None:
-            return ()
-        left = [num_candidates]
-        for ratio in request_ratios:
-            left.append(int(num_kept(left[-1], ratio)))
-        return tuple(left)
+    def _count_scored(self, num_candidates: int, drop_ratios: np.ndarray) -> tuple[int, ...]:
+        """Counts the candidates that each exit scores; returns () for a ranker without exits."""
+        counts = [num_candidates]
+        for ratio in drop_ratios:
+            counts.append(int(num_kept(counts[-1], ratio)))
+        return tuple(counts) if self.ranker.exit_layers else ()
 
 
-def _check_text(name: str, text: str) -> None:
-    try:
-        check_text(text)
-    except EvaluationError as error:
-        raise RequestError(
-            "invalid",
-            f"{name} is empty or holds half a character; expected {error.expected}",
-            fix=error.fix,
-        ) from None
+def _shed_load(tokenized: TokenizedRequest, shed_drop_ratio: float) -> np.ndarray:
+    """Raises the drop ratios of a request, unless the request sets them."""
+    lowest = shed_drop_ratio if tokenized.request.drop_ratios is None else 0.0
+    raised: np.ndarray = np.maximum(tokenized.drop_ratios, lowest)
+    return raised
 
 
 def rank_batch(
     batch: Sequence[TokenizedRequest], shed_drop_ratio: float = 0.0
 ) -> list[RerankResult]:
-    """Answers to questions of several desks, in order; each desk ranks its own in one pass."""
-    answers: dict[int, RerankResult] = {}
-    for desk in dict.fromkeys(read.engine for read in batch):
-        numbers = [number for number, read in enumerate(batch) if read.engine is desk]
-        own = desk.rank([batch[number] for number in numbers], shed_drop_ratio)
-        answers |= dict(zip(numbers, own))
-    return [answers[number] for number in range(len(batch))]
+    """Ranks requests of several engines; each engine ranks its own in one pass.
+
+    Returns:
+        The results in the order of `batch`.
+    """
+    results: dict[int, RerankResult] = {}
+    for engine in dict.fromkeys(tokenized.engine for tokenized in batch):
+        positions = [i for i, tokenized in enumerate(batch) if tokenized.engine is engine]
+        engine_results = engine.rank([batch[i] for i in positions], shed_drop_ratio)
+        results |= dict(zip(positions, engine_results))
+    return [results[i] for i in range(len(batch))]

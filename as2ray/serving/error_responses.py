@@ -1,16 +1,15 @@
-"""How each dialect says no: a form and a status for every reason.
+"""Status codes and bodies of error responses in each dialect.
 
-Knows pydantic and the service's reasons. Must not know HTTP servers or rankers.
-
-`/v1/rerank` speaks Cohere's v1 and Jina's dialects at once, so its form is the union of theirs.
+`/v1/rerank` answers Cohere's v1 and Jina's clients, so its error body is the union of theirs.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from as2ray.serving.protocol import StrictModel
 from as2ray.serving.types import ErrorCode, RequestError
 
 Dialect = Literal["cohere", "v1", "tei", "as2ray"]
+TeiErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
 class CohereError(StrictModel):
@@ -30,78 +29,49 @@ class TeiError(StrictModel):
     """How Text Embeddings Inference says no."""
 
     error: str
-    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+    error_type: TeiErrorType
 
 
 class RankError(StrictModel):
-    """How we say no."""
+    """Error body of `/rank`, `/ask`, `/info`, `/health` and `/metrics`."""
 
     error: ErrorCode
     message: str
-    expected: str
-    fix: str
+    fix: str | None
 
 
-ERROR_MODELS: dict[Dialect, type[StrictModel]] = {
-    "cohere": CohereError,
-    "v1": V1Error,
-    "tei": TeiError,
-    "as2ray": RankError,
+ERRORS: dict[ErrorCode, tuple[int, TeiErrorType]] = {
+    "invalid_json": (400, "Tokenizer"),
+    "no_candidates": (400, "Empty"),
+    "unauthorized": (401, "Validation"),
+    "model_not_found": (404, "Validation"),
+    "not_found": (404, "Validation"),
+    "too_large": (413, "Validation"),
+    "invalid_request": (422, "Tokenizer"),
+    "overloaded": (429, "Overloaded"),
+    "timeout": (503, "Overloaded"),
+    "internal_error": (500, "Backend"),
 }
-
-STATUS_CODES: dict[ErrorCode, int] = {
-    "malformed": 400,
-    "empty": 400,
-    "unauthorised": 401,
-    "unknown_model": 404,
-    "not_found": 404,
-    "too_large": 413,
-    "invalid": 422,
-    "overloaded": 429,
-    "too_late": 503,
-    "failed": 500,
-}
-
-TEI_ERROR_TYPES: dict[ErrorCode, str] = {
-    "empty": "Empty",
-    "malformed": "Tokenizer",
-    "invalid": "Tokenizer",
-    "overloaded": "Overloaded",
-    "too_late": "Overloaded",
-    "failed": "Backend",
-}
-"""The rest are its `Validation`."""
+"""HTTP status and Text Embeddings Inference's `error_type` of each code; the setting
+`overload_status_code` replaces the status of `overloaded`."""
 
 
 def error_body(error: RequestError, dialect: Dialect) -> StrictModel:
-    """A refusal in a dialect's form."""
-    told = error.message
+    """Returns the body of an error response."""
     if dialect == "cohere":
-        return CohereError(message=told)
+        return CohereError(message=error.message)
     if dialect == "v1":
-        return V1Error(message=told, detail=told)
+        return V1Error(message=error.message, detail=error.message)
     if dialect == "tei":
-        kind: Any = TEI_ERROR_TYPES.get(error.code, "Validation")
-        return TeiError(error=told, error_type=kind)
-    return RankError(
-        error=error.code, message=error.problem, expected=error.expected, fix=error.fix
-    )
+        return TeiError(error=error.message, error_type=ERRORS[error.code][1])
+    return RankError(error=error.code, message=error.problem, fix=error.fix)
 
 
-def status_code(error: RequestError, dialect: Dialect, overload_status_code: int = 429) -> int:
-    """Its HTTP status; Text Embeddings Inference has one of its own for a failing backend."""
-    if error.code == "overloaded":
+def status_code(code: ErrorCode, dialect: Dialect, overload_status_code: int) -> int:
+    """Returns the HTTP status of an error code.
+
+    Text Embeddings Inference has a status of its own, 424, for a backend that fails.
+    """
+    if code == "overloaded":
         return overload_status_code
-    return 424 if (error.code, dialect) == ("failed", "tei") else STATUS_CODES[error.code]
-
-
-def error_status_codes(dialect: Dialect, overload_status_code: int = 429) -> list[int]:
-    """All that a ranking of this dialect may answer in place of 200."""
-    kinds = (
-        RequestError(
-            kind,
-            "; expected ",
-        )
-        for kind in get_args(ErrorCode)
-    )
-    return sorted({status_code(refused, dialect, overload_status_code) for refused in kinds})
+    return 424 if (code, dialect) == ("internal_error", "tei") else ERRORS[code][0]

@@ -1,7 +1,4 @@
-"""Metrics of the service, by Ray to Prometheus; `serve_configs/grafana.json` draws them.
-
-Knows Ray Serve's metrics. Must not know HTTP or rankers.
-"""
+"""Metrics of the service for Prometheus, plotted by `serve_configs/grafana.json`."""
 
 import asyncio
 import urllib.request
@@ -12,116 +9,89 @@ from http.client import HTTPException
 import ray
 from ray.serve.metrics import Counter, Histogram
 
-from as2ray.serving.service import RequestRecord
+from as2ray.serving.types import RequestRecord
 
-LATENCY_BUCKETS_S = [
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-]
-"""Upper edges of the histograms' buckets."""
+BUCKETS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
+"""Upper bounds of the histograms' buckets."""
 
-METRIC_PREFIX = "as2ray_"
-"""Of all names; Ray puts `ray_` before it."""
+LABELED_PATHS = (
+    *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/info", "/health", "/metrics"),
+)
+"""Paths with a label of their own. All others share one: a label for every path that somebody
+tries would fill Prometheus."""
 
 
 class ServiceMetrics:
-    """Counts requests at a gateway."""
+    """Counters and histograms of a gateway, each with its labels; Ray adds `ray_` to the names."""
 
     def __init__(self) -> None:
-        self.requests = Counter(
-            f"{METRIC_PREFIX}requests", "Requests that were answered.", tag_keys=("path", "status")
-        )
+        self.requests = Counter("as2ray_requests", "Finished requests.", ("path", "status"))
         self.request_seconds = Histogram(
-            f"{METRIC_PREFIX}request_seconds",
-            "Of a request, whole.",
-            LATENCY_BUCKETS_S,
-            tag_keys=("path",),
+            "as2ray_request_seconds", "Duration of a request.", BUCKETS_S, ("path",)
         )
         self.phase_seconds = Histogram(
-            f"{METRIC_PREFIX}step_seconds",
-            "Of a ranking's steps: read (tokenising), queue (waiting for a batch), rank.",
-            LATENCY_BUCKETS_S,
-            tag_keys=("model", "step"),
+            "as2ray_phase_seconds",
+            "Duration of a ranking's phases: tokenize, queue (waiting for a batch), inference.",
+            BUCKETS_S,
+            ("model", "phase"),
         )
-        self.tokens = Counter(f"{METRIC_PREFIX}tokens", "Tokens ranked.", tag_keys=("model",))
+        self.tokens = Counter("as2ray_tokens", "Ranked tokens.", ("model",))
         self.candidates_scored = Counter(
-            f"{METRIC_PREFIX}survivors",
-            "Candidates scored, by exit; `all` of a ranker without exits.",
-            tag_keys=("model", "exit"),
+            "as2ray_candidates_scored",
+            "Candidates that each exit scored; `all` for a ranker without exits.",
+            ("model", "exit_layer"),
         )
         self.load_shed = Counter(
-            f"{METRIC_PREFIX}relieved",
-            "Rankings with drop ratios raised under load.",
-            tag_keys=("model",),
+            "as2ray_load_shed", "Rankings whose drop ratios were raised under load.", ("model",)
         )
-        self.rejected = Counter(f"{METRIC_PREFIX}refused", "Requests refused.", tag_keys=("kind",))
+        self.rejected = Counter("as2ray_rejected", "Requests with an error response.", ("code",))
 
-    def record_request(self, record: RequestRecord, known_paths: Iterable[str]) -> None:
-        """Counts a request.
-
-        Args:
-            seen: The request.
-            known: Paths that have a name of their own; a label for each path that somebody tries
-                would fill Prometheus.
-        """
-        path = record.path if record.path in known_paths else "other"
+    def record_request(self, record: RequestRecord) -> None:
+        """Counts a finished request."""
+        path = record.path if record.path in LABELED_PATHS else "other"
         self.requests.inc(1, {"path": path, "status": str(record.status_code)})
         self.request_seconds.observe(record.duration_s, {"path": path})
         if record.error is not None:
-            self.rejected.inc(1, {"kind": record.error.code})
-        answer = record.result
-        if answer is None:
+            self.rejected.inc(1, {"code": record.error.code})
+        result = record.result
+        if result is None:
             return
-        model = {"model": answer.model}
-        for step, seconds in answer.timings_s.items():
-            self.phase_seconds.observe(seconds, {**model, "step": step})
-        self.tokens.inc(answer.num_tokens, model)
-        counts = {str(layer): n for layer, n in zip(answer.exit_layers, answer.num_scored)}
-        for layer, count in (counts or {"all": len(answer.ranking)}).items():
-            self.candidates_scored.inc(count, {**model, "exit": layer})
-        if answer.load_shed:
+        model = {"model": result.model}
+        for phase, duration_s in result.timings_s.items():
+            self.phase_seconds.observe(duration_s, {**model, "phase": phase})
+        self.tokens.inc(result.num_tokens, model)
+        counts = {str(layer): n for layer, n in zip(result.exit_layers, result.num_scored)}
+        for layer, count in (counts or {"all": len(result.ranking)}).items():
+            self.candidates_scored.inc(count, {**model, "exit_layer": layer})
+        if result.load_shed:
             self.load_shed.inc(1, model)
 
 
 async def collect_metrics() -> str:
-    """The service's metrics from the agents of all nodes, in Prometheus's text format."""
+    """Collects the metrics of all nodes, in Prometheus's text format."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     addresses = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
-    return merge_metrics(
-        await asyncio.gather(*(asyncio.to_thread(_scrape, one) for one in addresses))
-    )
+    scrapes = [asyncio.to_thread(_scrape, address) for address in addresses]
+    return merge_metrics(await asyncio.gather(*scrapes))
 
 
 def _scrape(address: str) -> str:
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-            text: str = answer.read().decode()
-            return text
-    except (OSError, HTTPException):  # a node that has just gone, or whose agent is not up yet
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as response:
+            return str(response.read(), "utf-8")
+    except (OSError, HTTPException):  # the node has just ended, or its agent has not started
         return ""
 
 
 def merge_metrics(texts: Iterable[str]) -> str:
-    """Several nodes' metrics as one text, as2ray's alone, the lines of each metric together."""
+    """Merges as2ray's metrics of several nodes, with all lines of a metric together."""
     families: dict[str, dict[str, None]] = defaultdict(dict)
     for text in texts:
         family = ""
         for line in text.splitlines():
             if line.startswith("#"):
                 family = line.split(" ")[2]
-            if f"_{METRIC_PREFIX}" in family:
+            if "_as2ray_" in family:
                 families[family][line] = None
-    lines = (line for family in families.values() for line in family)
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for family in families.values() for line in family)

@@ -1,44 +1,45 @@
-"""The wire contract: what clients send, and what they get; `refusals` has how each is told no.
+"""The wire contract: requests and responses of four dialects; `error_responses` has the errors.
 
-Knows pydantic and the service's own question and answer. Must not know HTTP servers or rankers.
-
-Four dialects, one core. Every request becomes an `Asked` by `asked()`, every `Answer` goes back by
-`of()`; unknown fields of the foreign dialects are ignored, as their own servers do, and ours are
-refused.
+`to_request()` converts every request to a `RerankRequest`, `from_result()` converts a
+`RerankResult` to every response. Unknown fields of the foreign dialects are ignored, as their own
+servers do; unknown fields of as2ray's dialect are rejected.
 
 - Cohere's `/v2/rerank`.
-- `/v1/rerank` is two at once, Cohere's v1 and Jina's, which cannot be told apart by their requests.
-  So its request is the union of the two (documents are strings or objects; `rank_fields` says which
-  fields of an object are read, by default `text`), and its response too: `id` and `meta` for one,
-  `model` and `usage` for the other. Only `return_documents` has two defaults. Cohere's (no) holds:
-  clients of either find documents by `index`.
-- Text Embeddings Inference's `/rerank`. The same path with `documents` in place of `texts` is
-  Infinity's and vLLM's, and answered as `/v1/rerank`.
-- Ours, `/rank`: with exit layers, drop ratios, survivors, times.
+- `/v1/rerank` serves both Cohere's v1 and Jina's clients, whose requests cannot be told apart. The
+  request is therefore the union of both (documents are strings or objects; `rank_fields` says which
+  fields of an object are ranked, by default `text`), and so is the response: `id` and `meta` for
+  Cohere, `model` and `usage` for Jina. Only the default of `return_documents` differs: Cohere's
+  (no) is used, as clients of either find documents by `index`.
+- Text Embeddings Inference's `/rerank`. The same path with `documents` instead of `texts` is
+  Infinity's and vLLM's, and is answered as `/v1/rerank`.
+- as2ray's `/rank` and `/ask`: with exit layers, drop ratios, numbers of scored candidates, timings.
 
-A candidate that fell early can have a higher score than a survivor. Foreign clients sort by score,
-LlamaIndex's even from the order in which it asked, so there each score stands below the one before
-it; `/rank` tells scores as they are.
+A candidate that was dropped early can have a higher score than a survivor. Foreign clients sort by
+score (LlamaIndex's starting from the order of its request), so in their dialects each score is
+lowered below the one before it. `/rank` returns scores unchanged.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from scipy.special import logit
 
-from as2ray.outputs import RankedCandidate, strictly_decreasing
-from as2ray.serving.types import RerankRequest, RerankResult
+from as2ray.outputs import strictly_decreasing
+from as2ray.retrieval.question_answering import Answer
+from as2ray.serving.settings import DropRatio
+from as2ray.serving.types import CandidateScore, RerankRequest, RerankResult
 
+PositiveInt = Annotated[int, Field(ge=1)]
+"""In OpenAPI `minimum: 1`, which is easier to read than the `exclusiveMinimum: 0` of pydantic's."""
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 
 
 def _check_unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("half a character") from None
+    text.encode()  # raises a ValueError on half of a surrogate pair
     return text
 
 
@@ -46,13 +47,12 @@ DocumentFields = Annotated[
     dict[str, Annotated[str, AfterValidator(_check_unicode)]],
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
 ]
-"""Goes back as it came, so all of it must be whole; what is ranked is looked at elsewhere."""
-DropRatio = Annotated[float, Field(ge=0.0, lt=1.0)]
-PositiveInt = Annotated[int, Field(ge=1)]
+"""A document with named fields. The response may contain all of them, so all must be valid Unicode;
+the ranked text is checked by `check_request_texts`."""
 
 
 class StrictModel(BaseModel):
-    """A message; types are not guessed at."""
+    """A message; values are not converted to other types."""
 
     model_config = ConfigDict(strict=True)
 
@@ -65,11 +65,11 @@ class CohereRequest(StrictModel):
     documents: list[Text]
     top_n: PositiveInt | None = None
     max_tokens_per_doc: PositiveInt | None = None
-    """Read, not followed: pairs are cut to the ranker's own length, which `/info` tells."""
+    """Accepted and ignored: pairs are truncated to the ranker's length, which `/info` returns."""
 
-    def to_request(self) -> RerankRequest:
-        """As the service asks."""
-        return RerankRequest(self.query, self.documents, self.model)
+    def to_request(self, model: str) -> RerankRequest:
+        """Converts to the service's request, to a model that is served."""
+        return RerankRequest(self.query, self.documents, model)
 
 
 class V1Request(StrictModel):
@@ -79,57 +79,84 @@ class V1Request(StrictModel):
     documents: list[Text | DocumentFields]
     model: str | None = None
     top_n: Annotated[int, Field(ge=0)] | None = None
-    """0 is all, as vLLM's clients say it."""
+    """0 stands for all, as in vLLM's clients."""
     return_documents: bool = False
     rank_fields: list[str] | None = None
     max_chunks_per_doc: PositiveInt | None = None
-    """Read, not followed: a candidate is one sentence."""
+    """Accepted and ignored: a candidate is one sentence."""
 
-    def to_request(self) -> RerankRequest:
-        """As the service asks."""
+    def to_request(self, model: str) -> RerankRequest:
+        """Converts to the service's request, to a model that is served."""
         fields = self.rank_fields or ["text"]
         texts = [
-            one if isinstance(one, str) else "\n".join(one[key] for key in fields if key in one)
-            for one in self.documents
+            document
+            if isinstance(document, str)
+            else "\n".join(document[field] for field in fields if field in document)
+            for document in self.documents
         ]
-        return RerankRequest(self.query, texts, self.model)
+        return RerankRequest(self.query, texts, model)
 
 
 class TeiRequest(StrictModel):
     """`POST /rerank` of Text Embeddings Inference."""
 
+    model: ClassVar[None] = None
+    """This dialect names no model."""
     query: Text
     texts: list[Text]
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = False
-    """Long pairs are cut either way: the ranker was trained so."""
+    """Accepted and ignored: long pairs are always truncated, as in training."""
     truncation_direction: Literal["right", "Right"] = "right"
 
-    def to_request(self) -> RerankRequest:
-        """As the service asks."""
-        return RerankRequest(self.query, self.texts)
+    def to_request(self, model: str) -> RerankRequest:
+        """Converts to the service's request, to a model that is served."""
+        return RerankRequest(self.query, self.texts, model)
 
 
-class RankRequest(StrictModel):
-    """`POST /rank`, as2ray's own."""
+class QuestionRequest(StrictModel):
+    """What as2ray's own requests have in common."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     question: Text
-    candidates: list[Text]
     model: str | None = None
-    top_k: PositiveInt | None = None
     drop_ratios: DropRatio | list[DropRatio] | None = None
-    """Part of the candidates that goes after each exit: one for all, or one for each but the last.
-    What is asked is kept to, also where too many wait."""
+    """Share of the candidates that is dropped after each exit: one number for all exits, or one for
+    each exit but the last. Load shedding does not change drop ratios that a request sets."""
+
+
+class RankRequest(QuestionRequest):
+    """`POST /rank`, as2ray's own."""
+
+    candidates: list[Text]
+    top_k: PositiveInt | None = None
     return_text: bool = True
 
-    def to_request(self) -> RerankRequest:
-        """As the service asks."""
-        return RerankRequest(self.question, self.candidates, self.model, self.drop_ratios)
+    def to_request(self, model: str) -> RerankRequest:
+        """Converts to the service's request, to a model that is served."""
+        return RerankRequest(self.question, self.candidates, model, self.drop_ratios)
 
 
-class ScoredDocument(StrictModel):
+class AskRequest(QuestionRequest):
+    """`POST /ask`, as2ray's own: a question to the documents of the service's index."""
+
+    top_k: PositiveInt = 3
+    """Maximum number of answers."""
+    num_candidates: PositiveInt = 100
+    """Maximum number of sentences that are ranked."""
+    num_neighbors: Annotated[int, Field(ge=0, le=10)] = 1
+    """Neighbors on either side of a retrieved sentence that are ranked too."""
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Minimum score of an answer; by default the ranker's own, if it is calibrated."""
+
+    def to_request(self, model: str, candidates: list[str]) -> RerankRequest:
+        """Converts to the service's request, with the candidates that were retrieved."""
+        return RerankRequest(self.question, candidates, model, self.drop_ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredDocument:
     """A document of Cohere's or Jina's results."""
 
     index: int
@@ -146,16 +173,9 @@ class CohereResponse(StrictModel):
 
     @classmethod
     def from_result(cls, result: RerankResult, request: CohereRequest) -> "CohereResponse":
-        """In this dialect."""
-        results = [
-            ScoredDocument(index=i, relevance_score=s)
-            for i, s in _strictly_decreasing_scores(result.ranking)
-        ]
-        return cls(
-            id=_create_response_id(),
-            results=results[: request.top_n],
-            meta=_build_meta(result, "2"),
-        )
+        """Converts a result to this dialect."""
+        results = _score_documents(result.ranking[: request.top_n])
+        return cls(id=str(uuid4()), results=results, meta=_build_meta(result, "2"))
 
 
 class V1Response(StrictModel):
@@ -169,25 +189,12 @@ class V1Response(StrictModel):
 
     @classmethod
     def from_result(cls, result: RerankResult, request: V1Request) -> "V1Response":
-        """In this dialect."""
-        results = [
-            ScoredDocument(
-                index=i,
-                relevance_score=s,
-                document=_to_document_fields(request.documents[i])
-                if request.return_documents
-                else None,
-            )
-            for i, s in _strictly_decreasing_scores(result.ranking[: request.top_n or None])
-        ]
+        """Converts a result to this dialect."""
+        documents = request.documents if request.return_documents else None
+        results = _score_documents(result.ranking[: request.top_n or None], documents)
         usage = {"total_tokens": result.num_tokens, "prompt_tokens": result.num_tokens}
-        return cls(
-            id=_create_response_id(),
-            model=result.model,
-            results=results,
-            usage=usage,
-            meta=_build_meta(result, "1"),
-        )
+        meta = _build_meta(result, "1")
+        return cls(id=str(uuid4()), model=result.model, results=results, usage=usage, meta=meta)
 
 
 class TeiScoredText(StrictModel):
@@ -199,122 +206,77 @@ class TeiScoredText(StrictModel):
 
     @classmethod
     def all_from_result(cls, result: RerankResult, request: TeiRequest) -> "list[TeiScoredText]":
-        """The response."""
-        edge, scores = np.finfo(np.float32).eps, [one.score for one in result.ranking]
+        """Converts a result to this dialect."""
+        scores = [candidate.score for candidate in result.ranking]
         if request.raw_scores:
-            scores = logit(np.clip(scores, edge, 1 - edge)).tolist()
+            epsilon = np.finfo(np.float32).eps
+            scores = logit(np.clip(scores, epsilon, 1 - epsilon)).tolist()
+        texts = request.texts if request.return_text else [None] * len(request.texts)
         return [
-            cls(
-                index=one.index,
-                score=score,
-                text=request.texts[one.index] if request.return_text else None,
-            )
-            for one, score in zip(result.ranking, strictly_decreasing(scores))
+            cls(index=candidate.index, score=score, text=texts[candidate.index])
+            for candidate, score in zip(result.ranking, strictly_decreasing(scores))
         ]
 
 
-class AskRequest(StrictModel):
-    """`POST /ask`, as2ray's own: a question to the documents of the service's index."""
+@dataclass(frozen=True, slots=True)
+class RankedText(CandidateScore):
+    """A candidate of `/rank`'s response."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-    question: Text
-    model: str | None = None
-    top_k: PositiveInt = 3
-    """Most answers."""
-    num_candidates: PositiveInt = 100
-    """Most sentences that are ranked."""
-    num_neighbors: Annotated[int, Field(ge=0, le=10)] = 1
-    """Neighbours on either side that come with a sentence as candidates."""
-    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Score that an answer must have; by default the ranker's own, if it was calibrated."""
-    drop_ratios: DropRatio | list[DropRatio] | None = None
-    """As in `/rank`."""
-
-
-class RankedText(StrictModel):
-    """A candidate of `/rank`'s response: `as2ray.tables.schema.Ranked`."""
-
-    index: int
-    score: float
     text: str | None = None
-    exit_layer: int | None = None
+    """None if the request does not want texts back."""
 
 
 class RankingDetails(StrictModel):
-    """What an answer took: of `/rank` and of `/ask`."""
+    """How a ranking was computed; part of the responses of `/rank` and `/ask`."""
 
     model: str
-    exit_layers: list[int]
-    num_scored: list[int]
-    """Candidates that each exit scored."""
-    drop_ratios: list[float]
-    """As used."""
+    exit_layers: tuple[int, ...]
+    num_scored: tuple[int, ...]
+    """Number of candidates that each exit scored."""
+    drop_ratios: tuple[float, ...]
+    """Drop ratio that was used after each exit but the last."""
     load_shed: bool
-    """Whether the ratios were raised because too many waited."""
+    """Whether the drop ratios were raised because the queue was too full."""
     num_tokens: int
     timings_ms: dict[str, float]
 
     @staticmethod
-    def timing_fields(result: RerankResult) -> dict[str, Any]:
-        """These fields."""
-        return {
-            "model": result.model,
-            "exits": list(result.exit_layers),
-            "survivors": list(result.num_scored),
-            "drop": list(result.drop_ratios),
-            "relieved": result.load_shed,
-            "tokens": result.num_tokens,
-            "milliseconds": {name: round(1e3 * s, 3) for name, s in result.timings_s.items()},
-        }
+    def details_of(result: RerankResult) -> dict[str, Any]:
+        """Returns the values of these fields."""
+        return {name: getattr(result, name) for name in RankingDetails.model_fields}
 
 
 class RankResponse(RankingDetails):
-    """Of `/rank`."""
+    """Response of `/rank`."""
 
     ranking: list[RankedText]
 
     @classmethod
     def from_result(cls, result: RerankResult, request: RankRequest) -> "RankResponse":
-        """In this dialect."""
+        """Converts a result to this dialect."""
+        texts = request.candidates if request.return_text else [None] * len(request.candidates)
         ranking = [
-            RankedText(
-                index=one.index,
-                score=one.score,
-                text=one.text if request.return_text else None,
-                exit_layer=one.exit_layer,
-            )
-            for one in result.ranking[: request.top_k]
+            RankedText(ranked.index, ranked.score, ranked.exit_layer, texts[ranked.index])
+            for ranked in result.ranking[: request.top_k]
         ]
-        return cls(ranking=ranking, **cls.timing_fields(result))
-
-
-class AnswerText(StrictModel):
-    """An answer of `/ask`'s response: `as2ray.retrieval.question_answering.Answer`."""
-
-    text: str
-    score: float
-    document_id: str
-    title: str
-    heading: str
-    context: str
-    exit_layer: int | None = None
+        return cls(ranking=ranking, **cls.details_of(result))
 
 
 class AskResponse(RankingDetails):
-    """Of `/ask`."""
+    """Response of `/ask`."""
 
-    answers: list[AnswerText]
-    """Best first; none where nothing was found, or nothing good enough."""
+    answers: list[Answer]
+    """Best first; empty if nothing was retrieved or no score is high enough."""
     num_candidates: int
-    """Sentences that were ranked."""
+    """Number of sentences that were ranked."""
     best_score: float | None
-    """Score of the best candidate, also of one too low to be an answer."""
+    """Score of the best candidate, even if it is too low for an answer."""
     threshold: float
-    """Score that an answer had to have."""
+    """Minimum score of an answer."""
 
 
 class Info(StrictModel):
-    """`GET /info`: Text Embeddings Inference's words, and ours."""
+    """`GET /info`: Text Embeddings Inference's fields, and as2ray's own."""
 
     model_id: str
     model_type: dict[str, Any] = {"reranker": {"id2label": {"0": "LABEL_0"}}}
@@ -324,21 +286,23 @@ class Info(StrictModel):
     max_concurrent_requests: int
     version: str
     models: list[str]
-    exit_layers: list[int]
-    drop_ratios: list[float]
+    exit_layers: tuple[int, ...]
+    drop_ratios: tuple[float, ...]
     max_drop_ratio: float
     num_indexed_sentences: int
-    """Of the index that `/ask` answers from; 0 without one."""
+    """Number of sentences in the index of `/ask`; 0 without an index."""
 
 
-def _strictly_decreasing_scores(ranking: list[RankedCandidate]) -> list[tuple[int, float]]:
-    """Index and score, best first, each score below the one before it."""
-    scores = strictly_decreasing(one.score for one in ranking)
-    return [(one.index, score) for one, score in zip(ranking, scores)]
-
-
-def _to_document_fields(document: str | dict[str, str]) -> dict[str, str]:
-    return {"text": document} if isinstance(document, str) else document
+def _score_documents(
+    ranking: list[CandidateScore], documents: Sequence[str | dict[str, str]] | None = None
+) -> list[ScoredDocument]:
+    """Returns Cohere's and Jina's results; without `documents` they contain indices alone."""
+    results = []
+    for candidate, score in zip(ranking, strictly_decreasing(c.score for c in ranking)):
+        document = documents[candidate.index] if documents else None
+        document = {"text": document} if isinstance(document, str) else document
+        results.append(ScoredDocument(candidate.index, score, document))
+    return results
 
 
 def _build_meta(result: RerankResult, version: str) -> dict[str, Any]:
@@ -350,7 +314,3 @@ def _build_meta(result: RerankResult, version: str) -> dict[str, Any]:
     if result.load_shed:
         meta["warnings"] = [f"under load: drop ratios raised to {list(result.drop_ratios)}"]
     return meta
-
-
-def _create_response_id() -> str:
-    return str(uuid4())

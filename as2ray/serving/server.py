@@ -1,7 +1,4 @@
-"""Serve in the foreground: on a Ray of its own, or on the cluster of RAY_ADDRESS.
-
-Knows Ray. Must not know what is served.
-"""
+"""Runs the service in the foreground: on a local Ray, or on the cluster of RAY_ADDRESS."""
 
 import ipaddress
 import os
@@ -19,64 +16,58 @@ from as2ray.serving.deployment import build_app
 from as2ray.serving.settings import ReplicasConfig, ServiceConfig
 
 APP_NAME = "as2ray"
-"""Of the application."""
+"""Name of the Ray Serve application."""
 
 
 def run_server(config: ServiceConfig, host: str, port: int) -> None:
-    """Serves until it is interrupted or terminated; ends in order either way.
+    """Serves until the process is interrupted or terminated, then shuts down in order.
 
     Args:
-        args: What is served.
+        config: Models and settings.
         host: Address to listen on.
         port: Port to listen on.
 
     Raises:
-        RecipeError: The port is taken, or there is no such host or port here.
-        ResourceError: Replicas that a Ray of its own has no room for: it would wait for ever.
+        ConfigError: The port is in use, or this machine has no such address or port.
+        ResourceError: The replicas do not fit on the local Ray, which would wait for ever.
     """
-    own = os.environ.get("RAY_ADDRESS", "local") == "local" and not ray.is_initialized()
-    if own:  # on a cluster, proxies listen on its machines
+    is_local = os.environ.get("RAY_ADDRESS", "local") == "local" and not ray.is_initialized()
+    if is_local:  # on a cluster, the proxies listen on its nodes
         _check_address(host, port)
     if config.auth_token_file is None and not _is_loopback(host):
-        sys.stderr.write(f"as2ray: {host} may be reached by others, and no token is asked\n")
+        sys.stderr.write(f"as2ray: others may reach {host}, and requests need no token\n")
     application = build_app(config)
     with ray_session():
-        if own:  # to a cluster, nodes may come
+        if is_local:  # a cluster may get more nodes
             _check_capacity(config.replicas)
-        # Ray's own handler ends its processes first, and then nothing can end in order.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Ray's own handler would end Ray's processes first, and then Serve cannot shut down.
+        previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            serve.start(
-                http_options={
-                    "host": host,
-                    "port": port,
-                    "request_timeout_s": 2 * config.limits.request_timeout_s,
-                }
-            )
+            timeout_s = 2 * config.limits.request_timeout_s
+            serve.start(http_options={"host": host, "port": port, "request_timeout_s": timeout_s})
             serve.run(application, name=APP_NAME, blocking=True)
         except KeyboardInterrupt:
             sys.stderr.write("as2ray: interrupted\n")
         finally:
             _shut_down()
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _check_address(host: str, port: int) -> None:
     try:
         with socket.socket(socket.getaddrinfo(host, None)[0][0]) as listener:
-            # As servers do: a port whose last connections are not forgotten yet is free.
+            # As servers do: a port is free although its last connections are still in TIME_WAIT.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"host {host}, port {port}: {error}"
-            "; expected an address of this machine and a free port",
-            fix="choose another --port or --host, or end what listens there",
+            f"host {host}, port {port}: {error}",
+            fix="choose another --port or --host, or stop the process that listens there",
         ) from error
 
 
 def _check_capacity(replicas: ReplicasConfig) -> None:
-    """Refuses what does not fit on the one node of a Ray of our own."""
+    """Checks that the replicas and gateways fit on the single node of a local Ray."""
     [node] = node_resources()
     count = max(replicas.min_replicas, 1)
     needs = {
@@ -85,16 +76,15 @@ def _check_capacity(replicas: ReplicasConfig) -> None:
     }
     if any(need > node.get(name, 0.0) + 1e-9 for name, need in needs.items()):
         raise ResourceError(
-            f"{count} replicas and {replicas.num_gateways} gateways: {needs['CPU']:g} CPU, "
-            f"{needs['GPU']:g} GPU"
-            f"; expected at most {node.get('CPU', 0):g} CPU and {node.get('GPU', 0):g} GPU (what "
-            "this machine has)",
-            fix="lower --settings.replicas.cpus (fractions are allowed), or serve on a cluster",
+            f"{count} replicas and {replicas.num_gateways} gateways need {needs['CPU']:g} CPU and "
+            f"{needs['GPU']:g} GPU; this machine has {node.get('CPU', 0):g} CPU and "
+            f"{node.get('GPU', 0):g} GPU",
+            fix="lower --settings.replicas.num_cpus (fractions are allowed), or serve on a cluster",
         )
 
 
 def _shut_down() -> None:
-    """Ends our application, and Serve with it unless others' run on the same cluster."""
+    """Ends the application, and Ray Serve with it unless it runs other applications."""
     if serve.status().applications.keys() - {APP_NAME}:
         serve.delete(APP_NAME)
     else:

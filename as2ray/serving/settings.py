@@ -1,137 +1,154 @@
-"""What an operator decides: models, limits, batches, replicas; YAML's `args` of the application.
+"""Configuration of the service: models, limits, batching, load shedding and replicas.
 
-Knows pydantic. Must not import Ray: the command line reads these before Ray is up.
+A Serve config file gives `ServiceConfig` as the `args` of the application. This module does not
+import Ray: the command line reads settings before Ray starts.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, from_validation_error
 from as2ray.tables.schema import MAX_TEXT_CHARS
 
-MODEL_CONFIG = ConfigDict(extra="forbid", frozen=True)
+DropRatio = Annotated[float, Field(ge=0, lt=1)]
+"""Share of the candidates that is dropped after an exit."""
 
 
-def from_validation_error(error: ValidationError) -> ConfigError:
-    """The first of its complaints as an error of ours."""
-    first = error.errors()[0]
-    where, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    return ConfigError(
-        f"{where}={first['input']!r}"
-        if where
-        else what + "; expected " + what
-        if where
-        else "settings that fit one another",
-    )
+class ConfigModel(BaseModel):
+    """Base of all settings: immutable, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Limits(BaseModel):
-    """What one request may ask."""
+class Limits(ConfigModel):
+    """Limits of one request."""
 
-    model_config = MODEL_CONFIG
-    max_candidates: int = Field(default=1_000, ge=1)
-    max_text_chars: int = Field(default=MAX_TEXT_CHARS // 10, ge=1, le=MAX_TEXT_CHARS)
-    """Of a question or a candidate."""
-    max_request_tokens: int = Field(default=131_072, ge=512)
-    """Of all pairs together, after each was cut to the ranker's length."""
-    max_body_bytes: int = Field(default=8_000_000, ge=1_024)
-    max_drop_ratio: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """Highest drop ratio that a request may ask."""
-    request_timeout_s: float = Field(default=30.0, gt=0.0)
-    """Until an answer; then 503."""
+    max_candidates: PositiveInt = 1_000
+    max_text_chars: Annotated[int, Field(ge=1, le=MAX_TEXT_CHARS)] = MAX_TEXT_CHARS // 10
+    """Maximum number of characters of a question or candidate."""
+    max_request_tokens: Annotated[int, Field(ge=512)] = 131_072
+    """Maximum number of tokens of all pairs, each truncated to the ranker's maximum length."""
+    max_body_bytes: Annotated[int, Field(ge=1_024)] = 8_000_000
+    max_drop_ratio: DropRatio = 0.9
+    """Highest drop ratio that a request may set."""
+    request_timeout_s: PositiveFloat = 30.0
+    """Time to a result, after which the response is 503."""
 
 
-class BatchingConfig(BaseModel):
-    """How requests are ranked together, and what happens where there are too many."""
+class BatchingConfig(ConfigModel):
+    """How many requests are ranked together, and how many may wait."""
 
-    model_config = MODEL_CONFIG
-    max_batch_tokens: int = Field(default=16_384, ge=512)
-    """Of a batch; a larger question goes alone."""
-    max_queued_tokens: int = Field(default=262_144, ge=512)
-    """That may wait at a replica; what comes then is refused."""
-    max_ongoing_requests: int = Field(default=256, ge=1)
-    """That a replica reads and ranks at a time (Serve's max_ongoing_requests)."""
-    max_queued_requests: int = Field(default=256, ge=1)
-    """That wait for a replica at each gateway (Serve's max_queued_requests)."""
-    start_at_fill: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Part of the waiting room that is full when drop ratios begin to rise."""
-    max_drop_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """What they rise to when it is full; by default they stay."""
+    max_batch_tokens: Annotated[int, Field(ge=512)] = 16_384
+    """Token budget of a batch. A larger request is ranked alone."""
+    max_queued_tokens: Annotated[int, Field(ge=512)] = 262_144
+    """Tokens that may be queued at a replica; requests beyond them are rejected."""
+    max_ongoing_requests: PositiveInt = 256
+    """Requests that a replica tokenizes and ranks at the same time (Ray Serve's setting)."""
+    max_queued_requests: PositiveInt = 256
+    """Requests that each gateway queues for a replica (Ray Serve's setting)."""
+
+
+class LoadSheddingConfig(ConfigModel):
+    """How a cascade's drop ratios rise while the queue of a replica fills.
+
+    Requests that set their own drop ratios keep them.
+    """
+
+    start_at_fill: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Fill level of the queue (0 to 1) above which drop ratios rise."""
+    max_drop_ratio: DropRatio | None = None
+    """Drop ratio at a full queue; by default drop ratios do not rise."""
 
     def drop_ratio_at(self, fill_level: float) -> float:
-        """The drop ratio that those below it are raised to, in a waiting room so full (0 to 1)."""
+        """Returns the ratio to which lower drop ratios are raised at a fill level of 0 to 1."""
         if self.max_drop_ratio is None or fill_level <= self.start_at_fill:
             return 0.0
         return self.max_drop_ratio * (fill_level - self.start_at_fill) / (1.0 - self.start_at_fill)
 
 
-class ReplicasConfig(BaseModel):
-    """What of the cluster the ranker takes."""
+class ReplicasConfig(ConfigModel):
+    """Number and resources of ranker replicas and gateways."""
 
-    model_config = MODEL_CONFIG
-    min_replicas: int = Field(default=1, ge=0)
-    max_replicas: int = Field(default=1, ge=1)
-    target_ongoing_requests: float = Field(default=8.0, gt=0.0)
-    """Requests at a replica at which another is started (Serve's target_ongoing_requests)."""
-    num_cpus: float = Field(default=1.0, gt=0.0)
-    """Of each replica; also the threads of its matrix products, rounded up."""
-    num_gpus: float = Field(default=0.0, ge=0.0)
-    num_gateways: int = Field(default=1, ge=1)
-    """Replicas that speak HTTP."""
-    gateway_num_cpus: float = Field(default=0.2, ge=0.0)
+    min_replicas: NonNegativeInt = 1
+    max_replicas: PositiveInt = 1
+    target_ongoing_requests: PositiveFloat = 8.0
+    """Requests per replica above which Ray Serve starts another (Ray Serve's setting)."""
+    num_cpus: PositiveFloat = 1.0
+    """CPU cores of each replica. Rounded up, also its number of threads."""
+    num_gpus: NonNegativeFloat = 0.0
+    num_gateways: PositiveInt = 1
+    """Replicas of the gateway, which speaks HTTP."""
+    gateway_num_cpus: NonNegativeFloat = 0.2
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "ReplicasConfig":
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"least={self.min_replicas} above most={self.max_replicas}")
+            raise ValueError(
+                f"min_replicas={self.min_replicas} is above max_replicas={self.max_replicas}"
+            )
         return self
 
 
-class Settings(BaseModel):
-    """All but the models, which change while the service runs."""
+class Settings(ConfigModel):
+    """All settings but the models, which can change while the service runs."""
 
-    model_config = MODEL_CONFIG
-    max_models_per_replica: int = Field(default=2, ge=1)
-    """That a replica holds at a time; the one least lately used goes."""
+    max_models_per_replica: PositiveInt = 2
+    """Models that a replica holds; the least recently used one is evicted."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     limits: Limits = Limits()
     batching: BatchingConfig = BatchingConfig()
+    load_shedding: LoadSheddingConfig = LoadSheddingConfig()
     replicas: ReplicasConfig = ReplicasConfig()
     overload_status_code: Literal[429, 503] = 429
-    """Status where too many wait."""
+    """Status of a request that is rejected because the queue is full."""
     index_path: str | None = None
-    """What `as2ray index` wrote; `/ask` answers from it. The head, where the application is built,
-    and every gateway's machine must see it."""
+    """Output folder of `as2ray index`, from which `/ask` answers. It must be readable on the head
+    node, where the application is built, and on every node with a gateway."""
     auth_token_file: str | None = None
-    """A file with one bearer token a line; without it everybody who reaches the port may ask. Seen
-    as the index is."""
+    """File with one bearer token per line; without it the service needs no token. Must be readable
+    on the same nodes as the index."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may ask."""
+    """Origins whose web pages may send requests."""
     enable_demo_page: bool = True
-    """Whether `/` shows a page to try the ranker on."""
+    """Whether `/` serves the demo page."""
     log_request_texts: bool = False
-    """Whether the log holds questions and candidates; they are the users'."""
+    """Whether the log contains questions and candidates, which may be personal data."""
 
     @model_validator(mode="after")
     def _check_token_limits(self) -> "Settings":
         if self.limits.max_request_tokens > self.batching.max_queued_tokens:
             raise ValueError(
-                f"limits.tokens={self.limits.max_request_tokens} above "
-                f"batches.waiting_tokens={self.batching.max_queued_tokens}: it could never be ranked"
+                f"limits.max_request_tokens={self.limits.max_request_tokens} is above "
+                f"batching.max_queued_tokens={self.batching.max_queued_tokens}"
             )
         return self
 
 
 class ServiceConfig(Settings):
-    """All of it: the arguments of the application."""
+    """The arguments of the application: settings and models."""
 
     models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = Field(min_length=1)
-    """Checkpoint folder or hub id of each name; the first answers where none is named."""
+    """Checkpoint folder or Hugging Face Hub id of each model's name; the first is the default."""
 
     @classmethod
     def from_models(cls, models: dict[str, str], settings: Settings) -> "ServiceConfig":
-        """Models with settings; an error of ours where they do not fit."""
+        """Adds models to settings.
+
+        Raises:
+            ConfigError: A name is not of visible ASCII characters, or the settings contradict.
+        """
         try:
             return cls.model_validate({"models": models, **settings.model_dump()})
         except ValidationError as error:
@@ -139,24 +156,24 @@ class ServiceConfig(Settings):
 
     @property
     def settings(self) -> Settings:
-        """Without the models."""
+        """The settings without the models."""
         return Settings.model_validate(self.model_dump(exclude={"models"}))
 
 
 def read_auth_tokens(path: str | None) -> tuple[str, ...]:
-    """The bearer tokens of a file, one a line; none without a file."""
+    """Reads bearer tokens from a file with one token per line; returns none without a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or contains no token.
+    """
     if path is None:
         return ()
     try:
-        with open(path, encoding="utf-8") as lines:
-            tokens = tuple(line.strip() for line in lines if line.strip())
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        tokens = ()
-        came = f"token_file {path}: {error}"
-    else:
-        came = f"token_file {path} holds no token"
+        problem = f"auth_token_file {path} is not a text file with one token per line: {error}"
+        raise ConfigError(problem) from error
+    tokens = tuple(line.strip() for line in lines if line.strip())
     if not tokens:
-        raise ConfigError(
-            f"{came}; expected a file with one token a line",
-        )
+        raise ConfigError(f"auth_token_file {path} is empty; it must have one token per line")
     return tokens

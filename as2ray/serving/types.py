@@ -1,128 +1,188 @@
-"""What passes inside the service, whatever dialect the client speaks: a question, an answer, a no.
+"""The requests, results and errors of the service, independent of any client's dialect."""
 
-Knows the ranked candidate. Must not know HTTP, Ray or any one client's dialect.
-"""
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from as2ray.errors import As2rayError
-from as2ray.outputs import RankedCandidate
+from as2ray.errors import As2rayError, EvaluationError
+from as2ray.text.input_checks import check_text
 
 ErrorCode = Literal[
-    "malformed",
-    "invalid",
-    "empty",
+    "invalid_json",
+    "invalid_request",
+    "no_candidates",
     "too_large",
-    "unauthorised",
-    "unknown_model",
+    "unauthorized",
+    "model_not_found",
     "not_found",
     "overloaded",
-    "too_late",
-    "failed",
+    "timeout",
+    "internal_error",
 ]
-"""Why a request gets no ranking; each dialect has a status and a form for it."""
+"""Why a request fails; `error_responses` maps each code to a status and a body in each dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """One question with its candidates."""
+    """A question with its candidates."""
 
     question: str
     candidates: list[str]
-    model: str | None = None
-    """A name; the first model by default."""
+    model: str
+    """Name of the model that ranks, one of those that are served."""
     drop_ratios: float | list[float] | None = None
     """Drop ratio after each stage but the last; by default the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
+class CandidateScore:
+    """The score of one candidate; its text stays in the request."""
+
+    index: int
+    """Position in the request's list of candidates."""
+    score: float
+    """Probability that the candidate answers the question."""
+    exit_layer: int | None = None
+    """Layer after which the candidate was scored; None for a ranker without exits."""
+
+
+@dataclass(frozen=True, slots=True)
 class RerankResult:
-    """A ranking, and what it took."""
+    """A ranking, and how it was computed."""
 
     model: str
-    ranking: list[RankedCandidate]
+    ranking: list[CandidateScore]
     """Best first."""
     num_tokens: int
-    """Of all pairs, special tokens included."""
+    """Tokens of all pairs, special tokens included."""
     exit_layers: tuple[int, ...] = ()
-    """Layers after which candidates could leave; none of a ranker of one piece."""
+    """Layers after which candidates can be dropped; empty for a ranker without exits."""
     num_scored: tuple[int, ...] = ()
-    """Candidates that each exit scored."""
+    """Number of candidates that each exit scored."""
     drop_ratios: tuple[float, ...] = ()
-    """Drop ratio after each exit but the last, as it was used."""
+    """Drop ratio that was used after each exit but the last."""
     load_shed: bool = False
-    """Whether the ratios were raised because too many waited."""
+    """Whether the drop ratios were raised because the queue was too full."""
     timings_s: dict[str, float] = field(default_factory=dict)
-    """Of each step: `read` (tokenising), `queue` (waiting for a batch), `rank`."""
+    """Duration of each phase: `tokenize`, `queue` (waiting for a batch), `inference`; for `/ask`
+    also `retrieval`."""
+
+    @property
+    def timings_ms(self) -> dict[str, float]:
+        """The same in milliseconds, rounded to microseconds."""
+        return {phase: round(1e3 * seconds, 3) for phase, seconds in self.timings_s.items()}
 
 
 class RequestError(As2rayError):
     """A request that gets no ranking.
 
     Args:
-        kind: Why.
-        came: What came; never the texts themselves, a path or a trace.
-        expected: What would have been accepted.
-        mend: What to do now.
-        retry_after: Seconds until it makes sense to ask again, where that helps.
+        code: The reason, for programs.
+        problem: The reason, for people; never contains a path, a traceback or the request's texts.
+        fix: What the client can do about it.
+        retry_after: Seconds after which a retry may succeed.
     """
 
     def __init__(
-        self,
-        code: ErrorCode,
-        problem: str,
-        *,
-        expected: str,
-        fix: str,
-        retry_after: int | None = None,
+        self, code: ErrorCode, problem: str, fix: str | None = None, retry_after: int | None = None
     ) -> None:
-        super().__init__(
-            f"{problem}; expected {expected}",
-            fix=fix,
-        )
+        super().__init__(problem, fix)
         self.code, self.retry_after = code, retry_after
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_request_error, (
-            self.code,
-            self.problem,
-            self.expected,
-            self.fix,
-            self.retry_after,
-        )
+        self.args = (code, problem, fix, retry_after)  # pickling passes them to the constructor
 
     @property
     def message(self) -> str:
-        """All of it on one line."""
-        return f"{self.problem}; expected: {self.expected}; to mend: {self.fix}"
+        """Problem and fix on one line."""
+        return self.problem if self.fix is None else f"{self.problem}; {self.fix}"
 
 
-def _rebuild_request_error(
-    code: ErrorCode, problem: str, expected: str, fix: str, retry_after: int | None
-) -> RequestError:
-    return RequestError(
-        code,
-        f"{problem}; expected {expected}",
-        fix=fix,
-        retry_after=retry_after,
-    )
+def overloaded_error(problem: str, retry_after: int) -> RequestError:
+    """Returns the error of a request that is rejected because too many are queued."""
+    return RequestError("overloaded", problem, f"retry in {retry_after} s", retry_after)
 
 
 def timeout_error(waited_s: float) -> RequestError:
-    """Nobody would wait that long."""
-    return RequestError(
-        "too_late",
-        f"no answer within {waited_s:g} s; expected a service less busy, or fewer candidates",
-        fix="ask again later, or with fewer candidates",
-        retry_after=max(1, round(waited_s)),
-    )
+    """Returns the error of a request that was not ranked in time."""
+    problem, fix = f"no result within {waited_s:g} s", "retry later, or send fewer candidates"
+    return RequestError("timeout", problem, fix, max(1, round(waited_s)))
 
 
 def internal_error() -> RequestError:
-    """Our fault; the reason stands in the log."""
-    return RequestError(
-        "failed",
-        "the service failed on this request; expected a ranking",
-        fix="ask again; if it fails again, tell the operator the request's time",
-    )
+    """Returns the error of a request on which the service failed; the log has the cause."""
+    fix = "retry; if the request fails again, report its time to the operator"
+    return RequestError("internal_error", "the service failed on this request", fix)
+
+
+def check_size(size: int, limit: int, unit: str, fix: str) -> None:
+    """Checks a size of a request, in some unit.
+
+    Raises:
+        RequestError: The size is over the limit.
+    """
+    if size > limit:
+        raise RequestError("too_large", f"{size:,} {unit}, the limit is {limit:,}", fix)
+
+
+def check_request_texts(request: RerankRequest) -> None:
+    """Checks that a tokenizer can read the question and every candidate.
+
+    Raises:
+        RequestError: A text is blank, or contains half of a surrogate pair.
+    """
+    texts = {"the question": request.question}
+    texts |= {f"candidate {i}": text for i, text in enumerate(request.candidates)}
+    for name, text in texts.items():
+        try:
+            check_text(text)
+        except EvaluationError:
+            problem = f"{name} is blank or contains half of a surrogate pair"
+            raise RequestError("invalid_request", problem) from None
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a client can learn about a model."""
+
+    max_length: int
+    """Maximum number of tokens of a pair."""
+    exit_layers: tuple[int, ...]
+    drop_ratios: tuple[float, ...]
+    threshold: float | None = None
+    """Score below which the best candidate should not be given as an answer, if the model is
+    calibrated."""
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A finished HTTP request, for metrics and the log."""
+
+    path: str
+    status_code: int
+    duration_s: float
+    request: RerankRequest | None
+    result: RerankResult | None
+    error: RequestError | None
+
+
+class RankingService(Protocol):
+    """What the HTTP application needs of the service behind it."""
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Checkpoint of each model's name; the first is the default."""
+
+    async def rank(self, request: RerankRequest) -> RerankResult:
+        """Ranks the candidates of a request.
+
+        Raises:
+            RequestError: The service is overloaded, too slow, or rejects the request.
+        """
+
+    async def get_model_info(self, model: str) -> ModelInfo:
+        """Returns the description of a model."""
+
+    async def export_metrics(self) -> str:
+        """Returns all metrics in Prometheus's text format."""
+
+    def record_request(self, record: RequestRecord) -> None:
+        """Counts a finished request."""

@@ -1,11 +1,10 @@
-"""The service in process: the real web, line, desks and tiny rankers, without Ray."""
+"""The service in this process: the real application, queue and engines, tiny rankers, no Ray."""
 
 import asyncio
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -18,52 +17,52 @@ from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
-from as2ray.serving.service import ModelInfo, RequestRecord
 from as2ray.serving.settings import ServiceConfig
-from as2ray.serving.types import RerankRequest, RerankResult
+from as2ray.serving.types import ModelInfo, RequestRecord, RerankRequest, RerankResult
 
 
 class InProcess:
-    """Desks and a line in this process."""
+    """Engines and a queue in this process."""
 
     def __init__(self, settings: ServiceConfig) -> None:
         self.settings = settings
-        self.seen: list[RequestRecord] = []
-        self.desks = {
+        self.records: list[RequestRecord] = []
+        self.engines = {
             name: RerankEngine(load(path, device="cpu"), settings.limits)
             for name, path in settings.models.items()
         }
-        batches = settings.batching
-        self.line = BatchQueue(
-            lambda batch, fullness, _: rank_batch(batch, batches.drop_ratio_at(fullness)),
-            batches.max_batch_tokens,
-            batches.max_queued_tokens,
+        self.queue = BatchQueue(
+            lambda batch, fill_level, _: rank_batch(
+                batch, settings.load_shedding.drop_ratio_at(fill_level)
+            ),
+            settings.batching.max_batch_tokens,
+            settings.batching.max_queued_tokens,
         )
 
     @property
     def models(self) -> Mapping[str, str]:
         return self.settings.models
 
-    async def rank(self, asked: RerankRequest, model: str) -> RerankResult:
-        read = await asyncio.to_thread(self.desks[model].tokenize, replace(asked, model=model))
-        return await self.line.submit(read, self.settings.limits.request_timeout_s)
+    async def rank(self, request: RerankRequest) -> RerankResult:
+        tokenized = await asyncio.to_thread(self.engines[request.model].tokenize, request)
+        return await self.queue.submit(tokenized, self.settings.limits.request_timeout_s)
 
-    async def facts(self, model: str) -> ModelInfo:
-        return self.desks[model].model_info
+    async def get_model_info(self, model: str) -> ModelInfo:
+        return self.engines[model].model_info
 
-    async def metrics(self) -> str:
-        return f"as2ray_requests {len(self.seen)}\n"
+    async def export_metrics(self) -> str:
+        return f"as2ray_requests {len(self.records)}\n"
 
-    def observe(self, seen: RequestRecord) -> None:
-        self.seen.append(seen)
+    def record_request(self, record: RequestRecord) -> None:
+        self.records.append(record)
 
 
 @pytest.fixture(scope="session")
 def cascade(checkpoint, tmp_path_factory) -> str:
     """A tiny cascade that drops half after each exit but the last."""
-    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
-    made.drop = 0.5
-    return str(save(made, tmp_path_factory.mktemp("served") / "cascade"))
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
+    ranker.drop_ratios = 0.5
+    return str(save(ranker, tmp_path_factory.mktemp("served") / "cascade"))
 
 
 @pytest.fixture(scope="session")
@@ -74,8 +73,8 @@ def serve(cascade):
         def make(tokens=(), **settings) -> TestClient:
             settings = ServiceConfig.model_validate({"models": {"cascade": cascade}, **settings})
             service = InProcess(settings)
-            opened = SentenceIndex.open(settings.index_path) if settings.index_path else None
-            client = TestClient(create_app(service, settings, tokens, opened))
+            index = SentenceIndex.open(settings.index_path) if settings.index_path else None
+            client = TestClient(create_app(service, settings, tokens, index))
             client.service = service
             return stack.enter_context(client)  # all its requests share one event loop
 

@@ -1,5 +1,7 @@
 """`/ask`: from documents to answers over HTTP."""
 
+import json
+
 import pytest
 
 from as2ray.checkpoints.loading import load
@@ -24,54 +26,68 @@ def index(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def library(serve, index):
-    return serve(index=index)
+    return serve(index_path=index)
 
 
 def test_answers_are_those_of_the_answerer_with_their_place(library, index, cascade):
     told = library.post("/ask", json={"question": "what is kovarin", "top_k": 2}).json()
     ranker = load(cascade, device="cpu")
     expected = QuestionAnswerer(SentenceIndex.open(index), ranker).ask("what is kovarin", 2)
-    assert [(a["text"], a["document"]) for a in told["answers"]] == [
+    assert [(a["text"], a["document_id"]) for a in told["answers"]] == [
         (a.text, a.document_id) for a in expected.answers
     ]
-    assert told["candidates"] == expected.num_candidates == 2
+    assert told["num_candidates"] == expected.num_candidates == 2
     assert told["answers"][0]["score"] == pytest.approx(expected.best_score, abs=0.02)
-    assert told["answers"][0]["document"] == "one.txt"
-    assert told["survivors"][0] == 2
-    assert set(told["milliseconds"]) == {"retrieve", "read", "queue", "rank"}
+    assert told["answers"][0]["document_id"] == "one.txt"
+    assert told["num_scored"][0] == 2
+    assert set(told["timings_ms"]) == {"retrieval", "tokenize", "queue", "inference"}
 
 
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
     assert (told["answers"], told["threshold"]) == ([], 1.0)
-    assert 0 < told["best"] < 1
+    assert 0 < told["best_score"] < 1
     told = library.post("/ask", json={"question": "zebra"}).json()
-    assert (told["answers"], told["candidates"], told["best"]) == ([], 0, None)
+    assert (told["answers"], told["num_candidates"], told["best_score"]) == ([], 0, None)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"top_k": 0}, {"around": 99}, {"threshold": 2}, {"unknown": 1}, {"question": " "}]
+    "wrong",
+    [
+        {"top_k": 0},
+        {"num_neighbors": 99},
+        {"threshold": 2},
+        {"unknown": 1},
+        {"question": " "},
+        {"question": "zebra", "drop_ratios": 0.99},
+    ],
 )
 def test_what_cannot_be_asked_is_refused(library, wrong):
     answer = library.post("/ask", json={"question": "kovarin", **wrong})
     assert answer.status_code == 422
-    assert {"came", "expected", "mend"} <= answer.json().keys()
+    assert {"error", "message", "fix"} <= answer.json().keys()
+
+
+def test_half_a_character_is_refused(library):
+    body = json.dumps({"question": "\ud800"})
+    answer = library.post("/ask", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]) == (422, "invalid_request")
 
 
 def test_too_long_a_question_is_refused_before_it_is_looked_for(serve, index):
-    client = serve(index=index, limits={"characters": 60})
+    client = serve(index_path=index, limits={"max_text_chars": 60})
     answer = client.post("/ask", json={"question": "zebra " * 100})
     assert (answer.status_code, answer.json()["error"]) == (413, "too_large")
 
 
 def test_drop_ratios_and_models_are_as_in_rank(library):
-    asked = {"question": "kovarin lala ne", "drop": 0.5}
+    asked = {"question": "kovarin lala ne", "drop_ratios": 0.5}
     told = library.post("/ask", json=asked).json()
-    assert told["drop"] == [0.5, 0.5]
-    assert library.post("/ask", json={**asked, "drop": 0.99}).status_code == 422
+    assert told["drop_ratios"] == [0.5, 0.5]
+    assert library.post("/ask", json={**asked, "drop_ratios": 0.99}).status_code == 422
 
 
 def test_info_counts_the_sentences_and_without_an_index_nobody_asks(library, client):
-    assert library.get("/info").json()["sentences"] == 4
-    assert client.get("/info").json()["sentences"] == 0
+    assert library.get("/info").json()["num_indexed_sentences"] == 4
+    assert client.get("/info").json()["num_indexed_sentences"] == 0
     assert client.post("/ask", json={"question": "kovarin"}).status_code == 404

@@ -22,9 +22,9 @@ NAME = "as2ray"
 @pytest.fixture(scope="module")
 def second(checkpoint, tmp_path_factory) -> str:
     """Another cascade, with other exits, so that an answer tells whose it is."""
-    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
-    made.drop = 0.5
-    return str(save(made, tmp_path_factory.mktemp("second") / "cascade"))
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
+    ranker.drop_ratios = 0.5
+    return str(save(ranker, tmp_path_factory.mktemp("second") / "cascade"))
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def deployed(ray_local, cascade, port):
         application = {
             "name": NAME,
             "route_prefix": "/",
-            "import_path": "as2ray.serving.deployment:build",
+            "import_path": "as2ray.serving.deployment:build_app",
             "args": {
                 "models": {"default": cascade},
-                "replicas": {"cpus": 0.5, "least": 2, "most": 2},
-                "limits": {"seconds": 60},
+                "replicas": {"num_cpus": 0.5, "min_replicas": 2, "max_replicas": 2},
+                "limits": {"request_timeout_s": 60},
             },
             "deployments": changed,
         }
@@ -112,8 +112,8 @@ def test_rankings_over_serve_are_the_ranker_s(deployed, cascade):
     found = answer.json()
     assert [one["index"] for one in found["ranking"]] == [one.index for one in expected]
     assert found["model"] == "default"
-    assert answer.headers["x-drop"] == "0.5,0.5"
-    assert httpx.get(f"{address}/info").json()["exits"] == [1, 2, 3]
+    assert answer.headers["x-drop-ratios"] == "0.5,0.5"
+    assert httpx.get(f"{address}/info").json()["exit_layers"] == [1, 2, 3]
     assert "as2ray" in httpx.get(f"{address}/").text
     wrong = httpx.post(
         f"{address}/v2/rerank", json={"model": "m", "query": " ", "documents": ["a"]}
@@ -129,7 +129,7 @@ def test_metrics_reach_prometheus_by_ray(deployed):
         text = httpx.get(f"{address}/metrics", timeout=30).text
         return all(
             f"ray_as2ray_{name}" in text
-            for name in ("requests_total", "request_seconds_bucket", "survivors_total")
+            for name in ("requests_total", "request_seconds_bucket", "candidates_scored_total")
         )
 
     wait(told, "metrics of a request")
@@ -157,6 +157,6 @@ def test_models_change_under_load_without_a_failed_request(deployed, second):
     with Load(address, clients=2) as asked:
         wait(lambda: len(asked.answers) > 3, "a few answers")
         deploy({"default": second})
-        wait(lambda: asked.answers[-1].json().get("exits") == [1, 3], "the new model's answer")
+        wait(lambda: asked.answers[-1].json().get("exit_layers") == [1, 3], "the new model answers")
     assert {answer.status_code for answer in asked.answers} == {200}
-    assert {tuple(answer.json()["exits"]) for answer in asked.answers} == {(1, 2, 3), (1, 3)}
+    assert {tuple(answer.json()["exit_layers"]) for answer in asked.answers} == {(1, 2, 3), (1, 3)}

@@ -18,25 +18,25 @@ def test_page_asks_nothing_of_others(client):
 
 def test_page_names_only_parts_that_it_has():
     page = DEMO_PAGE.read_text(encoding="utf-8")
-    named = set(re.findall(r'\$\("([a-z]+)"\)', page))
+    named = set(re.findall(r'\$\("([a-z-]+)"\)', page))
     assert named
-    assert named <= set(re.findall(r'id="([a-z]+)"', page))
+    assert named <= set(re.findall(r'id="([a-z-]+)"', page))
 
 
 def test_page_reads_only_what_rank_and_info_give(client):
     page = DEMO_PAGE.read_text(encoding="utf-8")
     asked = {"question": QUESTION, "candidates": CANDIDATES}
     for name, given in (
-        ("found", client.post("/rank", json=asked).json()),
+        ("result", client.post("/rank", json=asked).json()),
         ("info", client.get("/info").json()),
     ):
         read = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
         assert read
-        assert read - {"answers", "best", "threshold"} <= set(given)  # those are `/ask`'s
+        assert read - {"answers", "best_score", "threshold"} <= set(given)  # those are `/ask`'s
 
 
 def test_page_is_left_out_by_option(serve):
-    assert serve(page=False).get("/").status_code == 404
+    assert serve(enable_demo_page=False).get("/").status_code == 404
 
 
 @pytest.fixture(scope="module")
@@ -99,5 +99,5 @@ def test_page_is_dark_and_light(browser, address):
     browser.get(address)
     colour = "return getComputedStyle(document.body).backgroundColor"
     first = browser.execute_script(colour)
-    browser.find_element("id", "shade").click()
+    browser.find_element("id", "theme").click()
     assert browser.execute_script(colour) != first

@@ -9,7 +9,7 @@ from served import CANDIDATES, QUESTION
 from as2ray.checkpoints.loading import load
 from as2ray.outputs import RankedCandidate
 from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScoredText
-from as2ray.serving.types import RerankResult
+from as2ray.serving.types import CandidateScore, RerankResult
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +31,34 @@ def test_rank_tells_scores_and_exit_layers_as_the_ranker_does(client, expected):
     for got, wanted in zip(found["ranking"], expected):
         assert got["score"] == pytest.approx(wanted.score, abs=0.02)
         assert got["text"] == wanted.text
-    assert found["exits"] == [1, 2, 3]
-    assert found["survivors"] == [6, 3, 1]
-    assert found["drop"] == [0.5, 0.5]
-    assert found["relieved"] is False
-    assert found["tokens"] > len(CANDIDATES) * 3
-    assert set(found["milliseconds"]) == {"read", "queue", "rank"}
+    assert found["exit_layers"] == [1, 2, 3]
+    assert found["num_scored"] == [6, 3, 1]
+    assert found["drop_ratios"] == [0.5, 0.5]
+    assert found["load_shed"] is False
+    assert found["num_tokens"] > len(CANDIDATES) * 3
+    assert set(found["timings_ms"]) == {"tokenize", "queue", "inference"}
+
+
+def test_rank_leaves_texts_out_on_request(client):
+    asked = {"question": QUESTION, "candidates": CANDIDATES, "return_text": False}
+    found = client.post("/rank", json=asked).json()
+    assert {one["text"] for one in found["ranking"]} == {None}
 
 
 @pytest.mark.parametrize(("drop", "survivors"), [(0.0, [6, 6, 6]), ([0.5, 0.0], [6, 3, 3])])
 def test_rank_follows_the_drop_ratios_of_the_request(client, drop, survivors):
-    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop": drop, "top_k": 2}
+    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop_ratios": drop, "top_k": 2}
     found = client.post("/rank", json=asked).json()
-    assert found["survivors"] == survivors
+    assert found["num_scored"] == survivors
     assert len(found["ranking"]) == 2
 
 
 @pytest.mark.parametrize("drop", [0.95, [0.5], [0.5, 0.95], -0.1, 1.0, "half", [0.1, 0.1, 0.1]])
 def test_rank_refuses_drop_ratios_out_of_bounds(client, drop):
-    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop": drop}
+    asked = {"question": QUESTION, "candidates": CANDIDATES, "drop_ratios": drop}
     answer = client.post("/rank", json=asked)
     assert answer.status_code == 422
-    assert set(answer.json()) == {"error", "came", "expected", "mend"}
+    assert set(answer.json()) == {"error", "message", "fix"}
 
 
 def test_cohere_v2_gives_its_own_form_and_order(client, expected):
@@ -136,7 +142,7 @@ def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
 
 def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():
     scores = [0.4, 0.9, 0.4, 0.3, 0.0, 0.0]
-    ranking = [RankedCandidate(number, score, "a", 3) for number, score in enumerate(scores)]
+    ranking = [CandidateScore(index, score, 3) for index, score in enumerate(scores)]
     answer, texts = RerankResult("m", ranking, 9), ["a"] * len(scores)
     cohere = CohereResponse.from_result(
         answer, CohereRequest(model="m", query="q", documents=texts)
@@ -155,7 +161,7 @@ FORMS = {
     "/v2/rerank": {"message"},
     "/v1/rerank": {"message", "detail"},
     "/rerank": {"error", "error_type"},
-    "/rank": {"error", "came", "expected", "mend"},
+    "/rank": {"error", "message", "fix"},
 }
 
 
@@ -188,7 +194,7 @@ def test_info_health_and_metrics_speak_tei(client):
     info = client.get("/info").json()
     assert info["model_id"] == "cascade"
     assert info["max_input_length"] == 60
-    assert info["exits"] == [1, 2, 3]
+    assert info["exit_layers"] == [1, 2, 3]
     assert client.get("/health").status_code == 200
     assert client.get("/metrics").headers["content-type"].startswith("text/plain")
 
@@ -198,8 +204,8 @@ def test_times_stand_in_the_headers(client):
     for name in ("total", "tokenization", "queue", "inference"):
         assert int(headers[f"x-{name}-time"]) >= 0
     assert int(headers["x-compute-tokens"]) > 0
-    assert headers["x-drop"] == "0.5,0.5"
-    assert headers["x-relieved"] == "false"
+    assert headers["x-drop-ratios"] == "0.5,0.5"
+    assert headers["x-load-shed"] == "false"
 
 
 def test_a_name_is_free_where_one_model_is_served_and_bound_where_several(serve, cascade):

@@ -12,9 +12,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving import deployment, server
-from as2ray.serving.service import ModelInfo
 from as2ray.serving.settings import ServiceConfig
-from as2ray.serving.types import RequestError, RerankRequest
+from as2ray.serving.types import ModelInfo, RequestError, RerankRequest
 
 
 class Serve:
@@ -59,9 +58,9 @@ def handlers():
 def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, ends):
     serve = Serve(dict(others), ends)
     monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "connected", nullcontext)
-    monkeypatch.setattr(server, "build", lambda args: args)
-    monkeypatch.setattr(server, "nodes", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
     server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert serve.done == done
@@ -78,10 +77,10 @@ def started(monkeypatch) -> list:
         yield
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(server, "connected", connected)
+    monkeypatch.setattr(server, "ray_session", connected)
     monkeypatch.setattr(server.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(server, "nodes", lambda: [{"CPU": 2.0}])
-    monkeypatch.setattr(server, "build", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(server, "build_app", lambda args: args)
     monkeypatch.setattr(server, "serve", SimpleNamespace(start=lambda **_: found.append("serve")))
     return found
 
@@ -104,15 +103,15 @@ def test_an_address_that_is_not_here_is_told_before_ray_starts(started, host, po
 @pytest.mark.parametrize(
     "replicas",
     [
-        {"cpus": 64},
-        {"cpus": 64, "least": 0},
-        {"cpus": 2},
-        {"cpus": 1, "least": 2, "most": 2},
-        {"cpus": 1, "gpus": 1},
+        {"num_cpus": 64},
+        {"num_cpus": 64, "min_replicas": 0},
+        {"num_cpus": 2},
+        {"num_cpus": 1, "min_replicas": 2, "max_replicas": 2},
+        {"num_cpus": 1, "num_gpus": 1},
     ],
 )
 def test_replicas_without_room_on_a_ray_of_our_own_are_refused(started, replicas):
-    with pytest.raises(ResourceError, match="what this machine has"):
+    with pytest.raises(ResourceError, match="this machine has 2 CPU"):
         server.run_server(ServiceConfig(models={"a": "x"}, replicas=replicas), "127.0.0.1", 0)
     assert started == ["ray"]
 
@@ -122,7 +121,7 @@ class Replicas:
 
     def __init__(self, *ends) -> None:
         self.ends = list(ends)
-        self.rank = self.facts = self
+        self.rank = self.get_model_info = self
 
     def options(self, **_) -> "Replicas":
         return self
@@ -135,14 +134,17 @@ class Replicas:
 
 
 FULL = BackPressureError(num_queued_requests=1, max_queued_requests=1)
-FACTS = ModelInfo(60, (1, 2), (0.5,))
+INFO = ModelInfo(60, (1, 2), (0.5,))
+REQUEST = RerankRequest("q", ["a"], "a")
 
 
 @pytest.fixture
 def gateway():
-    def make(*ends, least: int = 1) -> deployment.Gateway:
+    def make(*ends, min_replicas: int = 1) -> deployment.Gateway:
         made = object.__new__(deployment.Gateway)  # to make one as Serve does takes a replica
-        settings = ServiceConfig(models={"a": "x"}, replicas={"least": least}).settings
+        settings = ServiceConfig(
+            models={"a": "x"}, replicas={"min_replicas": min_replicas}
+        ).settings
         made.ranker, made.settings = Replicas(*ends), settings
         made.models, made.model_infos, made.last_response_at = {"a": "x", "b": "y"}, {}, 0.0
         return made
@@ -151,49 +153,49 @@ def gateway():
 
 
 @pytest.mark.parametrize(
-    ("ends", "kind"),
+    ("ends", "code"),
     [
         ([FULL], "overloaded"),
         ([RayActorError(), FULL], "overloaded"),
-        ([DeploymentUnavailableError("ranker")], "too_late"),
-        ([RayActorError(), RayActorError()], "too_late"),
+        ([DeploymentUnavailableError("ranker")], "timeout"),
+        ([RayActorError(), RayActorError()], "timeout"),
     ],
 )
-@pytest.mark.parametrize("asks", ["rank", "facts"])
-def test_a_gateway_tells_replicas_that_are_full_or_gone_by_their_kind(gateway, asks, ends, kind):
+@pytest.mark.parametrize("asks", ["rank", "get_model_info"])
+def test_a_gateway_tells_replicas_that_are_full_or_gone_by_their_kind(gateway, asks, ends, code):
     made = gateway(*ends)
-    asked = made.rank(RerankRequest("q", ["a"]), "a") if asks == "rank" else made.facts("a")
+    asked = made.rank(REQUEST) if asks == "rank" else made.get_model_info("a")
     with pytest.raises(RequestError) as refused:
         asyncio.run(asked)
-    assert refused.value.code == kind
+    assert refused.value.code == code
 
 
 def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
-    made = gateway(RayActorError(), FACTS)
+    made = gateway(RayActorError(), INFO)
     for _ in range(2):
-        assert asyncio.run(made.facts("a")) == FACTS
+        assert asyncio.run(made.get_model_info("a")) == INFO
 
 
 def test_facts_are_not_told_where_no_replica_answers_any_more(gateway, monkeypatch):
-    made = gateway(FACTS, RayActorError(), RayActorError())
-    asyncio.run(made.facts("a"))
-    monkeypatch.setattr(deployment, "HEARD", -1.0)
+    made = gateway(INFO, RayActorError(), RayActorError())
+    asyncio.run(made.get_model_info("a"))
+    monkeypatch.setattr(deployment, "PROBE_AFTER_S", -1.0)
     with pytest.raises(RequestError):
-        asyncio.run(made.facts("a"))
+        asyncio.run(made.get_model_info("a"))
 
 
 @pytest.mark.parametrize("model", ["a", "b"])
 def test_replicas_that_answer_with_any_model_are_not_asked_for_facts(gateway, model):
-    made = gateway(FACTS, "answer")
-    asyncio.run(made.facts("a"))
-    made.heard -= 2 * deployment.PROBE_AFTER_S
-    asyncio.run(made.rank(RerankRequest("q", ["a"]), model))
-    assert asyncio.run(made.facts("a")) == FACTS
+    made = gateway(INFO, "answer")
+    asyncio.run(made.get_model_info("a"))
+    made.last_response_at -= 2 * deployment.PROBE_AFTER_S
+    asyncio.run(made.rank(RerankRequest("q", ["a"], model)))
+    assert asyncio.run(made.get_model_info("a")) == INFO
     assert not made.ranker.ends
 
 
 def test_facts_wake_no_replica_where_none_need_live(gateway, monkeypatch):
-    made = gateway(FACTS, least=0)
-    monkeypatch.setattr(deployment, "HEARD", -1.0)
+    made = gateway(INFO, min_replicas=0)
+    monkeypatch.setattr(deployment, "PROBE_AFTER_S", -1.0)
     for _ in range(2):
-        assert asyncio.run(made.facts("a")) == FACTS
+        assert asyncio.run(made.get_model_info("a")) == INFO
