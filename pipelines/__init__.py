@@ -1,4 +1,4 @@
-"""Pipelines: drivers that put the rooms together, one file each, with recipes beside them.
+"""Pipelines: experiments and applications, one module each, with recipes in `recipes`.
 
-Run by `python -m pipelines.NAME --config RECIPE --output DIR`, here or as a Ray job.
+Run `python -m pipelines.NAME --config RECIPE --output DIR`, also as a Ray job.
 """

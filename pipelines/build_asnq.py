@@ -1,24 +1,26 @@
-"""A corpus of answer sentences out of pages with marked answers, as ASNQ was made.
+"""Builds a corpus of answer sentences from pages with marked answers, as ASNQ was built.
 
-    python -m pipelines.build_asnq --corpus nq --split train --output DIR --workers.data_cpus 32
-    python -m pipelines.build_asnq --corpus squad --split dev --output DIR --workers.count 0
+    python -m pipelines.build_asnq --corpus nq --split train --output DIR --workers.num_data_cpus 32
+    python -m pipelines.build_asnq --corpus squad --split dev --output DIR --workers.num_workers 0
 
-Records are read, cut into sentences and graded by tasks of the cluster (with `--workers.count 0`
-in this process), and written in their order: the corpus is the same either way. Bad records are
-set aside in `quarantine.jsonl`, up to a limit. The report holds the counts by grade beside those
-that TANDA's Table 1 prints for ASNQ.
+Ray tasks (with `--workers.num_workers 0` this process) read records, split them into sentences and
+grade these. The corpus does not depend on their number. Rejected records are written to
+`quarantine.jsonl`, up to a limit. The report compares the counts of each grade with those of ASNQ
+in TANDA, Table 1.
 """
 
 import json
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from pydantic import ConfigDict, NonNegativeInt, model_validator
+from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.asnq import GRADE_COUNTS
 from as2ray.corpora.natural_questions import ASNQ_OPTIONS
@@ -26,8 +28,7 @@ from as2ray.corpora.preparation import prepare_splits
 from as2ray.corpora.record_conversion import Quarantine, convert_in_process, with_quarantine
 from as2ray.corpora.registry import get_corpus
 from as2ray.distributed.build import convert_on_ray
-from as2ray.distributed.plan import WorkersConfig
-from as2ray.errors import ConfigError
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.stage import manifest, stage
 from as2ray.tables.filters import QuestionFilter
 from as2ray.text.sentences import versioned_name
@@ -35,10 +36,10 @@ from pipelines.recipe import command
 
 log = logging.getLogger(__name__)
 
-QUESTIONS = {"train": 57_242, "dev": 2_672}
-"""Of ASNQ's splits."""
+NUM_QUESTIONS = {"train": 57_242, "dev": 2_672}
+"""Questions of ASNQ's splits."""
 
-MEANING = (
+GRADE_DESCRIPTIONS = (
     "outside the long answer, without the short",
     "outside, with its words",
     "in the long answer, without the short",
@@ -47,34 +48,40 @@ MEANING = (
 """Of grades 1 to 4."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recipe:
-    """What to build."""
+    """Builds a corpus of answer sentences from pages with marked answers."""
 
     corpus: str = "nq"
     """A corpus of pages with marked answers."""
     split: str = "train"
     """One of its splits."""
     corpus_options: dict[str, Any] = field(default_factory=dict)
-    """The corpus' own options."""
+    """Options of the corpus."""
     asnq_compatible: bool = False
-    """Cut Natural Questions' pages as ASNQ's were: joined flat, whatever the block tags."""
+    """Split Natural Questions' pages as ASNQ's were: as flat text, whatever the block tags."""
     question_filter: QuestionFilter = "raw"
-    """Questions that are kept: `raw`, `no_all_negative` or `clean`."""
-    max_bad_records: int = 0
-    """Most bad records that may be left out."""
+    """Questions to keep: `raw`, `no_all_negative` or `clean`."""
+    max_bad_records: NonNegativeInt = 0
+    """Maximum number of rejected records."""
 
-    def __post_init__(self) -> None:
-        if self.max_bad_records < 0 or (self.asnq_compatible and self.corpus != "nq"):
-            raise ConfigError(
-                f"bad={self.max_bad_records}, compatible={self.asnq_compatible} for corpus {self.corpus!r}"
-                "; expected bad >= 0; compatible for nq alone",
+    @model_validator(mode="after")
+    def _check_corpus(self) -> "Recipe":
+        if self.asnq_compatible and self.corpus != "nq":
+            raise ValueError(
+                f"asnq_compatible is an option for corpus 'nq', not for {self.corpus!r}"
             )
+        return self
 
     def resolved(self) -> dict[str, Any]:
-        """All options of the corpus."""
-        near = ASNQ_OPTIONS if self.asnq_compatible else {}
-        return get_corpus(self.corpus).resolve({**near, **self.corpus_options})
+        """Returns all options of the corpus.
+
+        Raises:
+            ConfigError: The corpus has no such option, or its conversion has no options.
+        """
+        asnq_options = ASNQ_OPTIONS if self.asnq_compatible else {}
+        options = {**asnq_options, **self.corpus_options}
+        return asdict(get_corpus(self.corpus).parse_options(options))
 
 
 def run(
@@ -83,82 +90,90 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> Path:
-    """Builds the corpus unless it is there, and writes the report; the folder of its Parquet files.
+    """Builds the corpus unless it exists, and writes the report.
 
     Args:
-        recipe: What to build.
+        recipe: The corpus to build.
         output: Folder of the stages.
-        workers: Of the cluster; the tasks take `data_cpus`, or this process does it all.
-        sources: For the corpus its folder or file; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use: its `num_data_cpus`. Without workers, this process.
+        data_dirs: Folder or file of the corpus; by default its folder in AS2RAY_DATA.
+
+    Returns:
+        The folder of the Parquet files.
 
     Raises:
-        CorpusError: A corpus that is candidates already, or more bad records than allowed.
+        CorpusError: The corpus already consists of candidates, or too many records are rejected.
     """
     folder, options = Path(output).resolve(), recipe.resolved()
     quarantine = Quarantine(recipe.max_bad_records)
-    how = convert_on_ray(workers.num_data_cpus) if workers.num_workers else convert_in_process
-    corpus = with_quarantine(get_corpus(recipe.corpus), quarantine, how)
+    convert_all = (
+        convert_on_ray(workers.num_data_cpus) if workers.num_workers else convert_in_process
+    )
+    corpus = with_quarantine(get_corpus(recipe.corpus), quarantine, convert_all)
     source = (data_dirs or {}).get(recipe.corpus)
     name = f"{recipe.corpus}-{recipe.split}"
-    identity = {
+    inputs = {
         "corpus": recipe.corpus,
         "split": recipe.split,
-        "options": options,
-        "splitter": versioned_name(options["splitter"]),
-        "filter": recipe.question_filter,
+        "corpus_options": options,
+        "sentence_splitter": versioned_name(options["sentence_splitter"]),
+        "question_filter": recipe.question_filter,
     }
 
     def make(part: Path) -> Mapping[str, Any]:
         shutil.rmtree(part / "release", ignore_errors=True)
-        wanted = {recipe.split: recipe.question_filter}
-        found = prepare_splits(corpus, source, part / "release", wanted, **options)
+        splits = {recipe.split: recipe.question_filter}
+        release = prepare_splits(corpus, source, part / "release", splits, **options)
         for path in sorted((part / "release" / recipe.split).glob("*.parquet")):
             path.rename(part / path.name)
         shutil.rmtree(part / "release")
         quarantine.write(part / "quarantine.jsonl")
-        entry = found["splits"][recipe.split]
+        entry = release["splits"][recipe.split]
         return {**entry, "grades": _grades(part), "bad": len(quarantine.rejected)}
 
-    made = stage(folder / name, identity, make)
-    text = report(recipe, manifest(made))
+    path = stage(folder / name, inputs, make)
+    text = report(recipe, manifest(path))
     (folder / f"{name}.md").write_text(text)
     log.info("\n%s", text)
-    return made
+    return path
 
 
-def report(recipe: Recipe, made: Mapping[str, Any]) -> str:
-    """The counts by grade beside ASNQ's (TANDA, Table 1), as Markdown.
+def report(recipe: Recipe, entries: Mapping[str, Any]) -> str:
+    """Compares the counts by grade with ASNQ's (TANDA, Table 1), as Markdown.
 
     Args:
-        recipe: What was built.
-        made: The manifest of the stage.
+        recipe: The corpus that was built.
+        entries: The manifest of its stage.
     """
-    found, counts = made["found"], made["found"]["counts"]
-    split = recipe.split if recipe.split in QUESTIONS else "train"
-    published = GRADE_COUNTS["train" if split == "train" else "dev-all"]
+    inputs, outputs = entries["inputs"], entries["outputs"]
+    counts = outputs["counts"]
+    split = recipe.split if recipe.split in NUM_QUESTIONS else "train"
+    asnq_counts = GRADE_COUNTS["train" if split == "train" else "dev-all"]
     lines = [
         f"# {recipe.corpus}, {recipe.split}",
         "",
-        f"{counts['questions']:,} questions, {counts['pairs']:,} pairs, {counts['positives']:,} "
-        f"positives; {found['bad']:,} bad records left out; fingerprint {found['fingerprint']}.",
-        f"Options: {json.dumps(made['identity']['options'])}; splitter "
-        f"{made['identity']['splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
-        f"{QUESTIONS[split]:,} questions.",
+        f"{counts['num_questions']:,} questions, {counts['num_pairs']:,} pairs, "
+        f"{counts['num_positives']:,} positives; {outputs['bad']:,} bad records left out; "
+        f"fingerprint {outputs['fingerprint']}.",
+        f"Options: {json.dumps(inputs['corpus_options'])}; sentence splitter "
+        f"{inputs['sentence_splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
+        f"{NUM_QUESTIONS[split]:,} questions.",
         "",
-        "| grade | sentences | here | a question | ASNQ | a question |",
+        "| grade | sentences | here | per question | ASNQ | per question |",
         "|---|---|---|---|---|---|",
     ]
-    for grade, (meaning, theirs) in enumerate(zip(MEANING, published), 1):
-        ours = found["grades"][str(grade)]
+    for grade, (description, asnq_count) in enumerate(zip(GRADE_DESCRIPTIONS, asnq_counts), 1):
+        count = outputs["grades"][str(grade)]
         lines.append(
-            f"| {grade} | {meaning} | {ours:,} | {ours / max(1, counts['questions']):.2f} "
-            f"| {theirs:,} | {theirs / QUESTIONS[split]:.2f} |"
+            f"| {grade} | {description} | {count:,} "
+            f"| {count / max(1, counts['num_questions']):.2f} "
+            f"| {asnq_count:,} | {asnq_count / NUM_QUESTIONS[split]:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def _grades(folder: Path) -> dict[str, int]:
-    """Rows of each grade in the Parquet files of a folder."""
+    """Counts the rows of each grade in the Parquet files of a folder."""
     rows = np.zeros(5, np.int64)
     for path in folder.glob("*.parquet"):
         grade = pq.read_table(path, columns=["grade"])["grade"].to_numpy()
@@ -167,7 +182,7 @@ def _grades(folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Recipe, run)
 
 

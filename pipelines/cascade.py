@@ -1,8 +1,8 @@
-"""The Cascade Transformer: train cascades, monoliths and sequential rankers, search, compare.
+"""The Cascade Transformer: trains cascades, single rankers and sequential rankers; compares them.
 
     python -m pipelines.cascade --config pipelines/recipes/cascade_minilm.yaml --output DIR
 
-Training is that of any recipe. Every partial classifier then scores every candidate once, and
+Runs are trained as in any recipe. Then every partial classifier scores every candidate once, and
 all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the paper, and the
 search for drop ratios and exits that the paper leaves as future work.
 """
@@ -10,16 +10,19 @@ search for drop ratios and exits that the paper leaves as future work.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
-from as2ray.cascade.pruning import expand_drop_ratios
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
 from as2ray.checkpoints.initialization import build_sequential
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation.cascade_replay import OperatingPoint
 from as2ray.evaluation.measures import EvaluationResult, evaluate
@@ -28,46 +31,47 @@ from as2ray.experiments.stage import digest, stage
 from as2ray.profiling.savings import measure_savings
 from pipelines.drop_search import Search, replays, search_drop_ratios
 from pipelines.experiment import Found, check_runs, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as Steps
+from pipelines.recipe import Recipe as BaseRecipe
 from pipelines.recipe import check_names, command
 from pipelines.steps import evaluate_ranker, table
 
 log = logging.getLogger(__name__)
 
-TIMED = 1_024
-"""Pairs of the first test, at most, over which the clock is asked."""
+TIMED_PAIRS = 1_024
+"""Maximum number of pairs of the first test over which time is measured."""
 
 
-@dataclass(frozen=True)
-class Recipe(Steps):
-    """Cascades beside monoliths and sequential rankers."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Recipe(BaseRecipe):
+    """Cascades, compared with single rankers and sequential rankers."""
 
     sequential_rankers: dict[str, list[str]] = field(default_factory=dict)
-    """Sequential rankers by name: steps of pointwise rankers, the shallowest first."""
-    drop_ratios: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.4, 0.5])
-    """Drop ratios to report, each the same after every exit."""
+    """Sequential rankers by name: the runs of their pointwise rankers, fewest layers first."""
+    drop_ratios: list[Annotated[float, Field(ge=0, lt=1)]] = field(
+        default_factory=lambda: [0.0, 0.3, 0.4, 0.5]
+    )
+    """Drop ratios to report; each is applied after every exit."""
     search: Search = field(default_factory=Search)
-    """How drop ratios are searched."""
+    """Search for drop ratios."""
     measure_speed: bool = True
-    """Whether the clock is asked too, with each ranker's first seed."""
+    """Whether to measure time too, with the first seed of each ranker."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("sequential ranker", self.sequential_rankers)
-        for drop in self.drop_ratios:
-            expand_drop_ratios(drop, 2)
-        for name, steps in self.sequential_rankers.items():
-            wrong = [s for s in steps if s not in self.runs or self.is_cascade(s)]
-            if wrong or not steps or name in self.runs:
+        for name, members in self.sequential_rankers.items():
+            if name in self.runs:
+                raise ConfigError(f"{name!r} is the name of a run and of a sequential ranker")
+            wrong = [run for run in members if run not in self.runs or self.is_cascade(run)]
+            if wrong or not members:
                 raise ConfigError(
-                    f"sequential ranker {name!r} of steps {steps}"
-                    "; expected a name of its own, and steps that train pointwise rankers",
-                    fix="describe them under `steps`",
+                    f"sequential ranker {name!r} of {members}: its members must be runs that train "
+                    "pointwise rankers"
                 )
-            self.seeds_shared(name, steps)
+            self.seeds_shared(name, members)
 
     def systems(self) -> list[str]:
-        """A pointwise ranker; of a cascade each exit, each drop ratio and the searched ones."""
+        """Returns pointwise rankers, and the exits, drop ratios and search of each cascade."""
         names = []
         for name in [*self.runs, *self.sequential_rankers]:
             if name in self.runs and not self.is_cascade(name):
@@ -78,9 +82,9 @@ class Recipe(Steps):
             names += [f"{name}, searched"] if name in self.runs else []
         return names
 
-    def is_cascade(self, step: str) -> bool:
-        """Whether a step trains a cascade."""
-        return bool(self.exits_of(step))
+    def is_cascade(self, run: str) -> bool:
+        """Returns whether a run trains a cascade."""
+        return bool(self.exits_of(run))
 
 
 def run(
@@ -89,16 +93,16 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs what is not there yet, and writes the reports.
+    """Trains and evaluates what does not exist yet, and writes the reports.
 
     Args:
-        recipe: What to do.
+        recipe: Tables, runs and systems.
         output: Folder of the stages.
-        workers: What to take of the cluster.
-        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use.
+        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
-    _refuse_unordered(recipe, folder)
+    _check_sequential_rankers(recipe, folder)
     tables = prepare(recipe, folder / "tables", data_dirs or {})
     found: Found = {test: {} for test in recipe.tests}
     costs: dict[str, dict[str, list[OperatingPoint]]] = {test: {} for test in recipe.tests}
@@ -109,29 +113,28 @@ def run(
                 costs[test].setdefault(system, []).append(point)
     write_reports(recipe, folder, found)
     for test, points in costs.items():
-        _tell_costs(folder, test, points)
-        _tell_drops(recipe, folder, test, found[test])
+        _write_costs(folder, test, points)
+        _report_drop_ratios(recipe, folder, test, found[test])
     if recipe.measure_speed:
-        _tell_times(recipe, folder, tables)
+        _write_times(recipe, folder, tables)
 
 
-def _refuse_unordered(recipe: Recipe, folder: Path) -> None:
-    """Sequential rankers that could not be made of their members, once these are trained."""
-    held = check_runs(recipe, folder)
-    for name, steps in recipe.sequential_rankers.items():
-        depths = [held[step].depth for step in steps]
-        if any(a >= b for a, b in pairwise(depths)):
+def _check_sequential_rankers(recipe: Recipe, folder: Path) -> None:
+    """Checks before training that each sequential ranker can be made of its members."""
+    shapes = check_runs(recipe, folder)
+    for name, members in recipe.sequential_rankers.items():
+        num_layers = [shapes[member].num_layers for member in members]
+        if any(a >= b for a, b in pairwise(num_layers)):
             raise ConfigError(
-                f"sequential ranker {name!r} of {dict(zip(steps, depths))} layers"
-                "; expected rankers of growing depth",
-                fix="name the shallowest first",
+                f"sequential ranker {name!r} of {dict(zip(members, num_layers))} layers: every "
+                "ranker needs more layers than the one before it"
             )
 
 
 def _all(
     recipe: Recipe, folder: Path, workers: WorkersConfig, tables: Mapping[str, Path]
 ) -> Iterator[tuple[str, int, Path]]:
-    """Every ranker, the sequential ones after those that they are made of."""
+    """Yields every ranker; sequential ones after their members."""
     done: dict[tuple[str, int], Path] = {}
     for name, seed, made in train_runs(recipe, folder, workers, tables):
         done[name, seed] = made
@@ -139,25 +142,25 @@ def _all(
         for sequential, steps in recipe.sequential_rankers.items():
             if all((step, seed) in done for step in steps) and (sequential, seed) not in done:
                 members = [done[step, seed] for step in steps]
-                made = _in_sequence(folder / "rankers" / f"{sequential}-seed{seed}", members)
+                made = _make_sequential(folder / "rankers" / f"{sequential}-seed{seed}", members)
                 done[sequential, seed] = made
                 yield sequential, seed, made
 
 
-def _in_sequence(folder: Path, members: list[Path]) -> Path:
-    identity = {"members": [digest(member) for member in members]}
+def _make_sequential(folder: Path, members: list[Path]) -> Path:
+    inputs = {"members": [digest(member) for member in members]}
 
     def make(part: Path) -> None:
         loaded = [load(member / "ranker", device="cpu") for member in members]
         save(build_sequential(loaded), part / "ranker")
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def _measured(
     recipe: Recipe, folder: Path, name: str, ranker: Path, tables: Mapping[str, Path]
 ) -> Iterator[tuple[str, str, EvaluationResult, OperatingPoint | None]]:
-    """(test, system, evaluation, cost) of all that a ranker is measured as."""
+    """Yields test, system, result and cost of everything that a ranker is evaluated as."""
     tests = {test: tables[test] for test in recipe.tests}
     how = (recipe.measures, recipe.question_filter)
     if name in recipe.runs and not recipe.is_cascade(name):
@@ -188,7 +191,7 @@ def _measured(
 def _systems(
     recipe: Recipe, name: str, exits: Sequence[int]
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Rows of the table: each exit alone, then all with each drop ratio."""
+    """Yields the rows of the table: each exit alone, then all exits with each drop ratio."""
     every = list(range(len(exits)))
     if name in recipe.runs:
         for number in every[:-1]:
@@ -197,10 +200,10 @@ def _systems(
         yield f"{name}, drop {drop:g}", every, drop
 
 
-def _tell_drops(
+def _report_drop_ratios(
     recipe: Recipe, folder: Path, test: str, found: Mapping[str, Mapping[int, EvaluationResult]]
 ) -> None:
-    """Each ranker that drops against itself dropping nothing, where that is among the drops."""
+    """Compares each cascade with itself without dropping, if that is among the drop ratios."""
     for name in [*filter(recipe.is_cascade, recipe.runs), *recipe.sequential_rankers]:
         own = {system: seeds for system, seeds in found.items() if system.startswith(f"{name}, ")}
         if f"{name}, drop 0" in own:
@@ -209,8 +212,8 @@ def _tell_drops(
             log.info("\n%s", to_markdown(made))
 
 
-def _tell_costs(folder: Path, test: str, points: Mapping[str, list[OperatingPoint]]) -> None:
-    """Cost and quality side by side, means over the seeds (Table 3's last column)."""
+def _write_costs(folder: Path, test: str, points: Mapping[str, list[OperatingPoint]]) -> None:
+    """Writes cost and quality, means over the seeds (last column of Table 3)."""
     lines = ["| system | MAP | layers (the paper's formula) | operations |", "|---|---|---|---|"]
     for system, seeds in points.items():
         layers, counted = (
@@ -224,9 +227,9 @@ def _tell_costs(folder: Path, test: str, points: Mapping[str, list[OperatingPoin
     (folder / f"{test}-cost.json").write_text(json.dumps(dump, indent=2) + "\n")
 
 
-def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> None:
-    """Counted and measured savings side by side, with the rankers of each one's first seed."""
-    rows = table(tables[recipe.tests[0]])[:TIMED]
+def _write_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> None:
+    """Writes counted and measured savings of the rankers of each first seed."""
+    rows = table(tables[recipe.tests[0]])[:TIMED_PAIRS]
     lines = ["| ranker | drop | layers | operations | times as fast |", "|" + "---|" * 5]
     for name in [*filter(recipe.is_cascade, recipe.runs), *recipe.sequential_rankers]:
         seed = recipe.seeds_shared(name, recipe.sequential_rankers.get(name, [name]))[0]
@@ -246,7 +249,7 @@ def _tell_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> Non
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Recipe, run, searches=True)
 
 

@@ -1,7 +1,4 @@
-"""What a study of starts and sizes shows: its curve (Figure 1) and its ends (Table 1).
-
-Knows evaluations by the names that `pipelines.pseudo_label` gives systems. Must not know stages.
-"""
+"""Curves and end points of a study of starts and numbers of questions (Mokrii et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,29 +10,29 @@ from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.seeds import align_by_question, average_over_seeds
 
 SIGNIFICANT = 0.01
-"""Of the paper's paired t-tests."""
+"""Significance level of the paper's paired t-tests."""
 
 Systems = Mapping[str, Mapping[int, EvaluationResult]]
-"""Evaluations by system (`START`, `START+SIZE`, `BM25`) and sample."""
+"""Results by system (`START`, `START+SIZE`, `BM25`) and sample."""
 
 
 def curve(
     title: str, systems: Systems, sizes: Mapping[int | None, int], measure: str, path: Path
 ) -> None:
-    """A measure over the number of annotated questions, a line a start; 0 is zero-shot.
+    """Plots a measure over the number of labeled questions, a line per start; 0 is zero-shot.
 
     Args:
-        title: Heading.
-        systems: What was measured.
-        sizes: Questions of each size; none is all.
-        measure: Which one.
-        path: Where to.
+        title: Title of the plot.
+        systems: Results by system and sample.
+        sizes: Number of questions of each sample size; None is all.
+        measure: Name of the measure.
+        path: The image file.
     """
     series: dict[str, list[tuple[float, float]]] = {}
     for name, by_sample in systems.items():
         start, _, size = name.partition("+")
         if "," in name:
-            continue  # a remedy: in the report
+            continue  # Remedies are only in the report.
         places = [0] if not size else [sizes[None if size == "all" else int(size)]]
         if start == "BM25":
             places = [0, *sizes.values()]
@@ -45,20 +42,19 @@ def curve(
 
 
 Ends = Mapping[str, Sequence[str]]
-"""Zero-shot and full-shot of each start, as told, with the paper's marks; empty where there is
-none."""
+"""Zero-shot and full-shot cells of each start, with the paper's marks; empty without a result."""
 
 
-def ends(systems: Systems, sources: Sequence[str], measure: str) -> Ends:
-    """What Table 1 says of one target.
+def ends(systems: Systems, transfer_sources: Sequence[str], measure: str) -> Ends:
+    """Returns the cells of Table 1 for one target.
 
     Args:
-        systems: What was measured on it.
-        sources: Starts that were trained on other corpora.
-        measure: Which one.
+        systems: Results by system and sample.
+        transfer_sources: Starts that were trained on other corpora.
+        measure: Name of the measure.
     """
     found = {}
-    for start in [*sources, "BM25", "pseudo", "scratch"]:
+    for start in [*transfer_sources, "BM25", "pseudo", "scratch"]:
         found[start] = ["", ""]
         for place, name in enumerate((start, f"{start}+all")):
             if name in systems:
@@ -69,11 +65,11 @@ def ends(systems: Systems, sources: Sequence[str], measure: str) -> Ends:
 
 
 def table_1(targets: Mapping[str, Ends], measure: str) -> str:
-    """Zero-shot (ZS) and full-shot (FS) of each start on each target, as Markdown.
+    """Returns Table 1 as Markdown: zero-shot (ZS) and full-shot (FS) of each start on each target.
 
     Args:
-        targets: By name; of one study or of several.
-        measure: Which was measured.
+        targets: Cells by target, of one study or of several.
+        measure: Name of the measure.
     """
     starts = list(dict.fromkeys(start for of_target in targets.values() for start in of_target))
     heads = " | ".join(f"{target} ZS | {target} FS" for target in targets)

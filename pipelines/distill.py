@@ -1,27 +1,29 @@
-"""CERBERUS: teachers, their stored logits, students with one head or several, and ensembles.
+"""CERBERUS: trains teachers and students with one or several heads, and ensembles of rankers.
 
     python -m pipelines.distill --config pipelines/recipes/cerberus_table2.yaml --output DIR
 
-Training is that of any recipe: a teacher is a step, a student a step with `teachers`. Here stand
-ensembles, whose weights are searched on the dev table, students whose body has exits and whose drop
-ratios are searched there too, how students resemble their teachers, and how long each takes.
+Runs are trained as in any recipe: a student is a run with `teachers`. This pipeline adds ensembles,
+whose weights are searched on the dev table; a search for the drop ratios of students with several
+exits; the agreement of students' heads with their teachers; and measured times.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict, NonNegativeInt
+from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.tune import run_search
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation import plots
 from as2ray.evaluation.agreement import head_teacher_agreement, measure_majority_agreement
@@ -32,7 +34,7 @@ from as2ray.profiling.latency import measure_latencies
 from as2ray.tables.trec import align_run, read_run
 from pipelines.drop_search import Search, replays, search_drop_ratios
 from pipelines.experiment import Found, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as Steps
+from pipelines.recipe import Recipe as BaseRecipe
 from pipelines.recipe import check_names, command
 from pipelines.steps import evaluate_ranker, table
 from pipelines.trials import ensemble_map, weighted
@@ -40,58 +42,51 @@ from tune_spaces import ensembles
 
 log = logging.getLogger(__name__)
 
-TIMED = 2_048
-"""Pairs of the first test that the clock is asked about."""
+TIMED_PAIRS = 2_048
+"""Maximum number of pairs of the first test over which time is measured."""
 
 
-@dataclass(frozen=True)
-class Recipe(Steps):
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Recipe(BaseRecipe):
     """Teachers, students and ensembles."""
 
     ensembles: dict[str, list[str]] = field(default_factory=dict)
-    """Ensembles by name: the steps that they are made of."""
-    num_ensemble_trials: int = 100
-    """Of Optuna's search for each ensemble's weights, on the recipe's dev table."""
+    """Ensembles by name: the runs of their members."""
+    num_ensemble_trials: NonNegativeInt = 100
+    """Trials of Optuna's search for each ensemble's weights, on the recipe's dev table."""
     search: Search = field(default_factory=Search)
-    """How drop ratios are searched for students with several exits."""
+    """Search for the drop ratios of students with several exits."""
     teacher_agreement: list[str] = field(default_factory=list)
-    """Students with a head for each teacher, whose heads are compared with them (Figure 3)."""
+    """Students with one head per teacher, whose heads are compared with them (Figure 3)."""
     measure_speed: bool = True
-    """Whether the clock is asked too, with the first seed's rankers (Table 5)."""
+    """Whether to measure time too, with the rankers of the first seed (Table 5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_names("ensemble", self.ensembles)
-        if self.num_ensemble_trials < 0:
-            raise ConfigError(
-                f"{self.num_ensemble_trials} trials; expected 0 or more",
-            )
         for name, members in self.ensembles.items():
-            if name in self.runs or not members or not set(members) <= self.runs.keys():
+            if name in self.runs:
+                raise ConfigError(f"{name!r} is the name of a run and of an ensemble")
+            if not members or not set(members) <= self.runs.keys():
                 raise ConfigError(
-                    f"ensemble {name!r} of {members}"
-                    "; expected a name of its own, and steps of the recipe",
-                    fix="describe them under `steps`",
+                    f"ensemble {name!r} of {members}: its members must be runs of the recipe"
                 )
             self.seeds_shared(name, members)
         for name in self.teacher_agreement:
-            step = self.runs.get(name)
-            if (
-                step is None
-                or step.num_ranking_heads != len(step.teachers)
-                or not step.num_ranking_heads
-            ):
+            run = self.runs.get(name)
+            num_heads = 0 if run is None else run.num_ranking_heads
+            if run is None or not num_heads or num_heads != len(run.teachers):
                 raise ConfigError(
-                    f"resemblance of {name!r}; expected a step with as many heads as teachers",
-                    fix="name such a step",
+                    f"teacher_agreement of {name!r} needs a run with as many ranking heads as "
+                    "teachers"
                 )
 
     def systems(self) -> list[str]:
-        """Steps, ensembles, and with searched drop ratios the students that have several exits."""
-        return [*self.runs, *self.ensembles, *(f"{s}-searched" for s in self.searches())]
+        """Returns runs, ensembles, and students with several exits after their search."""
+        return [*self.runs, *self.ensembles, *(f"{run}-searched" for run in self.searches())]
 
     def searches(self) -> list[str]:
-        """Steps whose rankers' drop ratios are searched."""
+        """Returns the runs whose drop ratios are searched."""
         return [name for name in self.runs if len(self.exits_of(name)) > 1]
 
 
@@ -101,13 +96,13 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs what is not there yet, and writes the reports.
+    """Trains and evaluates what does not exist yet, and writes the reports.
 
     Args:
-        recipe: What to do.
+        recipe: Tables, runs and systems.
         output: Folder of the stages.
-        workers: What to take of the cluster.
-        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use.
+        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
     tables = prepare(recipe, folder / "tables", data_dirs or {})
@@ -139,14 +134,18 @@ def run(
     write_reports(recipe, folder, found)
     for name in recipe.teacher_agreement:
         for test in tests:
-            _tell_resemblance(recipe, folder, name, test, table(tables[test]))
+            _write_agreement(recipe, folder, name, test, table(tables[test]))
     if recipe.measure_speed:
-        _tell_latency(recipe, folder, done, table(tables[recipe.tests[0]])[:TIMED])
+        _write_latency(recipe, folder, done, table(tables[recipe.tests[0]])[:TIMED_PAIRS])
 
 
 def _ensemble(folder: Path, members: Sequence[Path], dev: Path, num_trials: int) -> Path:
-    """A stage with an ensemble of the weights that were best on a dev table."""
-    identity = {"members": [digest(m) for m in members], "dev": digest(dev), "trials": num_trials}
+    """Makes a stage with an ensemble, whose weights are the best of a search on a dev table."""
+    inputs = {
+        "members": [digest(m) for m in members],
+        "dev": digest(dev),
+        "num_trials": num_trials,
+    }
 
     def make(part: Path) -> dict[str, Any]:
         loaded = [load(member / "ranker", device="cpu") for member in members]
@@ -170,11 +169,11 @@ def _ensemble(folder: Path, members: Sequence[Path], dev: Path, num_trials: int)
         equal = ensemble_map(weights[-1], stored)
         return {"weights": best, "dev MAP": ensemble_map(best, stored), "equal weights": equal}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
-def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:
-    """How often heads and teachers agree, and where the student follows most of them."""
+def _write_agreement(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:
+    """Writes how often heads and teachers agree, and how often the student follows a majority."""
     seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teachers
     student = load(folder / "rankers" / f"{name}-seed{seed}" / "ranker")
     assert isinstance(student, CascadeRanker)
@@ -200,16 +199,16 @@ def _tell_resemblance(recipe: Recipe, folder: Path, name: str, test: str, rows: 
     if len(teachers) % 2:
         own = student.predict_table(rows).sort_keys
         found = measure_majority_agreement(rows, own, taught)
-        for what in ("unanimous", "followed", "overruled"):
+        for what in ("all_right", "majority_right", "minority_right"):
             right, questions = getattr(found, what)
             lines += ["", f"{what}: the student is right on {right} of {questions} questions"]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
-def _tell_latency(
+def _write_latency(
     recipe: Recipe, folder: Path, done: Mapping[tuple[str, int], Path], rows: pa.Table
 ) -> None:
-    """Parameters and time of each system, the baseline's first (Table 5)."""
+    """Writes parameters and time of each system, the baseline first (Table 5)."""
     made: dict[str, Path] = {}
     for (name, _), place in done.items():
         made.setdefault(name, place / "ranker")
@@ -225,7 +224,7 @@ def _tell_latency(
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Recipe, run, searches=True)
 
 

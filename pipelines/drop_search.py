@@ -1,11 +1,7 @@
-"""Stages of a search for drop ratios: stored scores of all exits, and what was chosen from them.
+"""Stages of a search for drop ratios: stored scores of all exits, and the chosen ratios."""
 
-Knows stages, replays and the search space. Must not know how the cascade was trained.
-"""
-
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt
+from pydantic.dataclasses import dataclass
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.tune import run_grid, run_search
-from as2ray.errors import ConfigError
 from as2ray.evaluation import plots
 from as2ray.evaluation.cascade_replay import (
     CascadeReplay,
@@ -27,7 +24,7 @@ from as2ray.evaluation.cascade_replay import (
     cheapest_point,
     pareto_front,
 )
-from as2ray.experiments.stage import digest, stage
+from as2ray.experiments.stage import digest, manifest, stage
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.sequential import SequentialRanker
@@ -37,39 +34,33 @@ from pipelines.trials import dropped, dropped_first
 from tune_spaces import drop_ratios
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Search:
-    """How drop ratios and exits are chosen, on the dev table."""
+    """How drop ratios and exits are chosen on the dev table."""
 
-    max_map_loss: float = 0.005
-    """MAP that the chosen point may lose against dropping nothing."""
-    num_trials: int = 100
-    """Of Optuna's search, beside the paper's grid."""
-    seed: int = 0
-    """Of its sampler."""
-
-    def __post_init__(self) -> None:
-        if self.max_map_loss < 0 or self.num_trials < 0 or self.seed < 0:
-            raise ConfigError(
-                f"search with {self}; expected no number below 0",
-            )
+    max_map_loss: NonNegativeFloat = 0.005
+    """MAP that the chosen point may lose compared with dropping nothing."""
+    num_trials: NonNegativeInt = 100
+    """Trials of Optuna, in addition to the paper's grid."""
+    seed: NonNegativeInt = 0
+    """Seed of Optuna's sampler."""
 
 
 def replays(
     folder: Path, ranker: Path, tables: Mapping[str, Path], question_filter: QuestionFilter
 ) -> dict[str, CascadeReplay]:
-    """Stored scores of all exits over each table, taken once.
+    """Stores the scores of all exits over each table, and returns their replays.
 
     Args:
-        folder: Of the pipeline's stages.
+        folder: Folder of the pipeline's stages.
         ranker: Stage of a cascade or a sequential ranker.
         tables: Stages of tables by name.
-        filter: Questions that count.
+        question_filter: Questions to evaluate.
     """
-    identity = {
+    inputs = {
         "ranker": digest(ranker),
         "tables": {name: digest(path) for name, path in tables.items()},
-        "filter": question_filter,
+        "question_filter": question_filter,
     }
 
     def make(part: Path) -> dict[str, Any]:
@@ -84,11 +75,11 @@ def replays(
         shape = asdict(EncoderShape.from_config(loaded.network.config))
         return {"shape": shape, "sequential": isinstance(loaded, SequentialRanker)}
 
-    made = stage(folder / "scores" / ranker.name, identity, make)
-    found = json.loads((made / "manifest.json").read_text())["found"]
+    made = stage(folder / "scores" / ranker.name, inputs, make)
+    outputs = manifest(made)["outputs"]
     return {
         name: _replay(
-            _filtered(path, question_filter), pq.read_table(made / f"{name}.parquet"), found
+            _filtered(path, question_filter), pq.read_table(made / f"{name}.parquet"), outputs
         )
         for name, path in tables.items()
     }
@@ -112,19 +103,22 @@ def _filtered(path: Path, question_filter: QuestionFilter) -> pa.Table:
 
 
 def search_drop_ratios(
-    folder: Path, ranker: Path, replay: CascadeReplay, how: Search
+    folder: Path, ranker: Path, replay: CascadeReplay, search: Search
 ) -> tuple[Path, OperatingPoint]:
-    """A stage with the cascade of the chosen exits and drop ratios, and the choice itself.
+    """Makes a stage with the cascade of the chosen exits and drop ratios.
 
     Args:
-        folder: Of the pipeline's stages.
+        folder: Folder of the pipeline's stages.
         ranker: Stage of the cascade.
         replay: Its scores on the dev table.
-        how: What to search.
+        search: Settings of the search.
+
+    Returns:
+        The stage, and the chosen point.
     """
     exits = len(replay.exit_layers)
     scores = folder / "scores" / ranker.name
-    identity = {"ranker": digest(ranker), "search": how, "scores": digest(scores)}
+    inputs = {"ranker": digest(ranker), "search": search, "scores": digest(scores)}
 
     def make(part: Path) -> dict[str, Any]:
         with ray_session():
@@ -136,14 +130,14 @@ def search_drop_ratios(
                 {"quality": "max", "cost": "min"},
                 replay,
                 part.resolve() / "optuna",
-                how.num_trials,
-                how.seed,
+                search.num_trials,
+                search.seed,
             )
-        gridded = [OperatingPoint.from_dict(point) for point in found]
+        gridded = [OperatingPoint(**point) for point in found]
         sampled = [replay.evaluate(*drop_ratios.apply_params(config, exits)) for config, _ in tried]
         whole = replay.evaluate(list(range(exits)), 0.0)
         everything = [*gridded, *sampled, whole]
-        chosen = cheapest_point(everything, whole.map - how.max_map_loss)
+        chosen = cheapest_point(everything, whole.map - search.max_map_loss)
         _draw(
             part,
             {"grid": gridded, "Optuna": sampled},
@@ -158,9 +152,9 @@ def search_drop_ratios(
         save(cascade, part / "ranker")
         return {"chosen": chosen, "undropped": whole}
 
-    made = stage(folder / "searched" / ranker.name, identity, make)
-    chosen = json.loads((made / "manifest.json").read_text())["found"]["chosen"]
-    return made, OperatingPoint.from_dict(chosen)
+    made = stage(folder / "searched" / ranker.name, inputs, make)
+    chosen = manifest(made)["outputs"]["chosen"]
+    return made, OperatingPoint(**chosen)
 
 
 def _draw(
@@ -170,7 +164,7 @@ def _draw(
     chosen: OperatingPoint,
     title: str,
 ) -> None:
-    """The front as a table, and every point in a plot (Figure 2)."""
+    """Writes the Pareto front as a table, and plots every point (Figure 2)."""
     lines = ["| exits | drop ratios | dev MAP | operations | |", "|---|---|---|---|---|"]
     for point in front:
         drop = ", ".join(f"{ratio:.2f}" for ratio in point.drop_ratios)

@@ -1,168 +1,178 @@
-"""The few-shot protocol: how many questions, which, for how many epochs; and the remedies.
+"""Few-shot training: numbers of questions, samples and epochs, and two remedies.
 
-Knows plain values, scores and checkpoints. Must not know stages or any one pipeline.
+Mokrii et al. train 32 epochs on 32 questions and fewer epochs on more questions, but print neither
+the numbers nor the formula; FlexNeuART draws its samples independently. Their few-shot training
+made some rankers worse ("a little bit is worse than none"). There are two remedies, each with a
+weight a that is chosen on dev; `interpolation_weights` may fix the second one:
 
-Mokrii et al. train 32 epochs on 32 questions and fewer on more, and print neither the sizes nor the
-formula; FlexNeuART draws its samples independently. Their few-shot training made some rankers worse
-than they were ("a little bit is worse than none"). Two remedies, each with a part chosen on dev;
-the second's may be fixed (`steps`), to keep what dev does not measure:
-
-    bm25     s = (1 - a) z(ranker) + a z(BM25), z within each question
-    weights  w = (1 - a) tuned + a start (Wortsman et al. 2022), encoder and head alike
+    bm25_mixing           s = (1 - a) z(ranker) + a z(BM25), z within each question
+    weight_interpolation  w = (1 - a) tuned + a start (Wortsman et al. 2022), encoder and head alike
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from as2ray.errors import CheckpointError, ConfigError
+from as2ray.errors import CheckpointError
 from as2ray.evaluation.measures import evaluate
 from as2ray.models.ranker import Ranker
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.schema import question_indices
 
-Remedy = Literal["bm25", "weights"]
-"""What is done against it."""
+Remedy = Literal["bm25_mixing", "weight_interpolation"]
+"""A remedy against few-shot training that makes a ranker worse."""
 
-PARTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Values of a that dev chooses among, for BM25's part."""
+BM25_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Weights of BM25 that dev chooses among."""
 
-STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The same for the start's part: each costs a pass over dev."""
+START_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Weights of the start that dev chooses among; each costs a pass over dev."""
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Sizes, samples and epochs."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FewShotConfig:
+    """Numbers of questions, samples and epochs of few-shot training, and its remedies."""
 
-    num_questions: tuple[int | None, ...] = (32, 128, 512, None)
-    """Numbers of annotated questions; none is all of them."""
-    num_samples: int = 3
-    """Of each size but all."""
+    num_questions: Annotated[tuple[PositiveInt | None, ...], Field(min_length=1)] = (
+        32,
+        128,
+        512,
+        None,
+    )
+    """Numbers of labeled questions; `null` stands for all of them."""
+    num_samples: PositiveInt = 3
+    """Samples of each number of questions, except of all."""
     nested_samples: bool = False
-    """Whether a larger sample of the same number holds the smaller one."""
-    epochs: int = 32
-    """On the smallest sample of the paper."""
-    reference_questions: int = 32
-    """Its questions."""
-    epoch_decay: float = 0.5
-    """How fast epochs fall: epochs (at / questions) ** power."""
-    min_epochs: int = 1
-    """Epochs on however many questions."""
-    remedies: tuple[Remedy, ...] = ("bm25", "weights")
-    """Tried on every ranker that few-shot training has tuned."""
-    interpolation_weights: tuple[float, ...] = STEPS
-    """The parts of the start that dev chooses among; one alone is taken whatever dev says, to keep
-    what dev does not measure."""
-    published_results: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that the paper prints, by system."""
-
-    def __post_init__(self) -> None:
-        sizes = [size for size in self.num_questions if size is not None]
-        counts = [self.num_samples, self.epochs, self.reference_questions, self.min_epochs, *sizes]
-        if min(counts) < 1 or not self.num_questions or self.epoch_decay < 0:
-            raise ConfigError(
-                f"sizes {self.num_questions}, samples {self.num_samples}, epochs {self.epochs} at {self.reference_questions}, "
-                f"power {self.epoch_decay}, least {self.min_epochs}"
-                "; expected counts of at least 1 and a power of 0 or more",
-            )
-        if not self.interpolation_weights or not all(
-            0 <= part <= 1 for part in self.interpolation_weights
-        ):
-            raise ConfigError(
-                f"steps {self.interpolation_weights}"
-                "; expected parts of the start, each from 0 to 1, at least one",
-            )
+    """Whether a larger sample contains the smaller sample with the same index."""
+    epochs: PositiveInt = 32
+    """Epochs on `reference_questions` questions, and the maximum."""
+    reference_questions: PositiveInt = 32
+    """Number of questions that are trained on for `epochs` epochs."""
+    epoch_decay: NonNegativeFloat = 0.5
+    """How fast epochs fall: epochs * (reference_questions / questions) ** epoch_decay."""
+    min_epochs: PositiveInt = 1
+    """Minimum number of epochs."""
+    remedies: tuple[Remedy, ...] = ("bm25_mixing", "weight_interpolation")
+    """Remedies that are applied to every few-shot ranker."""
+    interpolation_weights: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)
+    ] = START_WEIGHTS
+    """Weights of the start that dev chooses among. A single weight is applied whatever dev says, to
+    keep abilities that dev does not measure."""
+    published_results: dict[str, float] = field(default_factory=dict)
+    """Results that the paper prints, by system."""
 
     def epochs_of(self, questions: int) -> int:
-        """Epochs over a sample of so many questions."""
-        fallen = round(
-            float(self.epochs * (self.reference_questions / questions) ** self.epoch_decay)
-        )
-        return max(self.min_epochs, min(self.epochs, fallen))
+        """Returns the number of epochs on a sample of this number of questions."""
+        scale = (self.reference_questions / questions) ** self.epoch_decay
+        return max(self.min_epochs, min(self.epochs, round(float(self.epochs * scale))))
 
 
-def mixed(rows: pa.Table, ranker: np.ndarray, keywords: np.ndarray, part: float) -> np.ndarray:
-    """Scores of both, each brought to mean 0 and deviation 1 within its question, shape [rows].
+def mix_scores(
+    rows: pa.Table, ranker_scores: np.ndarray, bm25_scores: np.ndarray, bm25_weight: float
+) -> np.ndarray:
+    """Mixes scores that are standardized within each question, shape [rows].
 
     Args:
         rows: The candidates.
-        ranker: Scores, shape [rows].
-        keywords: BM25, shape [rows].
-        part: BM25's.
+        ranker_scores: Shape [rows].
+        bm25_scores: Shape [rows].
+        bm25_weight: Weight of BM25, 0 to 1.
     """
-    question = question_indices(rows)
-    return (1.0 - part) * _standard(ranker, question) + part * _standard(keywords, question)
+    question_index = question_indices(rows)
+    ranker, bm25 = (_standardize(s, question_index) for s in (ranker_scores, bm25_scores))
+    return (1.0 - bm25_weight) * ranker + bm25_weight * bm25
 
 
-def _standard(scores: np.ndarray, question: np.ndarray) -> np.ndarray:
-    size = np.bincount(question)
-    centred = scores - (np.bincount(question, scores) / size)[question]
-    deviation = np.sqrt(np.bincount(question, centred**2) / size)[question]
-    return np.asarray(centred / np.maximum(deviation, 1e-12))
+def _standardize(scores: np.ndarray, question_index: np.ndarray) -> np.ndarray:
+    """Returns scores with mean 0 and standard deviation 1 within each question."""
+    size = np.bincount(question_index)
+    centered = scores - (np.bincount(question_index, scores) / size)[question_index]
+    deviation = np.sqrt(np.bincount(question_index, centered**2) / size)[question_index]
+    return np.asarray(centered / np.maximum(deviation, 1e-12))
 
 
-def best_part(
+def best_bm25_weight(
     rows: pa.Table,
-    ranker: np.ndarray,
-    keywords: np.ndarray,
+    ranker_scores: np.ndarray,
+    bm25_scores: np.ndarray,
     measure: str,
     question_filter: QuestionFilter,
 ) -> float:
-    """The part of BM25 that dev likes best; of equals the smallest."""
+    """Returns the weight of BM25 with the highest measure on dev; the smallest of equals."""
 
-    def worth(part: float) -> float:
-        scores = mixed(rows, ranker, keywords, part)
+    def quality(weight: float) -> float:
+        scores = mix_scores(rows, ranker_scores, bm25_scores, weight)
         return evaluate(rows, scores, [measure], question_filter=question_filter).measures[measure]
 
-    return max(PARTS, key=lambda part: (worth(part), -part))
+    return max(BM25_WEIGHTS, key=lambda weight: (quality(weight), -weight))
 
 
-def between(tuned: Ranker, start: Mapping[str, torch.Tensor], part: float) -> None:
-    """Moves a ranker's weights towards those it started from.
+def interpolate_weights(
+    tuned: Ranker, start_weights: Mapping[str, torch.Tensor], start_weight: float
+) -> None:
+    """Moves the weights of a ranker towards those that it started from.
 
     Args:
-        tuned: The ranker.
-        start: Weights of the other, by the same names.
-        part: Of the start, 0 to 1.
+        tuned: The ranker; it is changed.
+        start_weights: Weights that it started from, with the same names.
+        start_weight: Weight of the start, 0 to 1.
+
+    Raises:
+        CheckpointError: The names of the weights differ.
     """
-    own = tuned.state_dict()
-    if own.keys() != start.keys():
+    weights = tuned.state_dict()
+    if weights.keys() != start_weights.keys():
         raise CheckpointError(
-            f"{len(own)} weights and {len(start)}: {sorted(own.keys() ^ start.keys())[:4]}"
-            "; expected two rankers of one kind",
-            fix="start from a ranker, not from a bare encoder",
+            "the ranker and its start are of different kinds: "
+            f"{sorted(weights.keys() ^ start_weights.keys())[:4]} are in one of them only",
+            fix="start from a ranker, not from an encoder",
         )
-    moved = {
-        name: torch.lerp(w, start[name].to(w), part) if w.is_floating_point() else w
-        for name, w in own.items()
+    interpolated = {
+        name: torch.lerp(w, start_weights[name].to(w), start_weight) if w.is_floating_point() else w
+        for name, w in weights.items()
     }
-    tuned.load_state_dict(moved)
+    tuned.load_state_dict(interpolated)
 
 
-def best_step(
+def interpolate_on_dev(
     tuned: Ranker,
     start: Ranker,
     rows: pa.Table,
     measure: str,
     question_filter: QuestionFilter,
-    parts: Sequence[float],
+    start_weights: Sequence[float],
 ) -> float:
-    """Leaves a ranker where dev likes it best on the way back to its start; the start's part."""
-    ends = [{n: w.clone() for n, w in r.state_dict().items()} for r in (tuned, start)]
-    found = {}
-    for part in parts:
-        tuned.load_state_dict(ends[0])
-        between(tuned, ends[1], part)
+    """Interpolates a ranker with its start, with the best weight on dev.
+
+    Args:
+        tuned: The ranker; it is changed.
+        start: The ranker that it started from.
+        rows: The dev table.
+        measure: Name of the measure.
+        question_filter: Questions to evaluate.
+        start_weights: Weights of the start to try; the smallest of equals is taken.
+
+    Returns:
+        The chosen weight of the start.
+    """
+    tuned_state, start_state = (
+        {name: w.clone() for name, w in ranker.state_dict().items()} for ranker in (tuned, start)
+    )
+    quality = {}
+    for weight in start_weights:
+        tuned.load_state_dict(tuned_state)
+        interpolate_weights(tuned, start_state, weight)
         scores = tuned.predict_table(rows).sort_keys
-        found[part] = evaluate(rows, scores, [measure], question_filter=question_filter).measures[
-            measure
-        ]
-    best = max(parts, key=lambda part: (found[part], -part))
-    tuned.load_state_dict(ends[0])
-    between(tuned, ends[1], best)
+        result = evaluate(rows, scores, [measure], question_filter=question_filter)
+        quality[weight] = result.measures[measure]
+    best = max(start_weights, key=lambda weight: (quality[weight], -weight))
+    tuned.load_state_dict(tuned_state)
+    interpolate_weights(tuned, start_state, best)
     return best

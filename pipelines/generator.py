@@ -1,7 +1,4 @@
-"""Questions out of sentences by a local sequence-to-sequence model, such as a doc2query T5.
-
-Knows transformers. Must not know documents or what the questions are for.
-"""
+"""Generates questions from sentences with a sequence-to-sequence model, such as doc2query."""
 
 from collections.abc import Sequence
 
@@ -12,37 +9,39 @@ from as2ray.errors import CheckpointError
 
 
 class QuestionGenerator:
-    """Asks one question about each sentence; greedy, so always the same.
+    """Generates one question per sentence, by greedy decoding.
 
     Args:
         path: Folder or hub id of a sequence-to-sequence model.
-        prompt: What comes before a sentence.
-        longest: Most tokens of a question.
+        prompt: Text before each sentence.
+        max_question_tokens: Maximum number of tokens of a question.
+
+    Raises:
+        CheckpointError: The model or its tokenizer cannot be loaded.
     """
 
-    def __init__(self, path: str, prompt: str = "", longest: int = 32) -> None:
+    def __init__(self, path: str, prompt: str = "", max_question_tokens: int = 32) -> None:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
             self.model = AutoModelForSeq2SeqLM.from_pretrained(path).eval()
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: {str(error)[:300]}"
-                "; expected a sequence-to-sequence model with its tokenizer",
+                f"{path} cannot be loaded as a sequence-to-sequence model: {str(error)[:300]}",
                 fix="check the path; offline, only local folders and cached hub ids load",
             ) from error
-        self.prompt, self.longest = prompt, longest
+        self.prompt, self.max_question_tokens = prompt, max_question_tokens
 
     @torch.inference_mode()
     def __call__(self, sentences: Sequence[str]) -> list[str]:
-        """A question for each sentence."""
-        given = [self.prompt + sentence for sentence in sentences]
-        read = self.tokenizer(given, return_tensors="pt", padding=True, truncation=True)
-        asked = self.model.generate(
-            input_ids=read["input_ids"],
-            attention_mask=read["attention_mask"],
-            max_new_tokens=self.longest,
+        """Returns a question for each sentence."""
+        texts = [self.prompt + sentence for sentence in sentences]
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+        token_ids = self.model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=self.max_question_tokens,
             do_sample=False,
             num_beams=1,
         )
-        questions: list[str] = self.tokenizer.batch_decode(asked, skip_special_tokens=True)
+        questions: list[str] = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return questions

@@ -1,7 +1,4 @@
-"""Stages of BM25: its k1 and b chosen on a dev table, its index, and the labels that it makes.
-
-Knows stages, retrieval and the grid. Must not know any one pipeline.
-"""
+"""Stages of BM25: tuned k1 and b, indexes, pseudo-labels, and retrieved candidates."""
 
 import hashlib
 import logging
@@ -40,13 +37,13 @@ log = logging.getLogger(__name__)
 INDEX = "index"
 
 
-def tune_bm25(folder: Path, dev: Path, here: bool) -> BM25:
-    """A stage with the best of the grid's 56 points on a dev table.
+def tune_bm25(folder: Path, dev: Path, in_process: bool) -> BM25:
+    """Makes a stage with the best of the grid's 56 points on a dev table.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         dev: Stage of the table.
-        here: Whether this process tries all points; else Ray Tune spreads them.
+        in_process: Whether this process tries all points; otherwise Ray Tune distributes them.
     """
 
     def make(part: Path) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def tune_bm25(folder: Path, dev: Path, here: bool) -> BM25:
         choices = [
             list(points) for _, points in groupby(bm25.param_grid(), key=lambda point: point[0])
         ]
-        if here:
+        if in_process:
             found = [one for points in choices for one in keywords(points, data)]
         else:
             with ray_session():
@@ -64,27 +61,27 @@ def tune_bm25(folder: Path, dev: Path, here: bool) -> BM25:
         log.info("BM25: dev %s %.4f with k1 %g, b %g", MEASURE, best[2], best[0], best[1])
         return {"k1": best[0], "b": best[1], MEASURE: best[2], "grid": found}
 
-    identity = {"dev": manifest(dev)["found"]["fingerprint"], "grid": bm25.param_grid()}
-    found = manifest(stage(folder, identity, make))["found"]
+    inputs = {"dev": manifest(dev)["outputs"]["fingerprint"], "grid": bm25.param_grid()}
+    found = manifest(stage(folder, inputs, make))["outputs"]
     return BM25(found["k1"], found["b"])
 
 
 def index_documents(folder: Path, source: Path, settings: IndexConfig, num_shards: int = 1) -> Path:
-    """A stage with an index of documents; other documents under the same name are told.
+    """Makes a stage with an index of documents; other documents under the same name are an error.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         source: A folder of documents, or a table.
-        settings: Of the index.
-        shards: That it is built in.
+        settings: Settings of the index.
+        num_shards: Number of its shards.
     """
     whole = hashlib.sha256()
     for path in sorted({piece.path for piece in list_parts(source)}):
-        # A name may be no Unicode, and a file unreadable: the index tells of it.
+        # Names may be invalid Unicode, and files unreadable: the index reports them.
         whole.update(os.fsencode(path.removeprefix(str(source))) + b"\0")
         with suppress(OSError), open(path, "rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
-    identity = {"documents": whole.hexdigest()[:16], "settings": settings.to_dict()}
+    inputs = {"documents": whole.hexdigest()[:16], "settings": settings.to_dict()}
 
     def make(part: Path) -> dict[str, Any]:
         shutil.rmtree(part / INDEX, ignore_errors=True)
@@ -93,19 +90,19 @@ def index_documents(folder: Path, source: Path, settings: IndexConfig, num_shard
         log.info("index: %s", told)
         return told
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def index_candidates(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
-    """A stage with an index of the candidates of tables, each text a sentence.
+    """Makes a stage with an index of the candidates of tables; each text is a sentence.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         tables: Stages of the tables.
-        how: Its scores.
+        how: BM25's settings.
     """
-    identity = {
-        "tables": [manifest(path)["found"]["fingerprint"] for path in tables],
+    inputs = {
+        "tables": [manifest(path)["outputs"]["fingerprint"] for path in tables],
         "bm25": how,
     }
 
@@ -119,7 +116,7 @@ def index_candidates(folder: Path, tables: Sequence[Path], how: BM25) -> Path:
         (part / "texts.parquet").unlink()
         return {"sentences": made["sentences"], "fingerprint": made["fingerprint"]}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def label_queries(
@@ -129,24 +126,24 @@ def label_queries(
     how: PseudoLabelConfig,
     divides: bool = False,
 ) -> Path:
-    """A stage with a candidates table of questions that BM25 has labelled.
+    """Makes a stage with a candidates table of questions that BM25 labels.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         index: Stage of the index.
         queries: The questions.
-        how: How labels are made.
-        divides: Whether it will be `divided`.
+        how: Settings of the labels.
+        divides: Whether the table will be split with `split_train_dev`.
 
     Raises:
-        CorpusError: No question finds a positive and a negative.
-        RecipeError: Only one does, and the table will be divided.
+        CorpusError: No question has a positive and a negative.
+        ConfigError: Only one question has both, and the table will be split.
     """
     asked = hashlib.sha256("\n".join(f"{q.id} {q.text}" for q in queries).encode())
-    identity = {
+    inputs = {
         "index": digest(index),
         "questions": asked.hexdigest()[:16],
-        "how": asdict(how),
+        "pseudo_labels": asdict(how),
     }
 
     def make(part: Path) -> Mapping[str, Any]:
@@ -160,25 +157,25 @@ def label_queries(
             )
         return {**_written(part, found.table), "left_out": left_out}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
-def too_few(came: str) -> ConfigError:
-    """The error of a table that cannot be divided."""
+def too_few(problem: str) -> ConfigError:
+    """Returns the error of a table that cannot be split."""
     return ConfigError(
-        f"{came}; expected at least two: one to train, one to choose the checkpoint",
+        f"{problem}; at least two are needed, one to train on and one to select the checkpoint",
         fix="give a file of questions, or more documents",
     )
 
 
 def split_train_dev(folder: Path, source: Path, share: int) -> dict[str, Path]:
-    """Stages `train` and `dev` with a table's questions, at least one in each.
+    """Splits the questions of a table into stages `train` and `dev`, at least one in each.
 
     Args:
-        folder: Of both stages.
-        source: Stage of the table, of two questions or more.
-        share: About one question in so many is dev's: by a hash of its text, the same however many
-            there are.
+        folder: Folder of both stages.
+        source: Stage of the table, which has at least two questions.
+        share: About one of this number of questions goes to dev. It is chosen by a hash of the
+            text, so it does not depend on the other questions.
     """
     ids: dict[str, list[str]] = {"train": [], "dev": []}
     for query in questions_of(source):
@@ -194,14 +191,14 @@ def split_train_dev(folder: Path, source: Path, share: int) -> dict[str, Path]:
             kept = pc.is_in(rows["question_id"], value_set=pa.array(ids[name]))
             return _written(part, rows.filter(kept))
 
-        found = manifest(source)["found"]["fingerprint"]
+        found = manifest(source)["outputs"]["fingerprint"]
         return stage(folder / name, {"table": found, "part": name, "share": share}, make)
 
     return {name: one(name) for name in ids}
 
 
 def questions_of(stage: Path) -> list[Query]:
-    """The questions of a table, without its labels."""
+    """Reads the questions of a table."""
     rows = table(stage)
     firsts = rows.take(pa.array(question_offsets(rows["question_id"])))
     pairs = zip(firsts["question_id"].to_pylist(), firsts["question"].to_pylist())
@@ -211,20 +208,20 @@ def questions_of(stage: Path) -> list[Query]:
 def retrieve_candidates(
     folder: Path, source: Path, index: Path, depth: int, complete: bool
 ) -> Path:
-    """A stage with BM25's first candidates out of all in place of each question's own.
+    """Makes a stage with the candidates that BM25 retrieves, instead of each question's own.
 
-    Its manifest counts the questions for which BM25 finds nothing, which the table cannot hold,
-    and those for which it misses all positives, which `no_all_negative` leaves out.
+    The manifest counts the questions for which BM25 finds nothing, which the table cannot contain,
+    and those for which it misses all positives, which `no_all_negative` removes.
 
     Args:
-        folder: The stage.
-        source: Stage of a table; its positives are known again by their text.
+        folder: Folder of the stage.
+        source: Stage of a table; its positives are recognized by their text.
         index: Stage of the index.
-        depth: Of BM25's list.
-        complete: Whether a positive that BM25 missed stays, last: in training.
+        depth: Number of candidates to retrieve.
+        complete: Whether positives that BM25 missed are appended, as for training.
     """
-    identity = {
-        "table": manifest(source)["found"]["fingerprint"],
+    inputs = {
+        "table": manifest(source)["outputs"]["fingerprint"],
         "index": digest(index),
         "depth": depth,
         "complete": complete,
@@ -250,16 +247,16 @@ def retrieve_candidates(
         rows = [pa.array(c, f.type) for c, f in zip(columns, CANDIDATE_SCHEMA)]
         return {**_written(part, pa.table(rows, CANDIDATE_SCHEMA)), "bm25": told}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def retrieval_scores(rows: pa.Table, index: Path, depth: int) -> np.ndarray:
-    """BM25 of candidates that `retrieved` has found, by the index they come from, shape [rows].
+    """Returns BM25 scores of candidates of `retrieve_candidates`, from their index, shape [rows].
 
     Args:
         rows: The table.
         index: Stage of the index.
-        depth: Of BM25's list; what lies below it has 0.
+        depth: Number of retrieved candidates; all others have the score 0.
     """
     held, found = SentenceIndex.open(index / INDEX), dict[str, dict[str, float]]()
     pairs = list(zip(rows["question"].to_pylist(), rows["candidate"].to_pylist()))
@@ -270,20 +267,20 @@ def retrieval_scores(rows: pa.Table, index: Path, depth: int) -> np.ndarray:
 
 
 def sample_table(folder: Path, source: Path, num_questions: int, seed: int, nested: bool) -> Path:
-    """A stage with some of a table's questions; see `corpora.sample`."""
-    drawn = {"questions": num_questions, "seed": seed, "nested": nested}
-    identity = {"table": manifest(source)["found"]["fingerprint"], **drawn}
+    """Makes a stage with a sample of a table's questions; see `corpora.sampling`."""
+    drawn = {"num_questions": num_questions, "seed": seed, "nested": nested}
+    inputs = {"table": manifest(source)["outputs"]["fingerprint"], **drawn}
 
     def make(part: Path) -> Mapping[str, Any]:
         return _written(part, sample_questions(table(source), num_questions, None, seed, nested))
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 _JUDGED = ("question_id", "candidate", "label")
 
 
 def _written(part: Path, rows: pa.Table) -> dict[str, Any]:
-    """Writes a stage's table; what its manifest says of it."""
+    """Writes a stage's table; returns its entries in the manifest."""
     pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
     return {"counts": asdict(count_table(rows)), "fingerprint": fingerprint(rows)}

@@ -1,10 +1,10 @@
-"""Pseudo-labels, transfer and few-shot training compared on one target (Mokrii et al. 2021).
+"""Compares pseudo-labels, transfer and few-shot training on one target (Mokrii et al. 2021).
 
     python -m pipelines.pseudo_label --config pipelines/recipes/pseudo_label_squad.yaml --output D
 
 Starts are the model itself (`scratch`), rankers trained on source corpora, and one trained on
-BM25's labels of the target's own questions (`pseudo`). Each is measured as it is (zero-shot) and
-after training on samples of the target's annotated questions: Figure 1 is the curve, Table 1 its
+BM25's labels of the target's own questions (`pseudo`). Each is evaluated before (zero-shot) and
+after training on samples of the target's labeled questions: Figure 1 is the curve, Table 1 its
 ends. `python -m pipelines.table_1` puts the ends of several targets side by side.
 """
 
@@ -14,14 +14,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ConfigDict, Field, PositiveInt
+from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.evaluation.presets import parse_measure
@@ -30,8 +32,6 @@ from as2ray.experiments.stage import MANIFEST, digest, manifest, stage
 from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import ExitLoss
-from as2ray.losses.listwise import ListwiseLoss
-from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.filters import QuestionFilter
@@ -41,7 +41,7 @@ from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import TrackingConfig
 from pipelines.curves import curve, ends, table_1
-from pipelines.few_shot import Protocol, best_part, best_step, mixed
+from pipelines.few_shot import FewShotConfig, best_bm25_weight, interpolate_on_dev, mix_scores
 from pipelines.labels import (
     index_candidates,
     label_queries,
@@ -51,8 +51,8 @@ from pipelines.labels import (
     sample_table,
     tune_bm25,
 )
-from pipelines.recipe import TableSpec, command
-from pipelines.steps import Plan, evaluate_ranker, prepare_table, refuse_unfit, table, train_ranker
+from pipelines.recipe import LossSpec, TableSpec, command
+from pipelines.steps import Plan, check_model, evaluate_ranker, prepare_table, table, train_ranker
 
 log = logging.getLogger(__name__)
 
@@ -66,100 +66,97 @@ PAPER = TrainingConfig(
     lr_scheduler_type="constant",
     warmup_ratio=0.2,
 )
-"""Section 4: rates of body and head, batch, decay, and the rate that grows for a fifth of the run
-and stays."""
+"""Section 4: learning rates of encoder and head, batch size, weight decay, and a learning rate that
+grows for a fifth of the run and then stays."""
 
 
-@dataclass(frozen=True)
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
-    """One target, several starts, several sizes of annotation."""
+    """One target, several starts, several numbers of labeled questions."""
 
     title: str
     """Heading of the report."""
     model: ModelSpec
-    """What `scratch` is: a pretrained encoder."""
+    """Pretrained encoder, which is the start `scratch`."""
     train: TableSpec
-    """The target's annotated questions."""
+    """The target's labeled questions."""
     dev: TableSpec
-    """Chooses k1 and b, checkpoints (by AP; also those of rankers that are then measured zero-shot)
-    and what the remedies mix."""
-    tests: dict[str, TableSpec]
-    """What is reported."""
+    """Selects k1 and b, checkpoints (by AP; also those of rankers that are evaluated zero-shot) and
+    the weights of the remedies."""
+    tests: Annotated[dict[str, TableSpec], Field(min_length=1)]
+    """Tables that are reported."""
     out_of_domain_tests: dict[str, TableSpec] = field(default_factory=dict)
-    """Tests on other collections: reported too, but BM25 does not find their candidates."""
+    """Tests on other collections; they are reported too, but keep their own candidates."""
     unlabeled_questions: TableSpec | None = None
-    """Questions that BM25 labels for `pseudo`, annotated or not; by default those of `train`."""
+    """Questions that BM25 labels for `pseudo`; by default those of `train`."""
     transfer_sources: dict[str, TableSpec] = field(default_factory=dict)
     """Other corpora to transfer from, by the names of their starts."""
     extra_documents: list[TableSpec] = field(default_factory=list)
-    """Tables whose candidates BM25 finds, beside those of `train`, `dev` and the tests."""
-    retrieval_depth: int | None = None
-    """Rank so many that BM25 finds among all candidates in place of each question's own: 100 in the
-    paper. A question whose positives it all misses counts 0, so `filter` must be `raw`; filters of
-    `dev` and the tests leave out those that have no positive at all."""
+    """Tables whose candidates BM25 indexes too, beside those of `train`, `dev` and the tests."""
+    retrieval_depth: PositiveInt | None = None
+    """Rank this number of candidates that BM25 retrieves from all, instead of each question's own;
+    100 in the paper. A question whose positives are all missed counts as 0, so `question_filter`
+    must be `raw`; the filters of `dev` and the tests remove questions without a positive."""
     pseudo_labels: PseudoLabelConfig = field(default_factory=PseudoLabelConfig)
-    """How BM25 labels."""
-    few_shot: Protocol = field(default_factory=Protocol)
-    """Sizes, samples, epochs, remedies."""
+    """How BM25 labels questions."""
+    few_shot: FewShotConfig = field(default_factory=FewShotConfig)
+    """Numbers of questions, samples, epochs and remedies."""
     training: TrainingConfig = field(default_factory=lambda: PAPER)
-    """Of every run, but for its epochs: those are the protocol's, by the number of questions."""
-    loss: str | ListwiseLoss | MarginRankingLoss = "margin"
-    """Of every run; one of exits where the model has `exits`. There are no teachers."""
-    measures: list[str] = field(default_factory=lambda: ["RR", "AP", "P@1"])
-    """Names of ir-measures; the first one is drawn, and chooses what the remedies mix."""
+    """Hyperparameters of every run, except for the epochs, which `few_shot` determines."""
+    loss: LossSpec = "margin_ranking"
+    """Loss of every run; one of exits if the model has `exit_layers`. Distillation is not
+    possible."""
+    measures: Annotated[list[str], Field(min_length=1)] = field(
+        default_factory=lambda: ["RR", "AP", "P@1"]
+    )
+    """Names of ir-measures; the first one is plotted, and selects the weights of the remedies."""
     question_filter: QuestionFilter = "no_all_negative"
-    """Questions that count."""
+    """Questions to evaluate."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    """What follows the runs."""
+    """Trackers of the runs."""
 
     def __post_init__(self) -> None:
-        # Names of stages, and of systems, which `pipelines.curves` takes apart at + and commas.
-        names = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", "unlabelled"]
-        names += [*self.tests, *self.out_of_domain_tests, *self.transfer_sources]
-        odd = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
-        if odd or not self.tests:
+        # They name stages and systems; `pipelines.curves` splits the latter at + and commas.
+        reserved = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", "unlabeled_questions"]
+        names = [*reserved, *self.tests, *self.out_of_domain_tests, *self.transfer_sources]
+        wrong = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
+        if wrong:
             raise ConfigError(
-                f"{len(self.tests)} tests {list(self.tests)}, transfers {list(self.transfer_sources)}"
-                f"{f': {sorted(odd)} cannot be names' if odd else ''}"
-                "; expected at least one test, and each name of letters, digits and . - _ once; "
-                f"{names[:6]} are taken",
+                f"the names {sorted(wrong)} of tests or transfer_sources are invalid or in use; "
+                f"a name has letters, digits and . - _, is used once, and is none of {reserved}"
             )
         if self.training.epochs != PAPER.epochs:
             raise ConfigError(
-                f"training.epochs {self.training.epochs}"
-                "; expected no epochs there: a run's fall with its number of questions",
-                fix="set protocol.epochs, protocol.at, protocol.power and protocol.least",
-            )
-        if (self.retrieval_depth is not None and self.retrieval_depth < 1) or not self.measures:
-            raise ConfigError(
-                f"retrieve {self.retrieval_depth}, measures {self.measures}"
-                "; expected retrieve of at least 1 or none, and at least one measure",
+                f"training.epochs={self.training.epochs} has no effect: the epochs of a run depend "
+                "on its number of questions",
+                fix="set few_shot.epochs, .reference_questions, .epoch_decay and .min_epochs",
             )
         for measure in self.measures:
             parse_measure(measure)
-        asked = get_loss(self.loss)
-        cascades = isinstance(asked, ExitLoss)
-        if isinstance(asked, DistillationLoss | TwoInOneLoss) or cascades != bool(
-            self.model.exit_layers
-        ):
+        loss = get_loss(self.loss)
+        has_exit_loss = isinstance(loss, ExitLoss)
+        has_exits = bool(self.model.exit_layers)
+        if isinstance(loss, DistillationLoss | TwoInOneLoss) or has_exit_loss != has_exits:
             raise ConfigError(
-                f"objective {self.loss!r} of a model with exits {self.model.exit_layers}"
-                "; expected exits and an objective such as 'uniform_exit'; or no exits, and one such "
-                "as 'margin'; no teachers and no passages",
-                fix="name another objective, or correct the model's exits",
+                f"loss {self.loss!r} of a model with exit_layers {self.model.exit_layers}; exits "
+                "need a loss such as 'uniform_exit', others one such as 'margin_ranking', and "
+                "there are no teachers and no joint models",
+                fix="choose another loss, or change model.exit_layers",
             )
-        if self.retrieval_depth is not None and self.out_of_domain_tests:
+        if self.retrieval_depth is None:
+            return
+        if self.out_of_domain_tests:
             raise ConfigError(
-                f"retrieve {self.retrieval_depth} and elsewhere {list(self.out_of_domain_tests)}"
-                "; expected tests whose candidates are found, or tests with their own candidates",
+                f"retrieval_depth={self.retrieval_depth} retrieves candidates, and the "
+                f"out_of_domain_tests {list(self.out_of_domain_tests)} keep their own",
                 fix="leave one of the two out",
             )
-        if self.retrieval_depth is not None and self.question_filter != "raw":
+        if self.question_filter != "raw":
             raise ConfigError(
-                f"retrieve {self.retrieval_depth} under the filter {self.question_filter!r}"
-                "; expected the filter `raw`: a question whose positives BM25 misses counts 0",
-                fix="filter: raw, and filters of their own for dev and tests with questions that "
-                "have no positive",
+                f"retrieval_depth={self.retrieval_depth} needs question_filter='raw', not "
+                f"{self.question_filter!r}: a question whose positives BM25 misses counts as 0",
+                fix="set question_filter: raw, and filters of dev and the tests that remove "
+                "questions without a positive",
             )
 
     @property
@@ -170,24 +167,24 @@ class Study:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every run of a study shares."""
+    """What all runs of a study share."""
 
     study: Study
     folder: Path
     workers: WorkersConfig
     tables: Mapping[str, Path]
-    """Stages of `train`, `unlabelled` where there is one, `dev`, the tests and the transfers."""
+    """Stages of all tables of the study, by name."""
     bm25: BM25
     index: Path
     """Stage of the index of all candidates."""
 
     @property
     def watched(self) -> dict[str, Path]:
-        """The tables that are scored: the tests and dev."""
+        """Returns the tables that are scored: dev and the tests."""
         return {name: self.tables[name] for name in ("dev", *self.study.reported)}
 
     def ranker(self, name: str, rows: Path, start: Path | None = None, sample: int = 0) -> Path:
-        """Stage of a trained ranker."""
+        """Trains a ranker; returns its stage."""
         training, questions = self.study.training, questions_in(rows)
         epochs = self.study.few_shot.epochs_of(questions)
         log.info("%s: %s questions, %d epochs", name, f"{questions:,}", epochs)
@@ -203,13 +200,13 @@ class Bench:
         return train_ranker(self.folder / "rankers" / name, Plan(job, inputs, start), self.workers)
 
     def keywords(self, rows: pa.Table) -> np.ndarray:
-        """BM25 of each row, shape [rows]: of the index where candidates were retrieved from it."""
+        """Returns BM25 scores, shape [rows]: those of the index if candidates are retrieved."""
         if self.study.retrieval_depth is None:
             return self.bm25.score_candidates(rows)
         return retrieval_scores(rows, self.index, self.study.retrieval_depth)
 
     def evaluations(self, ranker: Path) -> dict[str, EvaluationResult]:
-        """Of a ranker on dev and the tests."""
+        """Evaluates a ranker on dev and the tests."""
         runs = self.folder / "runs" / ranker.name
         return evaluate_ranker(
             runs, ranker, self.watched, self.study.measures, self.study.question_filter
@@ -217,7 +214,7 @@ class Bench:
 
 
 Found = dict[str, dict[int, dict[str, EvaluationResult]]]
-"""Evaluations by system, sample and table."""
+"""Results by system, sample and table."""
 
 
 def run(
@@ -226,22 +223,22 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs what is not there yet, and writes reports, curves and Table 1.
+    """Trains and evaluates what does not exist yet, and writes reports, curves and Table 1.
 
     Args:
-        study: What to do.
+        study: Target, starts and samples.
         output: Folder of the stages.
-        workers: What to take of the cluster.
-        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use.
+        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
 
     Raises:
-        RecipeError: A sample larger than the target's annotated questions, or layers or exits that
+        ConfigError: A sample larger than the target's labeled questions, or layers or exits that
             the model does not have.
-        CheckpointError: A model that is none.
+        CheckpointError: The model is neither an encoder nor a ranker.
     """
     folder = Path(output).resolve()
     if not any(folder.glob(f"rankers/*/{MANIFEST}")):
-        refuse_unfit(study.model)
+        check_model(study.model)
     bench = _bench(study, folder, workers, data_dirs or {})
     every = questions_in(bench.tables["train"])
     found: Found = {KEYWORDS: {0: _keywords(bench)}}
@@ -280,15 +277,15 @@ def _bench(
     held_out = {name: make(name, data, {}) for name, data in study.reported.items()}
     held_out["dev"] = make("dev", study.dev, held_out)
     tables = held_out | {"train": make("train", study.train, held_out)}
-    _refuse_beyond(study, tables["train"])
+    _check_sample_sizes(study, tables["train"])
     learnt = {
         **study.transfer_sources,
-        **({"unlabelled": study.unlabeled_questions} if study.unlabeled_questions else {}),
+        **({"unlabeled_questions": study.unlabeled_questions} if study.unlabeled_questions else {}),
     }
     tables |= {name: make(name, data, held_out) for name, data in learnt.items()}
     more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.extra_documents)]
     chosen = tune_bm25(folder / "bm25", tables["dev"], workers.num_workers == 0)
-    indexed = ("train", "unlabelled", "dev", *study.tests)
+    indexed = ("train", "unlabeled_questions", "dev", *study.tests)
     every = [tables[name] for name in indexed if name in tables] + more
     index = index_candidates(folder / "index", every, chosen)
     if study.retrieval_depth is not None:
@@ -296,29 +293,28 @@ def _bench(
             stage = folder / "retrieved" / name
             how = study.retrieval_depth, name == "train"
             tables[name] = retrieve_candidates(stage, tables[name], index, *how)
-        _refuse_beyond(study, tables["train"])  # without those for which BM25 finds nothing
+        _check_sample_sizes(study, tables["train"])  # Questions without any hit were removed.
     return Bench(study, folder, workers, tables, chosen, index)
 
 
-def _refuse_beyond(study: Study, train: Path) -> None:
-    """Samples that are larger than the target's annotated questions."""
-    every = questions_in(train)
-    if beyond := [
-        size for size in study.few_shot.num_questions if size is not None and size > every
-    ]:
+def _check_sample_sizes(study: Study, train: Path) -> None:
+    """Checks that no sample is larger than the target's labeled questions."""
+    num_questions = questions_in(train)
+    sizes = [size for size in study.few_shot.num_questions if size is not None]
+    if too_large := [size for size in sizes if size > num_questions]:
         raise ConfigError(
-            f"samples of {beyond} of {every:,} questions"
-            f"; expected sizes of at most {every:,}, or null for all",
+            f"few_shot.num_questions {too_large}, but the target has {num_questions:,} labeled "
+            "questions; null stands for all of them"
         )
 
 
 def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
-    """Each start by its name; `scratch` has no ranker yet."""
+    """Yields name and ranker of each start; `scratch` has no ranker."""
     study = bench.study
     yield SCRATCH, None
     for name in study.transfer_sources:
         yield name, bench.ranker(name, bench.tables[name])
-    queries = questions_of(bench.tables.get("unlabelled", bench.tables["train"]))
+    queries = questions_of(bench.tables.get("unlabeled_questions", bench.tables["train"]))
     made = label_queries(
         bench.folder / "tables" / "pseudo", bench.index, queries, study.pseudo_labels
     )
@@ -326,15 +322,15 @@ def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
 
 
 def questions_in(stage: Path) -> int:
-    """The number of questions of a table."""
-    found: int = manifest(stage)["found"]["counts"]["questions"]
-    return found
+    """Returns the number of questions of a table."""
+    num_questions: int = manifest(stage)["outputs"]["counts"]["num_questions"]
+    return num_questions
 
 
 def _few_shot(
     bench: Bench, start: str, ranker: Path | None
 ) -> Iterator[tuple[str, int, dict[str, EvaluationResult]]]:
-    """Systems trained on samples, by name and sample; after each, what the remedies make of it."""
+    """Yields system, sample and results of each few-shot ranker, and then of its remedies."""
     how = bench.study.few_shot
     for size in how.num_questions:
         for sample in range(how.num_samples if size is not None else 1):
@@ -345,9 +341,9 @@ def _few_shot(
                 rows = sample_table(part, rows, size, sample, how.nested_samples)
             stage = bench.ranker(f"{system}-{sample}", rows, ranker, sample)
             yield system, sample, bench.evaluations(stage)
-            if "bm25" in how.remedies:
+            if "bm25_mixing" in how.remedies:
                 yield f"{system}, with BM25", sample, _with_keywords(bench, stage)
-            if "weights" in how.remedies and ranker is not None:
+            if "weight_interpolation" in how.remedies and ranker is not None:
                 moved = _towards(bench, stage, ranker)
                 yield f"{system}, towards its start", sample, bench.evaluations(moved)
 
@@ -364,48 +360,49 @@ def _keywords(bench: Bench) -> dict[str, EvaluationResult]:
 
 
 def _with_keywords(bench: Bench, ranker: Path) -> dict[str, EvaluationResult]:
-    """The ranker's stored scores with BM25's, in the part that dev likes best."""
+    """Evaluates the ranker's stored scores mixed with BM25's, with the best weight on dev."""
     study, runs = bench.study, bench.folder / "runs" / ranker.name
     scores: dict[str, tuple[Any, Any, Any]] = {}
     for name, path in bench.watched.items():
         rows = table(path)
         own = align_run(read_run(runs / f"{name}.run"), rows)
         scores[name] = rows, own, bench.keywords(rows)
-    part = best_part(*scores["dev"], study.measures[0], study.question_filter)
+    part = best_bm25_weight(*scores["dev"], study.measures[0], study.question_filter)
     log.info("%s: %.1f of BM25", ranker.name, part)
     return {
         name: evaluate(
-            of[0], mixed(*of, part), study.measures, question_filter=study.question_filter
+            of[0], mix_scores(*of, part), study.measures, question_filter=study.question_filter
         )
         for name, of in scores.items()
     }
 
 
 def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
-    """A stage with the ranker moved towards what it started from: of the protocol's steps the one
-    that dev likes best."""
-    study, steps = bench.study, bench.study.few_shot.interpolation_weights
+    """Makes a stage with the ranker interpolated with its start, with the best weight on dev."""
+    study, start_weights = bench.study, bench.study.few_shot.interpolation_weights
 
     def make(part: Path) -> dict[str, Any]:
         moved, begun = (load(s / "ranker") for s in (ranker, start))
         dev = table(bench.tables["dev"])
-        found = best_step(moved, begun, dev, study.measures[0], study.question_filter, steps)
+        found = interpolate_on_dev(
+            moved, begun, dev, study.measures[0], study.question_filter, start_weights
+        )
         save(moved, part / "ranker")
         log.info("%s: %.2f of its start", ranker.name, found)
         return {"part": found}
 
-    identity = {
+    inputs = {
         "ranker": digest(ranker),
         "start": digest(start),
         "measure": study.measures[0],
-        "filter": study.question_filter,
-        "steps": list(steps),
+        "question_filter": study.question_filter,
+        "interpolation_weights": list(start_weights),
     }
-    return stage(bench.folder / "rankers" / f"{ranker.name}-towards", identity, make)
+    return stage(bench.folder / "rankers" / f"{ranker.name}-towards", inputs, make)
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Study, run)
 
 

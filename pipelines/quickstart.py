@@ -1,24 +1,27 @@
-"""Quickstart: the packaged MiniLM learns to answer from the Python reference, as from any folder.
+"""Quickstart: adapts the packaged MiniLM to the Python language reference.
 
     python -m pipelines.quickstart
 
-The documents are the language reference that every CPython carries, so nothing is downloaded. The
-road is that of `pipelines.own_documents`: questions made of the documents, BM25's labels, then the
-few questions that people wrote and labelled. Others of those measure what it is worth.
+The documents are part of every CPython, so nothing is downloaded. The steps are those of
+`pipelines.own_documents`: questions made from the documents, BM25's labels, then a few questions
+that people wrote and labeled. Other questions of this kind are the test.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
 from as2ray.corpora import python_reference
 from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.evaluation import plots
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import build_report, save_report, to_markdown
@@ -43,7 +46,7 @@ SAMPLES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Quickstart:
     """Adapts a small encoder to the Python language reference and answers questions from it."""
 
@@ -52,28 +55,27 @@ class Quickstart:
     model: ModelSpec = field(
         default_factory=lambda: ModelSpec(packaged.MINILM_NAME, max_length=128)
     )
-    """What to start from."""
-    max_questions: int = 1_500
-    """Questions made of the documents."""
+    """Pretrained model to start from."""
+    max_questions: PositiveInt = 1_500
+    """Maximum number of questions made from the documents."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-4)
     )
-    """Settings of the first step, on BM25's labels."""
+    """Hyperparameters of the first run, on BM25's labels."""
     fine_tuning: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
-    """Settings of the second, on the written questions."""
+    """Hyperparameters of the second run, on the labeled questions."""
     workers: WorkersConfig = field(default_factory=WorkersConfig)
-    """What to take of the machine."""
+    """Part of the machine to use."""
 
 
 def run(quickstart: Quickstart) -> None:
-    """Writes the documents, adapts, evaluates against keywords, reports, answers samples."""
+    """Writes the documents, adapts the model, compares it with BM25 and answers questions."""
     folder = Path(quickstart.output).resolve()
     data = {
-        "train": TableSpec(
-            CORPUS, "train", max_negatives=6
-        ),  # of some 40, one of which is drawn an epoch
+        # Of some 40 negatives of a question; an epoch samples one.
+        "train": TableSpec(CORPUS, "train", max_negatives=6),
         "dev": TableSpec(CORPUS, "dev"),
         "test": TableSpec(CORPUS, "test"),
     }
@@ -86,7 +88,7 @@ def run(quickstart: Quickstart) -> None:
         model=quickstart.model,
         training=quickstart.training,
         fine_tuning=quickstart.fine_tuning,
-        min_precision=0.3,  # it is right about the first answer in one question of three
+        min_precision=0.3,  # One first answer of three is correct.
         ask=list(SAMPLES),
         workers=quickstart.workers,
     )
@@ -96,7 +98,7 @@ def run(quickstart: Quickstart) -> None:
 
 
 def _documents(folder: Path) -> Path:
-    """A stage with the reference as a folder of Markdown files."""
+    """Makes a stage with the reference as a folder of Markdown files."""
     documents = python_reference.load_documents()
 
     def make(part: Path) -> Mapping[str, Any]:
@@ -112,7 +114,7 @@ def _documents(folder: Path) -> Path:
 
 
 def _report(folder: Path, test: Path) -> None:
-    """Both steps' rankers against BM25, with tests and plots."""
+    """Compares the rankers of both runs with BM25."""
     rows = table(test)
     systems = {"BM25": {0: evaluate(rows, BM25().score_candidates(rows), MEASURES)}}
     steps = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
@@ -133,7 +135,7 @@ def _report(folder: Path, test: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     quickstart = described(Quickstart)
     if quickstart.workers.num_workers == 0:
         run(quickstart)

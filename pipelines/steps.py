@@ -1,7 +1,4 @@
-"""The stages that pipelines share: a prepared table, a trained ranker, an evaluated ranker.
-
-Knows stages, corpora, training and evaluation. Must not know any one pipeline.
-"""
+"""Stages that pipelines share: prepared tables, trained rankers, teacher logits, evaluations."""
 
 import json
 import logging
@@ -15,19 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.checkpoints import packaged
-from as2ray.checkpoints.initialization import encoder_num_layers
+from as2ray.checkpoints.initialization import check_model_spec, encoder_num_layers
 from as2ray.checkpoints.loading import load
 from as2ray.corpora.corpus import HUB
+from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import flip_labels, sample_questions
-from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.score import store_logits
 from as2ray.distributed.train import train_on_ray
-from as2ray.errors import ConfigError, StaleStageError
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import StaleStageError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.experiments.stage import digest, manifest, stage
-from as2ray.models.multi_stage import check_exit_layers
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
@@ -50,20 +47,21 @@ def prepare_table(
     data_dir: str | None = None,
     without: Mapping[str, Path] | None = None,
 ) -> Path:
-    """A stage that holds a table as Parquet files.
+    """Makes a stage with a table as Parquet files.
 
     Args:
-        folder: The stage.
-        data: What to prepare.
-        source: Folder of the raw release, or `hub`; by default the corpus' place in AS2RAY_DATA.
-        without: Stages whose questions are left out.
+        folder: Folder of the stage.
+        data: The table.
+        data_dir: Folder of the raw release, or `hub`; by default its folder in AS2RAY_DATA.
+        without: Stages of tables whose questions are left out.
 
     Raises:
-        StageMismatchError: The stage is there, of other data or of another release.
+        StaleStageError: The stage exists, and was made of another table or another release.
     """
-    others, now = without or {}, _sizes(data, data_dir)
-    splitter = get_corpus(data.corpus).resolve(data.corpus_options).get("splitter")
-    identity = {
+    others, file_sizes = without or {}, _file_sizes(data, data_dir)
+    options = get_corpus(data.corpus).parse_options(data.corpus_options)
+    splitter = options.sentence_splitter if isinstance(options, PageOptions) else None
+    inputs = {
         "data": data,
         "splitter": versioned_name(splitter) if splitter else None,
         "without": {name: digest(path) for name, path in others.items()},
@@ -71,7 +69,7 @@ def prepare_table(
 
     def make(part: Path) -> Mapping[str, Any]:
         shutil.rmtree(part / "release", ignore_errors=True)
-        found = prepare_splits(
+        release = prepare_splits(
             data.corpus,
             data_dir,
             part / "release",
@@ -79,34 +77,32 @@ def prepare_table(
             held_out_tables=[table(path) for path in others.values()],
             **data.corpus_options,
         )
-        release = part / "release" / data.split
-        for path in sorted(release.glob("*.parquet")):
+        for path in sorted((part / "release" / data.split).glob("*.parquet")):
             path.rename(part / path.name)
         shutil.rmtree(part / "release")
-        entry = found["splits"][data.split]
-        return {**entry, **_changed(part, data), "source": now}
+        entry = release["splits"][data.split]
+        return {**entry, **_sample_and_flip(part, data), "source": file_sizes}
 
-    made = stage(folder, identity, make)
-    before = manifest(made)["found"].get("source", {})
-    if before and now and before != now:
+    stage(folder, inputs, make)
+    stored_sizes = manifest(folder)["outputs"].get("source", {})
+    if stored_sizes and file_sizes and stored_sizes != file_sizes:
         raise StaleStageError(
-            f"{made} was made of {before}, and there is {now} (bytes)"
-            "; expected the same release under the same name",
+            f"{folder} was made of {stored_sizes} (bytes), and the release now is {file_sizes}",
             fix="choose another --output, or remove this stage and those built on it",
         )
-    return made
+    return folder.resolve()
 
 
-def _sizes(data: TableSpec, data_dir: str | None) -> dict[str, int]:
-    """The release's file of a split in bytes; nothing where it is not there, or no file."""
+def _file_sizes(data: TableSpec, data_dir: str | None) -> dict[str, int]:
+    """Returns the size of the split's file in bytes, by its name; {} without such a file."""
     corpus = get_corpus(data.corpus)
-    where, names = release_path(corpus, data_dir), corpus.files.get(data.split, ())
-    path = None if where == HUB else find_file(Path(where), names)
+    source, names = release_path(corpus, data_dir), corpus.files.get(data.split, ())
+    path = None if source == HUB else find_file(Path(source), names)
     return {path.name: path.stat().st_size} if path else {}
 
 
-def _changed(part: Path, data: TableSpec) -> Mapping[str, Any]:
-    """Draws and turns labels over; what that changes in the manifest."""
+def _sample_and_flip(part: Path, data: TableSpec) -> Mapping[str, Any]:
+    """Samples questions and flips labels; returns the changed entries of the manifest."""
     if not (data.label_noise or data.num_questions is not None or data.max_negatives is not None):
         return {}
     changed = sample_questions(table(part), data.num_questions, data.max_negatives, data.seed)
@@ -118,76 +114,65 @@ def _changed(part: Path, data: TableSpec) -> Mapping[str, Any]:
 
 
 def table(folder: Path) -> pa.Table:
-    """The table of a prepared stage."""
+    """Reads the table of a stage."""
     return ParquetTable.open(folder).to_table()
 
 
-def refuse_unfit(model: ModelSpec) -> None:
-    """Looks at a model to start from before anything is made for it; its weights are not read.
-
-    Args:
-        model: With its layers and exits.
+def check_model(model: ModelSpec) -> None:
+    """Checks that a model to start from has the layers and exits of its spec; reads no weights.
 
     Raises:
-        CheckpointError: No encoder or ranker.
-        RecipeError: Layers or exits that it does not have.
+        CheckpointError: It is neither an encoder nor a ranker.
+        ConfigError: It does not have these layers or exits.
     """
-    depth = encoder_num_layers(packaged.resolve_model_path(model.path))
-    layers = depth if model.num_layers is None else model.num_layers
-    if not 1 <= layers <= depth:
-        raise ConfigError(
-            f"{layers} layers of an encoder that has {depth}; expected 1 to {depth} layers",
-            fix="correct `model.layers`",
-        )
-    if model.exit_layers is not None:
-        check_exit_layers(model.exit_layers, layers)
+    check_model_spec(model, encoder_num_layers(packaged.resolve_model_path(model.path)))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run and the stages that it is made from."""
+    """A training job and the stages that it is made from."""
 
     job: TrainingJob
-    """The run; its model path may be `packaged:NAME`, and counts only where there is no `start`."""
+    """The job. The path of its model may be `packaged:NAME`; `start` replaces it."""
     tables: Mapping[str, Path]
-    """Stages of the tables it reads, by name."""
+    """Stages of the tables that it reads, by name."""
     start: Path | None = None
-    """Stage of the ranker it starts from."""
+    """Stage of the ranker that it starts from."""
     teachers: tuple[Path, ...] = ()
-    """Stages of the rankers whose stored logits it learns from."""
+    """Stages of its teachers."""
 
     def resolved(self) -> TrainingJob:
-        """The run with a folder or hub id to start from."""
+        """Returns the job with a folder or hub id to start from."""
         model = self.job.model
         path = str(self.start / "ranker") if self.start else packaged.resolve_model_path(model.path)
         return replace(self.job, model=replace(model, path=path))
 
-    def identity(self) -> dict[str, Any]:
-        """What changes its result."""
+    def inputs(self) -> dict[str, Any]:
+        """Returns everything that changes the result."""
         path = digest(self.start) if self.start else self.job.model.path
-        made = {name: manifest(stage)["found"] for name, stage in self.tables.items()}
+        outputs = {name: manifest(stage)["outputs"] for name, stage in self.tables.items()}
         return {
             "model": {**asdict(self.job.model), "path": path},
-            "objective": self.job.loss,
+            "loss": self.job.loss,
             "training": self.job.training,
-            "tables": {name: found["fingerprint"] for name, found in made.items()},
+            "tables": {name: output["fingerprint"] for name, output in outputs.items()},
             "teachers": [digest(teacher) for teacher in self.teachers],
         }
 
 
 def train_ranker(folder: Path, plan: Plan, workers: WorkersConfig) -> Path:
-    """A stage that holds the best ranker of a run, its metrics and TensorBoard files.
+    """Makes a stage with the best ranker of a run, its metrics and TensorBoard files.
 
     Args:
-        folder: The stage.
-        plan: The run.
-        workers: What to take of the cluster.
+        folder: Folder of the stage.
+        plan: The training job and its inputs.
+        workers: Part of the cluster to use.
     """
 
     def make(part: Path) -> Mapping[str, Any]:
         run, done = part / "run", part / "done"
-        # All is taken out of the run before it goes, in one step: a try that is interrupted goes
-        # on from the whole run, or trains no more.
+        # Results are copied before the run is removed, which a single rename marks: after an
+        # interruption, training resumes from the complete run or is not repeated.
         if run.exists() or not (part / "ranker").exists():
             best = train_on_ray(plan.resolved(), run, workers)
             shutil.copytree(
@@ -200,37 +185,37 @@ def train_ranker(folder: Path, plan: Plan, workers: WorkersConfig) -> Path:
             if run.exists():
                 run.rename(done)
             if workers.num_workers and workers.storage_path:
-                shutil.rmtree(best.parents[1], ignore_errors=True)  # the run's, and copied
+                shutil.rmtree(best.parents[1], ignore_errors=True)  # its files are copied
         if done.exists():
             shutil.rmtree(done)
         return {"workers": workers}
 
-    return stage(folder, plan.identity(), make)
+    return stage(folder, plan.inputs(), make)
 
 
 def store_teacher_logits(folder: Path, table: Path, teacher: Path, workers: WorkersConfig) -> Path:
-    """A stage with a ranker's logits of every pair of a table.
+    """Makes a stage with a teacher's logits of every pair of a table.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         table: Stage of the table.
         teacher: Stage of the trained ranker.
-        workers: What to take of the cluster.
+        workers: Part of the cluster to use.
     """
-    identity = {"teacher": digest(teacher), "table": manifest(table)["found"]["fingerprint"]}
+    inputs = {"teacher": digest(teacher), "table": manifest(table)["outputs"]["fingerprint"]}
 
     def make(part: Path) -> Mapping[str, Any]:
-        rate = store_logits(table, teacher / "ranker", part, workers)
+        summary = store_logits(table, teacher / "ranker", part, workers)
         log.info(
             "%s: %s pairs in %.0f s, %s bytes",
             folder.name,
-            rate.num_scored,
-            rate.duration_s,
-            rate.num_bytes,
+            summary.num_scored,
+            summary.duration_s,
+            summary.num_bytes,
         )
-        return {"rate": rate}
+        return {"rate": summary}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def evaluate_ranker(
@@ -240,20 +225,23 @@ def evaluate_ranker(
     measures: Sequence[str],
     question_filter: QuestionFilter,
 ) -> dict[str, EvaluationResult]:
-    """A stage with a TREC run and the measures of each test table; the evaluations by table.
+    """Makes a stage with a TREC run and the measures of each test table.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         ranker: Stage of the trained ranker.
         tests: Stages of the tables, by name.
         measures: Names of ir-measures.
-        filter: Questions that count.
+        question_filter: Questions to evaluate.
+
+    Returns:
+        Results by table.
     """
-    identity = {
+    inputs = {
         "ranker": digest(ranker),
-        "tests": {name: manifest(path)["found"]["fingerprint"] for name, path in tests.items()},
+        "tests": {name: manifest(path)["outputs"]["fingerprint"] for name, path in tests.items()},
         "measures": list(measures),
-        "filter": question_filter,
+        "question_filter": question_filter,
     }
 
     def make(part: Path) -> None:
@@ -262,10 +250,10 @@ def evaluate_ranker(
             rows = table(path)
             scores = loaded.predict_table(rows).sort_keys
             write_run(part / f"{name}.run", rows, scores, tag=ranker.name)
-            found = evaluate(rows, scores, measures, question_filter=question_filter)
-            (part / f"{name}.json").write_text(json.dumps(found.measures, indent=2) + "\n")
+            result = evaluate(rows, scores, measures, question_filter=question_filter)
+            (part / f"{name}.json").write_text(json.dumps(result.measures, indent=2) + "\n")
 
-    stage(folder, identity, make)
+    stage(folder, inputs, make)
     return {
         name: _evaluation(folder, name, path, measures, question_filter)
         for name, path in tests.items()

@@ -1,4 +1,4 @@
-"""Table 1 of Mokrii et al. 2021 over several targets, each of which was a study of its own.
+"""Prints Table 1 of Mokrii et al. 2021 over several targets, each of its own study.
 
 python -m pipelines.table_1 --studies '[output/squad, output/wikiqa]'
 """
@@ -15,14 +15,14 @@ from pipelines.curves import Ends, table_1
 
 
 def together(studies: Sequence[str]) -> str:
-    """What `pipelines.pseudo_label` found on several targets, side by side, as Markdown.
+    """Puts the results of `pipelines.pseudo_label` on several targets side by side, as Markdown.
 
     Args:
-        studies: Output folders of that pipeline, finished.
+        studies: Output folders of finished studies.
 
     Raises:
-        RecipeError: A folder without results or with damaged ones, a target twice, or studies of
-            different measures.
+        ConfigError: A folder without results or with damaged ones, a target that occurs twice, or
+            studies with different measures.
     """
     targets: dict[str, Ends] = {}
     measures: dict[str, str] = {}
@@ -30,33 +30,33 @@ def together(studies: Sequence[str]) -> str:
         path = Path(study) / "table1.json"
         if not path.is_file():
             raise ConfigError(
-                f"{study}: no table1.json; expected the output folder of a finished study",
+                f"{study} has no table1.json, which a finished study writes",
                 fix="run python -m pipelines.pseudo_label with this --output first",
             )
         try:
-            found = json.loads(path.read_text())
-            told, measures[study] = dict(found["targets"]), found["measure"]
+            results = json.loads(path.read_text())
+            study_targets, measures[study] = dict(results["targets"]), results["measure"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}: {type(error).__name__}: {error}"
-                "; expected what python -m pipelines.pseudo_label writes at its end",
-                fix="run it again with this --output: what is there is not made again",
+                f"{path} is damaged: {type(error).__name__}: {error}",
+                fix="run python -m pipelines.pseudo_label with this --output again; it only makes "
+                "what is missing",
             ) from error
-        if twice := sorted(targets.keys() & told.keys()):
+        if repeated := sorted(targets.keys() & study_targets.keys()):
             raise ConfigError(
-                f"{study}: the targets {twice} again; expected a name for each target",
-                fix="name the tests of the recipes differently",
+                f"{study} has the targets {repeated} again",
+                fix="give the tests of the recipes different names",
             )
-        targets |= told
+        targets |= study_targets
     if len(set(measures.values())) != 1:
         raise ConfigError(
-            f"the measures {measures}; expected one measure of one or more studies",
-            fix="let the recipes' first measures be the same",
+            f"the studies must have one measure in common, and theirs are {measures}",
+            fix="set the same first measure in the recipes",
         )
     return table_1(targets, next(iter(measures.values())))
 
 
-def _tell(studies: list[str]) -> None:
+def _print_table(studies: list[str]) -> None:
     """Prints Table 1 over several targets.
 
     Args:
@@ -70,4 +70,4 @@ def _tell(studies: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    CLI(_tell, as_positional=False)
+    CLI(_print_table, as_positional=False)

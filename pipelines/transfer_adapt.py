@@ -1,15 +1,16 @@
-"""Transfer and adapt (TANDA): prepare tables, train steps that build on each other, report.
+"""Transfer and adapt (TANDA): trains runs that start from each other, and reports all of them.
 
     python -m pipelines.transfer_adapt --config pipelines/recipes/tanda_minilm.yaml --output DIR
 
-Every step is a system of the results table. A step starts from the model, or from an earlier
-step: transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes.
+Every run is a system of the results table. A run starts from the model, or from an earlier run:
+transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes, and so are the teachers
+of CERBERUS (`cerberus_teachers.yaml`).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from pipelines.experiment import Found, prepare, train_runs, write_reports
 from pipelines.recipe import Recipe, command
 from pipelines.steps import evaluate_ranker
@@ -21,28 +22,28 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs what is not there yet, and writes the report.
+    """Trains and evaluates what does not exist yet, and writes the reports.
 
     Args:
-        recipe: What to do.
+        recipe: Tables, runs and systems.
         output: Folder of the stages.
-        workers: What to take of the cluster.
-        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use.
+        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
     """
     folder = Path(output).resolve()
     tables = prepare(recipe, folder / "tables", data_dirs or {})
-    found: Found = {test: {} for test in recipe.tests}
+    results: Found = {test: {} for test in recipe.tests}
     for name, seed, stage in train_runs(recipe, folder, workers, tables):
         tests = {test: tables[test] for test in recipe.tests}
         runs = folder / "runs" / stage.name
         evaluations = evaluate_ranker(runs, stage, tests, recipe.measures, recipe.question_filter)
         for test, evaluation in evaluations.items():
-            found[test].setdefault(name, {})[seed] = evaluation
-    write_reports(recipe, folder, found)
+            results[test].setdefault(name, {})[seed] = evaluation
+    write_reports(recipe, folder, results)
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Recipe, run)
 
 

@@ -1,7 +1,6 @@
-"""What one trial of a search over stored scores computes.
+"""Trials of searches over stored scores.
 
-Knows stored scores, replays of a cascade and the search spaces. Must not know stages or rankers:
-each process of a search loads this file, and what it imports comes along.
+Every process of a search loads this module, so it imports neither stages nor rankers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,33 +15,33 @@ from as2ray.text.bm25 import BM25
 from tune_spaces import drop_ratios, ensembles
 
 MEASURE = "RR"
-"""That k1 and b are chosen by: Mokrii et al.'s."""
+"""Measure that chooses k1 and b, as in Mokrii et al."""
 
 
 def keywords(points: Sequence[tuple[float, float]], data: Any) -> list[list[float]]:
-    """k1, b and the dev measure of each point.
+    """Returns k1, b and the dev measure of each point.
 
     Args:
-        points: k1 and b.
-        data: The dev table, and the terms of its candidates.
+        points: Pairs of k1 and b.
+        data: The dev table, and the term counts of its candidates.
     """
     rows, terms = data
-    found = []
+    results = []
     for k1, b in points:
         scores = BM25(k1, b).score_candidates(rows, terms)
         measures = evaluate(rows, scores, [MEASURE], question_filter="no_all_negative").measures
-        found.append([k1, b, measures[MEASURE]])
-    return found
+        results.append([k1, b, measures[MEASURE]])
+    return results
 
 
 def dropped(config: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
-    """Quality and cost of the exits and drop ratios of a trial's answers."""
+    """Returns quality and cost of the exits and drop ratios of a trial."""
     point = replay.evaluate(*drop_ratios.apply_params(config, len(replay.exit_layers)))
     return {"quality": point.map, "cost": point.relative_flops}
 
 
 def dropped_first(first: float, replay: CascadeReplay) -> list[dict[str, Any]]:
-    """The part of the paper's grid that begins with a drop ratio."""
+    """Evaluates the part of the paper's grid that begins with a drop ratio."""
     every = list(range(len(replay.exit_layers)))
     ratios = [drop for drop in drop_ratios.param_grid(len(every)) if drop[0] == first]
     return [asdict(replay.evaluate(every, drop)) for drop in ratios]
@@ -53,11 +52,11 @@ Stored = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def weighted(config: Mapping[str, Any], stored: Stored) -> dict[str, float]:
-    """Quality of an ensemble with the weights of a trial's answers."""
+    """Returns the quality of an ensemble with the weights of a trial."""
     return {"quality": ensemble_map(ensembles.apply_params(config, stored[0].shape[1]), stored)}
 
 
 def ensemble_map(weights: Sequence[float], stored: Stored) -> float:
-    """MAP of the members' weighted scores."""
+    """Returns the MAP of the members' weighted scores."""
     scores, question, label = stored
     return mean_average_precision(question, label, scores @ np.asarray(weights))

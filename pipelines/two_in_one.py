@@ -1,31 +1,32 @@
-"""Two-in-One: joint models of passages and their sentences beside what ranks one kind alone.
+"""Two-in-One: trains joint models of passages and sentences, and rankers of one kind alone.
 
     python -m pipelines.two_in_one --config pipelines/recipes/two_in_one_minilm.yaml --output DIR
 
-A step whose objective is the joint loss trains on tables by passages; any other trains a ranker of
-sentences as in the other pipelines (a pointwise ranker, a cascade). All select supporting facts on
-the tables of `selects`, which are measured as HotpotQA's evaluator does (Tables 1 and 2 of the
-paper), and rank the candidates of `tests` (zero-shot, where these are of another corpus).
+Runs with the joint loss train on tables by passages; other runs train rankers of sentences as in
+the other pipelines. All of them select supporting facts on `fact_selection_tests`, which are
+evaluated as HotpotQA's evaluator does (Tables 1 and 2 of the paper), and rank the candidates of
+`tests` (zero-shot, if these are of another corpus).
 """
 
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-from as2ray.cascade.pruning import expand_drop_ratios
 from as2ray.checkpoints.loading import load
 from as2ray.corpora import hotpotqa
 from as2ray.corpora.preparation import release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import balance_passages
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation.fact_selection import (
     FactSelectionConfig,
@@ -43,58 +44,58 @@ from as2ray.models.two_in_one import TwoInOneRanker
 from as2ray.outputs import ShortAnswer
 from as2ray.tables.schema import count_table, group_by_passage
 from pipelines.experiment import Found, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import Step, TableSpec, command
+from pipelines.recipe import Recipe as BaseRecipe
+from pipelines.recipe import RunSpec, TableSpec, command
 from pipelines.steps import TABLE, evaluate_ranker, table
 
 log = logging.getLogger(__name__)
 
 ANSWERS = "-answers"
-"""Ends the name of what is measured of answers, after the table's."""
+"""Suffix of the report of answers, after the name of the table."""
 
 
-@dataclass(frozen=True)
-class Recipe(Steps):
-    """Joint models beside rankers of passages or sentences alone."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Recipe(BaseRecipe):
+    """Joint models, compared with rankers of passages or sentences alone."""
 
     fact_selection_tests: list[str] = field(default_factory=list)
-    """Tables of HotpotQA on which supporting facts are selected and measured."""
+    """HotpotQA tables on which supporting facts are selected and evaluated."""
     fact_selection: FactSelectionConfig = field(default_factory=FactSelectionConfig)
-    """How they are selected; what a system goes by follows from its step."""
+    """How facts are selected; the score source of a system follows from its run."""
     balance_passages: bool = True
     """Train on as many irrelevant passages as relevant ones, as the released code does."""
-    drop_ratio: float = 0.0
-    """Drop ratio after every exit of a cascade when it selects among all sentences."""
+    drop_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop ratio after every exit of a cascade that selects among all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expand_drop_ratios(self.drop_ratio, 2)
         wrong = [
             name
             for name in self.fact_selection_tests
-            if name not in self.tables or self.tables[name].corpus != hotpotqa.CORPUS.name
+            if name not in self.tables
+            or self.tables[name].corpus != hotpotqa.CORPUS.name
+            or name in self.tests
         ]
-        wrong += [name for name in self.fact_selection_tests if name in self.tests]
         if wrong or not self.fact_selection_tests:
             raise ConfigError(
-                f"supporting facts to select on {self.fact_selection_tests}"
-                "; expected at least one of the recipe's tables of hotpotqa, none of its tests",
-                fix="describe it under `tables`; under another name for a test, too",
+                f"fact_selection_tests {self.fact_selection_tests} must name at least one of the "
+                "recipe's tables of hotpotqa, and none of its tests",
+                fix="describe the table under `tables`; twice, if it is a test too",
             )
 
     def reported(self) -> list[str]:
-        """What is selected on, and the tests."""
+        """Returns the tables of fact selection, and the tests."""
         return [*self.fact_selection_tests, *self.tests]
 
     def may_print(self) -> set[str]:
-        """What is selected on has a report of the answers, too."""
+        """Returns the names of the reports, including those of answers."""
         return {*self.reported(), *(name + ANSWERS for name in self.fact_selection_tests)}
 
-    def rule(self, step: Step) -> ScoreSource:
-        """What a step's ranker goes by when it selects."""
-        if not isinstance(step.loss, TwoInOneLoss) or not step.loss.passage_loss:
+    def rule(self, run: RunSpec) -> ScoreSource:
+        """Returns the scores that a run's ranker selects facts by."""
+        if not isinstance(run.loss, TwoInOneLoss) or not run.loss.passage_loss:
             return "sentences"
-        return "joint" if step.loss.sentence_loss else "passages"
+        return "joint" if run.loss.sentence_loss else "passages"
 
 
 def run(
@@ -103,13 +104,13 @@ def run(
     workers: WorkersConfig,
     data_dirs: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs what is not there yet, and writes the reports.
+    """Trains and evaluates what does not exist yet, and writes the reports.
 
     Args:
-        recipe: What to do.
+        recipe: Tables, runs and systems.
         output: Folder of the stages.
-        workers: What to take of the cluster.
-        sources: For each corpus its folder; by default its place in AS2RAY_DATA.
+        workers: Part of the cluster to use.
+        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
     """
     folder, data_dirs = Path(output).resolve(), data_dirs or {}
     tables = prepare(recipe, folder / "tables", data_dirs)
@@ -122,12 +123,12 @@ def run(
             folder / "runs" / ranker.name, ranker, tests, recipe.measures, recipe.question_filter
         )
         for test in recipe.fact_selection_tests:
-            asked = replace(recipe.fact_selection, rule=recipe.rule(recipe.runs[name]))
+            asked = replace(recipe.fact_selection, score_source=recipe.rule(recipe.runs[name]))
             place = folder / "selections" / f"{ranker.name}-{test}"
             drop = recipe.drop_ratio if recipe.exits_of(name) else None
             made = _selected(place, ranker, tables[test], asked, drop)
             runs |= _measured(made, test, recipe.tables[test], tables[test], data_dirs)
-            if (apart := manifest(made)["found"]["gap"]) is not None:
+            if (apart := manifest(made)["outputs"]["gap"]) is not None:
                 gaps[test].setdefault(name, []).append(apart)
         for test, evaluation in runs.items():
             found.setdefault(test, {}).setdefault(name, {})[seed] = evaluation
@@ -143,7 +144,7 @@ def run(
 
 
 def _by_passages(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> dict[str, Path]:
-    """Stages by passages of the tables that joint models train on, and are watched on."""
+    """Makes stages by passages of the tables that joint models train on and are evaluated on."""
     joint = [step for step in recipe.runs.values() if isinstance(step.loss, TwoInOneLoss)]
     train = {name for step in joint for name in step.train}
     watched = {step.dev or recipe.dev for step in joint}
@@ -156,34 +157,34 @@ def _by_passages(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> di
 
 
 def _passages(folder: Path, source: Path, few: bool) -> Path:
-    """A stage that holds a table by passages."""
-    identity = {"table": manifest(source)["found"]["fingerprint"], "balanced": few}
+    """Makes a stage with a table by passages."""
+    inputs = {"table": manifest(source)["outputs"]["fingerprint"], "balance_passages": few}
 
     def make(part: Path) -> Mapping[str, Any]:
         rows = group_by_passage(table(source))
         rows = balance_passages(rows) if few else rows
         pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
-        plain = manifest(source)["found"]["fingerprint"]
+        plain = manifest(source)["outputs"]["fingerprint"]
         return {"passages": rows.num_rows, "fingerprint": f"{plain}-{'balanced' if few else 'all'}"}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def _selected(
     folder: Path, ranker: Path, source: Path, how: FactSelectionConfig, drop_ratio: float | None
 ) -> Path:
-    """A stage with the selection of every question, as the official evaluator reads it.
+    """Makes a stage with the selected facts of every question, as the official evaluator reads it.
 
     Args:
-        folder: The stage.
+        folder: Folder of the stage.
         ranker: Stage of the trained ranker.
         source: Stage of the table.
-        how: How to select.
-        drop: Of a cascade.
+        how: How facts are selected.
+        drop_ratio: Drop ratio of a cascade.
     """
-    fingerprint = manifest(source)["found"]["fingerprint"]
-    identity = {"ranker": digest(ranker), "table": fingerprint, "how": how}
-    identity |= {} if drop_ratio is None else {"drop": drop_ratio}
+    fingerprint = manifest(source)["outputs"]["fingerprint"]
+    inputs = {"ranker": digest(ranker), "table": fingerprint, "fact_selection": how}
+    inputs |= {} if drop_ratio is None else {"drop_ratio": drop_ratio}
 
     def make(part: Path) -> Mapping[str, Any]:
         rows = table(source)
@@ -201,18 +202,18 @@ def _selected(
         )
         return {"gap": apart, "answers": answers is not None}
 
-    return stage(folder, identity, make)
+    return stage(folder, inputs, make)
 
 
 def _scores(
     ranker: Ranker, rows: pa.Table, passages: pa.Table, rule: ScoreSource, drop_ratio: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores around 0 of passages and of sentences; a rule reads those that its ranker has."""
+    """Returns scores of passages and sentences around 0; a score source uses those it needs."""
     if isinstance(ranker, TwoInOneRanker):
         texts = passages["candidate"].to_pylist()
         scores, sentence = ranker.predict_passages(passages["question"].to_pylist(), texts)
         return (max_sentence_score(passages, sentence) if rule == "sentences" else scores), sentence
-    # Of a cascade, none but the survivors of all stages can lie above 0.
+    # In a cascade, only candidates that no stage dropped can have a score above 0.
     sentence = (
         ranker.predict_table(rows, drop_ratio).sort_keys - max(0, len(ranker.exit_layers) - 1) - 0.5
     )
@@ -220,8 +221,10 @@ def _scores(
 
 
 def _answers(ranker: Ranker, passages: pa.Table, chosen: SelectedFacts) -> dict[str, str] | None:
-    """Each question's short answer, if its selected sentences hold one; None of a ranker that does
-    not look for any."""
+    """Returns each question's short answer that is in a selected sentence.
+
+    Returns None for a ranker that does not extract answers.
+    """
     if not (isinstance(ranker, TwoInOneRanker) and ranker.network.answer is not None):
         return None
     found: dict[str, ShortAnswer] = {}
@@ -244,14 +247,15 @@ def _answers(ranker: Ranker, passages: pa.Table, chosen: SelectedFacts) -> dict[
 def _measured(
     selection: Path, test: str, data: TableSpec, source: Path, data_dirs: Mapping[str, str]
 ) -> dict[str, EvaluationResult]:
-    """A selection against the questions as they were published, facts by the test's name.
+    """Evaluates a selection against the published questions; returns results by report.
 
-    Facts that no table can show are missed. Where there are answers, they and the joint measures
-    stand under the name with `-answers`.
+    Facts that are in no table count as missed. If the ranker extracts answers, they and the joint
+    measures are reported under the name with `-answers`.
     """
     corpus = get_corpus(data.corpus)
     place = release_path(corpus, data_dirs.get(data.corpus))
-    gold = hotpotqa.read_gold_questions(data.split, place, **corpus.resolve(data.corpus_options))
+    options = asdict(corpus.parse_options(data.corpus_options))
+    gold = hotpotqa.read_gold_questions(data.split, place, **options)
     rows = table(source)
     if data.num_questions is not None or data.question_filter != "raw":
         gold = {name: gold[name] for name in rows["question_id"].unique().to_pylist()}
@@ -259,7 +263,7 @@ def _measured(
     facts = {name: [(title, n) for title, n in of] for name, of in made["sp"].items()}
     titles = json.loads((selection / "titles.json").read_text())
     found = {test: measure_facts(gold, facts, titles)}
-    if manifest(selection)["found"]["answers"]:
+    if manifest(selection)["outputs"]["answers"]:
         both = measure_facts(gold, facts, titles, made["answer"])
         own = [name for name in both.column_names if name not in found[test].column_names]
         found[f"{test}{ANSWERS}"] = both.select(["question_id", *own])
@@ -271,14 +275,14 @@ def _measured(
             question_filter=data.question_filter,
             ties="pessimistic",
             relevance="label",
-            fingerprint=manifest(source)["found"]["fingerprint"],
+            fingerprint=manifest(source)["outputs"]["fingerprint"],
         )
         for name, of in found.items()
     }
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     command(Recipe, run)
 
 

@@ -1,1 +1,1 @@
-"""Search spaces, one a file. Must not know how a trial is run."""
+"""Search spaces, one per file; no knowledge of how a trial runs."""

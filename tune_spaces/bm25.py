@@ -1,7 +1,4 @@
-"""k1 and b of BM25: FlexNeuART's grid of 56 points (Mokrii et al. 2021 tune on it).
-
-Knows plain numbers. Must not know indexes, measures or Ray.
-"""
+"""Search space of BM25's k1 and b: FlexNeuART's grid of 56 points (Mokrii et al. 2021)."""
 
 from itertools import product
 
@@ -10,5 +7,5 @@ B = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 def param_grid() -> list[tuple[float, float]]:
-    """Every k1 with every b."""
+    """Returns every pair of k1 and b."""
     return list(product(K1, B))

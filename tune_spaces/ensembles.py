@@ -1,24 +1,21 @@
-"""Weights of an ensemble's members.
-
-Knows Optuna's trials. Must not know scores or Ray.
-"""
+"""Search space of the weights of an ensemble's members."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def suggest(trial: Any, num_members: int) -> None:
-    """Asks a trial of Optuna for a weight of each member, from 0 to 1."""
+    """Suggests a weight of each member, from 0 to 1, in an Optuna trial."""
     for number in range(num_members):
         trial.suggest_float(f"weight_{number}", 0.0, 1.0)
 
 
 def apply_params(params: Mapping[str, Any], num_members: int) -> tuple[float, ...]:
-    """Weights that sum to 1, of a trial's answers; equal ones where all were 0.
+    """Returns weights that sum to 1; equal ones if all suggested weights are 0.
 
     Args:
-        config: What `suggest` was answered.
-        members: Of the ensemble.
+        params: Parameters of a trial, from `suggest`.
+        num_members: Number of members.
     """
     weights = [float(params[f"weight_{number}"]) for number in range(num_members)]
     total = sum(weights)

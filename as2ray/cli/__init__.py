@@ -1,1 +1,1 @@
-"""The commands of `as2ray`, a file each. Must hold no logic of their own."""
+"""The `as2ray` command, one file per subcommand. No logic of its own."""

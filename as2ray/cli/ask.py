@@ -1,18 +1,19 @@
-"""`as2ray ask`: a question to an index of documents."""
+"""`as2ray ask`: answers a question from an index of documents."""
 
 import json
 import sys
 from dataclasses import asdict
 
-from as2ray.models.ranker import Dtype
+from as2ray.models.precision import Dtype
 from as2ray.retrieval.passage_search import PassageSearcher
 from as2ray.retrieval.question_answering import Answer, QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
 
-NO_MATCH_MESSAGE = "No sentence shares a word with the question.\n"
+NO_MATCH_MESSAGE = "No sentence has a word in common with the question.\n"
 
 
 def ask(
+    *,
     question: str,
     index: str,
     model: str,
@@ -23,22 +24,22 @@ def ask(
     dtype: Dtype = "auto",
     jsonl: bool = False,
 ) -> None:
-    """Answers a question from documents, with the source; abstains where nothing is good enough.
+    """Answers a question from documents, with the source, or says that no answer is good enough.
 
-    A joint model (Two-in-One) answers with passages and the sentences selected in them; to it
-    `candidates`, `around` and `threshold` say nothing.
+    A joint model (Two-in-One) answers with passages and their selected sentences. It ignores
+    `num_candidates`, `num_neighbors` and `score_threshold`.
 
     Args:
         question: The question.
-        index: What `as2ray index` wrote.
+        index: Output folder of `as2ray index`.
         model: Checkpoint folder or hub id.
-        top_k: Most answers.
-        candidates: Most sentences that are ranked.
-        around: Neighbours on either side that come with a sentence as candidates.
-        threshold: Score that an answer must have; by default the model's own, which `as2ray
-            calibrate` finds, and none in a model that was not calibrated.
-        precision: Number format of the matrix products.
-        json_lines: Print one JSON object an answer.
+        top_k: Maximum number of answers.
+        num_candidates: Maximum number of sentences that are ranked.
+        num_neighbors: Neighbors on either side that become candidates with a sentence.
+        score_threshold: Minimum score of an answer. By default the model's own, which
+            `as2ray calibrate` sets, or none if the model is not calibrated.
+        dtype: Number format of matrix products.
+        jsonl: Print one JSON object per answer.
     """
     from as2ray.checkpoints.loading import load
     from as2ray.models.two_in_one import TwoInOneRanker
@@ -48,43 +49,48 @@ def ask(
         _print_passages(PassageSearcher(SentenceIndex.open(index), ranker), question, top_k, jsonl)
         return
     answerer = QuestionAnswerer(
-        SentenceIndex.open(index), ranker, num_candidates, num_neighbors, score_threshold
+        SentenceIndex.open(index),
+        ranker,
+        num_candidates=num_candidates,
+        num_neighbors=num_neighbors,
+        score_threshold=score_threshold,
     )
-    reply = answerer.ask(question, top_k)
-    for answer in reply.answers:
+    result = answerer.ask(question, top_k)
+    for answer in result.answers:
         sys.stdout.write(
             json.dumps(asdict(answer), ensure_ascii=False) + "\n"
             if jsonl
             else _format_answer(answer)
         )
-    if not reply.answers:
-        sys.stderr.write(_explain_abstention(reply, answerer.min_score))
+    if not result.answers:
+        sys.stderr.write(_explain_abstention(result, answerer.min_score))
 
 
 def _print_passages(searcher: PassageSearcher, question: str, top_k: int, jsonl: bool) -> None:
-    found = searcher.ask(question, top_k)
-    for passage in found:
+    passages = searcher.ask(question, top_k)
+    for passage in passages:
         if jsonl:
             sys.stdout.write(json.dumps(asdict(passage), ensure_ascii=False) + "\n")
             continue
-        chosen = "".join(f"        {s.score:+.4f}  {s.text}\n" for s in passage.sentences)
-        shown = chosen or f"        … {passage.text} …\n"
-        sys.stdout.write(f"{passage.score:+.4f}  {passage.document_id}\n{shown}")
-    if not found:
+        sentences = "".join(f"        {s.score:+.4f}  {s.text}\n" for s in passage.sentences)
+        text = sentences or f"        … {passage.text} …\n"
+        sys.stdout.write(f"{passage.score:+.4f}  {passage.document_id}\n{text}")
+    if not passages:
         sys.stderr.write(NO_MATCH_MESSAGE)
 
 
 def _format_answer(answer: Answer) -> str:
-    place = answer.document_id if answer.heading in ("", answer.title) else answer.heading
-    source = answer.document_id if place == answer.document_id else f"{answer.document_id}, {place}"
-    shown = f"{answer.score:.4f}  {answer.text}\n        {source}\n"
-    return shown if answer.context == answer.text else shown + f"        … {answer.context} …\n"
+    has_section = answer.heading not in ("", answer.title, answer.document_id)
+    source = f"{answer.document_id}, {answer.heading}" if has_section else answer.document_id
+    lines = f"{answer.score:.4f}  {answer.text}\n        {source}\n"
+    has_context = answer.context != answer.text
+    return lines + f"        … {answer.context} …\n" if has_context else lines
 
 
 def _explain_abstention(result: QuestionAnswer, min_score: float) -> str:
     if result.best_score is None:
         return NO_MATCH_MESSAGE
     return (
-        f"No answer: the best of {result.num_candidates} sentences has {result.best_score:.4f}, "
-        f"an answer {min_score:.4f}.\n"
+        f"No answer: the best of {result.num_candidates} sentences has the score "
+        f"{result.best_score:.4f}, and an answer needs {min_score:.4f}.\n"
     )

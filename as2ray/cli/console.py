@@ -1,7 +1,4 @@
-"""What the commands share: the tables and numbers that they are given, and how results look.
-
-Knows the terminal. Must not know any one command.
-"""
+"""Input tables, number flags and output tables of the commands."""
 
 import sys
 from typing import Any, TypeVar
@@ -16,7 +13,7 @@ from as2ray.errors import ConfigError, EvaluationError
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import validate_table
 
-Number = TypeVar("N", int, float)
+Number = TypeVar("Number", int, float)
 
 
 def load_table(
@@ -26,57 +23,63 @@ def load_table(
     data_dir: str | None,
     corpus_options: dict[str, Any],
 ) -> pa.Table:
-    """The candidates table that a user names, by its folder or its corpus.
+    """Loads the candidates table of a folder, or of a split of a corpus.
 
     Raises:
-        CorpusError: Not a candidates table, or no such corpus, split or options.
-        EvaluationError: Both named, or none.
+        ConfigError: There is no such corpus, split or option.
+        CorpusError: The folder or the corpus does not hold a candidates table.
+        EvaluationError: Both or neither of `table` and `corpus` are given.
     """
     if (table is None) == (corpus is None):
-        raise EvaluationError(
-            f"table={table}, corpus={corpus}; expected one of the two",
-        )
+        raise EvaluationError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     if table is not None:
         return validate_table(ParquetTable.open(table).to_table(), table)
-    return read_split(
-        str(corpus), split, data_dir, **validate_corpus_options(str(corpus), corpus_options)
-    )
+    name = str(corpus)
+    return read_split(name, split, data_dir, **validate_corpus_options(name, corpus_options))
 
 
 def validate_corpus_options(corpus: str, corpus_options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if the corpus has such: no others may meet the arguments beside them."""
-    get_corpus(corpus).resolve({str(name): value for name, value in corpus_options.items()})
+    """Returns the options, if the corpus has them and accepts their values.
+
+    Without this check an option could have the name of another argument of the same call.
+
+    Raises:
+        ConfigError: There is no such corpus or option, or a value is not accepted.
+    """
+    get_corpus(corpus).parse_options({str(name): v for name, v in corpus_options.items()})
     return corpus_options
 
 
 def parse_drop_ratios(text: str | None) -> float | list[float] | None:
-    """Drop ratios from `0.3` or `0.3,0.5`."""
+    """Parses drop ratios: `0.3` for all stages, or `0.3,0.5` for each."""
     ratios = [] if text is None else parse_numbers(text, float)
     return ratios[0] if len(ratios) == 1 else ratios or None
 
 
 def parse_numbers(text: str, number_type: type[Number]) -> list[Number]:
-    """Numbers with commas between them."""
+    """Parses numbers that are separated by commas.
+
+    Raises:
+        ConfigError: A part is not such a number.
+    """
     try:
         return [number_type(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(
-            f"{text!r}; expected numbers with commas between them",
-        ) from error
+        raise ConfigError(f"{text!r} is not a list of numbers with commas between them") from error
 
 
 def create_console_table(*columns: str) -> Table:
-    """A table to print."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    """Creates a table to print."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        shown.add_column(column, overflow="fold")
-    return shown
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def create_console() -> Console:
-    """Where to print."""
-    terminal = sys.stdout.isatty()
-    # Brackets and colons are the users': the names of their files.
+    """Creates a console that prints text as it is."""
+    is_terminal = sys.stdout.isatty()
+    # File names may contain brackets and colons, which are not markup or emoji codes.
     return Console(
-        soft_wrap=not terminal, width=None if terminal else 160, markup=False, emoji=False
+        soft_wrap=not is_terminal, width=None if is_terminal else 160, markup=False, emoji=False
     )

@@ -1,16 +1,16 @@
-"""`as2ray convert`: a published model file as a checkpoint."""
+"""`as2ray convert`: converts a published weights file to a checkpoint."""
 
 import sys
 
 
 def convert(weights: str, base_model: str, output: str, max_length: int = 128) -> None:
-    """Writes the authors' `cerberus_model.pt` as a checkpoint that ranks.
+    """Converts the CERBERUS authors' `cerberus_model.pt` to a checkpoint.
 
     Args:
-        file: The file.
-        base: The encoder that it was made from, such as google/electra-base-discriminator.
-        output: A new folder.
-        max_length: Most tokens of a pair.
+        weights: The file.
+        base_model: Encoder that it was trained from, such as google/electra-base-discriminator.
+        output: New folder for the checkpoint.
+        max_length: Maximum number of tokens of a pair.
     """
     from as2ray.checkpoints.cerberus_file import load_cerberus_file
     from as2ray.checkpoints.saving import check_new_path, save

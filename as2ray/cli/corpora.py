@@ -1,52 +1,52 @@
-"""`as2ray corpora`: raw releases in, candidates tables out."""
+"""`as2ray corpora`: lists, verifies, prepares, describes and compares corpora."""
 
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from as2ray.cli.console import create_console, create_console_table, validate_corpus_options
+from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
 from as2ray.corpora.preparation import prepare_splits, read_split
 from as2ray.corpora.stats import compute_stats
 from as2ray.corpora.verification import list_corpora, verify_releases
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.parquet import ParquetTable
 
 
 class Corpora:
-    """Raw releases in, candidates tables out."""
+    """Raw releases, and the candidates tables that are prepared from them."""
 
     def list(self) -> None:
-        """The corpora that as2ray reads."""
-        shown = create_console_table("corpus", "splits", "options", "hub", "licence")
+        """Lists the corpora that as2ray reads."""
+        overview = create_console_table("corpus", "splits", "options", "hub", "license")
         for corpus in list_corpora():
             options = ", ".join(f"{k}={v}" for k, v in corpus.options.items())
             splits = ", ".join(corpus.splits)
-            shown.add_row(corpus.name, splits, options, corpus.hub or "", corpus.license)
-        create_console().print(shown)
+            overview.add_row(corpus.name, splits, options, corpus.hub or "", corpus.license)
+        create_console().print(overview)
 
     def verify(self, data_root: str | None = None) -> None:
-        """Compares everything found under the data root with its published counts.
+        """Compares the releases in the data root with their published counts.
+
+        Exits with status 1 if a count differs, or if there is no release.
 
         Args:
-            root: By default AS2RAY_DATA, or ../shared/data.
+            data_root: By default AS2RAY_DATA, or ../shared/data.
         """
         checks = verify_releases(Path(data_root) if data_root else None)
-        shown = create_console_table("corpus", "split", "what", "published", "found", "")
+        overview = create_console_table("corpus", "split", "name", "published", "actual", "")
         for check in checks:
-            state = "ok" if check.is_ok else check.error or "DIFFERS"
-            shown.add_row(
-                check.corpus,
-                check.split,
-                check.name,
-                str(check.published),
-                str(check.actual),
-                state,
-            )
-        create_console().print(shown)
-        wrong = sum(not check.is_ok for check in checks)
-        create_console().print(f"{len(checks) - wrong} of {len(checks)} counts as published")
-        if wrong or not checks:
+            status = "ok" if check.is_ok else check.error or "DIFFERS"
+            counts = (str(check.published), str(check.actual))
+            overview.add_row(check.corpus, check.split, check.name, *counts, status)
+        create_console().print(overview)
+        num_ok = sum(check.is_ok for check in checks)
+        create_console().print(f"{num_ok} of {len(checks)} counts as published")
+        if num_ok < len(checks) or not checks:
             sys.exit(1)
 
     def prepare(
@@ -61,15 +61,15 @@ class Corpora:
         """Writes splits of a corpus as Parquet files with a manifest.
 
         Args:
-            corpus: Its name.
-            output: A new folder.
-            splits: For each split the questions to keep, such as {"train": "raw"}.
-            source: Folder of the raw release, or `hub`; by default its place in the data root.
-            verify: Whether published counts must be met.
-            options: The corpus' own options.
+            corpus: Name of the corpus.
+            output: New folder for the splits.
+            splits: Questions to keep of each split, such as {"train": "raw"}.
+            data_dir: Folder of the raw release, or `hub`; by default its folder in the data root.
+            verify: Whether the counts must be the published ones.
+            corpus_options: Options of the corpus.
         """
-        given = validate_corpus_options(corpus, corpus_options)
-        manifest = prepare_splits(corpus, data_dir, output, splits, verify, **given)
+        options = validate_corpus_options(corpus, corpus_options)
+        manifest = prepare_splits(corpus, data_dir, output, splits, verify, **options)
         create_console().print_json(json.dumps(manifest))
 
     def stats(
@@ -80,15 +80,43 @@ class Corpora:
         data_dir: str | None = None,
         corpus_options: dict[str, Any] = {},  # noqa: B006
     ) -> None:
-        """Sizes, lengths and oddities of a split.
+        """Prints sizes, lengths and oddities of a split as JSON.
 
         Args:
-            corpus: Its name.
+            corpus: Name of the corpus.
             split: One of its splits.
-            filter: Questions to keep.
-            source: Folder of the raw release, or `hub`; by default its place in the data root.
-            options: The corpus' own options.
+            question_filter: Questions to keep.
+            data_dir: Folder of the raw release, or `hub`; by default its folder in the data root.
+            corpus_options: Options of the corpus.
         """
-        given = validate_corpus_options(corpus, corpus_options)
-        table = read_split(corpus, split, data_dir, question_filter, **given)
+        options = validate_corpus_options(corpus, corpus_options)
+        table = read_split(corpus, split, data_dir, question_filter, **options)
         create_console().print_json(json.dumps(asdict(compute_stats(table))))
+
+    def leaks(
+        self,
+        table: str,
+        other_table: str,
+        min_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75,
+        max_examples: int = 20,
+    ) -> None:
+        """Finds questions that are in two prepared tables, such as training and test.
+
+        Args:
+            table: Folder of a prepared table.
+            other_table: Folder of another one.
+            min_similarity: Minimum similarity of near duplicates: the number of words that two
+                questions share, divided by the number of words of both (Jaccard).
+            max_examples: Maximum number of near duplicates that are printed.
+        """
+        first, second = (ParquetTable.open(path).to_table() for path in (table, other_table))
+        num_shared = len(shared_questions(first, second))
+        duplicates = near_duplicate_questions(first, second, min_similarity)
+        overview = create_console_table("similarity", "question", "question of the other table")
+        for question, other_question, similarity in duplicates[:max_examples]:
+            overview.add_row(f"{similarity:.2f}", question, other_question)
+        create_console().print(overview)
+        create_console().print(
+            f"{num_shared:,} questions are in both tables; "
+            f"{len(duplicates):,} pairs have a similarity of {min_similarity:g} or more"
+        )

@@ -1,8 +1,11 @@
-"""`as2ray cost`: what dropping candidates saves."""
+"""`as2ray cost`: shows what dropping candidates saves."""
 
 from typing import Any
 
+from pydantic import PositiveInt
+
 from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
+from as2ray.cascade.pruning import expand_drop_ratios
 from as2ray.cli.console import (
     create_console,
     create_console_table,
@@ -15,77 +18,75 @@ from as2ray.models.multi_stage import check_exit_layers
 
 
 def cost(
+    *,
     exit_layers: str = "4,6,8,10,12",
     drop_ratio: str | None = None,
-    num_candidates: int = 128,
-    tokens_per_pair: int = 64,
+    num_candidates: PositiveInt = 128,
+    tokens_per_pair: PositiveInt = 64,
     model: str | None = None,
     table: str | None = None,
     corpus: str | None = None,
     split: str = "test",
     data_dir: str | None = None,
     corpus_options: dict[str, Any] = {},  # noqa: B006
-    num_repeats: int = 3,
+    num_repeats: PositiveInt = 3,
 ) -> None:
-    """What dropping candidates saves: by the paper's formula, in operations, on the clock.
+    """Shows what dropping candidates saves: in layers, in operations, and in measured time.
 
-    Without a model RoBERTa-base's sizes count, and nothing is timed.
+    Without a model, the sizes are those of RoBERTa-base, and no time is measured.
 
     Args:
-        exits: Layers run before each partial classifier.
-        drop: Drop ratio after each but the last: 0.3 for all, or 0.3,0.5,... for each; by
-            default the model's own, or 0.3.
-        candidates: Of a question, without a model.
-        tokens: Of a question with a candidate, without a model.
-        model: A cascade or a sequential ranker; its exits and sizes count, over a table's pairs.
+        exit_layers: Number of layers below each partial classifier.
+        drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
+            By default the model's own, or 0.3 without a model.
+        num_candidates: Candidates of a question, without a model.
+        tokens_per_pair: Tokens of a question with a candidate, without a model.
+        model: A cascade or a sequential ranker, measured over the pairs of a table.
         table: Folder of a prepared table.
-        corpus: Name of a corpus in place of a table.
+        corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
-        source: Folder of the raw release, or `hub`.
-        options: The corpus' own options.
-        repeats: Passes with and without dropping, in turns, whose ratio is told.
+        data_dir: Folder of the raw release, or `hub`.
+        corpus_options: Options of the corpus.
+        num_repeats: Timed passes, alternating with and without dropping.
     """
-    shown = create_console_table("", "cascade", "sequential ranker")
+    drop_ratios = parse_drop_ratios(drop_ratio)
     if model is None:
-        if table or corpus or min(num_candidates, tokens_per_pair) < 1:
+        if table or corpus:
             raise ConfigError(
-                f"table={table}, corpus={corpus}, candidates={num_candidates}, tokens={tokens_per_pair}, and "
-                "no model"
-                "; expected a model with a table, or candidates and tokens above 0 alone",
-                fix="name a model, or correct the numbers",
+                f"table={table}, corpus={corpus} and no model; a table needs a model",
+                fix="name a model, or leave the table out",
             )
-        layers, given = parse_numbers(exit_layers, int), parse_drop_ratios(drop_ratio)
+        layers = parse_numbers(exit_layers, int)
         check_exit_layers(layers, layers[-1])
-        ratios = 0.3 if given is None else given
+        ratios = expand_drop_ratios(0.3 if drop_ratios is None else drop_ratios, len(layers))
         shape = EncoderShape(num_layers=layers[-1])
-        paper = [relative_layers(layers, ratios, sequential=s) for s in (False, True)]
-        counted = [
+        layer_costs = [relative_layers(layers, ratios, sequential=s) for s in (False, True)]
+        flop_costs = [
             relative_flops(shape, layers, ratios, num_candidates, tokens_per_pair, s)
             for s in (False, True)
         ]
-        shown.add_row("layers (the paper's formula)", *map(_format_change, paper))
-        shown.add_row(
+        costs = create_console_table("", "cascade", "sequential ranker")
+        costs.add_row("layers (the paper's formula)", *map(_format_change, layer_costs))
+        costs.add_row(
             f"operations, {num_candidates} x {tokens_per_pair} tokens",
-            *map(_format_change, counted),
+            *map(_format_change, flop_costs),
         )
     else:
         from as2ray.checkpoints.loading import load
         from as2ray.profiling.savings import measure_savings
 
         rows = load_table(table, corpus, split, data_dir, corpus_options)
-        found = measure_savings(load(model), rows, parse_drop_ratios(drop_ratio), num_repeats)
-        shown = create_console_table(
-            "", "drop " + ", ".join(f"{ratio:g}" for ratio in found.drop_ratios)
+        savings = measure_savings(load(model), rows, drop_ratios, num_repeats)
+        costs = create_console_table("", "drop " + ", ".join(f"{r:g}" for r in savings.drop_ratios))
+        costs.add_row("layers (the paper's formula)", _format_change(savings.relative_layers))
+        costs.add_row(
+            f"operations over {rows.num_rows:,} pairs", _format_change(savings.relative_flops)
         )
-        shown.add_row("layers (the paper's formula)", _format_change(found.relative_layers))
-        shown.add_row(
-            f"operations over {rows.num_rows:,} pairs", _format_change(found.relative_flops)
-        )
-        shown.add_row(
+        costs.add_row(
             "time, nothing dropped = 1",
-            f"{_format_change(1 / found.speedup.median)} {found.speedup}",
+            f"{_format_change(1 / savings.speedup.median)} {savings.speedup}",
         )
-    create_console().print(shown)
+    create_console().print(costs)
 
 
 def _format_change(ratio: float) -> str:

@@ -1,7 +1,7 @@
-"""`as2ray evaluate`: measures of a ranker or a run, and tests against another."""
+"""`as2ray evaluate`: evaluates a ranker or a run, and tests it against another."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,21 @@ import numpy as np
 import pyarrow as pa
 
 from as2ray.cli.console import create_console, create_console_table, load_table, parse_drop_ratios
-from as2ray.errors import EvaluationError
-from as2ray.evaluation.measures import EvaluationResult, Measure, evaluated_rows, parse_measure
-from as2ray.evaluation.measures import evaluate as measured
+from as2ray.errors import EvaluationError, lookup
+from as2ray.evaluation.measures import EvaluationResult, evaluated_rows
+from as2ray.evaluation.measures import evaluate as evaluate_scores
+from as2ray.evaluation.presets import PAPER_PRESETS, Measure, PaperPreset, parse_measure
 from as2ray.evaluation.significance import compare_systems
 from as2ray.evaluation.trec_runs import evaluate_run
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
 from as2ray.text.bm25 import BM25
 
+DEFAULT_MEASURES = ("AP", "RR", "P@1", "nDCG@10")
 
-def evaluate(
+
+def evaluate(  # noqa: PLR0913 - every argument is a flag
+    *,
     model: str | None = None,
     run: str | None = None,
     qrels: str | None = None,
@@ -28,111 +32,117 @@ def evaluate(
     split: str = "test",
     data_dir: str | None = None,
     corpus_options: dict[str, Any] = {},  # noqa: B006
-    question_filter: QuestionFilter = "clean",
-    measures: list[str] = ["AP", "RR", "P@1", "nDCG@10"],  # noqa: B006
+    question_filter: QuestionFilter | None = None,
+    measures: list[str] | None = None,
+    preset: str | None = None,
     baseline: str | None = None,
     drop_ratio: str | None = None,
     output_run: str | None = None,
 ) -> None:
-    """Measures a ranker or a run.
+    """Evaluates a ranker or a run.
 
     Args:
-        model: Checkpoint folder or hub id, `bm25`, or `constant` (every candidate the same score).
-        run: A TREC run in place of a model.
+        model: Checkpoint folder or hub id, `bm25`, or `constant` (all candidates score the same).
+        run: A TREC run instead of a model.
         qrels: TREC qrels; then no table is needed.
         table: Folder of a prepared table.
-        corpus: Name of a corpus in place of a table.
+        corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
-        source: Folder of the raw release, or `hub`.
-        options: The corpus' own options.
-        filter: Questions that count.
-        measures: Names of ir-measures.
+        data_dir: Folder of the raw release, or `hub`.
+        corpus_options: Options of the corpus.
+        question_filter: Questions to evaluate; by default those of the preset, or `clean`.
+        measures: Names of ir-measures; by default those of the preset, or AP, RR, P@1 and nDCG@10.
+        preset: Measures and question filter of a paper: tanda, cascade, cerberus or pseudo_labels.
         baseline: Another model or run to test against, paired by question.
-        drop: Other drop ratios than a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
-        output: Write the run here, and measures by question beside it (`.json`).
+        drop_ratio: Drop ratio instead of a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
+        output_run: File for the run; the measures by question go beside it (`.json`).
     """
     if (model is None) == (run is None) or (qrels and not run):
         raise EvaluationError(
-            f"model={model}, run={run}, qrels={qrels}"
-            "; expected either --model, or --run (with --qrels, --table or --corpus)",
+            f"model={model}, run={run}, qrels={qrels}; give either --model, or --run (with "
+            "--qrels, --table or --corpus)"
         )
-    wanted = _parse_measures(measures)
+    paper = PaperPreset(DEFAULT_MEASURES, "clean")
+    if preset is not None:
+        paper = lookup(PAPER_PRESETS, preset, "preset")
+    question_filter = question_filter or paper.question_filter
+    parsed_measures = _parse_measures(paper.measures if measures is None else measures)
     if output_run:
         _check_output(Path(output_run))
     if qrels is not None:
         if table or corpus or drop_ratio or output_run:
             raise EvaluationError(
-                f"qrels={qrels} with table={table}, corpus={corpus}, drop={drop_ratio}, output={output_run}"
-                "; expected a run and qrels alone: there is nothing to score or to write",
-                fix="leave the others out",
+                f"qrels={qrels} with table={table}, corpus={corpus}, drop_ratio={drop_ratio}, "
+                f"output_run={output_run}; with qrels there is nothing to score or to write",
+                fix="leave out the other flags",
             )
-        judged = read_qrels(_require_file(qrels))
-        found, *others = (
-            evaluate_run(read_run(_require_file(path)), judged, wanted)
+        judgments = read_qrels(_require_file(qrels))
+        result, *baseline_results = (
+            evaluate_run(read_run(_require_file(path)), judgments, parsed_measures)
             for path in (str(run), *([baseline] if baseline else []))
         )
-        _print_measures(found)
-        for other in others:
-            _print_comparison(other, found)
+        _print_measures(result)
+        for baseline_result in baseline_results:
+            _print_comparison(baseline_result, result)
         return
     rows = load_table(table, corpus, split, data_dir, corpus_options)
     evaluated_rows(rows, question_filter)
-    score = _create_scorer(
-        str(model or _require_file(str(run))), rows, parse_drop_ratios(drop_ratio)
-    )
-    of_baseline = _create_scorer(baseline, rows) if baseline else None
+    system = str(model or _require_file(str(run)))
+    score = _create_scorer(system, rows, parse_drop_ratios(drop_ratio))
+    score_baseline = _create_scorer(baseline, rows) if baseline else None
     scores = score()
-    result = measured(rows, scores, wanted, question_filter=question_filter)
-    _print_measures(result.per_question)
+    evaluation = evaluate_scores(rows, scores, parsed_measures, question_filter=question_filter)
+    _print_measures(evaluation.per_question)
     create_console().print(
-        f"{result.counts} ({question_filter}), ties {result.ties}, table {result.fingerprint}"
+        f"{evaluation.counts} ({question_filter}), ties {evaluation.ties}, "
+        f"table {evaluation.fingerprint}"
     )
     if output_run:
-        _write_results(Path(output_run), rows, scores, result)
-    if of_baseline:
-        against = measured(rows, of_baseline(), wanted, question_filter=question_filter)
-        _print_comparison(against.per_question, result.per_question)
+        _write_results(Path(output_run), rows, scores, evaluation)
+    if score_baseline:
+        other = evaluate_scores(
+            rows, score_baseline(), parsed_measures, question_filter=question_filter
+        )
+        _print_comparison(other.per_question, evaluation.per_question)
 
 
 def _require_file(path: str) -> str:
     if not Path(path).is_file():
-        raise EvaluationError(
-            f"no file {path}; expected a run or qrels",
-            fix="check the path",
-        )
+        raise EvaluationError(f"no file {path}; a run or qrels must be a file")
     return path
 
 
-def _parse_measures(measures: list[str]) -> list[Measure]:
+def _parse_measures(measures: Sequence[Measure | str]) -> list[Measure]:
     if not measures:
-        raise EvaluationError(
-            "no measures; expected one or more",
-            fix="leave the flag out",
-        )
+        raise EvaluationError("no measures; name at least one, or leave the flag out")
     return [parse_measure(measure) for measure in measures]
 
 
 def _check_output(run_path: Path) -> None:
-    """Refuses a place where a run cannot go, or its measures would end another file."""
-    beside = run_path.with_suffix(".json") if run_path.name else run_path
-    fine = run_path.parent.is_dir() and not run_path.is_dir() and run_path != beside
-    # Where evaluate wrote the measures, the run lies beside them.
-    if not fine or (beside.exists() and not run_path.exists()):
+    """Checks that a run can be written, and that its measures replace no other file."""
+    json_path = run_path.with_suffix(".json") if run_path.name else run_path
+    is_valid = run_path.parent.is_dir() and not run_path.is_dir() and run_path != json_path
+    if not is_valid:
         raise EvaluationError(
-            (f"output={run_path}" + (f", with another {beside.name} beside it" if fine else ""))
-            + "; expected a name for the run in a folder that is there; the measures go beside it, "
-            "to the same name with .json",
-            fix="name it .run, and as no other file there is named",
+            f"output_run={run_path} must be a new file in an existing folder, without the suffix "
+            ".json: the measures go beside it under that suffix",
+            fix="name it .run",
+        )
+    # Measures that evaluate wrote have a run beside them.
+    if json_path.exists() and not run_path.exists():
+        raise EvaluationError(
+            f"output_run={run_path} would replace another {json_path.name} beside it",
+            fix="choose a name that no other file has",
         )
 
 
 def _create_scorer(
     system: str, rows: pa.Table, drop_ratios: float | list[float] | None = None
 ) -> Callable[[], np.ndarray]:
-    """What scores every row by a model's name or a run's path, which are read now."""
+    """Loads a model or a run; returns the function that scores every row with it."""
     if drop_ratios is not None and (system in ("constant", "bm25") or Path(system).is_file()):
         raise EvaluationError(
-            f"drop={drop_ratios} of {system}; expected a ranker that has stages",
+            f"drop_ratio={drop_ratios} of {system}; only a ranker that has stages drops candidates"
         )
     if system == "constant":
         return lambda: np.zeros(rows.num_rows)
@@ -148,28 +158,28 @@ def _create_scorer(
 
 
 def _print_measures(per_question: pa.Table) -> None:
-    shown = create_console_table("measure", "mean", f"over {per_question.num_rows:,} questions")
+    summary = create_console_table("measure", "mean", f"over {per_question.num_rows:,} questions")
     for name in per_question.column_names[1:]:
         values = per_question[name].to_numpy()
-        shown.add_row(name, f"{values.mean():.4f}", f"std {values.std():.4f}")
-    create_console().print(shown)
+        summary.add_row(name, f"{values.mean():.4f}", f"std {values.std():.4f}")
+    create_console().print(summary)
 
 
 def _print_comparison(baseline: pa.Table, system: pa.Table) -> None:
-    shown = create_console_table(
-        "measure", "difference", "95% interval", "p (randomisation)", "p (t)"
+    summary = create_console_table(
+        "measure", "difference", "95% interval", "p (randomization)", "p (t)"
     )
     for name in system.column_names[1:]:
         test = compare_systems(baseline, system, name)
         low, high = test.interval
-        shown.add_row(
+        summary.add_row(
             name,
             f"{test.difference:+.4f}",
             f"[{low:+.4f}, {high:+.4f}]",
             f"{test.p_randomization:.4f}",
             f"{test.p_t:.4f}",
         )
-    create_console().print(shown)
+    create_console().print(summary)
 
 
 def _write_results(

@@ -1,15 +1,15 @@
-"""`as2ray index`: documents in, an index of their sentences out."""
+"""`as2ray index`: builds an index of the sentences of documents."""
 
-from dataclasses import asdict
+from pydantic import TypeAdapter
 
 from as2ray.cli.console import create_console
-from as2ray.errors import ConfigError
 from as2ray.retrieval.documents import DocumentColumns
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.text.bm25 import BM25
 
 
 def index(
+    *,
     documents: str,
     output: str,
     k1: float = BM25.k1,
@@ -20,42 +20,39 @@ def index(
     use_ray: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Makes an index of the sentences of documents.
+    """Builds an index of the sentences of documents.
 
     Args:
-        source: A folder of text, Markdown, HTML, JSON lines or Parquet files, or one of them.
-        output: Where the index goes.
-        k1: How soon a repeated word stops to count.
-        b: How much a long sentence is marked down, 0 to 1.
-        splitter: What cuts text into sentences.
+        documents: A folder of text, Markdown, HTML, JSON lines or Parquet files, or one file.
+        output: Folder of the index.
+        k1: BM25's k1: how soon further occurrences of a word stop to count.
+        b: BM25's b: how much a long sentence is penalized, 0 to 1.
+        sentence_splitter: Name of the sentence splitter.
         columns: Names of a table's columns, such as {"text": "body", "id": "url"}.
-        shards: Parts that are built apart; the index answers as if it were one.
-        cluster: Whether Ray builds the parts: on RAY_ADDRESS, or on this machine's cores.
-        replace: Whether an older index at `output` is replaced.
+        num_shards: Parts of the index that are built independently. They do not change the scores.
+        use_ray: Whether Ray builds the shards, on RAY_ADDRESS or on the cores of this machine.
+        overwrite: Whether an existing index is replaced.
     """
-    settings = IndexConfig(BM25(k1, b), sentence_splitter, _parse_columns(columns))
+    document_columns = TypeAdapter(DocumentColumns).validate_python(columns)
+    config = IndexConfig(
+        bm25=BM25(k1=k1, b=b), sentence_splitter=sentence_splitter, columns=document_columns
+    )
     if use_ray:
         from as2ray.distributed.cluster import ray_session
         from as2ray.distributed.index import build_sharded
 
         with ray_session():
-            made = build_sharded(
-                documents, output, settings, num_shards=num_shards, overwrite=overwrite
+            manifest = build_sharded(
+                documents, output, config, num_shards=num_shards, overwrite=overwrite
             )
     else:
-        made = write_index(documents, output, settings, num_shards=num_shards, overwrite=overwrite)
-    create_console().print(
-        f"{made['sentences']:,} sentences of {made['documents']:,} documents, "
-        f"{made['words']:,} words, in {output}"
-    )
-    for reason, number in made["skipped"].items():
-        create_console().print(f"skipped {number:,} {reason}, such as {made['examples'][reason]}")
-
-
-def _parse_columns(column_names: dict[str, str]) -> DocumentColumns:
-    known = asdict(DocumentColumns())
-    if unknown := sorted(column_names.keys() - known.keys()):
-        raise ConfigError(
-            f"columns {unknown}; expected some of {list(known)}",
+        manifest = write_index(
+            documents, output, config, num_shards=num_shards, overwrite=overwrite
         )
-    return DocumentColumns(**{**known, **column_names})
+    console = create_console()
+    console.print(
+        f"{manifest['sentences']:,} sentences of {manifest['documents']:,} documents, "
+        f"{manifest['words']:,} words, in {output}"
+    )
+    for reason, count in manifest["skipped"].items():
+        console.print(f"skipped {count:,} {reason}, such as {manifest['examples'][reason]}")

@@ -1,4 +1,4 @@
-"""`as2ray rank`: one question, a file of candidates or of passages."""
+"""`as2ray rank`: ranks a file of candidates or passages for one question."""
 
 import json
 import sys
@@ -8,11 +8,13 @@ from typing import Any
 
 from as2ray.cli.console import parse_drop_ratios
 from as2ray.errors import CheckpointError, ConfigError, CorpusError
-from as2ray.models.ranker import Dtype, Ranker
+from as2ray.models.precision import Dtype
+from as2ray.models.ranker import Ranker
 from as2ray.outputs import RankedCandidate, RankedPassage
 
 
 def rank(
+    *,
     model: str,
     question: str,
     candidates: str = "-",
@@ -27,34 +29,33 @@ def rank(
     Args:
         model: Checkpoint folder or hub id.
         question: The question.
-        candidates: A file with one candidate a line; `-` reads standard input.
-        passages: Instead, for a joint model: a file with one passage a line, a JSON list of its
-            sentences; `-` reads standard input.
-        top_k: How many to show.
-        precision: Number format of the matrix products.
-        drop: Other drop ratios than a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
-        json_lines: Print one JSON object a line.
+        candidates: A file with one candidate per line; `-` reads standard input.
+        passages: For a joint model, instead of candidates: a file with one passage per line, each
+            a JSON list of its sentences; `-` reads standard input.
+        top_k: Maximum number of results; by default all.
+        dtype: Number format of matrix products.
+        drop_ratio: Drop ratio instead of a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
+        jsonl: Print one JSON object per line.
     """
     if passages is not None and (drop_ratio is not None or candidates != "-"):
         raise ConfigError(
-            f"passages={passages} with drop={drop_ratio}, candidates={candidates}"
-            "; expected passages alone, or candidates with drop ratios",
+            f"passages={passages} with drop_ratio={drop_ratio}, candidates={candidates}; "
+            "--passages cannot be combined with the other two"
         )
     from as2ray.checkpoints.loading import load
 
     ranker = load(model, dtype=dtype)
-    found: list[RankedCandidate | RankedPassage] = []
+    results: list[RankedCandidate | RankedPassage] = []
     if passages is None:
-        found += ranker.rank(
-            question, _read_lines(candidates), top_k, parse_drop_ratios(drop_ratio)
-        )
+        drop_ratios = parse_drop_ratios(drop_ratio)
+        results += ranker.rank(question, _read_lines(candidates), top_k, drop_ratios)
     else:
-        found += _rank_passages(ranker, model, question, passages, top_k)
-    for place, one in enumerate(found, 1):
+        results += _rank_passages(ranker, model, question, passages, top_k)
+    for position, result in enumerate(results, 1):
         if jsonl:
-            sys.stdout.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
         else:
-            sys.stdout.write(f"{place:3d}  {_format_result(one)}\n")
+            sys.stdout.write(f"{position:3d}  {_format_result(result)}\n")
 
 
 def _rank_passages(
@@ -64,7 +65,7 @@ def _rank_passages(
 
     if not isinstance(ranker, TwoInOneRanker):
         raise CheckpointError(
-            f"passages for {model}, a {type(ranker).__name__}; expected a joint model (Two-in-One)",
+            f"{model} is a {type(ranker).__name__}; only a joint model (Two-in-One) ranks passages",
             fix="train one with pipelines.two_in_one, or give candidates",
         )
     texts = [_parse_passage(line, number) for number, line in enumerate(_read_lines(path), 1)]
@@ -73,35 +74,31 @@ def _rank_passages(
 
 def _parse_passage(line: str, passage_number: int) -> list[str]:
     try:
-        found: Any = json.loads(line)
+        sentences: Any = json.loads(line)
     except json.JSONDecodeError:
-        found = line
-    fine = isinstance(found, list) and found and all(isinstance(text, str) for text in found)
-    if not fine:
+        sentences = None
+    is_list = isinstance(sentences, list) and bool(sentences)
+    if not is_list or not all(isinstance(sentence, str) for sentence in sentences):
         raise CorpusError(
-            f"passage {passage_number}: {line[:80]!r}"
-            '; expected a JSON list of sentences, such as ["One.", "Two."]',
-            fix="write one such list a line",
+            f"passage {passage_number}: {line[:80]!r} is not a JSON list of sentences, such as "
+            '["One.", "Two."]'
         )
-    return list(found)
+    return list(sentences)
 
 
 def _read_lines(path: str) -> list[str]:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"{path}: {error}; expected a file of UTF-8 text",
-            fix="check the path",
-        ) from error
-    # A sentence may hold what `splitlines` takes for an end, such as U+2028.
-    lines = text.removeprefix("\ufeff").split("\n")  # the mark that some editors begin a file with
+        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    # Not splitlines: a sentence may contain U+2028, which is not the end of a line here.
+    lines = text.removeprefix("\ufeff").split("\n")  # Some editors write a byte order mark.
     return [line.strip() for line in lines if line.strip()]
 
 
 def _format_result(result: RankedCandidate | RankedPassage) -> str:
     if isinstance(result, RankedPassage):
-        inside = "".join(f"\n       {s.score:+.4f}  {s.text}" for s in result.sentences)
-        return f"{result.score:+.4f}  passage {result.index}{inside}"
+        sentences = "".join(f"\n       {s.score:+.4f}  {s.text}" for s in result.sentences)
+        return f"{result.score:+.4f}  passage {result.index}{sentences}"
     layer = "" if result.exit_layer is None else f"  layer {result.exit_layer:2d}"
     return f"{result.score:.4f}{layer}  {result.text}"

@@ -1,4 +1,4 @@
-"""`as2ray serve`: a ranker over HTTP, for the rerank clients people have."""
+"""`as2ray serve`: serves a ranker over HTTP, for the clients of common rerank services."""
 
 from pathlib import Path
 
@@ -15,23 +15,26 @@ def serve(
     port: int = 8000,
     settings: Settings = DEFAULT_SETTINGS,
 ) -> None:
-    """Serves a ranker until it is interrupted, with a page to try it on.
+    """Serves a ranker until the process is interrupted, with a demo page.
 
     Args:
-        model: Checkpoint folder or hub id.
-        name: What clients call it.
-        index: What `as2ray index` wrote; `/ask` answers from it.
-        host: Address to listen on; others than the loopback are reached from outside.
+        model: Checkpoint folder or Hugging Face Hub id.
+        model_name: Name of the model in requests and responses.
+        index: Output folder of `as2ray index`, from which `/ask` answers.
+        host: Address to listen on; other machines reach any but the loopback address.
         port: Port to listen on.
-        settings: Limits, batches, replicas, tokens.
+        settings: Limits, batching, load shedding, replicas, authentication.
     """
     from as2ray.checkpoints.loading import load
     from as2ray.serving.server import run_server
 
-    # A replica may stand in another folder than we do.
-    files = {"index": index or settings.index_path, "token_file": settings.auth_token_file}
-    found = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}
+    # The working directory of a replica is another one.
+    files = {
+        "index_path": index or settings.index_path,
+        "auth_token_file": settings.auth_token_file,
+    }
+    paths = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}
     model = str(Path(model).resolve()) if Path(model).exists() else model
-    served = ServiceConfig.from_models({model_name: model}, settings.model_copy(update=found))
-    load(model, device="cpu")  # what is no ranker is told here, not by a dying replica
-    run_server(served, host, port)
+    config = ServiceConfig.from_models({model_name: model}, settings.model_copy(update=paths))
+    load(model, device="cpu")  # an invalid checkpoint is reported here, before replicas fail on it
+    run_server(config, host, port)

@@ -1,10 +1,8 @@
-"""Stages: folders that are whole or absent, each with a manifest of what it was made from.
+"""Stages: folders that are complete or do not exist, each with a manifest of its inputs.
 
-Knows files and plain values. Must not know what a stage does, nor Ray.
-
-A stage is made in `FOLDER.part` and renamed when it is whole. A whole stage of the same identity
-is not made again; a half-made one is gone on with; another identity under the same name is an
-error that names what differs.
+A stage is made in `FOLDER.part`, which is renamed when it is complete. A complete stage with the
+same inputs is used again, an interrupted one is continued, and other inputs under the same name
+are an error that names the difference.
 """
 
 import json
@@ -27,7 +25,8 @@ from as2ray.errors import As2rayError, StaleStageError
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-IDENTITY = "identity.json"
+INPUTS = "inputs.json"
+FORMAT_VERSION = 2
 PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "pyarrow", "numpy")
 
 
@@ -36,67 +35,84 @@ def stage(
     inputs: Mapping[str, Any],
     make: Callable[[Path], Mapping[str, Any] | None],
 ) -> Path:
-    """Makes a stage unless it is there.
+    """Makes a stage unless it exists.
 
     Args:
-        folder: Where it will stand; its name is the stage's.
-        identity: Everything that changes its result, as plain values or dataclasses.
-        make: Fills the folder it is given (and finds there what an interrupted try left); what
-            it returns goes into the manifest under `found`.
+        folder: Folder of the stage; its name is the stage's.
+        inputs: Everything that changes the result, as plain values or dataclasses.
+        make: Fills the folder that it is given, which still contains what an interrupted call
+            left. The manifest stores the returned values under `outputs`.
 
     Returns:
-        `folder`.
+        `folder`, as an absolute path.
 
     Raises:
-        StageMismatchError: The folder, or its half-made `.part`, was made from something else.
+        StaleStageError: The folder, or its incomplete `.part`, was made from other inputs or by an
+            older version of as2ray.
     """
     folder = Path(folder).resolve()
-    wanted = plain(inputs)
+    plain_inputs = plain(inputs)
     if (folder / MANIFEST).is_file():
-        _compare(folder, json.loads((folder / MANIFEST).read_text())["identity"], wanted)
-        log.info("%s/%s: there already", folder.parent.name, folder.name)
+        _compare(folder, manifest(folder)["inputs"], plain_inputs)
+        log.info("%s/%s: exists", folder.parent.name, folder.name)
         return folder
     part = folder.with_name(f"{folder.name}.part")
     part.mkdir(parents=True, exist_ok=True)
-    if (part / IDENTITY).is_file():
-        _compare(part, json.loads((part / IDENTITY).read_text()), wanted)
-    (part / IDENTITY).write_text(json.dumps(wanted, indent=2))
-    log.info("%s/%s: making it", folder.parent.name, folder.name)
-    began = time.perf_counter()
+    if (part / INPUTS).is_file():
+        _compare(part, json.loads((part / INPUTS).read_text()), plain_inputs)
+    elif any(part.iterdir()) and not (part / MANIFEST).is_file():
+        raise StaleStageError(
+            f"{part} has no {INPUTS}: it was not made by this version of as2ray",
+            fix="choose another --output, or remove this folder",
+        )
+    (part / INPUTS).write_text(json.dumps(plain_inputs, indent=2))
+    log.info("%s/%s: started", folder.parent.name, folder.name)
+    started_at = time.perf_counter()
     try:
-        found = make(part)
+        outputs = make(part)
     except As2rayError:
-        if [path.name for path in part.iterdir()] == [IDENTITY]:
-            shutil.rmtree(part)  # nothing is lost, and what was corrected may take its place
+        if [path.name for path in part.iterdir()] == [INPUTS]:
+            shutil.rmtree(part)  # Nothing is lost, and corrected inputs can use the name.
         raise
-    manifest = {
-        "identity": wanted,
-        "found": plain(found or {}),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.perf_counter() - began, 2),
+    entries = {
+        "format_version": FORMAT_VERSION,
+        "inputs": plain_inputs,
+        "outputs": plain(outputs or {}),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "duration_s": round(time.perf_counter() - started_at, 2),
         "packages": _packages(),
-        "commit": _commit(),
+        "git_commit": _git_commit(),
     }
-    (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    (part / IDENTITY).unlink()
+    (part / MANIFEST).write_text(json.dumps(entries, indent=2) + "\n")
+    (part / INPUTS).unlink()
     os.rename(part, folder)
     return folder
 
 
 def manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a whole stage."""
-    read: dict[str, Any] = json.loads((Path(folder) / MANIFEST).read_text())
-    return read
+    """Reads the manifest of a complete stage.
+
+    Raises:
+        StaleStageError: The stage was made by an older version of as2ray.
+    """
+    entries: dict[str, Any] = json.loads((Path(folder) / MANIFEST).read_text())
+    if entries.get("format_version") != FORMAT_VERSION:
+        raise StaleStageError(
+            f"{folder} has format_version {entries.get('format_version')}, and this version of "
+            f"as2ray reads {FORMAT_VERSION}",
+            fix="choose another --output",
+        )
+    return entries
 
 
 def digest(folder: str | Path) -> str:
-    """Sixteen digits that stand for a stage in the identity of those built on it."""
-    identity = json.dumps(manifest(folder)["identity"], sort_keys=True)
-    return sha256(identity.encode()).hexdigest()[:16]
+    """Returns 16 hexadecimal digits that represent a stage in the inputs of later stages."""
+    inputs = json.dumps(manifest(folder)["inputs"], sort_keys=True)
+    return sha256(inputs.encode()).hexdigest()[:16]
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples, paths as what JSON gives back, so that identities compare."""
+    """Converts dataclasses, tuples and paths to what JSON returns, so that inputs compare."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -106,14 +122,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _compare(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    here, asked = _leaves(there), _leaves(wanted)
-    differ = sorted(k for k in here.keys() | asked.keys() if here.get(k) != asked.get(k))
-    if differ:
-        told = "; ".join(f"{k}: {here.get(k)!r} there, {asked.get(k)!r} asked" for k in differ[:8])
+def _compare(folder: Path, stored: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    old, new = _leaves(stored), _leaves(inputs)
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if changed:
+        changes = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:8])
         raise StaleStageError(
-            f"{folder} was made from something else ({len(differ)} keys differ): {told}"
-            "; expected the same identity under the same name",
+            f"{folder} was made from other inputs; {len(changed)} keys differ (stage -> now): "
+            f"{changes}",
             fix="choose another --output, or remove this stage and those built on it",
         )
 
@@ -126,21 +142,21 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 @cache
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache
-def _commit() -> str | None:
-    """The commit of the code, with `+` where files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here), "describe", "--always", "--abbrev=12", "--dirty=+"]
+def _git_commit() -> str | None:
+    """Returns the commit of the code, with `+` if files differ from it; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    describe = [*git, "describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

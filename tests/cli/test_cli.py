@@ -12,7 +12,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.models.ranker import Ranker
-from as2ray.tables.trec import write_qrels, write_run
+from as2ray.tables.trec import write_run
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_corpora_prepare_writes_parquet_and_manifest(tmp_path):
 
 def test_corpora_verify_without_data_fails(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["corpora", "verify", "--root", str(tmp_path)])
+        main(["corpora", "verify", "--data_root", str(tmp_path)])
 
 
 def test_evaluate_of_a_constant_scorer_is_far_below_one(prepared, capsys):
@@ -67,12 +67,12 @@ def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, t
             str(checkpoint()),
             "--table",
             str(prepared),
-            "--output",
+            "--output_run",
             str(server),
         ]
     )
     first = capsys.readouterr().out.splitlines()[1]
-    write_qrels(tmp_path / "qrels", tiny.candidates(12, seed=3))
+    tiny.write_qrels(tmp_path / "qrels", tiny.candidates(12, seed=3))
     main(["evaluate", "--run", str(server), "--table", str(prepared)])
     assert capsys.readouterr().out.splitlines()[1] == first
     main(["evaluate", "--run", str(server), "--qrels", str(tmp_path / "qrels")])
@@ -82,7 +82,7 @@ def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, t
 
 def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsys):
     table = tiny.candidates(4, seed=3)
-    write_qrels(tmp_path / "qrels", table)
+    tiny.write_qrels(tmp_path / "qrels", table)
     negatives = table.filter(table["label"].to_numpy() == 0)
     write_run(tmp_path / "run", negatives, [1.0] * negatives.num_rows)
     main(["evaluate", "--run", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")])
@@ -92,7 +92,7 @@ def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsy
 def test_rank_reads_candidates_and_prints_best_first(checkpoint, tmp_path, capsys):
     (tmp_path / "c.txt").write_text("This one.\n\nThat other one.\n")
     arguments = ["--model", str(checkpoint()), "--question", "Which?"]
-    main(["rank", *arguments, "--candidates", str(tmp_path / "c.txt"), "--json_lines", "true"])
+    main(["rank", *arguments, "--candidates", str(tmp_path / "c.txt"), "--jsonl", "true"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 2
     assert lines[0]["score"] >= lines[1]["score"]
@@ -102,7 +102,7 @@ def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_p
     texts = ["One\u2028line.", "Another\x0cone."]
     (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
     asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--candidates"]
-    main([*asked, str(tmp_path / "c.txt"), "--json_lines", "true"])
+    main([*asked, str(tmp_path / "c.txt"), "--jsonl", "true"])
     lines = capsys.readouterr().out.split("\n")[:-1]
     assert sorted(json.loads(line)["text"] for line in lines) == sorted(texts)
     (tmp_path / "c.txt").write_bytes(b"\xff")
@@ -118,10 +118,13 @@ def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_p
     [
         (["--run", "nowhere", "--table", "TABLE"], "no file nowhere"),
         (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
-        (["--run", "r", "--qrels", "q", "--output", "x.run"], "nothing to score or to write"),
+        (["--run", "r", "--qrels", "q", "--output_run", "x.run"], "nothing to score or to write"),
         (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
-        (["--model", "constant", "--table", "TABLE", "--output", "x.json"], "name it .run"),
-        (["--model", "bm25", "--table", "TABLE", "--drop", "0.3"], "a ranker that has stages"),
+        (["--model", "constant", "--table", "TABLE", "--output_run", "x.json"], "name it .run"),
+        (
+            ["--model", "bm25", "--table", "TABLE", "--drop_ratio", "0.3"],
+            "a ranker that has stages",
+        ),
     ],
 )
 def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, capsys, flags, told):
@@ -129,6 +132,39 @@ def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, cap
         main(["evaluate", *(str(prepared) if one == "TABLE" else one for one in flags)])
     assert stopped.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_evaluate_with_a_preset_takes_the_measures_and_filter_of_its_paper(prepared, capsys):
+    main(["evaluate", "--model", "bm25", "--table", str(prepared), "--preset", "cascade"])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[1:5]] == ["AP", "nDCG@10", "P@1", "RR"]
+    assert "no_all_negative" in printed
+    flags = ["--measures", '["RR"]', "--question_filter", "raw"]
+    main(["evaluate", "--model", "bm25", "--table", str(prepared), "--preset", "cascade", *flags])
+    printed = capsys.readouterr().out
+    assert "AP" not in printed
+    assert "(raw)" in printed
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", "bm25", "--table", str(prepared), "--preset", "bert"])
+    assert "unknown preset 'bert'" in capsys.readouterr().err
+
+
+def test_corpora_leaks_finds_shared_and_almost_equal_questions(tmp_path, capsys):
+    questions = [["Who was Ada Lovelace?", "What is BM25?"], ["Who was Ada Lovelace really?", "x"]]
+    folders = []
+    for name, texts in zip("ab", [*questions]):
+        table = tiny.candidates(2)
+        column = pa.array([texts[row % 2] for row in range(table.num_rows)])
+        place = table.column_names.index("question")
+        table = table.set_column(place, "question", column)
+        folders.append(str(tiny.write_corpus(tmp_path / name, table)))
+    main(["corpora", "leaks", "--table", folders[0], "--other_table", folders[1]])
+    printed = capsys.readouterr().out
+    assert "0.80" in printed
+    assert "0 questions are in both tables; 1 pairs have a similarity of 0.75" in printed
+    with pytest.raises(SystemExit):
+        main(["corpora", "leaks", "--table", "a", "--other_table", "b", "--min_similarity", "0"])
+    assert "min_similarity=0: Input should be greater than 0" in capsys.readouterr().err
 
 
 def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
@@ -148,19 +184,19 @@ def test_error_of_the_user_is_told_without_a_trace(capsys):
     assert stopped.value.code == 2
     told = capsys.readouterr().err
     assert "unknown corpus 'nothing'" in told
-    assert "to mend" in told
+    assert "wikiqa" in told
     assert "Traceback" not in told
 
 
 def test_cost_prints_the_paper_s_savings(capsys):
-    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0.3"])
+    main(["cost", "--exit_layers", "4,6,8,10,12", "--drop_ratio", "0.3"])
     shown = capsys.readouterr().out
     formula = next(line for line in shown.splitlines() if "formula" in line)
     assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
 
 
 def test_cost_of_dropping_nothing_is_that_of_nothing_dropped(capsys):
-    main(["cost", "--exits", "4,6,8,10,12", "--drop", "0"])
+    main(["cost", "--exit_layers", "4,6,8,10,12", "--drop_ratio", "0"])
     shown = capsys.readouterr().out
     formula = next(line for line in shown.splitlines() if "formula" in line)
     assert formula.split()[-4:-2] == ["+0.0", "%"]
@@ -174,9 +210,9 @@ def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared
             cascade,
             "--table",
             str(prepared),
-            "--drop",
+            "--drop_ratio",
             "0.5,0.5",
-            "--repeats",
+            "--num_repeats",
             "1",
         ]
     )
@@ -197,15 +233,15 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     lines = tmp_path / "candidates.txt"
     lines.write_text("Badesso.\nKovarin ne.\nLala.\nMuri.\n")
     asked = ["rank", "--model", cascade, "--question", "What is kovarin?"]
-    main([*asked, "--candidates", str(lines), "--drop", "0.5", "--json_lines", "true"])
+    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.5", "--jsonl", "true"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [x["exit_layer"] for x in found] == [3, 2, 1, 1]
-    main([*asked, "--candidates", str(lines), "--drop", "0.0"])
+    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.0"])
     assert capsys.readouterr().out.count("layer  3") == 4
-    main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "0.5,0.2"])
+    main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop_ratio", "0.5,0.2"])
     assert "AP" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop", "half"])
+        main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop_ratio", "half"])
     assert "numbers with commas" in capsys.readouterr().err
 
 
@@ -215,7 +251,7 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
 ):
     out = tmp_path / "calibrated"
     asked = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
-    main(["calibrate", *asked, "--kind", kind])
+    main(["calibrate", *asked, "--method", kind])
     assert "ECE before" in capsys.readouterr().out
     assert load(out).calibration[0].method == kind
     assert (out / "reliability.png").stat().st_size > 0
@@ -228,16 +264,16 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     model = str(save(made, tmp_path / "joint"))
     (tmp_path / "p.jsonl").write_text('["Lala.", "Kovarin ne."]\n["Muri."]\n')
     asked = ["rank", "--model", model, "--question", "What is kovarin?"]
-    main([*asked, "--passages", str(tmp_path / "p.jsonl"), "--json_lines", "true"])
+    main([*asked, "--passages", str(tmp_path / "p.jsonl"), "--jsonl", "true"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(line["index"] for line in lines) == [0, 1]
     assert lines[0]["score"] >= lines[1]["score"]
     main([*asked, "--passages", str(tmp_path / "p.jsonl")])
     assert "passage 0" in capsys.readouterr().out
-    for flags in (["--drop", "0.5"], ["--candidates", "c.txt"]):
+    for flags in (["--drop_ratio", "0.5"], ["--candidates", "c.txt"]):
         with pytest.raises(SystemExit):
             main([*asked, "--passages", str(tmp_path / "p.jsonl"), *flags])
-        assert "expected: passages alone" in capsys.readouterr().err
+        assert "--passages cannot be combined" in capsys.readouterr().err
     (tmp_path / "p.jsonl").write_text('["Lala."]\n[]\n')
     with pytest.raises(SystemExit):
         main([*asked, "--passages", str(tmp_path / "p.jsonl")])
@@ -249,7 +285,7 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     plain = str(checkpoint("bert", 2))
     with pytest.raises(SystemExit):
         main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])
-    assert "expected: a joint model" in capsys.readouterr().err
+    assert "only a joint model" in capsys.readouterr().err
 
 
 def test_serve_s_settings_are_flags(capsys):
@@ -257,7 +293,11 @@ def test_serve_s_settings_are_flags(capsys):
         main(["serve", "--help"])
     assert stopped.value.code == 0
     told = capsys.readouterr().out
-    for flag in ("--host", "--settings.limits.candidates", "--settings.batches.relief_drop"):
+    for flag in (
+        "--host",
+        "--settings.limits.max_candidates",
+        "--settings.load_shedding.max_drop_ratio",
+    ):
         assert flag in told
 
 
@@ -267,18 +307,20 @@ def served(monkeypatch) -> list:
     from as2ray.serving import server
 
     found = []
-    monkeypatch.setattr(server, "run", lambda *given: found.append(given))
+    monkeypatch.setattr(server, "run_server", lambda *given: found.append(given))
     return found
 
 
 def test_serve_finds_its_files_from_wherever_replicas_stand(cascade, tmp_path, monkeypatch, served):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokens").write_text("one\n")
-    main(["serve", "--model", "cascade", "--settings.token_file", "tokens", "--index", "index"])
+    main(
+        ["serve", "--model", "cascade", "--settings.auth_token_file", "tokens", "--index", "index"]
+    )
     [(settings, host, _)] = served
     assert settings.models == {"default": cascade}
-    assert settings.token_file == str(tmp_path / "tokens")
-    assert settings.index == str(tmp_path / "index")
+    assert settings.auth_token_file == str(tmp_path / "tokens")
+    assert settings.index_path == str(tmp_path / "index")
     assert host == "127.0.0.1"
 
 
@@ -292,16 +334,19 @@ def test_serve_of_what_is_no_ranker_is_refused_before_ray_starts(tmp_path, capsy
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--name", "two words"], "models"),
-        (["--settings.token_file", "nowhere/tokens"], "one token a line"),
-        (["--settings.refusal", "500"], "refusal"),
-        (["--settings.limits.candidates", "0"], "candidates"),
+        (["--model_name", "two words"], "models"),
+        (["--settings.auth_token_file", "nowhere/tokens"], "one token per line"),
+        (["--settings.overload_status_code", "500"], "overload_status_code"),
+        (["--settings.limits.max_candidates", "0"], "max_candidates=0: Input should be"),
         (
-            ["--settings.batches.relief_drop", "2"],
-            "relief_drop=2.0\n  expected: Input should be less",
+            ["--settings.load_shedding.max_drop_ratio", "2"],
+            "max_drop_ratio=2: Input should be less",
         ),
-        (["--settings.batches.waiting_tokens", "600"], "it could never be ranked\n  expected:"),
-        (["--settings.replicas.least", "5"], "least=5 above most=1\n  expected:"),
+        (
+            ["--settings.batching.max_queued_tokens", "600"],
+            "is above batching.max_queued_tokens=600",
+        ),
+        (["--settings.replicas.min_replicas", "5"], "min_replicas=5 is above max_replicas=1"),
     ],
 )
 def test_serve_with_wrong_settings_is_refused_before_ray_starts(cascade, capsys, flags, told):
@@ -323,7 +368,7 @@ def refused(capsys, *arguments: object) -> str:
 
 def test_rank_of_candidates_after_a_byte_order_mark_does_not_see_it(checkpoint, tmp_path, capsys):
     (tmp_path / "c.txt").write_text("Kovarin.\n", encoding="utf-8-sig")
-    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--json_lines", "true"]
+    asked = ["rank", "--model", str(checkpoint()), "--question", "Which?", "--jsonl", "true"]
     main([*asked, "--candidates", str(tmp_path / "c.txt")])
     assert json.loads(capsys.readouterr().out)["text"] == "Kovarin."
 
@@ -354,8 +399,8 @@ def unscored(monkeypatch):
     def score(*_):
         raise AssertionError("scored")
 
-    monkeypatch.setattr(Ranker, "score_table", score)
-    monkeypatch.setattr(Ranker, "score_exits", score)
+    monkeypatch.setattr(Ranker, "predict_table", score)
+    monkeypatch.setattr(Ranker, "predict_exits", score)
 
 
 @pytest.mark.usefixtures("unscored")
@@ -365,12 +410,12 @@ def unscored(monkeypatch):
         (["--measures", '["AP", "nothing"]'], "measure 'nothing'"),
         (["--measures", "[]"], "no measures"),
         (["--baseline", "nowhere"], "CheckpointError: nowhere"),
-        (["--output", "nowhere/x.run"], "in a folder that is there"),
-        (["--output", "."], "in a folder that is there"),
-        (["--output", ".."], "in a folder that is there"),
-        (["--output", "config.json"], "name it .run"),
-        (["--output", "config.run"], "another config.json beside it"),
-        (["--output", "config.json/x.run"], "in a folder that is there"),
+        (["--output_run", "nowhere/x.run"], "in an existing folder"),
+        (["--output_run", "."], "in an existing folder"),
+        (["--output_run", ".."], "in an existing folder"),
+        (["--output_run", "config.json"], "name it .run"),
+        (["--output_run", "config.run"], "another config.json beside it"),
+        (["--output_run", "config.json/x.run"], "in an existing folder"),
     ],
 )
 def test_evaluate_tells_before_it_scores(
@@ -387,7 +432,7 @@ def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
     table = tiny.candidates(4)
     answers = table.filter(table["label"].to_numpy() == 1)
     prepared = tiny.write_corpus(tmp_path / "table", answers)
-    asked = ["--model", checkpoint(), "--table", prepared, "--filter", "clean"]
+    asked = ["--model", checkpoint(), "--table", prepared, "--question_filter", "clean"]
     assert "no question left" in refused(capsys, "evaluate", *asked)
     assert "no question left" in refused(capsys, "calibrate", *asked, "--output", tmp_path / "out")
 
@@ -395,7 +440,7 @@ def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
 def test_evaluate_again_writes_over_its_own_run_and_measures(prepared, tmp_path, capsys):
     server = tmp_path / "my.run"
     for model in ("constant", "bm25"):
-        main(["evaluate", "--model", model, "--table", str(prepared), "--output", str(server)])
+        main(["evaluate", "--model", model, "--table", str(prepared), "--output_run", str(server)])
     written = json.loads(server.with_suffix(".json").read_text())["measures"]
     assert f"AP       {written['AP']:.4f}" in capsys.readouterr().out
 
@@ -404,22 +449,24 @@ def test_calibrate_over_what_is_there_is_refused_before_the_table_is_read(tmp_pa
     (tmp_path / "mine.txt").write_text("mine")
     asked = ["calibrate", "--model", "nowhere", "--table", "nowhere"]
     for output in (tmp_path, tmp_path / "mine.txt", "."):
-        assert "expected: a new folder" in refused(capsys, *asked, "--output", output)
+        assert "choose a new folder" in refused(capsys, *asked, "--output", output)
     assert (tmp_path / "mine.txt").read_text() == "mine"
     out = ["--output", tmp_path / "out"]
-    assert "precision 1.5" in refused(capsys, *asked, *out, "--precision", "1.5")
+    assert "min_precision=1.5: Input should be less than or equal to 1" in refused(
+        capsys, *asked, *out, "--min_precision", "1.5"
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--exits", "12,4"], "ascending numbers of layers"),
-        (["--exits", "0,4"], "ascending numbers of layers"),
-        (["--candidates", "0"], "candidates=0"),
-        (["--tokens", "-3"], "tokens=-3"),
+        (["--exit_layers", "12,4"], "not ascending numbers"),
+        (["--exit_layers", "0,4"], "not ascending numbers"),
+        (["--num_candidates", "0"], "num_candidates=0"),
+        (["--tokens_per_pair", "-3"], "tokens_per_pair=-3"),
         (["--table", "nowhere"], "no model"),
         (["--corpus", "wikiqa"], "no model"),
-        (["--model", "MODEL", "--table", "TABLE", "--repeats", "0"], "repeats=0"),
+        (["--model", "MODEL", "--table", "TABLE", "--num_repeats", "0"], "num_repeats=0"),
     ],
 )
 def test_cost_of_what_cannot_be_is_refused(cascade, prepared, capsys, flags, told):
@@ -429,7 +476,7 @@ def test_cost_of_what_cannot_be_is_refused(cascade, prepared, capsys, flags, tol
 
 @pytest.mark.parametrize("options", ['{"source": "x"}', '{"filter": "raw"}', '{1: 2, "a": 3}'])
 def test_options_that_a_corpus_does_not_have_are_refused(tmp_path, capsys, options):
-    named = ["--corpus", "python_reference", "--options", options]
+    named = ["--corpus", "python_reference", "--corpus_options", options]
     prepare = ["--output", tmp_path / "out", "--splits", '{"test": "raw"}']
     for command in (
         ["evaluate", "--model", "constant", *named],
@@ -443,7 +490,7 @@ def test_error_of_the_system_is_told_in_a_line(monkeypatch, capsys):
     def fails(*_):
         raise PermissionError(13, "Permission denied", "locked")
 
-    monkeypatch.setattr("as2ray.corpora.list_corpora", fails)
+    monkeypatch.setattr("as2ray.cli.corpora.list_corpora", fails)
     assert "PermissionError: [Errno 13]" in refused(capsys, "corpora", "list")
 
 

@@ -1,5 +1,6 @@
-"""Stages: whole or absent, skipped when there, refused when made from something else."""
+"""Stages: complete or absent, made once, refused when their inputs changed."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,16 +32,18 @@ def test_stage_made_twice_is_made_once(tmp_path):
     assert len(calls) == 1
 
 
-def test_stage_when_whole_has_manifest_with_identity_and_findings(tmp_path):
-    found = manifest(stage(tmp_path / "s", {"settings": Settings()}, _write))
-    assert found["identity"] == {"settings": {"rate": 0.1, "names": ["a"]}}
-    assert found["found"] == {"rows": 3}
-    assert found["packages"]["pyarrow"]
+def test_complete_stage_has_manifest_with_inputs_and_outputs(tmp_path):
+    entries = manifest(stage(tmp_path / "s", {"settings": Settings()}, _write))
+    assert entries["inputs"] == {"settings": {"rate": 0.1, "names": ["a"]}}
+    assert entries["outputs"] == {"rows": 3}
+    assert entries["packages"]["pyarrow"]
+    assert entries["format_version"] == 2
+    assert entries.keys() >= {"created_at", "duration_s", "git_commit"}
 
 
-def test_stage_with_another_identity_is_refused_with_the_keys_that_differ(tmp_path):
+def test_stage_with_other_inputs_is_refused_with_the_keys_that_differ(tmp_path):
     stage(tmp_path / "s", {"settings": Settings()}, _write)
-    with pytest.raises(StaleStageError, match=r"settings\.rate: 0\.1 there, 0\.5 asked"):
+    with pytest.raises(StaleStageError, match=r"settings\.rate: 0\.1 -> 0\.5"):
         stage(tmp_path / "s", {"settings": Settings(rate=0.5)}, _write)
 
 
@@ -63,11 +66,11 @@ def test_stage_half_made_from_something_else_is_refused(tmp_path):
 
     with pytest.raises(RuntimeError):
         stage(tmp_path / "s", {"n": 1}, fail)
-    with pytest.raises(StaleStageError, match="n: 1 there, 2 asked"):
+    with pytest.raises(StaleStageError, match="n: 1 -> 2"):
         stage(tmp_path / "s", {"n": 2}, _write)
 
 
-def test_digest_follows_the_identity_alone(tmp_path):
+def test_digest_depends_on_the_inputs_alone(tmp_path):
     a, b, c = (
         digest(stage(tmp_path / name, {"n": n}, _write))
         for name, n in (("a", 1), ("b", 1), ("c", 2))
@@ -77,9 +80,7 @@ def test_digest_follows_the_identity_alone(tmp_path):
 
 def test_stage_refused_before_it_wrote_anything_may_be_asked_for_otherwise(tmp_path):
     def refuse(part):
-        raise ConfigError(
-            "precision 2; expected at most 1",
-        )
+        raise ConfigError("precision 2; expected at most 1")
 
     def fail_late(part):
         (part / "half").touch()
@@ -91,3 +92,16 @@ def test_stage_refused_before_it_wrote_anything_may_be_asked_for_otherwise(tmp_p
     with pytest.raises(ConfigError):
         stage(tmp_path / "t", {"precision": 2}, fail_late)
     assert (tmp_path / "t.part" / "half").exists()
+
+
+def test_stage_of_an_older_version_is_refused(tmp_path):
+    folder = stage(tmp_path / "s", {"n": 1}, _write)
+    entries = manifest(folder)
+    del entries["format_version"]
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    with pytest.raises(StaleStageError, match="format_version None"):
+        stage(folder, {"n": 1}, _write)
+    (tmp_path / "t.part").mkdir()
+    (tmp_path / "t.part" / "identity.json").write_text("{}")
+    with pytest.raises(StaleStageError, match=r"no inputs\.json"):
+        stage(tmp_path / "t", {"n": 1}, _write)

@@ -65,7 +65,7 @@ def releases(tmp_path_factory) -> Path:
 def data_root(releases, monkeypatch) -> Path:
     """The releases as what AS2RAY_DATA names."""
     # The made-up releases have their own sizes.
-    monkeypatch.setattr("as2ray.corpora.corpus.Corpus.verify", lambda *_: False)
+    monkeypatch.setattr("as2ray.corpora.corpus.Corpus.check_counts", lambda *_: False)
     monkeypatch.setenv("AS2RAY_DATA", str(releases))
     return releases
 

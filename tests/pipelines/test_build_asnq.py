@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from as2ray.corpora.preparation import read_split
-from as2ray.distributed.plan import WorkersConfig
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import CorpusError
 from as2ray.experiments.stage import manifest
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
@@ -34,13 +35,13 @@ def squad(tmp_path):
 def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, tmp_path):
     recipe = Recipe("squad", "dev", max_bad_records=1)
     made = run(recipe, tmp_path / "out", HERE, squad)
-    found = manifest(made)["found"]
-    assert found["counts"] == {"questions": 3, "pairs": 9, "positives": 3}
+    found = manifest(made)["outputs"]
+    assert found["counts"] == {"num_questions": 3, "num_pairs": 9, "num_positives": 3}
     assert found["grades"] == {"1": 0, "2": 0, "3": 6, "4": 3}
     assert found["fingerprint"] == fingerprint(ParquetTable.open(made).to_table())
     [bad] = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
-    assert "article 1" in bad["where"]
-    assert "does not stand at character 3" in bad["came"]
+    assert "article 1" in bad["source"]
+    assert "is not at its offset, character 3" in bad["problem"]
     text = (tmp_path / "out" / "squad-dev.md").read_text()
     assert "3 positives; 1 bad records left out" in text
     assert "| 4 | in the long answer, with the short | 3 | 1.00 | 4,286 | 1.60 |" in text
@@ -57,18 +58,20 @@ def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, t
 
 
 def test_corpus_that_is_candidates_already_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match="'wikiqa', which is candidates already"):
+    with pytest.raises(CorpusError, match="'wikiqa' is candidates already"):
         run(Recipe("wikiqa", "dev"), tmp_path / "out", HERE)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"bad": -1}, {"corpus": "squad", "compatible": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_bad_records": -1}, {"corpus": "squad", "asnq_compatible": True}]
+)
 def test_recipe_out_of_range_is_refused(wrong):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError):
         Recipe(**wrong)
 
 
 def test_compatible_recipe_joins_pages_flat_unless_an_option_says_otherwise():
-    assert Recipe(asnq_compatible=True).resolved()["boundaries"] == "none"
-    own = Recipe(asnq_compatible=True, corpus_options={"splitter": "syntok"}).resolved()
-    assert (own["boundaries"], own["splitter"]) == ("none", "syntok")
+    assert Recipe(asnq_compatible=True).resolved()["sentence_boundaries"] == "none"
+    own = Recipe(asnq_compatible=True, corpus_options={"sentence_splitter": "syntok"}).resolved()
+    assert (own["sentence_boundaries"], own["sentence_splitter"]) == ("none", "syntok")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from as2ray.checkpoints.loading import load
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from pipelines.cascade import Recipe, run
 from pipelines.drop_search import Search
-from pipelines.recipe import Step, read_recipe
+from pipelines.recipe import RunSpec, read_recipe
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -21,9 +21,9 @@ def recipe(common, learn):
     return Recipe(
         **common,
         runs={
-            "one": Step(num_layers=1, seeds=[0], **learn),
-            "three": Step(**learn),
-            "cascade": Step(exit_layers=(1, 2, 3), loss="uniform_exit", **learn),
+            "one": RunSpec(num_layers=1, seeds=[0], **learn),
+            "three": RunSpec(**learn),
+            "cascade": RunSpec(exit_layers=(1, 2, 3), loss="uniform_exit", **learn),
         },
         baseline="three",
         sequential_rankers={"sequence": ["one", "three"]},
@@ -51,18 +51,18 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert set(systems) == expected | {f"sequence, {what}" for what in of_sequence}
     assert set(recipe.systems()) == set(systems)
     costs = json.loads((out / "test-cost.json").read_text())
-    assert costs["cascade, drop 0.5"][0]["layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert costs["sequence, drop 0.5"][0]["layers"] == pytest.approx((1 + 3 * 0.5) / 3)
+    assert costs["cascade, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert costs["sequence, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 3 * 0.5) / 3)
     against = json.loads((out / "test-cascade.json").read_text())
     assert against["baseline"] == "cascade, drop 0"
     assert len((out / "time.md").read_text().splitlines()) == 2 + 3 + 2
 
     # The searched cascade is a checkpoint that ranks as its replay said.
     chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
-    chosen = chosen["found"]["chosen"]
+    chosen = chosen["outputs"]["chosen"]
     ranker = load(out / "searched" / "cascade-seed0" / "ranker")
-    assert list(ranker.exit_layers) == chosen["exits"]
-    assert ranker.drop == pytest.approx(chosen["drop"])
+    assert list(ranker.exit_layers) == chosen["exit_layers"]
+    assert ranker.drop_ratios == pytest.approx(chosen["drop_ratios"])
     assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
     assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
     assert not list(out.rglob("*.part"))
@@ -71,18 +71,20 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
     for steps in (["one", "cascade"], []):
         with pytest.raises(ConfigError, match="sequential ranker 'wrong'"):
-            replace(recipe, sequential={"wrong": steps})
+            replace(recipe, sequential_rankers={"wrong": steps})
 
 
 def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
-    steps = {**recipe.steps, "three": replace(recipe.steps["three"], seeds=[1])}
-    with pytest.raises(ConfigError, match=r"'sequence' is made of steps with seeds .*\[0\].*\[1\]"):
-        replace(recipe, seeds=[0, 1], steps=steps)
+    steps = {**recipe.runs, "three": replace(recipe.runs["three"], seeds=[1])}
+    with pytest.raises(
+        ConfigError, match=r"'sequence' is made of runs that share no seed.*\[0\].*\[1\]"
+    ):
+        replace(recipe, seeds=[0, 1], runs=steps)
 
 
 def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_ratios_is_not(recipe):
-    alone = {"steps": {"cascade": recipe.steps["cascade"]}, "sequential": {}}
-    with pytest.raises(ConfigError, match=r"baseline .*'cascade'"):
+    alone = {"runs": {"cascade": recipe.runs["cascade"]}, "sequential_rankers": {}}
+    with pytest.raises(ConfigError, match=r"baselines .*'cascade'"):
         replace(recipe, **alone, baseline="cascade")
     assert replace(recipe, **alone, baseline="cascade, drop 0").against("test") == "cascade, drop 0"
 

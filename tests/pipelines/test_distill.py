@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from as2ray.checkpoints.loading import load
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeRanker
@@ -15,7 +15,7 @@ from as2ray.models.ensemble import EnsembleRanker
 from pipelines.distill import Recipe, run
 from pipelines.drop_search import Search
 from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import Step, read_recipe
+from pipelines.recipe import RunSpec, read_recipe
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -26,17 +26,17 @@ def recipe(checkpoint, common, learn):
     return Recipe(
         **common,
         runs={
-            "first": Step(**learn),
-            "second": Step(num_layers=2, **learn),
-            "third": Step(model=str(checkpoint("electra", None)), **learn),
-            "cerberus": Step(
+            "first": RunSpec(**learn),
+            "second": RunSpec(num_layers=2, **learn),
+            "third": RunSpec(model=str(checkpoint("electra", None)), **learn),
+            "cerberus": RunSpec(
                 exit_layers=(2,),
                 num_ranking_heads=3,
                 teachers=teachers,
                 loss=DistillationLoss(),
                 **learn,
             ),
-            "pruning": Step(
+            "pruning": RunSpec(
                 exit_layers=(1, 2),
                 num_ranking_heads=3,
                 teachers=teachers,
@@ -58,21 +58,23 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     recipe, tmp_path, ray_local
 ):
     run(recipe, tmp_path, HERE)
-    systems = {*recipe.steps, "all", "pruning-searched"}
+    systems = {*recipe.runs, "all", "pruning-searched"}
     report = json.loads((tmp_path / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == systems == set(recipe.systems())
     pruning = load(tmp_path / "searched" / "pruning-seed0" / "ranker")
     assert isinstance(pruning, CascadeRanker)
     assert pruning.exit_layers[-1] == 2
-    assert pruning.network.heads[-1].outputs == 3
+    assert pruning.network.heads[-1].num_outputs == 3
     ensemble = load(tmp_path / "rankers" / "all-seed0" / "ranker")
     assert isinstance(ensemble, EnsembleRanker)
     assert sum(ensemble.weights) == pytest.approx(1.0)
-    found = json.loads((tmp_path / "rankers" / "all-seed0" / "manifest.json").read_text())["found"]
+    found = json.loads((tmp_path / "rankers" / "all-seed0" / "manifest.json").read_text())[
+        "outputs"
+    ]
     assert found["dev MAP"] >= found["equal weights"]
     told = (tmp_path / "test-cerberus-agreement.md").read_text()
     assert all(f"| head {number} |" in told for number in range(3))
-    assert "unanimous: the student is right on" in told
+    assert "all_right: the student is right on" in told
     assert (tmp_path / "test-cerberus-agreement.png").stat().st_size > 0
     rows = [line.split(" | ") for line in (tmp_path / "latency.md").read_text().splitlines()[2:]]
     sizes = {row[0].removeprefix("| "): int(row[1].replace(",", "")) for row in rows}
@@ -84,16 +86,18 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
 def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):
     with pytest.raises(ConfigError, match="ensemble 'all'"):
         replace(recipe, ensembles={"all": ["first", "nobody"]})
-    with pytest.raises(ConfigError, match="resemblance of 'first'"):
-        replace(recipe, resemblance=["first"])
+    with pytest.raises(ConfigError, match="teacher_agreement of 'first'"):
+        replace(recipe, teacher_agreement=["first"])
 
 
 def test_ensemble_of_steps_that_share_no_seed_is_refused(recipe):
-    steps = {name: recipe.steps[name] for name in recipe.ensembles["all"]}
+    steps = {name: recipe.runs[name] for name in recipe.ensembles["all"]}
     steps["second"] = replace(steps["second"], seeds=[1])
     steps["third"] = replace(steps["third"], seeds=[0])
-    with pytest.raises(ConfigError, match=r"'all' is made of steps with seeds .*\[1\].*\[0\]"):
-        replace(recipe, seeds=[0, 1], steps=steps, resemblance=[])
+    with pytest.raises(
+        ConfigError, match=r"'all' is made of runs that share no seed.*\[1\].*\[0\]"
+    ):
+        replace(recipe, seeds=[0, 1], runs=steps, teacher_agreement=[])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from as2ray.checkpoints.loading import load
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.losses.distillation import DistillationLoss
-from pipelines.recipe import Recipe, Step, read_recipe
+from pipelines.recipe import Recipe, RunSpec, read_recipe
 from pipelines.transfer_adapt import run
 
 HERE = WorkersConfig(num_workers=0)
@@ -21,25 +21,25 @@ def recipe(common, learn):
     return Recipe(
         **common,
         runs={
-            "first": Step(**learn),
-            "second": Step(num_layers=2, **learn),
-            "single": Step(
+            "first": RunSpec(**learn),
+            "second": RunSpec(num_layers=2, **learn),
+            "single": RunSpec(
                 num_layers=1, teachers=["first"], loss=DistillationLoss(teacher_index=0), **learn
             ),
-            "sum": Step(
+            "sum": RunSpec(
                 num_layers=1,
                 teachers=teachers,
                 loss=DistillationLoss(teacher_assignment="sum"),
                 **learn,
             ),
-            "heads": Step(
+            "heads": RunSpec(
                 exit_layers=(2,),
                 num_ranking_heads=2,
                 teachers=teachers,
                 loss=DistillationLoss(),
                 **learn,
             ),
-            "alone": Step(exit_layers=(2,), num_ranking_heads=2, loss="every_exit", **learn),
+            "alone": RunSpec(exit_layers=(2,), num_ranking_heads=2, loss="all_exits", **learn),
         },
         baseline="first",
         seeds=[0],
@@ -56,17 +56,17 @@ def test_teachers_are_scored_once_and_students_learn_from_what_was_stored(recipe
     run(recipe, tmp_path, HERE)
     assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
     report = json.loads((tmp_path / "test.json").read_text())
-    assert {row["system"] for row in report["rows"]} == set(recipe.steps)
+    assert {row["system"] for row in report["rows"]} == set(recipe.runs)
     student = load(tmp_path / "rankers" / "heads-seed0" / "ranker")
     assert len(student.network.heads[-1].networks) == 2
     manifest = json.loads((tmp_path / "rankers" / "heads-seed0" / "manifest.json").read_text())
-    assert len(manifest["identity"]["teachers"]) == 2
+    assert len(manifest["inputs"]["teachers"]) == 2
 
 
 def test_step_taught_by_a_later_one_is_refused(recipe):
-    steps = {"single": recipe.steps["single"], "first": recipe.steps["first"]}
-    with pytest.raises(ConfigError, match=r"learns from \['first'\]"):
-        replace(recipe, steps=steps)
+    steps = {"single": recipe.runs["single"], "first": recipe.runs["first"]}
+    with pytest.raises(ConfigError, match=r"teachers \['first'\]"):
+        replace(recipe, runs=steps)
 
 
 def test_distillation_is_read_from_yaml(tmp_path):
@@ -78,10 +78,10 @@ tables: {t: {corpus: wikiqa, split: train}, d: {corpus: wikiqa, split: dev}}
 dev: d
 tests: [d]
 baseline: a
-steps:
+runs:
   a: {train: [t]}
-  b: {train: [t], teachers: [a], exits: [11], heads: 3,
-      objective: {alpha: 0.1, temperature: 3, teacher: 0}}
+  b: {train: [t], teachers: [a], exit_layers: [11], num_ranking_heads: 3,
+      loss: {type: distillation, alpha: 0.1, temperature: 3, teacher_index: 0}}
 """
     )
     found, *_ = read_recipe(Recipe, ["--config", str(tmp_path / "recipe.yaml"), "--output", "o"])

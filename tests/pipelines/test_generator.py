@@ -30,7 +30,7 @@ def generator(tmp_path_factory):
 
 
 def test_generator_asks_a_question_for_each_sentence_alone_or_together(generator):
-    asks = QuestionGenerator(str(generator), longest=6)
+    asks = QuestionGenerator(str(generator), max_question_tokens=6)
     sentences = ["Kovarin ba.", "What is zelimut? Badesso is long and kind."]
     together = asks(sentences)
     assert len(together) == 2

@@ -12,9 +12,9 @@ import pytest
 import tiny
 
 from as2ray.checkpoints.loading import load
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from pipelines.distill import Recipe, run
-from pipelines.recipe import Step, read_recipe
+from pipelines.recipe import RunSpec, read_recipe
 
 ELECTRA = {"max_position_embeddings": 512, "num_hidden_layers": 2}
 PUBLISHED = {
@@ -90,23 +90,25 @@ def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, d
     widths = {"roberta-large": 1_024, "electra-large": 1_024, "albert-xxlarge": 4_096}
     assert recipe.runs["cerberus"].teachers == list(widths)
 
-    def reduced(name: str) -> Step:
+    def reduced(name: str) -> RunSpec:
         step = recipe.runs[name]
         training = replace(step.training, epochs=1)
         if name in widths:  # adapted without their transfer: their files are gigabytes
             model = encoders[recipe.runs[f"{name}-asnq"].model or ""]
-            return replace(step, model=model, start=None, training=training)
-        return replace(step, exits=(1,) if step.exit_layers else None, training=training)
+            return replace(step, model=model, init_from=None, training=training)
+        return replace(step, exit_layers=(1,) if step.exit_layers else None, training=training)
 
     few = {"asnq": 6, "wikiqa-train": 6, "wikiqa-dev": 4, "wikiqa-test": 4}
     names = [*widths, "electra-base-asnq", "single", "cerberus"]
     small = replace(
         recipe,
         model=replace(recipe.model, path=encoders[recipe.model.path]),
-        tables={name: replace(recipe.tables[name], questions=few[name]) for name in recipe.tables},
-        steps={name: reduced(name) for name in names},
+        tables={
+            name: replace(recipe.tables[name], num_questions=few[name]) for name in recipe.tables
+        },
+        runs={name: reduced(name) for name in names},
         seeds=[0],
-        timed=False,
+        measure_speed=False,
     )
     out = folder / "out"
     run(small, out, WorkersConfig(num_workers=0))
@@ -120,4 +122,4 @@ def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, d
         stored = pq.read_table(part)
         assert stored.column_names == ["candidate_id", "not_answer", "answer"]
         assert pc.all(pc.is_finite(stored["answer"])).as_py()
-    assert load(out / "rankers" / "cerberus-seed0" / "ranker").network.heads[-1].outputs == 3
+    assert load(out / "rankers" / "cerberus-seed0" / "ranker").network.heads[-1].num_outputs == 3

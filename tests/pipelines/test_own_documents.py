@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import tiny
+from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, ConfigError, CorpusError, LeakError, StaleStageError
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines import own_documents
 from pipelines.labels import index_documents, questions_of
-from pipelines.own_documents import OwnDocuments, _asked, _made, run
+from pipelines.own_documents import OwnDocuments, _make_queries, _read_questions, run
 
 TINY = TrainingConfig(epochs=1, global_batch_size=8, learning_rate=1e-3, precision="fp32")
 
@@ -54,7 +55,18 @@ def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp
     assert loaded.calibration
     assert 0 <= loaded.threshold <= 1
     index = str(tmp_path / "out" / "index" / "index")
-    main(["ask", "metal kovarin", "--index", index, "--model", str(ranker), "--threshold", "0.0"])
+    main(
+        [
+            "ask",
+            "metal kovarin",
+            "--index",
+            index,
+            "--model",
+            str(ranker),
+            "--score_threshold",
+            "0.0",
+        ]
+    )
     assert ".md" in capsys.readouterr().out
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
     assert run(own) == ranker
@@ -68,20 +80,20 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
     lines = [f"what {kind} has {topic}" for topic in tiny.TOPICS for kind in ("metal", "glass")]
     (tmp_path / "questions.txt").write_text("\n".join(lines) + "\n\n")
     annotated = tiny.write_corpus(tmp_path / "annotated", tiny.candidates(12))
-    cascade = replace(own.model, exits=(1, 3))
+    cascade = replace(own.model, exit_layers=(1, 3))
     given = {"train": str(annotated)}
     asked = replace(
-        own, questions=str(tmp_path / "questions.txt"), annotated=given, model=cascade, ask=[]
+        own, questions=str(tmp_path / "questions.txt"), labeled_tables=given, model=cascade, ask=[]
     )
     loaded = load(run(asked))
     assert loaded.exit_layers == (1, 3)
     assert len(loaded.calibration) == 2
-    for stage, own_rates in (("pseudo", own.training), ("adapted", own.adapt)):
-        identity = json.loads((tmp_path / "out" / stage / "manifest.json").read_text())["identity"]
-        rates = identity["training"]
+    for stage, own_rates in (("pseudo", own.training), ("adapted", own.fine_tuning)):
+        inputs = json.loads((tmp_path / "out" / stage / "manifest.json").read_text())["inputs"]
+        rates = inputs["training"]
         assert rates["head_learning_rate"] == pytest.approx(10 * own_rates.learning_rate)
     found = json.loads((tmp_path / "out" / "tables" / "train" / "manifest.json").read_text())
-    assert 0 < found["found"]["counts"]["questions"] < 8
+    assert 0 < found["outputs"]["counts"]["num_questions"] < 8
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,7 @@ def test_finished_output_runs_again_without_the_model_that_it_started_from(own, 
 def test_file_of_questions_ends_a_question_at_the_end_of_a_line_alone(tmp_path):
     path = tmp_path / "questions.txt"
     path.write_bytes("\ufeffwhat is metal?\r\nwhat\u2028is\x0cglass? \n".encode())
-    texts = [query.text for query in _asked(str(path), None)]
+    texts = [query.text for query in _read_questions(str(path), None)]
     assert texts == ["what is metal?", "what\u2028is\x0cglass?"]
 
 
@@ -128,28 +140,30 @@ def test_questions_that_a_generator_has_asked_are_read_again(own, documents, tmp
             return [f"What about {sentence}" for sentence in sentences]
 
     monkeypatch.setattr(own_documents, "QuestionGenerator", Asks)
-    own = replace(own, kinds=["headings", "generator"], generator="t5", most=6)
+    own = replace(
+        own, query_sources=["headings", "generator"], query_generator="t5", max_questions=6
+    )
     index = index_documents(tmp_path / "index", documents, IndexConfig())
-    queries = _made(tmp_path / "made", index, own)
+    queries = _make_queries(tmp_path / "made", index, own)
     assert len(queries) == 6
     monkeypatch.delattr(own_documents, "QuestionGenerator")
-    assert _made(tmp_path / "made", index, own) == queries
+    assert _make_queries(tmp_path / "made", index, own) == queries
     with pytest.raises(StaleStageError, match="prompt"):
-        _made(tmp_path / "made", index, replace(own, prompt="ask:"))
+        _make_queries(tmp_path / "made", index, replace(own, prompt="ask:"))
 
 
 def test_documents_that_make_too_few_questions_leave_room_for_other_kinds(own, tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.txt").write_text("Kovarin has metal things inside. Zelimut has glass.")
     index = index_documents(tmp_path / "index", tmp_path / "plain", IndexConfig())
-    with pytest.raises(ConfigError, match="0 questions made"):
-        _made(tmp_path / "made", index, replace(own, kinds=["headings"]))
+    with pytest.raises(ConfigError, match="only 0 questions were made"):
+        _make_queries(tmp_path / "made", index, replace(own, query_sources=["headings"]))
     assert not (tmp_path / "made").exists()
 
 
 def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
     (tmp_path / "many.txt").write_text("".join(f"question {n}\n" for n in range(100)))
-    few = _asked(str(tmp_path / "many.txt"), 10)
+    few = _read_questions(str(tmp_path / "many.txt"), 10)
     numbers = [int(query.id.removeprefix("own-")) for query in few]
     assert len(numbers) == 10
     assert numbers == sorted(numbers)
@@ -169,22 +183,29 @@ def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
     with pytest.raises(ConfigError, match="latin"):
         run(replace(own, questions=str(tmp_path / "latin.txt")))
     for wrong in (
-        *({"most": 0}, {"generator": "t5"}, {"kinds": ["generator"]}, {"kinds": []}),
-        *({"precision": 0.0}, {"precision": 1.5}, {"ask": ["metal?", " "]}),
+        *({"max_questions": 0}, {"query_generator": "t5"}, {"query_sources": ["generator"]}),
+        *(
+            {"query_sources": []},
+            {"min_precision": 0.0},
+            {"min_precision": 1.5},
+            {"ask": ["metal?", " "]},
+        ),
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ValidationError):
             replace(own, **wrong)
-    replace(own, kinds=[], questions="mine.txt")
-    with pytest.raises(ConfigError, match="annotated tables"):
-        replace(own, annotated={"test": "x"})
+    replace(own, query_sources=[], questions="mine.txt")
+    with pytest.raises(ValidationError, match="labeled_tables"):
+        replace(own, labeled_tables={"test": "x"})
 
 
-@pytest.mark.parametrize("wrong", [{"layers": 0}, {"layers": 99}, {"exits": (2, 99)}])
+@pytest.mark.parametrize("wrong", [{"num_layers": 99}, {"exit_layers": (2, 99)}])
 def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_read(
     own, tmp_path, wrong
 ):
     with pytest.raises(ConfigError, match="layers"):
         run(replace(own, model=replace(own.model, **wrong)))
+    with pytest.raises(ValidationError, match="num_layers"):
+        replace(own.model, num_layers=0)
     with pytest.raises(CheckpointError, match="nowhere"):
         run(replace(own, model=ModelSpec(str(tmp_path / "nowhere"))))
     assert not (tmp_path / "out").exists()
@@ -198,9 +219,9 @@ def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(o
         for name, made in {"whole": rows, "part": rows[:10], "answers": answers}.items()
     }
     with pytest.raises(LeakError, match="'train' and 'dev'"):
-        run(replace(own, annotated={"train": folders["whole"], "dev": folders["part"]}))
+        run(replace(own, labeled_tables={"train": folders["whole"], "dev": folders["part"]}))
     with pytest.raises(CorpusError, match="both labels"):
-        run(replace(own, annotated={"dev": folders["answers"]}))
+        run(replace(own, labeled_tables={"dev": folders["answers"]}))
     assert not (tmp_path / "out").exists()
 
 

@@ -16,7 +16,7 @@ TANDA = "pipelines/recipes/tanda_table3.yaml"
 def test_recipe_has_profiles_and_only_the_cluster_s_names_shared_storage(path):
     profiles = yaml.safe_load(path.read_text())["profiles"]
     assert list(profiles) == ["laptop", "node", "cluster"]
-    assert [bool(plan.get("storage")) for plan in profiles.values()] == [False, False, True]
+    assert [bool(plan.get("storage_path")) for plan in profiles.values()] == [False, False, True]
 
 
 def _workers(*more):
@@ -26,7 +26,7 @@ def _workers(*more):
 def test_profile_is_the_plan_and_flags_change_it():
     assert _workers().num_workers == 1
     assert _workers("--profile", "node").num_workers == 8
-    changed = _workers("--profile", "cluster", "--workers.storage", "/mine")
+    changed = _workers("--profile", "cluster", "--workers.storage_path", "/mine")
     assert (changed.num_workers, changed.min_workers, changed.storage_path) == (16, 8, "/mine")
 
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from as2ray.cli.main import main
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines import quickstart
@@ -33,5 +33,5 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(checkpoint, tmp_path
     [line] = [line for line in out.splitlines() if "as2ray ask" in line]
     ask = shlex.split(line.replace("...", "What is a generator?"))[1:]
     # So small a ranker knows no answer: all that was retrieved is looked at.
-    main([*ask, "--threshold", "0", "--top_k", "100"])
+    main([*ask, "--score_threshold", "0", "--top_k", "100"])
     assert "generator" in capsys.readouterr().out

@@ -7,14 +7,15 @@ from random import Random
 
 import pytest
 import tiny
+from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, LeakError
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import read_metrics
-from pipelines.recipe import Step, TableSpec, read_recipe
+from pipelines.recipe import RunSpec, TableSpec, read_recipe
 from pipelines.two_in_one import Recipe, run
 
 HERE = WorkersConfig(num_workers=0)
@@ -49,7 +50,7 @@ def recipe(common, data_root):
         (data_root / "hotpotqa" / name).write_text(json.dumps(made))
     training = TrainingConfig(epochs=1, global_batch_size=16, learning_rate=2e-3, precision="fp32")
     learn = {"train": ["hotpot"], "training": training}
-    longer = {"train": ["hotpot"], "training": replace(training, epochs=8, batch=8)}
+    longer = {"train": ["hotpot"], "training": replace(training, epochs=8, global_batch_size=8)}
     tables = common["tables"] | {
         "hotpot": TableSpec("hotpotqa", "train"),
         "hotpot-dev": TableSpec("hotpotqa", "dev"),
@@ -57,12 +58,12 @@ def recipe(common, data_root):
     return Recipe(
         **common | {"tables": tables, "dev": "hotpot-dev"},
         runs={
-            "general": Step(["general"], training, dev="dev"),
-            "sentences": Step(**learn),
-            "cascade": Step(**learn, exit_layers=(1, 3), loss="uniform_exit"),
-            "passages": Step(**learn, loss=TwoInOneLoss(sentence_loss=False)),
-            "joint": Step(**longer, loss=TwoInOneLoss()),
-            "transferred": Step(
+            "general": RunSpec(["general"], training, dev="dev"),
+            "sentences": RunSpec(**learn),
+            "cascade": RunSpec(**learn, exit_layers=(1, 3), loss="uniform_exit"),
+            "passages": RunSpec(**learn, loss=TwoInOneLoss(sentence_loss=False)),
+            "joint": RunSpec(**longer, loss=TwoInOneLoss()),
+            "transferred": RunSpec(
                 **learn,
                 init_from="general",
                 loss=TwoInOneLoss(consistency_loss=True, similarity_loss=True, answer_loss=True),
@@ -82,7 +83,7 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
     report = json.loads((tmp_path / "hotpot-dev.json").read_text())
     rows = {row["system"]: row["measures"] for row in report["rows"]}
-    assert set(rows) == set(recipe.steps)
+    assert set(rows) == set(recipe.runs)
     # One fact of three lies past its passage: nobody finds it.
     assert all(row["SP EM"]["mean"] == 0 for row in rows.values())
     assert rows["joint"]["SP recall"]["mean"] > 0.3
@@ -113,19 +114,21 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
 
 def test_recipe_without_a_table_to_select_on_is_refused(recipe):
     for selects in ([], ["test"], ["general"]):
-        with pytest.raises(ConfigError, match="supporting facts to select on"):
-            replace(recipe, selects=selects, tests=["test"], leaks="keep")
-    with pytest.raises(ConfigError, match="supporting facts to select on"):
+        with pytest.raises(ConfigError, match="fact_selection_tests"):
+            replace(recipe, fact_selection_tests=selects, tests=["test"], on_leak="keep")
+    with pytest.raises(ConfigError, match="fact_selection_tests"):
         replace(recipe, tests=["test", "hotpot-dev"])  # whose report there would be two of
 
 
 def test_training_questions_of_what_is_selected_on_are_refused(recipe, tmp_path):
     again = TableSpec("hotpotqa", "train", num_questions=10)
-    leaky = replace(recipe, tables={**recipe.tables, "again": again}, selects=["again"])
+    leaky = replace(
+        recipe, tables={**recipe.tables, "again": again}, fact_selection_tests=["again"]
+    )
     with pytest.raises(LeakError, match="'hotpot' and 'again'"):
         run(leaky, tmp_path, HERE)
     with pytest.raises(ConfigError, match="'sentences' trains on"):
-        replace(recipe, selects=["hotpot"])
+        replace(recipe, fact_selection_tests=["hotpot"])
 
 
 def test_selections_without_a_baseline_are_refused_before_anything_is_trained(recipe):
@@ -134,8 +137,8 @@ def test_selections_without_a_baseline_are_refused_before_anything_is_trained(re
 
 
 def test_drop_ratio_out_of_range_is_refused_before_anything_is_trained(recipe):
-    with pytest.raises(ConfigError, match="drop"):
-        replace(recipe, drop=1.0)
+    with pytest.raises(ValidationError, match="drop_ratio"):
+        replace(recipe, drop_ratio=1.0)
 
 
 def test_objective_is_read_from_a_recipe(tmp_path):
@@ -146,12 +149,12 @@ model: {path: m}
 tables: {hotpot: {corpus: hotpotqa, split: train}}
 dev: hotpot
 tests: []
-selects: [hotpot]
-steps:
-  joint: {train: [hotpot], objective: {consistency: true, similarity: true}}
-  passages: {train: [hotpot], objective: {sentences: false}}
+fact_selection_tests: [hotpot]
+runs:
+  joint: {train: [hotpot], loss: {type: two_in_one, consistency_loss: true, similarity_loss: true}}
+  passages: {train: [hotpot], loss: {type: two_in_one, sentence_loss: false}}
 baseline: joint
-leaks: keep
+on_leak: keep
 """
     )
     recipe, *_ = read_recipe(

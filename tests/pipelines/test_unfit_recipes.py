@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from as2ray.distributed.plan import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError, StaleStageError
 from as2ray.evaluation.fact_selection import FactSelectionConfig
 from as2ray.losses.distillation import DistillationLoss
@@ -15,76 +16,83 @@ from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from pipelines import cascade, distill
 from pipelines.drop_search import Search
-from pipelines.recipe import Recipe, Step, TableSpec
+from pipelines.recipe import Recipe, RunSpec, TableSpec
 from pipelines.steps import prepare_table
 from pipelines.transfer_adapt import run
 
-CASCADE = {"exits": (1, 3), "objective": "uniform_exit"}
-TAUGHT = {"teachers": ["first"], "objective": DistillationLoss()}
+CASCADE = {"exit_layers": (1, 3), "loss": "uniform_exit"}
+TAUGHT = {"teachers": ["first"], "loss": DistillationLoss()}
 
 
 @pytest.fixture
 def recipe(common, learn):
-    return Recipe(**common, runs={"first": Step(**learn)}, baseline="first", seeds=[0])
+    return Recipe(**common, runs={"first": RunSpec(**learn)}, baseline="first", seeds=[0])
 
 
 def _with(recipe: Recipe, learn: dict, **other: object) -> Recipe:
-    return replace(recipe, steps={**recipe.runs, "other": Step(**learn, **other)})
+    return replace(recipe, runs={**recipe.runs, "other": RunSpec(**learn, **other)})
 
 
-def _run_with(recipe: Recipe, step: Step, folder: Path) -> None:
-    changed = replace(recipe, steps={**recipe.runs, "again": step})
+def _run_with(recipe: Recipe, step: RunSpec, folder: Path) -> None:
+    changed = replace(recipe, runs={**recipe.runs, "again": step})
     run(changed, folder, WorkersConfig(num_workers=0))
 
 
 @pytest.mark.parametrize(
     ("other", "match"),
     [
-        ({"objective": "uniform"}, "objective 'uniform'"),
-        ({"objective": "uniform_exit"}, r"'other' with objective 'uniform_exit', exits \[\]"),
-        ({"exits": (1, 3)}, r"objective 'cross_entropy', exits \[1, 3\]"),
-        ({"exits": (1, 3), "objective": TwoInOneLoss()}, r"exits \[1, 3\]"),
-        ({"heads": 2}, "2 heads"),
-        ({"teachers": ["first"]}, r"objective 'cross_entropy' and teachers \['first'\]"),
-        ({"objective": DistillationLoss()}, r"teachers \[\]"),
-        ({**TAUGHT, "exits": (2,), "heads": 2}, "2 heads and 1 teachers"),
-        ({**TAUGHT, "objective": DistillationLoss(teacher_index=1)}, "teacher 1 of 1"),
+        ({"loss": "uniform"}, "unknown loss"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"loss": "uniform_exit"}, r"'other' has loss 'uniform_exit', exit_layers \[\]"),
+        ({"exit_layers": (1, 3)}, r"loss 'cross_entropy', exit_layers \[1, 3\]"),
+        ({"exit_layers": (1, 3), "loss": TwoInOneLoss()}, r"exit_layers \[1, 3\]"),
+        ({"num_ranking_heads": 2}, "2 ranking heads"),
+        ({"teachers": ["first"]}, r"loss 'cross_entropy' and teachers \['first'\]"),
+        ({"loss": DistillationLoss()}, r"teachers \[\]"),
+        ({**TAUGHT, "exit_layers": (2,), "num_ranking_heads": 2}, "2 heads and 1 teachers"),
+        ({**TAUGHT, "loss": DistillationLoss(teacher_index=1)}, "teacher_index 1 of 1"),
         (
-            {**TAUGHT, "objective": DistillationLoss(head_weights=(1.0, 1.0))},
-            "2 weights for 1 heads",
+            {**TAUGHT, "loss": DistillationLoss(head_weights=(1.0, 1.0))},
+            "2 head_weights for 1 heads",
         ),
-        ({"objective": ListwiseLoss(300)}, "max_tokens 8,192"),
-        ({"start": "first", "model": "bert-base-uncased"}, "from step 'first' and from 'bert"),
+        ({"loss": ListwiseLoss(300)}, "max_batch_tokens 8,192"),
+        (
+            {"init_from": "first", "model": "bert-base-uncased"},
+            "from run 'first' and from model 'bert",
+        ),
     ],
 )
 def test_step_whose_objective_and_model_do_not_go_together_is_refused(recipe, learn, other, match):
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises((ConfigError, ValidationError), match=match):
         _with(recipe, learn, **other)
 
 
 def test_step_that_goes_on_with_a_cascade_or_with_heads_has_its_exits_and_heads(recipe, learn):
-    taught = {**TAUGHT, "objective": DistillationLoss(teacher_assignment="sum")}
-    start = {"exits": (2,), "heads": 2, "objective": "every_exit"}
+    taught = {**TAUGHT, "loss": DistillationLoss(teacher_assignment="sum")}
+    start = {"exit_layers": (2,), "num_ranking_heads": 2, "loss": "all_exits"}
     made = _with(recipe, learn, **start)
-    again = Step(**learn, init_from="other", loss="every_exit")
-    made = replace(made, steps={**made.runs, "again": again})
-    replace(made, steps={**made.runs, "taught": Step(**learn, init_from="again", **taught)})
+    again = RunSpec(**learn, init_from="other", loss="all_exits")
+    made = replace(made, runs={**made.runs, "again": again})
+    replace(made, runs={**made.runs, "taught": RunSpec(**learn, init_from="again", **taught)})
     with pytest.raises(ConfigError, match="2 heads and 1 teachers"):
-        replace(made, steps={**made.runs, "taught": Step(**learn, init_from="again", **TAUGHT)})
+        replace(made, runs={**made.runs, "taught": RunSpec(**learn, init_from="again", **TAUGHT)})
 
 
 @pytest.mark.parametrize(
     ("other", "kind", "match"),
     [
-        ({"layers": 4}, ConfigError, "'other' with layers 4.* an encoder of 3 layers"),
-        ({"layers": 0}, ConfigError, "layers 0"),
-        ({"start": "first", "layers": 4}, ConfigError, "layers 4.* an encoder of 3 layers"),
-        ({"start": "first", **CASCADE, "exits": (3,), "heads": 2}, ConfigError, "2 heads"),
-        ({"exits": ()}, ConfigError, r"exits \[\]"),
-        ({**CASCADE, "exits": (1, 4)}, ConfigError, "encoder of 3 layers"),
-        ({**CASCADE, "exits": (3, 1)}, ConfigError, "ascending"),
+        ({"num_layers": 4}, ConfigError, "'other'.*num_layers=4 is not from 1 to 3"),
+        ({"init_from": "first", "num_layers": 4}, ConfigError, "num_layers=4 is not from 1 to 3"),
+        (
+            {"init_from": "first", **CASCADE, "exit_layers": (3,), "num_ranking_heads": 2},
+            ConfigError,
+            "num_ranking_heads=2",
+        ),
+        ({"exit_layers": ()}, ConfigError, r"exit_layers=\[\]"),
+        ({**CASCADE, "exit_layers": (1, 4)}, ConfigError, "3 layers of the encoder"),
+        ({**CASCADE, "exit_layers": (3, 1)}, ConfigError, "ascending"),
         ({"model": "no/such folder"}, CheckpointError, "no/such folder"),
-        ({"objective": TwoInOneLoss()}, ConfigError, "two_in_one"),
+        ({"loss": TwoInOneLoss()}, ConfigError, "two_in_one"),
     ],
 )
 def test_model_that_a_later_step_cannot_start_from_is_refused_before_anything_is_trained(
@@ -97,11 +105,16 @@ def test_model_that_a_later_step_cannot_start_from_is_refused_before_anything_is
 
 @pytest.mark.parametrize(
     "other",
-    [{"layers": 2}, {"exits": (1, 2)}, {"heads": 2}, {"objective": TwoInOneLoss(), "exits": None}],
+    [
+        {"num_layers": 2},
+        {"exit_layers": (1, 2)},
+        {"num_ranking_heads": 2},
+        {"loss": TwoInOneLoss(), "exit_layers": None},
+    ],
 )
 def test_step_that_starts_from_a_cascade_and_changes_it_is_refused(recipe, learn, tmp_path, other):
     made = _with(recipe, learn, **CASCADE)
-    again = Step(**learn, **{"start": "other", "objective": "uniform_exit", **other})
+    again = RunSpec(**learn, **{"init_from": "other", "loss": "uniform_exit", **other})
     with pytest.raises(ConfigError):
         _run_with(made, again, tmp_path)
     assert not (tmp_path / "rankers").exists()
@@ -122,13 +135,13 @@ def test_finished_steps_need_the_model_they_started_from_no_more(recipe, learn, 
 def test_step_that_trains_twice_on_a_table_on_none_or_on_a_held_out_one_is_refused(
     recipe, learn, train
 ):
-    with pytest.raises(ConfigError, match="'other' trains on"):
+    with pytest.raises((ConfigError, ValidationError), match=r"'other' trains on|train\n"):
         _with(recipe, {**learn, "train": train})
 
 
 def test_table_that_is_trained_on_and_called_dev_beside_another_dev_is_refused(recipe, learn):
     with pytest.raises(ConfigError, match="'first' trains on"):
-        replace(recipe, steps={"first": Step(**{**learn, "train": ["dev"]})}, dev="test")
+        replace(recipe, runs={"first": RunSpec(**{**learn, "train": ["dev"]})}, dev="test")
 
 
 def test_leak_of_a_table_that_no_step_trains_on_does_not_matter(recipe, tmp_path):
@@ -136,51 +149,53 @@ def test_leak_of_a_table_that_no_step_trains_on_does_not_matter(recipe, tmp_path
     run(replace(recipe, tables=tables), tmp_path, WorkersConfig(num_workers=0))
 
 
-@pytest.mark.parametrize("size", [{"questions": 0}, {"negatives": -1}, {"seed": -1}, {"noise": 2}])
+@pytest.mark.parametrize(
+    "size", [{"num_questions": 0}, {"max_negatives": -1}, {"seed": -1}, {"label_noise": 2}]
+)
 def test_table_of_an_impossible_size_is_refused(size):
-    with pytest.raises(ConfigError, match="'wikiqa' with"):
+    with pytest.raises(ValidationError, match=next(iter(size))):
         TableSpec("wikiqa", "train", **size)
 
 
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"tables": {"wikiqa/test": TableSpec("wikiqa", "test")}}, "table named 'wikiqa/test'"),
-        ({"measures": []}, r"measures \[\]"),
-        ({"tests": []}, r"reports of \[\]"),
-        ({"seeds": [0, -1]}, r"seeds \[0, -1\]"),
-        ({"published": {"tset": {}}}, r"published numbers of \['tset'\]"),
+        ({"tables": {"wikiqa/test": TableSpec("wikiqa", "test")}}, "the table name 'wikiqa/test'"),
+        ({"measures": []}, "measures"),
+        ({"tests": []}, "no table is reported"),
+        ({"seeds": [0, -1]}, r"seeds\.1"),
+        ({"published_results": {"tset": {}}}, r"published_results of \['tset'\]"),
     ],
 )
 def test_names_and_lists_that_would_fail_at_the_report_are_refused(recipe, wrong, match):
     if "tables" in wrong:
         wrong = {"tables": recipe.tables | wrong["tables"]}
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises((ConfigError, ValidationError), match=match):
         replace(recipe, **wrong)
 
 
 def test_sequential_ranker_that_does_not_grow_is_refused_before_anything_is_trained(
     common, learn, tmp_path
 ):
-    steps = {"deep": Step(**learn), "shallow": Step(num_layers=1, **learn)}
-    given = {**common, "steps": steps, "baseline": "deep", "seeds": [0]}
+    steps = {"deep": RunSpec(**learn), "shallow": RunSpec(num_layers=1, **learn)}
+    given = {**common, "runs": steps, "baseline": "deep", "seeds": [0]}
     with pytest.raises(ConfigError, match=r"'s' of .*'deep': 3, 'shallow': 1"):
         cascade.run(
             cascade.Recipe(**given, sequential_rankers={"s": ["deep", "shallow"]}),
             tmp_path,
             WorkersConfig(num_workers=0),
         )
-    with pytest.raises(ConfigError, match="sequential ranker named 'a b'"):
+    with pytest.raises(ConfigError, match="the sequential ranker name 'a b'"):
         cascade.Recipe(**given, sequential_rankers={"a b": ["shallow", "deep"]})
 
 
-@pytest.mark.parametrize("wrong", [{"trials": -1}, {"ensembles": {"a b": ["first"]}}])
+@pytest.mark.parametrize("wrong", [{"num_ensemble_trials": -1}, {"ensembles": {"a b": ["first"]}}])
 def test_searches_and_names_of_distillation_are_in_range(recipe, wrong):
-    with pytest.raises(ConfigError):
+    with pytest.raises((ConfigError, ValidationError)):
         distill.Recipe(**{**vars(recipe), **wrong})
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError):
         Search(num_trials=-1)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError):
         FactSelectionConfig(top_k_passages=0)
 
 
@@ -205,7 +220,7 @@ def test_measure_that_nothing_computes_is_refused(recipe):
 
 
 def test_drop_ratio_to_report_out_of_range_is_refused(common, learn):
-    steps = {"cascade": Step(**learn, exit_layers=(1, 3), loss="uniform_exit")}
-    given = {**common, "steps": steps, "baseline": "cascade, exit 1", "seeds": [0]}
-    with pytest.raises(ConfigError, match=r"drop ratios \[1.0\]"):
+    steps = {"cascade": RunSpec(**learn, exit_layers=(1, 3), loss="uniform_exit")}
+    given = {**common, "runs": steps, "baseline": "cascade, exit 1", "seeds": [0]}
+    with pytest.raises(ValidationError, match=r"drop_ratios\.1"):
         cascade.Recipe(**given, drop_ratios=[0.0, 1.0])

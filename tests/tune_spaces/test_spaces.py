@@ -40,7 +40,7 @@ def test_weights_sum_to_one_and_are_equal_where_all_are_zero():
 
 
 def test_distillation_s_answers_take_the_place_of_a_student_s_settings():
-    answers = {"alpha": 0.1, "temperature": 5.0, "batch": 24, "learning_rate": 3e-5}
+    answers = {"alpha": 0.1, "temperature": 5.0, "global_batch_size": 24, "learning_rate": 3e-5}
     found = asked(distillation.suggest, answers)
     job = TrainingJob(
         ModelSpec("encoder"),

@@ -1,0 +1,161 @@
+"""Reads configurations from YAML files and flags.
+
+Files and flags are merged into one tree, which pydantic validates once. jsonargparse only prints
+the help: as a validator it does not give the path of a wrong value inside a dictionary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser
+from pydantic import TypeAdapter, ValidationError
+
+from as2ray.errors import ConfigError, from_validation_error
+
+T = TypeVar("T")
+
+
+def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
+    """Prints the help or the configuration and exits, if a flag asks for one of them.
+
+    Args:
+        kinds: Configuration classes; their fields are the flags.
+        arguments: The command line.
+    """
+    parser = ArgumentParser(description=kinds[0].__doc__)
+    parser.add_argument("--config", action="config", help="a YAML file of these keys")
+    for kind in kinds:
+        parser.add_class_arguments(kind, as_group=False)
+    flags = [argument.partition("=")[0] for argument in arguments]
+    if any(f in ("-h", "--help", "--print_config") or f.endswith(".help") for f in flags):
+        parser.parse_args(arguments)
+
+
+def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:
+    """Merges the YAML files and flags of a command line; later ones replace earlier ones.
+
+    Args:
+        kinds: Configuration classes, which tell where a flag's value is a string.
+        arguments: `--config FILE`, `--key VALUE`, `--key.key=VALUE`, or `--key+ VALUE`, which
+            appends to a list. Values are YAML, except where a string is expected.
+
+    Raises:
+        ConfigError: A file cannot be read, or an argument is not a flag with a value.
+    """
+    tree: dict[str, Any] = {}
+    defaults = _defaults(kinds)
+    remaining = list(arguments)
+    while remaining:
+        flag, has_value, text = remaining.pop(0).partition("=")
+        if not flag.startswith("--") or not (has_value or remaining):
+            raise ConfigError(f"{flag!r} is not a flag with a value: --key VALUE or --key=VALUE")
+        text = text if has_value else remaining.pop(0)
+        if flag == "--config":
+            merge_into(tree, _read_yaml_file(text))
+            continue
+        keys = flag.removeprefix("--").removesuffix("+").split(".")
+        is_string = _field_type(kinds, keys) in (str, str | None) and text != "null"
+        value = text if is_string else _parse_yaml(text, flag)
+        if flag.endswith("+"):
+            value = [
+                *_list_at(defaults | tree, keys),
+                *(value if isinstance(value, list) else [value]),
+            ]
+        for key in reversed(keys[1:]):
+            value = {key: value}
+        merge_into(tree, {keys[0]: value})
+    return tree
+
+
+def validate(kind: type[T], tree: Mapping[str, Any]) -> T:
+    """Builds a configuration from plain values.
+
+    Raises:
+        ConfigError: Values are of a wrong type or out of range, or keys are unknown or missing;
+            the error names the path of each.
+    """
+    values = dict(tree)
+    for name, default in _defaults([kind]).items():
+        if isinstance(default, dict) and isinstance(values.get(name), Mapping):
+            merge_into(default, values[name])
+            values[name] = default
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise from_validation_error(error) from None
+
+
+def read_config(kind: type[T], arguments: Sequence[str]) -> T:
+    """Reads a configuration from the YAML files and flags of a command line.
+
+    Raises:
+        ConfigError: See `read_tree` and `validate`.
+    """
+    print_help([kind], arguments)
+    return validate(kind, read_tree([kind], arguments))
+
+
+def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Merges changes into a tree, key by key; values other than dictionaries are replaced."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge_into(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _read_yaml_file(path: str) -> Mapping[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    tree = _parse_yaml(text, path)
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"--config {path} is not a YAML mapping of keys to values")
+    return tree
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from error
+
+
+def _field_type(kinds: Sequence[type], keys: Sequence[str]) -> Any:
+    """Type of the field at a path; None if there is no such field."""
+    hints: dict[str, Any] = {}
+    for kind in kinds:
+        hints |= get_type_hints(kind)
+    field_type = hints.get(keys[0])
+    for key in keys[1:]:
+        if is_dataclass(field_type) and isinstance(field_type, type):
+            field_type = get_type_hints(field_type).get(key)
+        else:
+            field_type = get_args(field_type)[1] if get_origin(field_type) is dict else None
+    return field_type
+
+
+def _list_at(tree: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    value: Any = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def _defaults(kinds: Sequence[type]) -> dict[str, Any]:
+    """Defaults of lists and nested configurations, as plain values.
+
+    A field may have other defaults than its class has: `--training.epochs 3` must keep them.
+    """
+    defaults = {}
+    for kind in kinds:
+        for field in fields(kind):
+            if field.default_factory is not MISSING:
+                value = field.default_factory()
+                is_config = is_dataclass(value) and not isinstance(value, type)
+                defaults[field.name] = asdict(value) if is_config else value
+    return defaults

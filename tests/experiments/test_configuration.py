@@ -1,0 +1,110 @@
+"""Configurations: YAML files and flags are merged, and every error names its path."""
+
+from dataclasses import field
+from typing import Literal
+
+import pytest
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from as2ray.errors import ConfigError
+from as2ray.experiments.configuration import read_config
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Training:
+    epochs: PositiveInt = 3
+    learning_rate: float = 1e-5
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Run:
+    train: list[str]
+    training: Training = field(default_factory=Training)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Study:
+    """A study."""
+
+    title: str
+    runs: dict[str, Run] = field(default_factory=dict)
+    training: Training = field(default_factory=lambda: Training(epochs=7))
+    seeds: list[int] = field(default_factory=lambda: [0, 1])
+    precision: Literal["fp32", "bf16"] = "fp32"
+    prompt: str | None = None
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("title: T\nruns: {adapt: {train: [a], training: {epochs: 2}}}\n")
+    return path
+
+
+def test_flags_change_keys_of_the_file(config):
+    study = read_config(
+        Study,
+        ["--config", str(config), "--runs.adapt.training.epochs=5", "--runs.more", "{train: [b]}"],
+    )
+    assert study.runs["adapt"] == Run(["a"], Training(epochs=5))
+    assert study.runs["more"] == Run(["b"])
+
+
+def test_a_flag_keeps_the_other_defaults_of_its_field():
+    study = read_config(Study, ["--title", "T", "--training.learning_rate", "1e-3"])
+    assert study.training == Training(epochs=7, learning_rate=1e-3)
+
+
+def test_value_of_a_string_is_not_read_as_yaml():
+    study = read_config(Study, ["--title=2024", "--prompt", "[ask]: a=b"])
+    assert (study.title, study.prompt) == ("2024", "[ask]: a=b")
+    assert read_config(Study, ["--title=T", "--prompt=null"]).prompt is None
+
+
+def test_plus_appends_to_a_list_or_its_default(config):
+    arguments = ["--config", str(config), "--seeds+", "5", "--runs.adapt.train+=[b, c]"]
+    study = read_config(Study, arguments)
+    assert study.seeds == [0, 1, 5]
+    assert study.runs["adapt"].train == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "error"),
+    [
+        ("{runs: {a: {train: [t], training: {epochs: 0}}}}", "runs.a.training.epochs=0: Input"),
+        ("{runs: {a: {train: [t], trainin: {epochs: 1}}}}", "runs.a.trainin: unknown key"),
+        ("{runs: {a: {}}}", "runs.a.train: required"),
+        ("{training: {epochs: many}}", "training.epochs='many': Input should be a valid integer"),
+        ("{titel: x}", "titel: unknown key"),
+        ("{precision: fp64}", "precision='fp64': Input should be 'fp32' or 'bf16'"),
+        ("[1, 2]", "not a YAML mapping"),
+        ("{", "not YAML"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_path(tmp_path, yaml, error):
+    (tmp_path / "wrong.yaml").write_text(yaml)
+    with pytest.raises(ConfigError) as raised:
+        read_config(Study, ["--title=T", f"--config={tmp_path / 'wrong.yaml'}"])
+    assert error in str(raised.value)
+
+
+def test_all_wrong_values_are_told_at_once():
+    with pytest.raises(ConfigError) as raised:
+        read_config(Study, ["--training.epochs=0", "--bogus=1"])
+    assert len(str(raised.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("arguments", [["title"], ["--title"], ["--config=nowhere.yaml"]])
+def test_what_is_not_a_flag_with_a_value_is_refused(arguments):
+    with pytest.raises(ConfigError, match=r"not a flag with a value|No such file"):
+        read_config(Study, arguments)
+
+
+def test_help_lists_the_flags(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        read_config(Study, ["--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert "--training.epochs" in printed
+    assert "A study." in printed
