@@ -5,13 +5,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: quickstart test fast lint clean
+.PHONY: quickstart test fast lint size clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,tracking,benchmarks,serving,adapters,clients]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,tracking,benchmarks,serving,integrations,clients]'
 	touch $@
 
 quickstart: $(STAMP)
@@ -28,6 +28,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Executable lines of each package.
+size: $(STAMP)
+	$(BIN)/python -m benchmarks.size
 
 clean:
 	rm -rf .venv output

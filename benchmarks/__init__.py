@@ -1,1 +1,1 @@
-"""Benchmarks: one script a claim; each compares two sides in one run and prints their ratio."""
+"""Benchmarks: each script measures one claim, mostly as the ratio of two systems in one run."""

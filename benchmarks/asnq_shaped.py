@@ -1,11 +1,9 @@
-"""A corpus in the shape of ASNQ, as large as wanted, made in seconds.
+"""Generates a corpus in the shape of ASNQ, of any size, in seconds.
 
-Knows Parquet and the candidates table. Must not know what is measured with it.
-
-Real ASNQ is no file of this repository. Its shape is what streaming depends on: 356 candidates a
-question, one in 333 positive, nearly all candidates different. The questions are ASNQ's own; a
-candidate is the first half of one sentence of SQuAD's articles and the second half of another, so
-that two million of them differ, as ASNQ's do.
+ASNQ itself is not part of this repository. Streaming depends on its shape only: 356 candidates per
+question, one in 333 positive, nearly all candidates different. The questions are ASNQ's own. A
+candidate joins the first half of one sentence of SQuAD's articles with the second half of another,
+so that millions of candidates differ, as in ASNQ.
 """
 
 import gzip
@@ -22,23 +20,23 @@ from as2ray.corpora.preparation import ROW_GROUP_SIZE, ROWS_PER_PART
 from as2ray.text.sentences import split
 
 CANDIDATES_PER_QUESTION = 356
-"""Candidates a question: 20,377,568 pairs / 57,242 questions."""
+"""Mean of ASNQ: 20,377,568 pairs / 57,242 questions."""
 
 PAPER_NUM_PAIRS = 23_662_238
-"""Pairs that the Cascade Transformer and CERBERUS trained on."""
+"""Training pairs of the Cascade Transformer and of CERBERUS."""
 
 PAPER_CANDIDATES_PER_QUESTION = PAPER_NUM_PAIRS / 57_242
-"""Their candidates a question, some 413."""
+"""Mean candidates per question of these pairs, about 413."""
 
 POSITIVE_RATE = 61_186 / 20_377_568
-"""Part of the pairs that is positive."""
+"""Share of positive pairs in ASNQ."""
 
 QUESTION_FILE = "asnq/unique.train"
 ARTICLE_FILES = ("squad/dev-v1.1.json.gz", "squad/train-part-v1.1.json.gz")
 
 
 def has_source_files(data_root: Path) -> bool:
-    """Whether the data root has the questions and the articles."""
+    """Returns whether the data root has the questions and the articles."""
     return all((data_root / name).is_file() for name in (QUESTION_FILE, *ARTICLE_FILES))
 
 
@@ -48,19 +46,21 @@ def write_corpus(
     data_root: Path | None,
     candidates_per_question: float = CANDIDATES_PER_QUESTION,
 ) -> Path:
-    """The corpus as Parquet files, cut as `corpora.prepare` cuts them.
+    """Writes the corpus as Parquet files of the sizes that `as2ray corpora prepare` writes.
 
     Args:
         folder: A folder that does not exist yet.
-        rows: Pairs.
-        data: The data root, or None for made-up words.
-        each: Candidates a question.
+        num_rows: Number of pairs.
+        data_root: Folder of the raw releases, or None for made-up words.
+        candidates_per_question: Mean number of candidates per question.
     """
     folder.mkdir(parents=True)
-    questions, left, right = _load_texts(data_root)
+    questions, first_halves, second_halves = _load_texts(data_root)
     for part, start in enumerate(range(0, num_rows, ROWS_PER_PART)):
-        numbers = np.arange(start, min(start + ROWS_PER_PART, num_rows))
-        table = _make_candidates(numbers, candidates_per_question, questions, left, right)
+        row_numbers = np.arange(start, min(start + ROWS_PER_PART, num_rows))
+        table = _make_candidates(
+            row_numbers, candidates_per_question, questions, first_halves, second_halves
+        )
         path = folder / f"part-{part:05d}.parquet"
         pq.write_table(table, path, row_group_size=ROW_GROUP_SIZE, compression="zstd")
     return folder
@@ -78,15 +78,15 @@ def _make_candidates(
         half.take(pa.array(random.integers(len(half), size=len(row_numbers))))
         for half in (first_halves, second_halves)
     ]
-    question = (row_numbers / candidates_per_question).astype(np.int64)
-    inside = row_numbers - np.ceil(question * candidates_per_question).astype(np.int64)
-    ids = pa.array(question).cast(pa.string())
+    question_index = (row_numbers / candidates_per_question).astype(np.int64)
+    position = row_numbers - np.ceil(question_index * candidates_per_question).astype(np.int64)
+    ids = pa.array(question_index).cast(pa.string())
     return pa.table(
         {
             "question_id": ids,
-            "question": questions.take(pa.array(question % len(questions))),
+            "question": questions.take(pa.array(question_index % len(questions))),
             "candidate_id": pc.binary_join_element_wise(
-                ids, pa.array(inside).cast(pa.string()), "-"
+                ids, pa.array(position).cast(pa.string()), "-"
             ),
             "candidate": pc.binary_join_element_wise(*halves, " "),
             "label": pa.array((random.random(len(row_numbers)) < POSITIVE_RATE).astype(np.int8)),
@@ -96,12 +96,12 @@ def _make_candidates(
 
 @lru_cache(maxsize=1)
 def _load_texts(data_root: Path | None) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Questions, and the first and second halves of sentences."""
+    """Returns questions, and the first and second halves of sentences."""
     questions, sentences = _generate_texts() if data_root is None else _read_real_texts(data_root)
     words = [s.split() for s in sentences]
-    left = [" ".join(w[: len(w) // 2]) for w in words]
-    right = [" ".join(w[len(w) // 2 :]) for w in words]
-    return pa.array(questions), pa.array(left), pa.array(right)
+    first_halves = [" ".join(w[: len(w) // 2]) for w in words]
+    second_halves = [" ".join(w[len(w) // 2 :]) for w in words]
+    return pa.array(questions), pa.array(first_halves), pa.array(second_halves)
 
 
 def _read_real_texts(data_root: Path) -> tuple[list[str], list[str]]:
@@ -120,9 +120,10 @@ def _generate_texts() -> tuple[list[str], list[str]]:
     sizes = random.integers(1, 3, 5_000)
     words = np.array(["".join(random.choice(syllables, size)) for size in sizes])
 
-    def texts(count: int, least: int, most: int) -> list[str]:
+    def texts(count: int, min_words: int, max_words: int) -> list[str]:
         return [
-            " ".join(random.choice(words, size)) for size in random.integers(least, most, count)
+            " ".join(random.choice(words, size))
+            for size in random.integers(min_words, max_words, count)
         ]
 
     return texts(1_000, 6, 12), texts(5_000, 8, 45)

@@ -1,13 +1,13 @@
-"""CERBERUS: what a step from stored logits costs, what storing them costs, and what heads cost.
+"""Measures the cost of CERBERUS: of training from stored logits, of storing them, and of heads.
 
-Knows our rankers, the loop and the logit store; Ray runs the store's actor alone.
+It compares
 
-    a student's step from stored logits, beside its plain step and one with teachers in the loop
-    the store with one actor of one core, beside packed ranking on one core of this process
-    a body with three heads, beside the plain encoder (Table 5, with parameters)
+    a student's step from stored logits with a plain step and with a step that runs the teachers
+    storing logits with one actor of one core with packed ranking on one core of this process
+    a body with three heads with the plain encoder (Table 5, with parameters)
 
-The first two are MiniLM's; the third has BERT-base's shape and random weights, on which time does
-not depend.
+The first two use MiniLM. The third has BERT-base's shape and random weights, on which time does not
+depend.
 """
 
 import time
@@ -29,19 +29,20 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.checkpoints.saving import save
 from as2ray.corpora.preparation import read_split
-from as2ray.data.packed_dataset import LOGITS, TEACHERS, MicroBatch, Stream
+from as2ray.data.packed_dataset import MicroBatch, PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.plan import WorkersConfig
 from as2ray.distributed.score import store_logits
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
 from as2ray.models.pointwise import PointwiseRanker
-from as2ray.models.ranker import Ranker
 from as2ray.profiling.speed_ratio import measure_alternately
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import RawFileNotFoundError
-from as2ray.tables.schema import question_indices
+from as2ray.tables.schema import LOGIT_COLUMNS, TEACHER_LOGITS, question_indices
 from as2ray.training.checkpoint_store import LocalCheckpointStore
 from as2ray.training.config import SELECTION_METRIC, TrainingConfig
 from as2ray.training.tracking import TrackingConfig
@@ -52,28 +53,28 @@ from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 
 NUM_HEADS = 3
 NUM_STUDENT_LAYERS = 3
-"""Of the student: MiniLM's first."""
+"""The student has MiniLM's first layers."""
 
 BODY_LAYERS = {"B11_3H1": 11, "B10_3H2": 10, "B8_3H4": 8, "B6_3H6": 6}
-"""Layers of the body by the paper's names; heads have the rest of twelve."""
+"""Layers of the body, by the paper's names; the heads have the rest of twelve layers."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     num_pairs: int
-    """Pairs of a turn of training: few, so that changes of the machine meet all sides alike."""
+    """Pairs per turn of training: few, so that changes of the machine affect all sides equally."""
     num_turns: int
-    """Of training."""
+    """Turns of training."""
     num_scored_pairs: int
-    """Pairs that a repeat scores."""
+    """Pairs scored per repeat."""
     num_repeats: int
     batch_size: int
     num_timed_pairs: int
-    """Pairs that a repeat ranks with heads."""
+    """Pairs per repeat that are ranked with heads."""
     encoder_config: Mapping[str, int]
-    """Of the encoder whose heads are timed; BERT-base's by default."""
+    """Changes of BERT-base's configuration for the encoder whose heads are timed."""
 
 
 FULL = Size(256, 24, 18_000, 5, 32, 128, {})
@@ -82,7 +83,7 @@ SMALL = Size(
 )
 
 STARTUP_PAIRS = 32
-"""Pairs that a run of the store scores to tell what its start costs."""
+"""Pairs of a run of the logit store that measures the time of its start."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,9 +94,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with TemporaryDirectory(prefix="as2ray-distillation-") as folder:
         table = _load_table(args.data, args.small, Path(folder))
         claims, results = _measure_training(table, size, Path(folder))
-        for more in (_measure_scoring(table, size, Path(folder)), _measure_heads(table, size)):
-            claims += more[0]
-            results |= more[1]
+        for more_claims, more_results in (
+            _measure_scoring(table, size, Path(folder)),
+            _measure_heads(table, size),
+        ):
+            claims += more_claims
+            results |= more_results
     write_report("distillation", args, claims, results)
 
 
@@ -114,90 +118,89 @@ ClaimsAndResults = tuple[list[Claim], dict[str, Any]]
 
 
 def _measure_training(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResults:
-    """Steps of a student with three heads: from stored logits, plain, with teachers in the loop."""
+    """Measures a student's steps: from stored logits, plain, and with teachers in the loop."""
     teachers = [_create_teacher(seed, folder) for seed in range(NUM_HEADS)]
     turns = [
         _sample_turn(table, size, folder / f"turn-{n}", teachers, n)
         for n in range(size.num_turns + 1)
     ]
-    sides = [
+    workloads = [
         _build_student_workload(turns, size, folder / name, teachers, name)
         for name in ("stored logits", "plain", "teachers in the loop")
     ]
-    plain, looped = measure_alternately(sides[0], sides[1:], size.num_turns)
-    held = plain.median >= 1 / 1.05
+    to_plain, to_looped = measure_alternately(workloads[0], workloads[1:], size.num_turns)
     claims = [
-        Claim("a step from stored logits: >= 1 / 1.05 x as fast as a plain one", str(plain), held),
-        Claim("stored logits: x as fast as teachers in the loop", str(looped), None),
+        Claim(
+            "a step from stored logits: >= 1 / 1.05 x as fast as a plain one",
+            str(to_plain),
+            to_plain.median >= 1 / 1.05,
+        ),
+        Claim("stored logits: x as fast as teachers in the loop", str(to_looped), None),
     ]
-    return claims, {"stored / plain": plain.as_json(), "stored / in the loop": looped.as_json()}
+    return claims, {
+        "stored / plain": to_plain.as_json(),
+        "stored / in the loop": to_looped.as_json(),
+    }
 
 
 TurnData = tuple[ParquetTable, tuple[ParquetTable, ...]]
-"""Pairs to train on, and each teacher's logits of them."""
+"""Pairs to train on, and the logits of each teacher for them."""
 
 
 def _sample_turn(
-    table: pa.Table, size: Size, folder: Path, teachers: Sequence[Ranker], seed: int
+    table: pa.Table, size: Size, folder: Path, teachers: Sequence[PackedRanker], seed: int
 ) -> TurnData:
-    """Pairs drawn anew."""
+    """Samples the pairs of a turn and stores their logits."""
     rows = np.random.default_rng(seed).choice(table.num_rows, size.num_pairs, False)
     files = _write_table(table.take(pa.array(rows)), folder / "table")
     return files, tuple(_store_logits(files, t, folder / str(n)) for n, t in enumerate(teachers))
 
 
 def _build_student_workload(
-    turns: Sequence[TurnData], size: Size, folder: Path, teachers: Sequence[Ranker], kind: str
+    turns: Sequence[TurnData], size: Size, folder: Path, teachers: Sequence[PackedRanker], kind: str
 ) -> Callable[[], float]:
-    """One epoch over each turn's pairs; pairs a second."""
+    """Returns a workload that trains one epoch on the next turn's pairs; pairs per second."""
     ranker = init_ranker(
         packaged_minilm(),
         num_layers=NUM_STUDENT_LAYERS,
         exit_layers=[NUM_STUDENT_LAYERS - 1],
         num_ranking_heads=NUM_HEADS,
     )
-    training, tracking = (
-        TrainingConfig(epochs=1, global_batch_size=size.batch_size),
-        TrackingConfig(tensorboard=False),
-    )
-    lesson = get_loss("every_exit" if kind == "plain" else DistillationLoss())
-    watched = {
-        "dev": EvalSet.from_table(
-            turns[0][0].to_table().slice(0, 1), ranker, training.max_batch_tokens
-        )
-    }
+    config = TrainingConfig(epochs=1, global_batch_size=size.batch_size)
+    loss = get_loss("all_exits" if kind == "plain" else DistillationLoss())
+    # The trainer needs a table that selects the best checkpoint; here it is never evaluated.
+    dev_table = turns[0][0].to_table().slice(0, 1)
+    dev = EvalSet.from_table(dev_table, ranker, config.max_batch_tokens)
     numbers = count()
 
-    def side() -> float:
+    def workload() -> float:
         number = next(numbers)
         files, stored = turns[number]
         path = folder / str(number)
-        stream = Stream(
-            files,
-            ranker.tokenizer,
-            size.batch_size,
-            teachers=stored if kind == "stored logits" else (),
+        reader = PairReader(
+            files, ranker.tokenizer, teachers=stored if kind == "stored logits" else ()
         )
-        data = _OnlineTeacherDataset(stream, teachers) if kind == "teachers in the loop" else stream
-        loop = _TimedTrainer(
+        dataset = PackedDataset(reader, size.batch_size)
+        is_online = kind == "teachers in the loop"
+        trainer = _TimedTrainer(
             ranker,
-            lesson,
-            data,
-            training,
+            loss,
+            _OnlineTeacherDataset(dataset, teachers) if is_online else dataset,
+            config,
             LocalCheckpointStore(path, SELECTION_METRIC),
-            watched,
+            {"dev": dev},
             path,
-            tracking,
+            TrackingConfig(tensorboard=False),
         )
-        began = time.perf_counter()
-        loop.fit()
-        return size.num_pairs / (loop.ended_at - began)
+        started_at = time.perf_counter()
+        trainer.fit()
+        return size.num_pairs / (trainer.ended_at - started_at)
 
-    return side
+    return workload
 
 
 class _TimedTrainer(Trainer):
-    """Our loop, which at the end of its epoch looks at the clock instead of validating."""
+    """A trainer that records the end of its epoch instead of evaluating."""
 
     ended_at = 0.0
 
@@ -207,24 +210,24 @@ class _TimedTrainer(Trainer):
 
 @dataclass(frozen=True)
 class _OnlineTeacherDataset:
-    """A stream whose teachers score every batch when it is read."""
+    """A data set whose teachers score every batch when it is read."""
 
-    dataset: Stream
-    teachers: Sequence[Ranker]
+    dataset: PackedDataset
+    teachers: Sequence[PackedRanker]
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         return self.dataset.steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
-        """The stream's batches with the teachers' logits."""
-        for micro in self.dataset.epoch(epoch, start):
-            own = micro.batch.sequence_data
-            numbered = replace(micro.batch, of_sequence={"row": np.arange(len(micro.batch))})
-            logits = [t.predict_logits([numbered], len(micro.batch)) for t in self.teachers]
-            taught = {**own, TEACHERS: np.concatenate(logits, 1)}
-            yield replace(micro, batch=replace(micro.batch, of_sequence=taught))
+        """Yields the data set's batches with the teachers' logits."""
+        for micro_batch in self.dataset.epoch(epoch, start):
+            batch = micro_batch.batch
+            numbered = replace(batch, sequence_data={"row": np.arange(len(batch))})
+            logits = [t.predict_logits([numbered], len(batch)) for t in self.teachers]
+            sequence_data = {**batch.sequence_data, TEACHER_LOGITS: np.concatenate(logits, 1)}
+            yield replace(micro_batch, batch=replace(batch, sequence_data=sequence_data))
 
 
 def _write_table(table: pa.Table, folder: Path) -> ParquetTable:
@@ -233,49 +236,51 @@ def _write_table(table: pa.Table, folder: Path) -> ParquetTable:
     return ParquetTable.open(folder)
 
 
-def _store_logits(files: ParquetTable, teacher: Ranker, folder: Path) -> ParquetTable:
-    """A teacher's logits as the store has them."""
+def _store_logits(files: ParquetTable, teacher: PackedRanker, folder: Path) -> ParquetTable:
+    """Writes a teacher's logits in the format of the logit store."""
     table = files.to_table()
-    columns = dict(zip(LOGITS, _predict_logits(teacher, table).T))
+    columns = dict(zip(LOGIT_COLUMNS, _predict_logits(teacher, table).T))
     return _write_table(pa.table({"candidate_id": table["candidate_id"], **columns}), folder)
 
 
-def _predict_logits(ranker: Ranker, table: pa.Table) -> np.ndarray:
+def _predict_logits(ranker: PackedRanker, table: pa.Table) -> np.ndarray:
     texts = table["question"].to_pylist(), table["candidate"].to_pylist()
     return ranker.predict_logits(ranker.pack(ranker.tokenizer.encode(*texts)), table.num_rows)
 
 
-def _create_teacher(seed: int, folder: Path) -> Ranker:
-    """MiniLM with a head of its own, as ranking loads it."""
-    made = init_ranker(packaged_minilm(), seed=seed)
-    return load(save(made, folder / f"teacher-{seed}"), device="cpu")
+def _create_teacher(seed: int, folder: Path) -> PackedRanker:
+    """Creates a MiniLM ranker with its own head, loaded for ranking."""
+    ranker = init_ranker(packaged_minilm(), seed=seed)
+    return as_packed_ranker(load(save(ranker, folder / f"teacher-{seed}"), device="cpu"))
 
 
 def _measure_scoring(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResults:
-    """The store with one actor of one core, beside packed ranking on one core of this process."""
-    ranker = folder / "teacher-0"
-    loaded = load(ranker, device="cpu")
+    """Compares the logit store with one actor of one core to packed ranking in this process."""
+    ranker_path = folder / "teacher-0"
+    ranker = as_packed_ranker(load(ranker_path, device="cpu"))
     sample = table.slice(0, size.num_scored_pairs)
     files, numbers = _write_table(sample, folder / "scored"), count()
 
     def in_process() -> float:
-        torch.set_num_threads(1)  # as many as Ray leaves an actor of one CPU
-        began = time.perf_counter()
-        _predict_logits(loaded, sample)
-        return len(files) / (time.perf_counter() - began)
+        torch.set_num_threads(1)  # the number that Ray sets for an actor of one CPU
+        started_at = time.perf_counter()
+        _predict_logits(ranker, sample)
+        return len(files) / (time.perf_counter() - started_at)
 
     def one_actor() -> float:
-        # What starting Ray Data and the actor costs is paid once for a corpus of millions: two
-        # sizes tell it apart.
-        small, whole = (
+        # Starting Ray Data and the actor takes the same time for a corpus of millions. The
+        # difference between two sizes does not include it.
+        startup_s, total_s = (
             store_logits(
-                folder / name, ranker, folder / f"out-{next(numbers)}", WorkersConfig(num_workers=1)
+                folder / name,
+                ranker_path,
+                folder / f"out-{next(numbers)}",
+                WorkersConfig(num_workers=1),
             ).duration_s
             for name in ("scored-start", "scored")
         )
-        return (len(files) - STARTUP_PAIRS) / max(
-            whole - small, 1e-3
-        )  # noise, where both are small
+        # In a small run the difference can be noise.
+        return (len(files) - STARTUP_PAIRS) / max(total_s - startup_s, 1e-3)
 
     _write_table(table.slice(0, STARTUP_PAIRS), folder / "scored-start")
     threads = torch.get_num_threads()
@@ -287,23 +292,25 @@ def _measure_scoring(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResu
 
 
 def _measure_heads(table: pa.Table, size: Size) -> ClaimsAndResults:
-    """A body with three heads beside the plain encoder: time and parameters (Table 5)."""
+    """Compares bodies with three heads to the plain encoder: time and parameters (Table 5)."""
     tokenizer = init_ranker(packaged_minilm()).tokenizer
     rows = table.slice(0, size.num_timed_pairs)
-    rankers: dict[str, Ranker] = {}
-    for name, body in {"plain": 0, **BODY_LAYERS}.items():
+    rankers: dict[str, PackedRanker] = {}
+    for name, body_layers in {"plain": 0, **BODY_LAYERS}.items():
         network = AutoModelForSequenceClassification.from_config(BertConfig(**size.encoder_config))
         if name == "plain":
             rankers[name] = PointwiseRanker(network, tokenizer)
         else:
-            made = CascadeNetwork.from_encoder(network, [body], num_ranking_heads=NUM_HEADS)
-            rankers[name] = CascadeRanker(made, tokenizer)
+            cascade = CascadeNetwork.from_encoder(
+                network, [body_layers], num_ranking_heads=NUM_HEADS
+            )
+            rankers[name] = CascadeRanker(cascade, tokenizer)
     for ranker in rankers.values():
         ranker.eval()
         ranker.use_fused_layers = True
-    sides = {name: _build_ranking_workload(ranker, rows) for name, ranker in rankers.items()}
+    workloads = {name: _build_ranking_workload(ranker, rows) for name, ranker in rankers.items()}
     ratios = measure_alternately(
-        sides["plain"], [sides[name] for name in BODY_LAYERS], size.num_repeats
+        workloads["plain"], [workloads[name] for name in BODY_LAYERS], size.num_repeats
     )
     results: dict[str, Any] = {}
     for name, ratio in zip(BODY_LAYERS, ratios):
@@ -317,17 +324,17 @@ def _measure_heads(table: pa.Table, size: Size) -> ClaimsAndResults:
     return [claim, *others[1:]], results
 
 
-def _build_ranking_workload(ranker: Ranker, rows: pa.Table) -> Callable[[], float]:
-    """Pairs a second, from tokens."""
+def _build_ranking_workload(ranker: PackedRanker, rows: pa.Table) -> Callable[[], float]:
+    """Returns a workload that scores all rows from tokens; its rate is pairs per second."""
     texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
-    question, encoded = question_indices(rows), ranker.tokenizer.encode(*texts)
+    question_index, encoded = question_indices(rows), ranker.tokenizer.encode(*texts)
 
-    def side() -> float:
-        began = time.perf_counter()
-        ranker.predict_sequences(encoded, question)
-        return rows.num_rows / (time.perf_counter() - began)
+    def workload() -> float:
+        started_at = time.perf_counter()
+        ranker.predict_sequences(encoded, question_index)
+        return rows.num_rows / (time.perf_counter() - started_at)
 
-    return side
+    return workload
 
 
 if __name__ == "__main__":

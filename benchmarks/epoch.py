@@ -1,14 +1,12 @@
-"""One epoch of 23,662,238 pairs: read, shuffled, tokenised, packed, and consumed by two workers.
+"""Reads one epoch of 23,662,238 pairs: shuffled, tokenized, packed, and consumed by two workers.
 
     python -m benchmarks.epoch --pairs 23662238 --output epoch.json
 
-Knows the stream, its ingest by Ray Data, and the `datasets` library. Must not know models.
-
 The corpus has the shape of the one that the Cascade Transformer and CERBERUS trained on: ASNQ's
-57,242 questions with some 413 candidates each. Every worker is a process of its own that drives its
-own share, as in training, and adds up a checksum over the rows it saw. `--cached` tokenises the
-corpus once and reads token ids. The other side is a straight loop: `datasets` streams the same
-files through its shuffle buffer, `tokenizers` encodes and pads batches of 32.
+57,242 questions with about 413 candidates each. Every worker is a process that reads its own share,
+as in training, and sums a checksum over its rows. `--cached` tokenizes the corpus once and reads
+token ids. The baseline is a plain loop: `datasets` streams the same files through its shuffle
+buffer, and `tokenizers` encodes and pads batches of 32.
 """
 
 import argparse
@@ -25,22 +23,23 @@ import numpy as np
 import ray
 
 from as2ray.checkpoints.packaged import packaged_minilm
-from as2ray.data.packed_dataset import WINDOW, Stream
+from as2ray.data.packed_dataset import SHUFFLE_WINDOW, PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.tables.parquet import ParquetTable
 from as2ray.text.tokenization import PairTokenizer
 from benchmarks import asnq_shaped
 from benchmarks.consuming import consume_epoch, is_exact
 from benchmarks.memory import MemoryMonitor, run_in_new_process
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
-from benchmarks.token_cache import CachedStream, write_tokens
+from benchmarks.token_cache import TokenCacheReader, write_tokens
 
 NUM_WORKERS = 2
 BATCH_SIZE = 32
 EPOCH_SIZES = (100_000, 1_000_000, 10_000_000)
-"""Pairs of the epochs that show how cost grows, as far as they are fewer than those asked for."""
+"""Pairs of the epochs that show how cost grows; only those below `--pairs` are run."""
 
 SAMPLE_SIZE = 100_000
-"""Pairs that the straight loop reads."""
+"""Pairs that the baseline reads."""
 
 SMALL_EPOCH_SIZES = (16_384,)
 
@@ -53,58 +52,63 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.small
         else (*(n for n in EPOCH_SIZES if n < args.pairs), args.pairs)
     )
-    data = args.data if asnq_shaped.has_source_files(args.data) else None
-    sampled = next((n for n in sizes if n >= SAMPLE_SIZE), sizes[-1])
-    passes, loop = [], {}
+    data_root = args.data if asnq_shaped.has_source_files(args.data) else None
+    baseline_size = next((n for n in sizes if n >= SAMPLE_SIZE), sizes[-1])
+    epochs, baseline = [], {}
     for pairs in sizes:
         with TemporaryDirectory(prefix="as2ray-epoch-", dir=args.folder) as folder:
-            # Apart, so that what it takes to make the corpus is not counted as the epoch's memory.
-            made = Path(folder) / "texts"
-            texts = run_in_new_process(
+            # In another process, so that its memory is not counted as the epoch's.
+            corpus_folder = run_in_new_process(
                 asnq_shaped.write_corpus,
-                made,
+                Path(folder) / "texts",
                 pairs,
-                data,
+                data_root,
                 asnq_shaped.PAPER_CANDIDATES_PER_QUESTION,
             )
-            passes.append(run_in_new_process(_run_epoch, Path(folder), texts, pairs, args))
-            if pairs == sampled:
-                loop = run_in_new_process(_run_baseline, texts, min(SAMPLE_SIZE, pairs), args.cores)
+            epochs.append(run_in_new_process(_run_epoch, Path(folder), corpus_folder, pairs, args))
+            if pairs == baseline_size:
+                baseline = run_in_new_process(
+                    _run_baseline, corpus_folder, min(SAMPLE_SIZE, pairs), args.cores
+                )
     results = {
-        "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
+        "text": "made-up words" if data_root is None else "ASNQ's questions, SQuAD's sentences",
         "cached": args.cached,
-        "passes": passes,
-        "datasets": loop,
+        "passes": epochs,
+        "datasets": baseline,
     }
-    write_report("epoch", args, build_claims(passes, loop), results)
+    write_report("epoch", args, build_claims(epochs, baseline), results)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--pairs", type=int, default=asnq_shaped.PAPER_NUM_PAIRS, help="of the epoch"
+        "--pairs", type=int, default=asnq_shaped.PAPER_NUM_PAIRS, help="pairs of the epoch"
     )
-    parser.add_argument("--cached", action="store_true", help="tokenise once, read token ids")
-    parser.add_argument("--folder", type=Path, help="where the corpus is made, and removed")
+    parser.add_argument("--cached", action="store_true", help="tokenize once, read token ids")
+    parser.add_argument("--folder", type=Path, help="folder for the temporary corpus")
 
 
 def build_claims(epochs: list[dict[str, Any]], baseline: dict[str, float]) -> list[Claim]:
-    """What epochs of growing size show, beside the straight loop's rate."""
+    """Returns the claims about epochs of growing size, and the ratio to the baseline."""
     last, slopes = epochs[-1], _compute_seconds_per_pair(epochs)
-    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in epochs]
+    memory = [p["memory"]["driver_mb"] + p["memory"]["workers_mb"] for p in epochs]
     growth = max(slopes) / min(slopes)
-    spilled = max(p["memory"]["spilled"] for p in epochs)
-    named = f"an epoch of {last['pairs']:,} pairs"
-    first = max(p["first"] for p in epochs)
+    spilled = max(p["memory"]["spilled_mb"] for p in epochs)
+    setting = f"an epoch of {last['pairs']:,} pairs"
+    first_batch_s = max(p["first"] for p in epochs)
     return [
         Claim(
             "every pair exactly once, both workers in step",
             "checksums",
             all(p["exact"] for p in epochs),
         ),
-        Claim(f"{named}: pairs/s", f"{last['pairs'] / last['end']:,.0f}", None),
+        Claim(f"{setting}: pairs/s", f"{last['pairs'] / last['end']:,.0f}", None),
         Claim("... tokens/s", f"{last['tokens'] / last['end']:,.0f}", None),
         Claim("... seconds", f"{last['end']:,.0f}", None),
-        Claim("first packed batch within 15 s of the call", f"{first:.1f} s", first <= 15),
+        Claim(
+            "first packed batch within 15 s of the call",
+            f"{first_batch_s:.1f} s",
+            first_batch_s <= 15,
+        ),
         Claim(
             "cost grows linearly (within 20 %)",
             f"{growth:.2f}",
@@ -119,7 +123,7 @@ def build_claims(epochs: list[dict[str, Any]], baseline: dict[str, float]) -> li
         ),
         Claim("nothing spilled", f"{spilled:,.0f} MB", spilled == 0),
         Claim(
-            "times a straight loop over datasets' stream",
+            "times a plain loop over datasets' stream",
             f"{last['pairs'] / last['end'] / baseline['rate']:.2f}",
             None,
         ),
@@ -127,74 +131,77 @@ def build_claims(epochs: list[dict[str, Any]], baseline: dict[str, float]) -> li
 
 
 def _holds_if_several(values: Sequence[float], holds: bool) -> bool | None:
-    """Nothing is claimed of one value alone."""
+    """Returns None for a single value, of which nothing is claimed."""
     return holds if len(values) > 1 else None
 
 
 def _compute_seconds_per_pair(epochs: list[dict[str, Any]]) -> list[float]:
-    """Seconds a pair between one size and the next: the start of an epoch is in neither."""
+    """Returns seconds per additional pair from one size to the next, without the startup."""
     ends = [(p["pairs"], p["end"]) for p in epochs]
-    found = [(t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairwise(ends)]
-    return found or [epochs[0]["end"] / epochs[0]["pairs"]]
+    slopes = [(t1 - t0) / (n1 - n0) for (n0, t0), (n1, t1) in pairwise(ends)]
+    return slopes or [epochs[0]["end"] / epochs[0]["pairs"]]
 
 
 def _run_epoch(
     folder: Path, corpus_folder: Path, num_pairs: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Consumes an epoch of a corpus from a cold start."""
+    """Reads an epoch of a corpus; Ray is started first."""
     cores = limit_cores(args.cores)
-    spill = folder / "spilled"
-    spill.mkdir()
+    spill_folder = folder / "spilled"
+    spill_folder.mkdir()
     ray.init(
         address="local",
         num_cpus=cores,
         include_dashboard=False,
         logging_level="ERROR",
-        object_spilling_directory=str(spill),
+        object_spilling_directory=str(spill_folder),
     )
-    tokenizer, files, seconds = (
-        PairTokenizer.from_folder(packaged_minilm()),
-        ParquetTable.open(corpus_folder),
-        0.0,
-    )
-    kind = CachedStream if args.cached else Stream
+    tokenizer = PairTokenizer.from_folder(packaged_minilm())
+    files, tokenization_s = ParquetTable.open(corpus_folder), 0.0
+    reader_type = TokenCacheReader if args.cached else PairReader
     if args.cached:
-        files, seconds = _tokenize_corpus(files, tokenizer, folder / "tokens")
-    window = 2_048 if args.small else WINDOW
-    streams = [
-        kind(files, tokenizer, BATCH_SIZE, window=window, rank=rank, ranks=NUM_WORKERS)
+        files, tokenization_s = _tokenize_corpus(files, tokenizer, folder / "tokens")
+    datasets = [
+        PackedDataset(
+            reader_type(files, tokenizer),
+            BATCH_SIZE,
+            rank=rank,
+            world_size=NUM_WORKERS,
+            shuffle_window=2_048 if args.small else SHUFFLE_WINDOW,
+        )
         for rank in range(NUM_WORKERS)
     ]
-    with MemoryMonitor(spill) as watch:
+    with MemoryMonitor(spill_folder) as monitor:
         worker = ray.remote(num_cpus=0)(consume_epoch)
-        began = time.time()
-        shares = ray.get([worker.remote(s, cores / NUM_WORKERS, began) for s in streams])
+        started_at = time.time()
+        num_cpus = cores / NUM_WORKERS
+        reports = ray.get([worker.remote(d, num_cpus, started_at) for d in datasets])
     ray.shutdown()
     return {
         "pairs": num_pairs,
-        "tokens": sum(s.num_tokens for s in shares),
-        "first": max(s.first_batch_s for s in shares),
-        "end": max(s.total_s for s in shares),
-        "exact": is_exact(shares, num_pairs, streams[0].steps),
-        "tokenised_once_seconds": seconds,
+        "tokens": sum(s.num_tokens for s in reports),
+        "first": max(s.first_batch_s for s in reports),
+        "end": max(s.total_s for s in reports),
+        "exact": is_exact(reports, num_pairs, datasets[0].steps),
+        "tokenization_s": tokenization_s,
         "bytes": sum(Path(path).stat().st_size for path in files.paths),
-        "workers": [asdict(share) for share in shares],
-        "memory": asdict(watch.peaks()),
+        "workers": [asdict(report) for report in reports],
+        "memory": asdict(monitor.peaks()),
     }
 
 
 def _tokenize_corpus(
     files: ParquetTable, tokenizer: PairTokenizer, folder: Path
 ) -> tuple[ParquetTable, float]:
-    """The corpus tokenised by tasks, a file each, and the seconds that took."""
-    began = time.perf_counter()
-    write = ray.remote(num_cpus=1)(write_tokens)
-    ray.get([write.remote(path, tokenizer, folder) for path in files.paths])
-    return ParquetTable.open(folder), time.perf_counter() - began
+    """Tokenizes the corpus with one task per file; returns the new files and the seconds."""
+    started_at = time.perf_counter()
+    task = ray.remote(num_cpus=1)(write_tokens)
+    ray.get([task.remote(path, tokenizer, folder) for path in files.paths])
+    return ParquetTable.open(folder), time.perf_counter() - started_at
 
 
 def _run_baseline(folder: Path, num_pairs: int, num_cores: int) -> dict[str, float]:
-    """The straight loop over a sample: its clock, its rate, and its peak memory in MB."""
+    """Runs the plain loop over a sample; returns its times, its rate and its peak memory in MB."""
     from datasets import load_dataset
     from tokenizers import Tokenizer
 
@@ -203,22 +210,21 @@ def _run_baseline(folder: Path, num_pairs: int, num_cores: int) -> dict[str, flo
     tokenizer.enable_truncation(128, strategy="only_second")
     tokenizer.enable_padding()
     paths = sorted(map(str, folder.glob("*.parquet")))
-    began, first, tokens = time.perf_counter(), 0.0, 0
+    started_at, first_batch_s, num_tokens = time.perf_counter(), 0.0, 0
     rows = load_dataset("parquet", data_files=paths, split="train", streaming=True)
-    rows = rows.shuffle(seed=0, buffer_size=WINDOW).take(num_pairs)
+    rows = rows.shuffle(seed=0, buffer_size=SHUFFLE_WINDOW).take(num_pairs)
     for batch in rows.iter(batch_size=BATCH_SIZE):
         encoded = tokenizer.encode_batch(list(zip(batch["question"], batch["candidate"])))
         ids = np.array([e.ids for e in encoded], np.int32)
-        tokens += ids.size
-        first = first or time.perf_counter() - began
-    seconds = time.perf_counter() - began
-    rates = {
+        num_tokens += ids.size
+        first_batch_s = first_batch_s or time.perf_counter() - started_at
+    return {
         "pairs": num_pairs,
-        "first": first,
-        "rate": num_pairs / seconds,
-        "padded_tokens": tokens,
+        "first": first_batch_s,
+        "rate": num_pairs / (time.perf_counter() - started_at),
+        "padded_tokens": num_tokens,
+        "memory": getrusage(RUSAGE_SELF).ru_maxrss / 1024,
     }
-    return {**rates, "memory": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
 
 
 if __name__ == "__main__":

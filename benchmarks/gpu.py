@@ -1,11 +1,9 @@
-"""Ranking on a GPU: packed attention against padded, and a cascade's saving against its count.
+"""Measures ranking on a GPU: packed against padded attention, and the time that a cascade saves.
 
-Knows encoders' shapes and one device. Must not know Ray, nor peers: `benchmarks.ranking` does.
-
-Both sides score the same token sequences, real questions with 400 sentences each, by the same
-weights in bf16. The padded side is transformers' own: its SDPA attention over sequences sorted by
-length, in batches of the packed side's budget, padding counted. The weights are random, for time
-does not ask for them; a cascade's saving does, so it needs a trained one (`--cascade`).
+Both sides score the same token sequences, questions with 400 sentences each, with the same weights
+in bf16. The padded side is transformers' SDPA attention over sequences sorted by length, in batches
+of as many tokens, including padding, as the packed side. The weights are random, because time does
+not depend on them. A cascade's saving does, so it needs a trained cascade (`--cascade`).
 """
 
 import argparse
@@ -26,7 +24,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from as2ray.cascade.cost import EncoderShape, count_flops
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
-from as2ray.models.ranker import Ranker, positive_probability, resolve_dtype
+from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
+from as2ray.models.precision import resolve_dtype
+from as2ray.models.ranker import positive_probability
 from as2ray.profiling.savings import measure_savings
 from as2ray.profiling.speed_ratio import measure_alternately
 from as2ray.tables.schema import question_indices
@@ -39,23 +39,24 @@ SHAPES = {
     "RoBERTa-base": EncoderShape(),
     "RoBERTa-large": EncoderShape(1_024, 4_096, 1_024, 24),
 }
-"""What is measured. All have the encoder's vocabulary and heads of 64, MiniLM of 32."""
+"""Measured encoders. All have the vocabulary of `--encoder`; attention heads have 64 dimensions,
+MiniLM's 32."""
 
 MAX_SCORE_DIFFERENCE = 0.02
-"""Most by which bf16 may move a probability."""
+"""Maximum difference of a probability that bf16 may cause."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     shapes: tuple[str, ...]
     num_questions: int
     num_candidates: int
     max_batch_tokens: int
-    """Of a batch."""
+    """Token budget of a batch."""
     matmul_size: int
-    """Rows and columns of the matrices whose product the device's rate is taken from."""
+    """Rows and columns of the matrices whose product gives the device's peak rate."""
     num_repeats: int
 
 
@@ -73,17 +74,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         load_squad_table(args.data, args.small), size.num_candidates, size.num_questions
     )
     texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
-    question, claims, results = question_indices(rows), [], {}
+    question_index, claims, results = question_indices(rows), [], {}
     for name in size.shapes:
         with TemporaryDirectory(prefix="as2ray-gpu-") as folder:
             path = _write_random_checkpoint(
                 SHAPES[name], args.encoder or packaged_minilm(), Path(folder)
             )
-            ranker = load(path, device=args.device, max_length=128)
+            ranker = as_packed_ranker(load(path, device=args.device, max_length=128))
             padded = _PaddedRanker(path, ranker, size.max_batch_tokens)
         ranker.max_batch_tokens = size.max_batch_tokens
         encoded = ranker.tokenizer.encode(*texts)
-        results[name] = _compare(ranker, padded, encoded, question, size)
+        results[name] = _compare(ranker, padded, encoded, question_index, size)
         claims += _build_claims(name, results[name])
     if args.cascade:
         results["cascade"], claim = _measure_saving(args, rows, size)
@@ -92,14 +93,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=torch.device, default=torch.device(best))
-    parser.add_argument("--encoder", type=Path, help="BERT whose words are used; by default MiniLM")
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=torch.device, default=torch.device(default_device))
+    parser.add_argument("--encoder", type=Path, help="BERT with the tokenizer; by default MiniLM")
     parser.add_argument("--cascade", type=Path, help="cascade checkpoint with its drop ratios")
 
 
 def _write_random_checkpoint(shape: EncoderShape, encoder: Path, folder: Path) -> Path:
-    """A checkpoint of random weights in the encoder's words."""
+    """Writes a checkpoint of random weights with the encoder's tokenizer."""
     config = AutoConfig.from_pretrained(encoder)
     config.update(
         {
@@ -117,15 +118,15 @@ def _write_random_checkpoint(shape: EncoderShape, encoder: Path, folder: Path) -
 
 
 class _PaddedRanker:
-    """The same network as transformers runs it.
+    """The network of a checkpoint, run by transformers over padded batches.
 
     Args:
-        path: Its checkpoint.
-        ranker: Ours of the same checkpoint, for device, precision and padding.
-        tokens: Of a batch, padding counted.
+        path: The checkpoint.
+        ranker: The packed ranker of the same checkpoint, for its device and number format.
+        max_batch_tokens: Token budget of a batch, including padding.
     """
 
-    def __init__(self, path: Path, ranker: Ranker, max_batch_tokens: int) -> None:
+    def __init__(self, path: Path, ranker: PackedRanker, max_batch_tokens: int) -> None:
         self.device, self.max_batch_tokens = ranker.device, max_batch_tokens
         self.network = (
             AutoModelForSequenceClassification.from_pretrained(
@@ -139,42 +140,44 @@ class _PaddedRanker:
 
     @torch.inference_mode()
     def predict_sequences(self, encoded: TokenSequences) -> np.ndarray:
-        """Probabilities in the order of the sequences, shape [sequences]."""
-        found = np.empty(len(encoded), np.float32)
-        for which, batch in self._iter_batches(encoded):
-            found[which] = positive_probability(self.network(**batch).logits).cpu().numpy()
-        return found
+        """Returns probabilities in the order of the sequences, shape [sequences]."""
+        probabilities = np.empty(len(encoded), np.float32)
+        for indices, batch in self._iter_batches(encoded):
+            probabilities[indices] = (
+                positive_probability(self.network(**batch).logits).cpu().numpy()
+            )
+        return probabilities
 
     def _iter_batches(
         self, encoded: TokenSequences
     ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         order = np.argsort(-encoded.lengths, kind="stable")
         starts = np.cumsum(encoded.lengths) - encoded.lengths
-        begun = 0
-        while begun < len(order):
-            longest = int(encoded.lengths[order[begun]])
-            which = order[begun : begun + max(1, self.max_batch_tokens // longest)]
-            begun += len(which)
-            column = np.arange(longest)
-            real = column < encoded.lengths[which, None]
-            source = np.where(real, starts[which, None] + column, 0)
+        start = 0
+        while start < len(order):
+            max_length = int(encoded.lengths[order[start]])
+            indices = order[start : start + max(1, self.max_batch_tokens // max_length)]
+            start += len(indices)
+            column = np.arange(max_length)
+            is_token = column < encoded.lengths[indices, None]
+            source = np.where(is_token, starts[indices, None] + column, 0)
             inputs = {
-                "input_ids": np.where(real, encoded.token_ids[source], 0),
-                "token_type_ids": np.where(real, encoded.token_types[source], 0),
-                "attention_mask": real,
+                "input_ids": np.where(is_token, encoded.token_ids[source], 0),
+                "token_type_ids": np.where(is_token, encoded.token_types[source], 0),
+                "attention_mask": is_token,
             }
             tensors = {n: torch.from_numpy(v.astype(np.int64)) for n, v in inputs.items()}
-            yield which, {n: tensor.to(self.device) for n, tensor in tensors.items()}
+            yield indices, {n: tensor.to(self.device) for n, tensor in tensors.items()}
 
 
 def _compare(
-    ranker: Ranker,
+    ranker: PackedRanker,
     padded: _PaddedRanker,
     encoded: TokenSequences,
     question_index: np.ndarray,
     size: Size,
 ) -> dict[str, Any]:
-    """Rates, memory and the largest difference of a score."""
+    """Returns rates, peak memory and the largest difference of a score."""
 
     def packed() -> np.ndarray:
         return ranker.predict_sequences(encoded, question_index).scores
@@ -183,7 +186,7 @@ def _compare(
         "packed": _measure_peak_memory(packed),
         "padded": _measure_peak_memory(lambda: padded.predict_sequences(encoded)),
     }
-    moved = float(np.max(np.abs(packed() - padded.predict_sequences(encoded))))
+    max_difference = float(np.max(np.abs(packed() - padded.predict_sequences(encoded))))
     (ratio,) = measure_alternately(
         _build_workload(packed, len(encoded)),
         [_build_workload(lambda: padded.predict_sequences(encoded), len(encoded))],
@@ -191,42 +194,46 @@ def _compare(
     )
     shape = EncoderShape.from_config(ranker.network.config)
     lengths = [encoded.lengths.astype(np.float64)]
-    each = count_flops(shape, [shape.num_layers], lengths, sequential=True) / len(encoded)
-    product = _measure_matmul(size.matmul_size, ranker)
+    total_flops = count_flops(shape, [shape.num_layers], lengths, sequential=True)
+    flops_per_pair = total_flops / len(encoded)
+    matmul_rate = _measure_matmul(size.matmul_size, ranker)
     return {
         "pairs a second": ratio.as_json(),
-        "operations a pair": each,
-        "product": product,
-        "part of the product": float(np.median(ratio.rates)) * each / product,
+        "operations a pair": flops_per_pair,
+        "product": matmul_rate,
+        "part of the product": float(np.median(ratio.rates)) * flops_per_pair / matmul_rate,
         "peak memory, MB": memory,
-        "largest difference": moved,
+        "largest difference": max_difference,
     }
 
 
 def _build_claims(name: str, results: dict[str, Any]) -> list[Claim]:
     rates, ratio = results["pairs a second"], results["pairs a second"]["ratio"]
-    each, memory = results["operations a pair"], results["peak memory, MB"]
-    used = (float(np.median(rates[side])) * each / 1e12 for side in ("ours", "theirs"))
-    spread = f"{ratio['median']:.2f} ({ratio['min']:.2f}..{ratio['max']:.2f})"
-    told = f"{np.median(rates['ours']):,.0f} pairs/s, {spread} x padded SDPA"
-    moved = results["largest difference"]
+    flops_per_pair, memory = results["operations a pair"], results["peak memory, MB"]
+    tflops = (
+        float(np.median(rates[side])) * flops_per_pair / 1e12
+        for side in ("rates", "baseline_rates")
+    )
+    speedup = f"{ratio['median']:.2f} ({ratio['min']:.2f}..{ratio['max']:.2f})"
+    measured = f"{np.median(rates['rates']):,.0f} pairs/s, {speedup} x padded SDPA"
+    max_difference = results["largest difference"]
     return [
-        Claim(f"{name}, packed", told, None),
+        Claim(f"{name}, packed", measured, None),
         Claim(
             f"{name}: TFLOP/s packed, padded; of one large product",
-            f"{', '.join(f'{rate:.2f}' for rate in used)}; {results['product'] / 1e12:.2f} "
+            f"{', '.join(f'{rate:.2f}' for rate in tflops)}; {results['product'] / 1e12:.2f} "
             f"({results['part of the product']:.0%})",
             None,
         ),
         Claim(
             f"{name}: peak memory in MB, packed and padded",
-            ", ".join("not told" if of is None else f"{of:,.0f}" for of in memory.values()),
+            ", ".join("unknown" if mb is None else f"{mb:,.0f}" for mb in memory.values()),
             None,
         ),
         Claim(
             f"{name}: scores differ by <= {MAX_SCORE_DIFFERENCE}",
-            f"{moved:.4f}",
-            moved <= MAX_SCORE_DIFFERENCE,
+            f"{max_difference:.4f}",
+            max_difference <= MAX_SCORE_DIFFERENCE,
         ),
     ]
 
@@ -234,41 +241,46 @@ def _build_claims(name: str, results: dict[str, Any]) -> list[Claim]:
 def _measure_saving(
     args: argparse.Namespace, rows: pa.Table, size: Size
 ) -> tuple[dict[str, Any], Claim]:
-    """What the cascade saves by the clock, from tokens to scores, and by the count."""
-    ranker = load(args.cascade, device=args.device)
+    """Compares the time that the cascade saves, from tokens to scores, with the counted FLOPs."""
+    ranker = as_packed_ranker(load(args.cascade, device=args.device))
     ranker.max_batch_tokens = size.max_batch_tokens
     encoded = ranker.tokenizer.encode(rows["question"].to_pylist(), rows["candidate"].to_pylist())
-    question = question_indices(rows)
+    question_index = question_indices(rows)
 
-    def dropping() -> object:
-        return ranker.predict_sequences(encoded, question)
+    def rank_with_drops() -> object:
+        return ranker.predict_sequences(encoded, question_index)
 
-    def whole() -> object:
+    def rank_completely() -> object:
         return ranker.predict_scores(ranker.pack(encoded), len(encoded))
 
     (ratio,) = measure_alternately(
-        _build_workload(dropping, 1), [_build_workload(whole, 1)], size.num_repeats
+        _build_workload(rank_with_drops, 1),
+        [_build_workload(rank_completely, 1)],
+        size.num_repeats,
     )
-    taken, counted = 1 / ratio.median, measure_savings(ranker, rows, num_repeats=1).relative_flops
-    told = f"{taken:.2f} of the time, {counted:.2f} of the operations"
-    claim = "cascade's saving is what was counted, within 10 %"
-    found = {"time": ratio.as_json(), "operations": counted}
-    return found, Claim(claim, told, abs(taken / counted - 1) <= 0.1)
+    relative_time = 1 / ratio.median
+    relative_flops = measure_savings(ranker, rows, num_repeats=1).relative_flops
+    claim = Claim(
+        "cascade's time is what the operations say, within 10 %",
+        f"{relative_time:.2f} of the time, {relative_flops:.2f} of the operations",
+        abs(relative_time / relative_flops - 1) <= 0.1,
+    )
+    return {"time": ratio.as_json(), "operations": relative_flops}, claim
 
 
 def _build_workload(function: Callable[[], object], num_units: int) -> Callable[[], float]:
-    """Units a second; the work ends with its scores on the CPU."""
+    """Returns a workload whose rate is units per second; its scores end on the CPU."""
 
-    def side() -> float:
-        began = time.perf_counter()
+    def workload() -> float:
+        started_at = time.perf_counter()
         function()
-        return num_units / (time.perf_counter() - began)
+        return num_units / (time.perf_counter() - started_at)
 
-    return side
+    return workload
 
 
 def _measure_peak_memory(function: Callable[[], object]) -> float | None:
-    """Most memory of the GPU that the work takes, its weights counted, in MB."""
+    """Returns the peak GPU memory of a call in MB, including weights; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.reset_peak_memory_stats()
@@ -276,18 +288,18 @@ def _measure_peak_memory(function: Callable[[], object]) -> float | None:
     return torch.cuda.max_memory_allocated() / 1024**2
 
 
-def _measure_matmul(matmul_size: int, ranker: Ranker) -> float:
-    """Operations a second of one large product in the ranker's precision."""
+def _measure_matmul(matmul_size: int, ranker: PackedRanker) -> float:
+    """Returns the FLOP/s of one large matrix product in the ranker's number format."""
     dtype = resolve_dtype(ranker.dtype, ranker.device)
     left, right = (
         torch.randn(matmul_size, matmul_size, device=ranker.device, dtype=dtype) for _ in range(2)
     )
 
-    def one() -> object:
+    def multiply() -> object:
         return torch.mm(left, right)[0, 0].item()  # waits for the product
 
-    one()
-    return float(np.median([_build_workload(one, 2 * matmul_size**3)() for _ in range(5)]))
+    multiply()
+    return float(np.median([_build_workload(multiply, 2 * matmul_size**3)() for _ in range(5)]))
 
 
 if __name__ == "__main__":

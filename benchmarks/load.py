@@ -1,9 +1,8 @@
-"""Clients of a rerank service: an open loop of constant arrivals, and a closed one.
+"""Clients of a rerank service: an open loop at a constant rate, and a closed loop.
 
-Knows HTTP and clocks. Must not know who answers.
-
-In an open loop requests leave when the plan says, answered or not, and a latency counts from the
-planned moment: a service that stalls is charged for everybody who came meanwhile.
+In an open loop requests are sent at planned times, whether or not earlier ones are answered. Their
+latency counts from the planned time, so that a service that stalls pays for all requests that
+arrived meanwhile.
 """
 
 import asyncio
@@ -17,71 +16,68 @@ import httpx
 import numpy as np
 
 REQUEST_TIMEOUT_S = 120.0
-"""Seconds that a client waits."""
+"""Seconds that a client waits for an answer."""
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What clients saw."""
+    """Answers and latencies that clients measured."""
 
     latencies_s: tuple[float, ...]
-    """Latency of each answer."""
+    """Latency of each answer with status 200."""
     num_rejected: int
-    """Answers 429 and 503."""
+    """Answers with status 429 or 503."""
     num_failed: int
-    """Any other answer, or none."""
+    """Other answers, and requests without an answer."""
     duration_s: float
-    """From the first request to the last answer."""
+    """Seconds from the first request to the last answer."""
 
     @property
     def answers_per_second(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.latencies_s) / self.duration_s
 
     def quantile(self, q: float) -> float:
-        """Of the latencies, in seconds; infinite where nothing was answered."""
+        """Returns a quantile of the latencies in seconds; infinity if there is no answer."""
         return float(np.quantile(self.latencies_s, q)) if self.latencies_s else float("inf")
 
     def as_json(self) -> dict[str, Any]:
-        """Rates and quantiles."""
-        parts = {f"p{100 * part:g}": self.quantile(part) for part in (0.5, 0.95, 0.99)}
+        """Returns the rate, the counts and quantiles of the latency."""
+        quantiles = {f"p{100 * q:g}": self.quantile(q) for q in (0.5, 0.95, 0.99)}
         return {
-            **parts,
-            "rate": self.answers_per_second,
-            "answered": len(self.latencies_s),
-            "refused": self.num_rejected,
-            "failed": self.num_failed,
+            **quantiles,
+            "answers_per_second": self.answers_per_second,
+            "num_answered": len(self.latencies_s),
+            "num_rejected": self.num_rejected,
+            "num_failed": self.num_failed,
         }
 
 
 def run_open_loop(
     url: str, bodies: Sequence[Any], requests_per_second: float, duration_s: float
 ) -> LoadResult:
-    """Requests at a constant rate.
+    """Sends requests at a constant rate.
 
     Args:
-        url: Where to.
-        bodies: JSON bodies, in turn.
-        rate: Requests a second.
-        seconds: How long requests leave.
+        url: Address of the service.
+        bodies: JSON bodies, used in turn.
+        requests_per_second: The rate.
+        duration_s: Seconds during which requests are sent; at least one is.
     """
-    return asyncio.run(
-        _send_at_rate(
-            url, bodies, requests_per_second, max(1, round(requests_per_second * duration_s))
-        )
-    )
+    num_requests = max(1, round(requests_per_second * duration_s))
+    return asyncio.run(_send_at_rate(url, bodies, requests_per_second, num_requests))
 
 
 def run_closed_loop(
     url: str, bodies: Sequence[Any], num_clients: int, duration_s: float
 ) -> LoadResult:
-    """Clients that each ask again as soon as they are answered, or later if told so by a refusal.
+    """Runs clients that send the next request after each answer, or after its `Retry-After`.
 
     Args:
-        url: Where to.
-        bodies: JSON bodies, in turn.
-        clients: How many ask at a time.
-        seconds: After which no more requests leave.
+        url: Address of the service.
+        bodies: JSON bodies, used in turn.
+        num_clients: Number of clients at the same time.
+        duration_s: Seconds after which no more requests are sent.
     """
     return asyncio.run(_run_clients(url, bodies, num_clients, duration_s))
 
@@ -93,23 +89,23 @@ class _LoadRecorder:
         self.num_rejected = self.num_failed = 0
 
     async def send(self, client: httpx.AsyncClient, body: Any, planned_at: float) -> float:
-        """Seconds to stay away, as `Retry-After` says."""
+        """Sends a request; returns the seconds of the answer's `Retry-After`, or 0."""
         try:
-            answer = await client.post(self.url, json=body)
+            response = await client.post(self.url, json=body)
         except httpx.HTTPError:
             self.num_failed += 1
             return 0.0
-        if answer.status_code == 200:
+        if response.status_code == 200:
             self.latencies_s.append(time.perf_counter() - planned_at)
-        elif answer.status_code in (429, 503):
+        elif response.status_code in (429, 503):
             self.num_rejected += 1
         else:
             self.num_failed += 1
-        return float(answer.headers.get("retry-after", 0))
+        return float(response.headers.get("retry-after", 0))
 
     def to_result(self, started_at: float) -> LoadResult:
-        wall = time.perf_counter() - started_at
-        return LoadResult(tuple(self.latencies_s), self.num_rejected, self.num_failed, wall)
+        duration_s = time.perf_counter() - started_at
+        return LoadResult(tuple(self.latencies_s), self.num_rejected, self.num_failed, duration_s)
 
 
 def _create_client() -> httpx.AsyncClient:
@@ -120,28 +116,28 @@ def _create_client() -> httpx.AsyncClient:
 async def _send_at_rate(
     url: str, bodies: Sequence[Any], requests_per_second: float, num_requests: int
 ) -> LoadResult:
-    seen = _LoadRecorder(url)
+    recorder = _LoadRecorder(url)
     async with _create_client() as client, asyncio.TaskGroup() as group:
-        began = time.perf_counter()  # a client takes time to make
+        started_at = time.perf_counter()  # creating a client takes time
         for number, body in zip(range(num_requests), itertools.cycle(bodies)):
-            planned = began + number / requests_per_second
-            await asyncio.sleep(max(0.0, planned - time.perf_counter()))
-            group.create_task(seen.send(client, body, planned))
-    return seen.to_result(began)
+            planned_at = started_at + number / requests_per_second
+            await asyncio.sleep(max(0.0, planned_at - time.perf_counter()))
+            group.create_task(recorder.send(client, body, planned_at))
+    return recorder.to_result(started_at)
 
 
 async def _run_clients(
     url: str, bodies: Sequence[Any], num_clients: int, duration_s: float
 ) -> LoadResult:
-    seen, turn = _LoadRecorder(url), itertools.cycle(bodies)
+    recorder, next_bodies = _LoadRecorder(url), itertools.cycle(bodies)
 
-    async def asking(client: httpx.AsyncClient, until: float) -> None:
-        while time.perf_counter() < until:
-            away = await seen.send(client, next(turn), time.perf_counter())
-            await asyncio.sleep(min(away, max(0.0, until - time.perf_counter())))
+    async def run_client(client: httpx.AsyncClient, deadline: float) -> None:
+        while time.perf_counter() < deadline:
+            retry_after = await recorder.send(client, next(next_bodies), time.perf_counter())
+            await asyncio.sleep(min(retry_after, max(0.0, deadline - time.perf_counter())))
 
     async with _create_client() as client, asyncio.TaskGroup() as group:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(num_clients):
-            group.create_task(asking(client, began + duration_s))
-    return seen.to_result(began)
+            group.create_task(run_client(client, started_at + duration_s))
+    return recorder.to_result(started_at)

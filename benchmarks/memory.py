@@ -1,7 +1,4 @@
-"""Memory while a run goes on: the peak of every process, of the object store, and what it spilled.
-
-Knows processes and Ray's resources. Must not know what is run.
-"""
+"""Measures the peak memory of a run: its processes, Ray's object store and spilled objects."""
 
 import multiprocessing
 import threading
@@ -20,7 +17,7 @@ MB = 1024**2
 
 
 def run_in_new_process(function: Callable[..., T], *args: object) -> T:
-    """The result of `work` in a fresh process, which has its own memory and its own Ray."""
+    """Calls a function in a new process, which has its own memory and its own Ray."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args).result()
@@ -28,30 +25,30 @@ def run_in_new_process(function: Callable[..., T], *args: object) -> T:
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """Peaks while an epoch ran, MB.
+    """Peak memory during an epoch, MB.
 
-    Each process counts with its own peak, without shared pages. The peak of their sum would grow
-    with the length of the run: the longer it is, the likelier all are at their peaks at once.
+    Sums are over the peaks of single processes, without shared pages. The peak of the sum would
+    grow with the length of the run, as all processes are then more likely to peak together.
     """
 
     driver_mb: float
     workers_mb: float
-    """All of them together."""
+    """Sum over the worker processes."""
     num_worker_processes: int
-    """Workers that were seen."""
+    """Number of worker processes during the run."""
     object_store_mb: float
-    """The highest of the store as a whole."""
+    """Peak of the whole object store."""
     spilled_mb: float
-    """The most that lay in the folder of spilled objects."""
+    """Peak size of the folder of spilled objects."""
     process_mb: dict[str, float] = field(default_factory=dict)
-    """Every process of the run, Ray's own among them, by its name and id."""
+    """Peak of every process of the run, including Ray's own, by its name and id."""
 
 
 class MemoryMonitor:
-    """Follows the memory of this process and of all that it started, five times a second.
+    """Samples the memory of this process and of its children, five times a second.
 
     Args:
-        spill: Folder of spilled objects, where Ray was told one.
+        spill_folder: Folder of spilled objects, if Ray was given one.
     """
 
     def __init__(self, spill_folder: Path | None = None) -> None:
@@ -72,7 +69,7 @@ class MemoryMonitor:
         self._thread.join()
 
     def peaks(self) -> MemoryPeaks:
-        """The highest of each so far."""
+        """Returns the peaks so far."""
         workers = {
             pid: peak for pid, peak in self._peak_bytes.items() if _is_worker(self._names[pid])
         }
@@ -99,20 +96,20 @@ class MemoryMonitor:
                 )
 
     def _record(self, process: psutil.Process) -> None:
-        """Notes a process; one that has ended keeps what it had."""
+        """Updates the peak of a process; a process that has ended keeps its peak."""
         try:
-            name, found = process.name(), get_private_bytes(process)
+            name, private_bytes = process.name(), get_private_bytes(process)
         except psutil.Error:
             return
         if "IDLE" not in name or process.pid not in self._names:
             self._names[process.pid] = name
-        self._peak_bytes[process.pid] = max(self._peak_bytes.get(process.pid, 0.0), found)
+        self._peak_bytes[process.pid] = max(self._peak_bytes.get(process.pid, 0.0), private_bytes)
 
 
 def get_private_bytes(process: psutil.Process) -> float:
-    """Bytes that a process has in memory and shares with none; psutil.Error where it ended."""
-    found = process.memory_info()
-    return float(found.rss - getattr(found, "shared", 0))
+    """Returns the resident bytes that a process does not share; raises psutil.Error if it ended."""
+    memory = process.memory_info()
+    return float(memory.rss - getattr(memory, "shared", 0))
 
 
 def _is_worker(name: str) -> bool:
@@ -124,6 +121,6 @@ def _measure_folder_bytes(folder: Path) -> float:
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # restored or deleted between the listing and the look
+        except OSError:  # restored or deleted after it was listed
             continue
     return total

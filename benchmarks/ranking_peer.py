@@ -1,7 +1,7 @@
-"""A peer of `benchmarks.ranking`: sentence-transformers' CrossEncoder, in a process of its own.
+"""A baseline of `benchmarks.ranking`: sentence-transformers' CrossEncoder in its own process.
 
-Knows sentence-transformers alone, so that it runs in an environment without as2ray. It loads a
-model and a text, then passes over the text whenever a line comes in, and answers with seconds.
+It does not import as2ray, so that it runs in an environment without it. It loads a model and texts,
+ranks the texts once for every line on its standard input, and prints the seconds.
 """
 
 import json
@@ -15,29 +15,29 @@ BATCH_SIZE = 32
 
 
 def main() -> None:
-    """Reads one JSON object that says what to do, then a line for each pass."""
-    told = json.loads(sys.stdin.readline())
+    """Reads the configuration as one JSON object, then one line for each pass."""
+    config = json.loads(sys.stdin.readline())
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, told["cores"])
+        os.sched_setaffinity(0, config["cores"])
     import torch
     from sentence_transformers import CrossEncoder
 
-    torch.set_num_threads(len(told["cores"]))
-    keywords: dict[str, Any] = dict(told["model_kwargs"])
+    torch.set_num_threads(len(config["cores"]))
+    keywords: dict[str, Any] = dict(config["model_kwargs"])
     if "dtype" in keywords:
         keywords["dtype"] = getattr(torch, keywords["dtype"])
     model = CrossEncoder(
-        told["model"],
-        max_length=told["max_length"],
-        backend=told["backend"],
+        config["model"],
+        max_length=config["max_length"],
+        backend=config["backend"],
         model_kwargs=keywords,
         device="cpu",
     )
-    questions = told["questions"]
+    questions = config["questions"]
     batches = [batch for question in questions for batch in _tokenize_batches(model, *question)]
     write_message({"ready": True})
     for line in sys.stdin:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         if line.strip() == "text":
             for question, candidates in questions:
                 model.rank(question, candidates, batch_size=BATCH_SIZE, show_progress_bar=False)
@@ -45,17 +45,17 @@ def main() -> None:
             with torch.inference_mode():
                 for batch in batches:
                     model(dict(batch))
-        write_message({"seconds": time.perf_counter() - began})
+        write_message({"seconds": time.perf_counter() - started_at})
 
 
 def _tokenize_batches(model: Any, question: str, candidates: list[str]) -> list[Any]:
-    """What `rank` would give the network, tokenised: sorted by length, padded by batch."""
+    """Returns the inputs that `rank` would give the network: sorted by length, padded by batch."""
     pairs = sorted(((question, text) for text in candidates), key=lambda pair: -len(pair[1]))
     return [model.preprocess(pairs[i : i + BATCH_SIZE]) for i in range(0, len(pairs), BATCH_SIZE)]
 
 
 def write_message(message: dict[str, Any]) -> None:
-    """One line of JSON, marked, for libraries print too."""
+    """Prints one line of JSON with a prefix, since libraries print to standard output, too."""
     print("as2ray-peer " + json.dumps(message), flush=True)
 
 

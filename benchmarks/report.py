@@ -1,7 +1,4 @@
-"""What every benchmark shares: its flags, the cores it holds to, its table and its JSON.
-
-Knows the machine and files. Must not know what is measured.
-"""
+"""What all benchmarks share: flags, the limit on cores, the printed table and the JSON report."""
 
 import argparse
 import json
@@ -21,21 +18,21 @@ from rich.table import Table
 from as2ray.corpora.verification import data_root
 
 DEFAULT_NUM_CORES = 2
-"""The claims are about two cores; on a larger machine the others stay idle. Where others keep them
-busy, threads that wait for each other slow both sides by much and unevenly: take `--cores 1`."""
+"""The claims are about two cores; on a larger machine the other cores stay idle. If other programs
+use the cores, threads that wait for each other slow both sides unevenly; use `--cores 1` then."""
 
 PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence that the benchmark holds or refutes."""
+    """A statement that the benchmark confirms or refutes, or a measurement."""
 
     claim: str
     measured: str
-    """The value, with its spread where it was repeated."""
+    """The measured value, with its range if it was repeated."""
     holds: bool | None
-    """None where nothing is claimed."""
+    """None if nothing is claimed."""
 
 
 def parse_arguments(
@@ -43,11 +40,11 @@ def parse_arguments(
     argv: Sequence[str] | None = None,
     add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> argparse.Namespace:
-    """The flags of every benchmark: `data` (Path), `output` (Path or None), `cores`, `small`."""
+    """Parses the flags of every benchmark: `data`, `output`, `cores`, `small`, and its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=data_root(), help="folder of raw releases")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--cores", type=int, default=DEFAULT_NUM_CORES, help="cores to hold to")
+    parser.add_argument("--cores", type=int, default=DEFAULT_NUM_CORES, help="cores to use")
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes")
     if add_flags:
         add_flags(parser)
@@ -55,18 +52,18 @@ def parse_arguments(
 
 
 def select_cores(num_cores: int) -> list[int]:
-    """The first `count` cores that this process may use: not all machines give it their first."""
+    """Returns the first cores that this process may use, which need not be the machine's first."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))[:num_cores]
     return list(range(min(num_cores, os.cpu_count() or 1)))
 
 
 def limit_cores(num_cores: int) -> int:
-    """Keeps this process and its children to its first `count` cores; how many it has then."""
+    """Restricts this process and its children to some cores; returns their number."""
     cores = len(select_cores(num_cores))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, select_cores(num_cores))
-    if torch := sys.modules.get("torch"):  # where it is not, nothing computes
+    if torch := sys.modules.get("torch"):  # a benchmark without torch needs no threads
         torch.set_num_threads(cores)
     return cores
 
@@ -74,7 +71,7 @@ def limit_cores(num_cores: int) -> int:
 def write_report(
     name: str, args: argparse.Namespace, claims: Sequence[Claim], results: dict[str, Any]
 ) -> None:
-    """Prints the claims as a table; writes them and all results where `--output` says."""
+    """Prints the claims as a table; writes claims and results to the file of `--output`."""
     table = Table(title=f"benchmarks.{name}" + (" --small" if args.small else ""))
     for column in ("claim", "measured", "holds"):
         table.add_column(column)
@@ -88,7 +85,7 @@ def write_report(
             "benchmark": name,
             "small": args.small,
             "cores": args.cores,
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": _describe_machine(),
             "claims": [asdict(claim) for claim in claims],
             "results": results,
@@ -98,13 +95,13 @@ def write_report(
 
 
 def _describe_machine() -> dict[str, Any]:
-    import torch  # takes seconds, and streams need none
+    import torch  # takes seconds, and not every benchmark needs it
 
     return {
         "system": platform.platform(),
         "cores": os.cpu_count(),
         "bf16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
-        # A load above the cores used says that others disturbed the run.
+        # A load above the number of used cores means that other programs disturbed the run.
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -113,7 +110,7 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _get_package_version(package: str) -> str | None:
-    """None where it is not installed, as Ray need not be on a GPU machine."""
+    """Returns None for a package that is not installed, such as Ray on a GPU machine."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,10 +1,9 @@
-"""Indexing and searching sentences: our layer against bm25s alone and rank_bm25; `ask` end to end.
+"""Measures indexing and search against bm25s alone and rank_bm25, and `ask` end to end.
 
-Knows our index, bm25s and rank_bm25. Must not know Ray: every side runs in this process.
-
-All sides read the same sentences in the same words, for rank_bm25 split by our tokeniser before its
-clock starts. bm25s alone has its defaults: `index` and, a query at a time, `retrieve` of the top
-100. rank_bm25 scores a million sentences in seconds a query: it gets few.
+All systems index the same sentences; those for rank_bm25 are split into words by our tokenizer,
+which is not timed. bm25s alone has its defaults: `index`, and `retrieve` of the top 100 for one
+query at a time. rank_bm25 gets few queries, because it takes seconds per query to score a million
+sentences.
 """
 
 import sys
@@ -39,16 +38,16 @@ TOP_K = 100
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     num_sentences: int
     num_repeats: int
     num_queries: int
-    """Of a repeat."""
+    """Queries per repeat."""
     num_rank_bm25_queries: int
-    """Of a repeat of rank_bm25."""
+    """Queries per repeat of rank_bm25."""
     num_ask_questions: int
-    """Questions end to end."""
+    """Questions that `ask` answers end to end."""
 
 
 FULL = Size(1_000_000, 3, 200, 3, 200)
@@ -70,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts = table["candidate"].to_pylist()
         questions = list(dict.fromkeys(table["question"].to_pylist()))
         results, claims = _compare(texts, questions, size)
-        asked = _measure_ask(Path(folder), texts, questions[: size.num_ask_questions])
-    results["ask"] = asked
+        ask_results = _measure_ask(Path(folder), texts, questions[: size.num_ask_questions])
+    results["ask"] = ask_results
     claims.append(
         Claim(
             f"ask over {len(texts):,} sentences: p50 and p95 in ms",
-            f"{asked['p50']:.0f}, {asked['p95']:.0f}; "
-            f"retrieval {asked['retrieval share']:.0%} of the time",
+            f"{ask_results['p50']:.0f}, {ask_results['p95']:.0f}; "
+            f"retrieval {ask_results['retrieval share']:.0%} of the time",
             None,
         )
     )
@@ -86,56 +85,59 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _compare(
     texts: list[str], questions: list[str], size: Size
 ) -> tuple[dict[str, Any], list[Claim]]:
-    ours, alone = BM25(), bm25s.BM25(k1=BM25.k1, b=BM25.b)
-    words = ours.tokenize(texts)
+    bm25, bm25s_alone = BM25(), bm25s.BM25(k1=BM25.k1, b=BM25.b)
+    words = bm25.tokenize(texts)
     index_alone, index_rank = measure_alternately(
-        _build_workload(lambda: ours.build_index(texts), len(texts)),
+        _build_workload(lambda: bm25.build_index(texts), len(texts)),
         [
-            _build_workload(lambda: _index_with_bm25s(alone, texts), len(texts)),
+            _build_workload(lambda: _index_with_bm25s(bm25s_alone, texts), len(texts)),
             _build_workload(lambda: BM25Okapi(words), len(texts)),
         ],
         size.num_repeats,
         warm_up=False,
     )
-    index, okapi = ours.build_index(texts), BM25Okapi(words)
+    index, okapi = bm25.build_index(texts), BM25Okapi(words)
     random = np.random.default_rng(0)
-    drawn = [questions[i] for i in random.integers(len(questions), size=size.num_queries)]
-    few = drawn[: size.num_rank_bm25_queries]
+    queries = [questions[i] for i in random.integers(len(questions), size=size.num_queries)]
+    few_queries = queries[: size.num_rank_bm25_queries]
     search_alone, search_rank = measure_alternately(
-        _build_workload(lambda: [index.search(q, TOP_K) for q in drawn], len(drawn)),
+        _build_workload(lambda: [index.search(q, TOP_K) for q in queries], len(queries)),
         [
             _build_workload(
-                lambda: [_search_with_bm25s(alone, q, len(texts)) for q in drawn], len(drawn)
+                lambda: [_search_with_bm25s(bm25s_alone, q, len(texts)) for q in queries],
+                len(queries),
             ),
             _build_workload(
-                lambda: [okapi.get_top_n(w, texts, TOP_K) for w in ours.tokenize(few)], len(few)
+                lambda: [okapi.get_top_n(w, texts, TOP_K) for w in bm25.tokenize(few_queries)],
+                len(few_queries),
             ),
         ],
         size.num_repeats,
     )
-    pairs = {
+    ratios = {
         "index, to bm25s alone": index_alone,
         "index, to rank_bm25": index_rank,
         "search, to bm25s alone": search_alone,
         "search, to rank_bm25": search_rank,
     }
-    claims = [_build_claim(name, ratio, len(texts)) for name, ratio in pairs.items()]
-    return {name: ratio.as_json() for name, ratio in pairs.items()}, claims
+    claims = [_build_claim(name, ratio, len(texts)) for name, ratio in ratios.items()]
+    return {name: ratio.as_json() for name, ratio in ratios.items()}, claims
 
 
 def _build_claim(name: str, ratio: SpeedRatio, num_sentences: int) -> Claim:
-    least = 0.9 if "alone" in name else None
-    told = f"{name}, {num_sentences:,} sentences" + ("" if least is None else ": >= 0.9 x")
-    return Claim(told, str(ratio), None if least is None else ratio.median >= least)
+    claim = f"{name}, {num_sentences:,} sentences"
+    if "alone" not in name:
+        return Claim(claim, str(ratio), None)
+    return Claim(f"{claim}: >= 0.9 x", str(ratio), ratio.median >= 0.9)
 
 
 def _build_workload(function: Callable[[], Any], num_units: int) -> Callable[[], float]:
-    def side() -> float:
-        began = time.perf_counter()
+    def workload() -> float:
+        started_at = time.perf_counter()
         function()
-        return num_units / (time.perf_counter() - began)
+        return num_units / (time.perf_counter() - started_at)
 
-    return side
+    return workload
 
 
 def _index_with_bm25s(retriever: bm25s.BM25, texts: list[str]) -> None:
@@ -148,23 +150,23 @@ def _search_with_bm25s(retriever: bm25s.BM25, question: str, num_texts: int) -> 
 
 
 def _measure_ask(folder: Path, texts: list[str], questions: list[str]) -> dict[str, float]:
-    """Milliseconds of `ask` with the packaged MiniLM, and where they go."""
+    """Measures the milliseconds of `ask` with the packaged MiniLM, and the share of retrieval."""
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
     write_index(folder / "texts.parquet", folder / "index", IndexConfig(sentence_splitter="lines"))
     path = save(init_ranker(packaged_minilm(), max_length=128), folder / "ranker")
     answerer = QuestionAnswerer(SentenceIndex.open(folder / "index"), load(path))
     answerer.ask(questions[0])
-    whole, retrieval = [], []
+    total_ms, retrieval_ms = [], []
     for question in questions:
-        began = time.perf_counter()
-        reply = answerer.ask(question)
-        whole.append(1e3 * (time.perf_counter() - began))
-        retrieval.append(1e3 * reply.retrieval_time_s)
+        started_at = time.perf_counter()
+        answer = answerer.ask(question)
+        total_ms.append(1e3 * (time.perf_counter() - started_at))
+        retrieval_ms.append(1e3 * answer.retrieval_time_s)
     return {
         "questions": len(questions),
-        "p50": float(np.percentile(whole, 50)),
-        "p95": float(np.percentile(whole, 95)),
-        "retrieval share": sum(retrieval) / sum(whole),
+        "p50": float(np.percentile(total_ms, 50)),
+        "p95": float(np.percentile(total_ms, 95)),
+        "retrieval share": sum(retrieval_ms) / sum(total_ms),
     }
 
 

@@ -1,7 +1,4 @@
-"""A service as a process: started, waited for, left to rest, ended.
-
-Knows processes and `/health`. Must not know what is asked of a service.
-"""
+"""Runs a service as a process, waits until it is idle, and stops it."""
 
 import os
 import signal
@@ -17,47 +14,48 @@ import httpx
 import psutil
 
 SHUTDOWN_TIMEOUT_S = 30.0
-"""Seconds that a service may take to end."""
+"""Seconds that a service may take to stop."""
 
 IDLE_CORE_SHARE, POLL_INTERVAL_S, IDLE_TIMEOUT_S = 0.5, 1.0, 900.0
-"""A service rests when it uses so much of a core over so many seconds; how long that may take."""
+"""A service is idle when it uses at most this share of a core between two polls. The timeout is the
+time that it may take to become idle."""
 
 
 def find_free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    """Returns a port that is not in use."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 @dataclass(frozen=True)
 class ServiceProcess:
-    """A service that runs."""
+    """A running service."""
 
     url: str
-    """Where it reranks."""
+    """Address of its rerank endpoint."""
     pid: int
-    """Of its first process; what it started are this one's children."""
+    """Id of its first process; its other processes are children of this one."""
 
 
 def wait_until_idle(service: ServiceProcess) -> None:
-    """Waits until a service is done with what its clients gave up."""
-    until, before = time.monotonic() + IDLE_TIMEOUT_S, _measure_cpu_seconds(service)
-    while time.monotonic() < until:
+    """Waits until a service has finished the requests that its clients gave up."""
+    deadline, previous_s = time.monotonic() + IDLE_TIMEOUT_S, _measure_cpu_seconds(service)
+    while time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-        now = _measure_cpu_seconds(service)
-        if now - before <= IDLE_CORE_SHARE * POLL_INTERVAL_S:
+        cpu_s = _measure_cpu_seconds(service)
+        if cpu_s - previous_s <= IDLE_CORE_SHARE * POLL_INTERVAL_S:
             return
-        before = now
-    sys.exit(f"{service.url} still works {IDLE_TIMEOUT_S:g} s after its last client left")
+        previous_s = cpu_s
+    sys.exit(f"{service.url} is still busy {IDLE_TIMEOUT_S:g} s after its last client left")
 
 
 def _measure_cpu_seconds(service: ServiceProcess) -> float:
-    """Seconds of a core that a service has used."""
+    """Returns the CPU seconds of all processes of a service."""
     first, total = psutil.Process(service.pid), 0.0
     for process in [first, *first.children(recursive=True)]:
-        with suppress(psutil.Error):  # it ended
+        with suppress(psutil.Error):  # the process ended
             total += sum(process.cpu_times()[:2])
     return total
 
@@ -66,21 +64,26 @@ def _measure_cpu_seconds(service: ServiceProcess) -> float:
 def run_service(
     port_and_command: tuple[int, list[str]], start_timeout_s: float
 ) -> Iterator[ServiceProcess]:
-    """A service while it runs."""
+    """Runs a service during the context.
+
+    Args:
+        port_and_command: Its port and the command that starts it.
+        start_timeout_s: Seconds until it must be healthy.
+    """
     port, command = port_and_command
-    address, until = f"http://127.0.0.1:{port}", time.monotonic() + start_timeout_s
-    # A session of its own: when a driver dies, Ray ends all of its process group.
+    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + start_timeout_s
+    # In a new session, because Ray ends the process group of a driver that dies.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         while not _is_healthy(address):
-            if process.poll() is not None or time.monotonic() > until:
+            if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(
                     f"a service did not start within {start_timeout_s:g} s: {' '.join(command)}"
                 )
             time.sleep(0.2)
         yield ServiceProcess(f"{address}/rerank", process.pid)
     finally:
-        process.terminate()  # where a shell runs us in the background, an interrupt is ignored
+        process.terminate()  # SIGINT is ignored by background processes of a shell
         try:
             process.wait(SHUTDOWN_TIMEOUT_S)
         except subprocess.TimeoutExpired:

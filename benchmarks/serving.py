@@ -1,14 +1,13 @@
-"""Serving: questions a second at a bound on p99, of our service and of its peers.
+"""Compares rerank services by the rate that they sustain within a bound on the p99 latency.
 
-Knows the services as commands, and their clients. Must not know how they answer.
-
-All rank the same real sentences, questions of SQuAD's dev part with 100 and with 400 sentences of
-the article, over HTTP, in turns, on the same cores, which the clients share with them. Ours serves
-a cascade (`--cascade`), FastAPI with sentence-transformers' CrossEncoder a pointwise ranker of the
-same encoder, and so does Infinity, where `--infinity` names the Python of an environment with
-`infinity-emb[torch,server]`. A rate is sustained if at constant arrivals (open loop) p99 is within
-the bound and nothing was refused or failed. With `--soak 600` ours is then loaded for ten minutes.
-A service that still ranks what its clients gave up is waited for before another is measured.
+All services rank the same sentences over HTTP: questions of SQuAD's dev part with 100 and with 400
+sentences of the article. They are measured in turns on the same cores, which they share with the
+clients. as2ray serves a cascade (`--cascade`). FastAPI with sentence-transformers' CrossEncoder
+serves a pointwise ranker of the same encoder, as does Infinity if `--infinity` names the Python of
+an environment with `infinity-emb[torch,server]`. A rate is sustained if p99 is within the bound at
+constant arrivals (open loop), and no request is rejected or fails. `--soak_s 600` then loads
+as2ray's service for ten minutes. A service that still ranks requests that its clients gave up is
+waited for before the next measurement.
 """
 
 import argparse
@@ -35,30 +34,30 @@ from benchmarks.service import find_free_port, run_service, wait_until_idle
 from benchmarks.soak import run_soak
 
 RATE_FACTOR = 1.25
-"""From one arrival rate tried to the next."""
+"""Factor from one arrival rate to the next in the search for the highest."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     p99_bounds_s: dict[int, float]
-    """Seconds that p99 may take, by candidates of a request."""
+    """Bound on p99 in seconds, by the number of candidates of a request."""
     num_questions: int
-    """Different ones, in turn."""
+    """Number of different questions, used in turn."""
     duration_s: float
-    """Of each load."""
+    """Seconds of each load."""
     num_repeats: int
     client_counts: tuple[int, ...]
-    """At a time, in a closed loop."""
+    """Numbers of clients in a closed loop."""
     num_busy_clients: int
-    """That keep the service busy, in a closed loop."""
+    """Number of clients that keep the service busy in a closed loop."""
     max_rate_steps: int
-    """Arrival rates tried at most, upwards."""
+    """Maximum number of higher arrival rates that are tried."""
 
 
 FULL = Size({100: 2.0, 400: 8.0}, 12, 20.0, 3, (1, 4, 16, 64), 8, 40)
-SMALL = Size({8: 30.0}, 2, 0.5, 1, (2,), 2, 2)  # a machine busy with other tests keeps it, too
+SMALL = Size({8: 30.0}, 2, 0.5, 1, (2,), 2, 2)  # a bound for machines that run other tests, too
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,118 +65,134 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(__doc__, argv, _add_flags)
     size = SMALL if args.small else FULL
     limit_cores(args.cores)
-    # Whoever ends the benchmark ends its services with it.
+    # A signal that ends the benchmark ends its services, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     table = load_squad_table(args.data, args.small)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-serving-") as folder, ExitStack() as stack:
-        peer = export_cross_encoder(
+        pointwise = export_cross_encoder(
             init_ranker(args.ranker or packaged_minilm()), Path(folder) / "model"
         )
         commands = {
             "as2ray": _build_as2ray_command(args),
-            "CrossEncoder": _build_fastapi_command(peer, args),
+            "CrossEncoder": _build_fastapi_command(pointwise, args),
         }
         if args.infinity:
-            commands["Infinity"] = _build_infinity_command(peer, args)
+            commands["Infinity"] = _build_infinity_command(pointwise, args)
         services = {
-            name: stack.enter_context(run_service(command, args.start))
+            name: stack.enter_context(run_service(command, args.start_timeout_s))
             for name, command in commands.items()
         }
-        sides = {name: service.url for name, service in services.items()}
+        urls = {name: service.url for name, service in services.items()}
         ranker = load(args.cascade, device="cpu")
-        for candidates, bound in size.p99_bounds_s.items():
-            rows = select_questions(table, candidates, size.num_questions)
+        for num_candidates, p99_bound_s in size.p99_bounds_s.items():
+            rows = select_questions(table, num_candidates, size.num_questions)
             questions = group_by_question(rows)
             bodies = _build_requests(questions)
-            where = f"{candidates} candidates"
-            compared = _compare_sustained_rates(sides, bodies, bound, size)
-            found = compared["CrossEncoder"]
-            latencies: dict[str, dict[str, LoadResult]] = {name: {} for name in services}
+            setting = f"{num_candidates} candidates"
+            ratios = _compare_sustained_rates(urls, bodies, p99_bound_s, size)
+            to_cross_encoder = ratios["CrossEncoder"]
+            sustained_rate = max(to_cross_encoder.rates)
+            loads: dict[str, dict[str, LoadResult]] = {name: {} for name in services}
             for name, service in services.items():
-                for clients in size.client_counts:
-                    load = run_closed_loop(service.url, bodies, clients, size.duration_s)
-                    latencies[name][str(clients)] = load
+                for num_clients in size.client_counts:
+                    loads[name][str(num_clients)] = run_closed_loop(
+                        service.url, bodies, num_clients, size.duration_s
+                    )
                     wait_until_idle(service)
-            busy = run_open_loop(sides["as2ray"], bodies, 3 * max(found.rates), size.duration_s)
-            kept = _compare_with_in_process(sides["as2ray"], bodies, ranker, questions, size)
-            results[where] = {
-                "sustained": {name: ratio.as_json() for name, ratio in compared.items()},
+            overload = run_open_loop(urls["as2ray"], bodies, 3 * sustained_rate, size.duration_s)
+            to_in_process = _compare_with_in_process(
+                urls["as2ray"], bodies, ranker, questions, size
+            )
+            results[setting] = {
+                "sustained": {name: ratio.as_json() for name, ratio in ratios.items()},
                 "clients": {
-                    name: {n: load.as_json() for n, load in loads.items()}
-                    for name, loads in latencies.items()
+                    name: {n: result.as_json() for n, result in results_by_clients.items()}
+                    for name, results_by_clients in loads.items()
                 },
-                "overload": busy.as_json(),
-                "in process": kept.as_json(),
+                "overload": overload.as_json(),
+                "in process": to_in_process.as_json(),
             }
-            told = f"{where}, p99 <= {bound:g} s ({max(found.rates):.1f} questions/s)"
-            refused = f"p99 {busy.quantile(0.99):.2f} s, {busy.num_rejected} refused"
-            bounded = busy.num_failed == 0 and busy.quantile(0.99) <= 2 * bound
+            bounded_load = f"{setting}, p99 <= {p99_bound_s:g} s ({sustained_rate:.1f} questions/s)"
+            p99_s = overload.quantile(0.99)
             claims += [
-                Claim(f"{told}: >= 5 x CrossEncoder", str(found), found.median >= 5),
-                *(
-                    Claim(f"{told}: x {name}", str(ratio), None)
-                    for name, ratio in compared.items()
-                    if ratio is not found
+                Claim(
+                    f"{bounded_load}: >= 5 x CrossEncoder",
+                    str(to_cross_encoder),
+                    to_cross_encoder.median >= 5,
                 ),
-                Claim(f"{where}: >= 0.85 of in-process", str(kept), kept.median >= 0.85),
-                Claim(f"{where}, three times that load: p99 <= 2 x bound", refused, bounded),
+                *(
+                    Claim(f"{bounded_load}: x {name}", str(ratio), None)
+                    for name, ratio in ratios.items()
+                    if ratio is not to_cross_encoder
+                ),
+                Claim(
+                    f"{setting}: >= 0.85 of in-process",
+                    str(to_in_process),
+                    to_in_process.median >= 0.85,
+                ),
+                Claim(
+                    f"{setting}, three times that load: p99 <= 2 x bound",
+                    f"p99 {p99_s:.2f} s, {overload.num_rejected} rejected",
+                    overload.num_failed == 0 and p99_s <= 2 * p99_bound_s,
+                ),
             ]
-            if args.soak and candidates == min(size.p99_bounds_s):
-                url, pid = services["as2ray"].url, services["as2ray"].pid
-                sustained = max(found.rates)
-                results["soak"], more = run_soak(url, pid, bodies, sustained, bound, args.soak)
-                claims += more
-            write_report(
-                "serving", args, claims, results
-            )  # an hour in all: what is known so far is told
+            if args.soak_s and num_candidates == min(size.p99_bounds_s):
+                service = services["as2ray"]
+                results["soak"], soak_claims = run_soak(
+                    service.url, service.pid, bodies, sustained_rate, p99_bound_s, args.soak_s
+                )
+                claims += soak_claims
+            # The benchmark takes an hour, so it also reports intermediate results.
+            write_report("serving", args, claims, results)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cascade", type=Path, required=True, help="what our service serves")
-    parser.add_argument("--start", type=float, default=300.0, help="seconds for a service to start")
-    parser.add_argument("--soak", type=float, help="seconds at 80 %% of the sustained rate")
-    parser.add_argument("--ranker", type=Path, help="what the peers serve; by default MiniLM")
+    parser.add_argument("--cascade", type=Path, required=True, help="checkpoint that as2ray serves")
+    parser.add_argument("--start_timeout_s", type=float, default=300.0, help="limit for a start")
+    parser.add_argument("--soak_s", type=float, help="seconds at 80 %% of the sustained rate")
+    parser.add_argument("--ranker", type=Path, help="what the others serve; by default MiniLM")
     parser.add_argument("--infinity", type=Path, help="Python with infinity-emb[torch,server]")
 
 
 def _build_requests(questions: Sequence[tuple[str, list[str]]]) -> list[dict[str, Any]]:
-    """Bodies in Infinity's form, which all of the services take at `/rerank`."""
+    """Returns bodies in Infinity's format, which all services accept at `/rerank`."""
     return [{"query": question, "documents": texts} for question, texts in questions]
 
 
 def _find_highest_rate(url: str, bodies: Sequence[Any], p99_bound_s: float, size: Size) -> float:
-    """The highest arrival rate tried at which p99 is within the bound, in requests a second."""
-    seconds = size.duration_s
+    """Returns the highest arrival rate at which p99 is within the bound, in requests per second."""
+    duration_s = size.duration_s
 
-    def holds(rate: float) -> bool:
-        seen = run_open_loop(url, bodies, rate, seconds)
-        return not (seen.num_rejected or seen.num_failed or seen.quantile(0.99) > p99_bound_s)
+    def is_sustained(rate: float) -> bool:
+        load = run_open_loop(url, bodies, rate, duration_s)
+        return not (load.num_rejected or load.num_failed or load.quantile(0.99) > p99_bound_s)
 
-    rate = 1.0 / run_closed_loop(url, bodies, 1, seconds / 4).quantile(0.5)
-    if holds(rate):
-        tried = (rate * RATE_FACTOR**step for step in range(1, size.max_rate_steps + 1))
-        return max(takewhile(holds, tried), default=rate)
-    while rate * seconds >= 1:
+    rate = 1.0 / run_closed_loop(url, bodies, 1, duration_s / 4).quantile(0.5)
+    if is_sustained(rate):
+        rates = (rate * RATE_FACTOR**step for step in range(1, size.max_rate_steps + 1))
+        return max(takewhile(is_sustained, rates), default=rate)
+    while rate * duration_s >= 1:
         rate /= RATE_FACTOR
-        if holds(rate):
+        if is_sustained(rate):
             return rate
     sys.exit(
-        f"{url} sustains no rate: one request in {seconds:g} s is refused or over {p99_bound_s:g} s"
+        f"{url} sustains no rate: one request in {duration_s:g} s is rejected, fails or takes more "
+        f"than {p99_bound_s:g} s"
     )
 
 
 def _compare_sustained_rates(
     urls: dict[str, str], bodies: Sequence[Any], p99_bound_s: float, size: Size
 ) -> dict[str, SpeedRatio]:
-    """By peer, how many times its highest rate ours is, in turns."""
-    # Without a round to warm up: each search begins with a client of its own.
+    """Returns the ratio of as2ray's highest sustained rate to each other service's."""
+    # No warm-up round: each search begins with a closed loop.
     first, *others = (
         lambda url=url: _find_highest_rate(url, bodies, p99_bound_s, size) for url in urls.values()
     )
-    _, *peers = urls
-    return dict(zip(peers, measure_alternately(first, others, size.num_repeats, warm_up=False)))
+    _, *names = urls
+    return dict(zip(names, measure_alternately(first, others, size.num_repeats, warm_up=False)))
 
 
 def _compare_with_in_process(
@@ -187,33 +202,35 @@ def _compare_with_in_process(
     questions: Sequence[tuple[str, list[str]]],
     size: Size,
 ) -> SpeedRatio:
-    """What the busy service keeps of the throughput of `rank_many` in this process, in turns."""
+    """Returns the ratio of the busy service's throughput to that of `rank_many` in this process."""
 
-    def inside() -> float:
-        began, done = time.perf_counter(), 0
-        while time.perf_counter() - began < size.duration_s:
+    def rank_in_process() -> float:
+        started_at, num_ranked = time.perf_counter(), 0
+        while time.perf_counter() - started_at < size.duration_s:
             ranker.rank_many(questions)
-            done += len(questions)
-        return done / (time.perf_counter() - began)
+            num_ranked += len(questions)
+        return num_ranked / (time.perf_counter() - started_at)
 
-    def served() -> float:
+    def rank_by_service() -> float:
         return run_closed_loop(
             url, bodies, size.num_busy_clients, size.duration_s
         ).answers_per_second
 
-    (kept,) = measure_alternately(served, [inside], size.num_repeats)
-    return kept
+    (ratio,) = measure_alternately(rank_by_service, [rank_in_process], size.num_repeats)
+    return ratio
 
 
 def _build_as2ray_command(args: argparse.Namespace) -> tuple[int, list[str]]:
     port = find_free_port()
     code = "from as2ray.cli.main import main; main()"
-    replicas = {"cpus": max(1, args.cores - 0.5), "gateway_cpus": 0.1}
+    replicas = {"num_cpus": max(1, args.cores - 0.5), "gateway_num_cpus": 0.1}
     flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
     return port, [
         *(sys.executable, "-c", code, "serve", f"--model={args.cascade}", f"--port={port}"),
-        # With the two batches that are being ranked, what takes somewhat over the bound.
-        *(*flags, "--settings.batches.waiting_tokens=49152", "--settings.limits.tokens=49152"),
+        *flags,
+        # With two running batches, a full queue takes somewhat longer than the bound.
+        "--settings.batching.max_queued_tokens=49152",
+        "--settings.limits.max_request_tokens=49152",
     ]
 
 

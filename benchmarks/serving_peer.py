@@ -1,6 +1,6 @@
-"""A peer of `benchmarks.serving`: FastAPI around sentence-transformers' CrossEncoder.
+"""A baseline of `benchmarks.serving`: FastAPI around sentence-transformers' CrossEncoder.
 
-Knows nothing of as2ray. What one writes in an afternoon: a request, a call of the model.
+It is the simplest service: every request is one call of the model.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from sentence_transformers import CrossEncoder
 
 
 class Request(BaseModel):
-    """As Infinity takes it."""
+    """The body of a request, as Infinity accepts it."""
 
     query: str
     documents: list[str]
 
 
 def main() -> None:
-    """Serves until it is ended."""
+    """Serves until the process is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -40,7 +40,7 @@ def main() -> None:
     @app.post("/rerank")
     def rerank(request: Request) -> list[dict[str, float]]:
         ranked = model.rank(request.query, request.documents, show_progress_bar=False)
-        return [{"index": one["corpus_id"], "score": float(one["score"])} for one in ranked]
+        return [{"index": hit["corpus_id"], "score": float(hit["score"])} for hit in ranked]
 
     uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="error")
 

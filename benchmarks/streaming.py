@@ -1,10 +1,8 @@
-"""Streaming: pairs a second through read, tokenise and pack; time to the first batch; memory.
+"""Measures reading, tokenizing and packing: pairs per second, time to the first batch, memory.
 
-Knows the stream, its ingest by Ray Data, and the `tokenizers` library. Must not know models.
-
-Our side is `distributed.ingest.RayEpochs` over Parquet files. The other is the bare tokenizer on
-the same two cores: `Tokenizer.encode_batch` over pairs that lie in memory already, with the
-tokenizer's own threads and nothing read, shuffled or packed.
+as2ray's side is `distributed.ingest.RayBatchSource` over Parquet files. The baseline is the bare
+tokenizer on the same two cores: `Tokenizer.encode_batch` over pairs in memory, with the tokenizer's
+own threads and without reading, shuffling or packing.
 """
 
 import logging
@@ -21,7 +19,8 @@ import ray
 from tokenizers import Tokenizer
 
 from as2ray.checkpoints.packaged import packaged_minilm
-from as2ray.data.packed_dataset import WINDOW, MicroBatch, Stream
+from as2ray.data.packed_dataset import SHUFFLE_WINDOW, MicroBatch, PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.distributed.ingest import RayBatchSource
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from as2ray.tables.parquet import ParquetTable
@@ -37,28 +36,28 @@ class Size:
 
     shuffle_window: int
     num_windows: int
-    """Windows of the epoch whose rate is measured."""
+    """Shuffle windows of the epoch whose rate is measured."""
     num_repeats: int
     epoch_sizes: tuple[int, ...]
     """Pairs of the epochs whose memory is compared."""
 
 
-FULL = Size(WINDOW, 16, 3, (100_000, 2_000_000))
+FULL = Size(SHUFFLE_WINDOW, 16, 3, (100_000, 2_000_000))
 SMALL = Size(2_048, 6, 1, (16_384,))
 
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """An epoch's clock, in seconds from the call; its start is never left out of a rate."""
+    """Times of an epoch, in seconds from the call; rates include the startup."""
 
     num_pairs: int
     first_batch_s: float
-    """The first packed batch."""
+    """Time of the first packed batch."""
     total_s: float
 
     @property
     def pairs_per_second(self) -> float:
-        """Pairs a second from the call to the last batch."""
+        """Pairs per second from the call to the last batch."""
         return self.num_pairs / self.total_s
 
 
@@ -66,45 +65,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv)
     size = SMALL if args.small else FULL
-    data = args.data if asnq_shaped.has_source_files(args.data) else None
+    data_root = args.data if asnq_shaped.has_source_files(args.data) else None
     with TemporaryDirectory(prefix="as2ray-streaming-") as folder:
         corpora = {
-            rows: asnq_shaped.write_corpus(Path(folder) / str(rows), rows, data)
+            rows: asnq_shaped.write_corpus(Path(folder) / str(rows), rows, data_root)
             for rows in (*size.epoch_sizes, size.shuffle_window * size.num_windows)
         }
-        passes = [
+        epochs = [
             run_in_new_process(_run_epoch, corpora[rows], size.shuffle_window, args.cores)
             for rows in size.epoch_sizes
         ]
-        rates = run_in_new_process(
+        ratios = run_in_new_process(
             _measure_ratios, corpora[size.shuffle_window * size.num_windows], size, args.cores
         )
     results = {
-        "text": "made-up words" if data is None else "ASNQ's questions, SQuAD's sentences",
-        "passes": passes,
-        "rates": {name: ratio.as_json() for name, ratio in rates.items()},
+        "text": "made-up words" if data_root is None else "ASNQ's questions, SQuAD's sentences",
+        "passes": epochs,
+        "rates": {name: ratio.as_json() for name, ratio in ratios.items()},
     }
-    write_report("streaming", args, _build_claims(passes, rates), results)
+    write_report("streaming", args, _build_claims(epochs, ratios), results)
 
 
 def _build_claims(epochs: list[dict[str, Any]], ratios: dict[str, SpeedRatio]) -> list[Claim]:
-    memory = [p["memory"]["driver"] + p["memory"]["workers"] for p in epochs]
-    pairs = [f"{p['epoch']['pairs']:,}" for p in epochs]
+    memory = [p["memory"]["driver_mb"] + p["memory"]["workers_mb"] for p in epochs]
+    pairs = [f"{p['epoch']['num_pairs']:,}" for p in epochs]
     slowest = max(p["first_batch_from_init"] for p in epochs)
-    bare, stores = ratios["encode_batch"], [p["memory"]["object_store"] for p in epochs]
-    mine = statistics.median(bare.rates)
+    encode_batch, stores = ratios["encode_batch"], [p["memory"]["object_store_mb"] for p in epochs]
+    rate = statistics.median(encode_batch.rates)
     return [
         Claim(
-            f"ingest >= 85 % of encode_batch's rate ({mine:,.0f} pairs/s)",
-            str(bare),
-            bare.median >= 0.85,
+            f"ingest >= 85 % of encode_batch's rate ({rate:,.0f} pairs/s)",
+            str(encode_batch),
+            encode_batch.median >= 0.85,
         ),
         Claim("... of encode_batch_fast's rate", str(ratios["encode_batch_fast"]), None),
-        Claim("... of the stream's in this process, without Ray", str(ratios["stream"]), None),
+        Claim("... of one process without Ray", str(ratios["packed_dataset"]), None),
         Claim("first packed batch within 15 s of ray.init", f"{slowest:.1f} s", slowest <= 15),
         Claim(
             "... from the call of epoch()",
-            f"{max(p['epoch']['first'] for p in epochs):.1f} s",
+            f"{max(p['epoch']['first_batch_s'] for p in epochs):.1f} s",
             None,
         ),
         Claim(
@@ -113,7 +112,9 @@ def _build_claims(epochs: list[dict[str, Any]], ratios: dict[str, SpeedRatio]) -
             max(memory) <= 1.1 * min(memory) if len(memory) > 1 else None,
         ),
         Claim(
-            "... worker processes", ", ".join(str(p["memory"]["processes"]) for p in epochs), None
+            "... worker processes",
+            ", ".join(str(p["memory"]["num_worker_processes"]) for p in epochs),
+            None,
         ),
         Claim("... object store", ", ".join(f"{s:,.0f} MB" for s in stores), None),
     ]
@@ -124,80 +125,82 @@ def _start_ray(num_cores: int) -> None:
     ray.init(address="local", num_cpus=num_cores, include_dashboard=False, logging_level="ERROR")
 
 
-def _open_dataset(folder: Path, shuffle_window: int) -> Stream:
-    return Stream(
-        ParquetTable.open(folder),
-        PairTokenizer.from_folder(packaged_minilm()),
-        32,
-        window=shuffle_window,
-    )
+def _open_dataset(folder: Path, shuffle_window: int) -> PackedDataset:
+    return PackedDataset(_open_reader(folder), 32, shuffle_window=shuffle_window)
+
+
+def _open_reader(folder: Path) -> PairReader:
+    return PairReader(ParquetTable.open(folder), PairTokenizer.from_folder(packaged_minilm()))
 
 
 def _time_epoch(micro_batches: Iterable[MicroBatch]) -> EpochTiming:
-    """Reads an epoch as fast as it comes."""
-    began = time.perf_counter()
-    pairs, first = 0, 0.0
-    for micro in micro_batches:
-        pairs += len(micro.batch)
-        first = first or time.perf_counter() - began
-    return EpochTiming(pairs, first, time.perf_counter() - began)
+    """Reads an epoch as fast as it is packed."""
+    started_at = time.perf_counter()
+    num_pairs, first_batch_s = 0, 0.0
+    for micro_batch in micro_batches:
+        num_pairs += len(micro_batch.batch)
+        first_batch_s = first_batch_s or time.perf_counter() - started_at
+    return EpochTiming(num_pairs, first_batch_s, time.perf_counter() - started_at)
 
 
 def _run_epoch(folder: Path, shuffle_window: int, num_cores: int) -> dict[str, Any]:
-    """One epoch from a cold start: its clock and its memory."""
+    """Starts Ray and reads one epoch; returns its times and its memory."""
     num_cores = limit_cores(num_cores)
-    stream = _open_dataset(folder, shuffle_window)
-    began = time.perf_counter()
+    dataset = _open_dataset(folder, shuffle_window)
+    started_at = time.perf_counter()
     _start_ray(num_cores)
-    called = time.perf_counter() - began
-    with MemoryMonitor() as watch:
-        epoch = _time_epoch(RayBatchSource(stream, float(num_cores)).epoch(0))
+    init_s = time.perf_counter() - started_at
+    with MemoryMonitor() as monitor:
+        epoch = _time_epoch(RayBatchSource(dataset, float(num_cores)).epoch(0))
     ray.shutdown()
     return {
-        "init": called,
-        "first_batch_from_init": called + epoch.first_batch_s,
-        "epoch": {**asdict(epoch), "rate": epoch.pairs_per_second},
-        "memory": asdict(watch.peaks()),
+        "init": init_s,
+        "first_batch_from_init": init_s + epoch.first_batch_s,
+        "epoch": {**asdict(epoch), "pairs_per_second": epoch.pairs_per_second},
+        "memory": asdict(monitor.peaks()),
     }
 
 
 def _measure_ratios(folder: Path, size: Size, num_cores: int) -> dict[str, SpeedRatio]:
-    """Our rate over those of the bare tokenizer and of the stream without Ray."""
+    """Compares as2ray with Ray to the bare tokenizer, and to as2ray in one process without Ray."""
     num_cores = limit_cores(num_cores)
-    stream = _open_dataset(folder, size.shuffle_window)
-    bare = Tokenizer.from_str(stream.tokenizer.tokenizer_json)
-    bare.no_padding()
-    bare.enable_truncation(stream.tokenizer.max_length, strategy="only_second")
-    table = stream.files.to_table().slice(0, 3 * size.shuffle_window)
+    dataset, reader = _open_dataset(folder, size.shuffle_window), _open_reader(folder)
+    bare_tokenizer = Tokenizer.from_str(reader.tokenizer.tokenizer_json)
+    bare_tokenizer.no_padding()
+    bare_tokenizer.enable_truncation(reader.tokenizer.max_length, strategy="only_second")
+    table = reader.files.to_table().slice(0, 3 * size.shuffle_window)
     pairs = list(zip(table["question"].to_pylist(), table["candidate"].to_pylist()))
-    epochs, numbers = RayBatchSource(stream, float(num_cores)), count()
+    source, epoch_numbers = RayBatchSource(dataset, float(num_cores)), count()
 
-    def ingest() -> float:
-        return _time_epoch(epochs.epoch(next(numbers))).pairs_per_second
+    def read_with_ray() -> float:
+        return _time_epoch(source.epoch(next(epoch_numbers))).pairs_per_second
 
-    def tokenizer(encode: Callable[[list[tuple[str, str]]], object]) -> Callable[[], float]:
-        def side() -> float:
-            began = time.perf_counter()
+    def build_tokenizer_workload(
+        encode: Callable[[list[tuple[str, str]]], object],
+    ) -> Callable[[], float]:
+        def workload() -> float:
+            started_at = time.perf_counter()
             for start in range(0, len(pairs), size.shuffle_window):
                 encode(pairs[start : start + size.shuffle_window])
-            return len(pairs) / (time.perf_counter() - began)
+            return len(pairs) / (time.perf_counter() - started_at)
 
-        return side
+        return workload
 
-    def alone() -> float:
-        began = time.perf_counter()
-        micros = islice(stream.epoch(next(numbers)), 3 * stream.steps_a_window)
-        return sum(len(micro.batch) for micro in micros) / (time.perf_counter() - began)
+    def read_without_ray() -> float:
+        started_at = time.perf_counter()
+        batches = islice(dataset.epoch(next(epoch_numbers)), 3 * dataset.steps_per_window)
+        num_pairs = sum(len(micro_batch.batch) for micro_batch in batches)
+        return num_pairs / (time.perf_counter() - started_at)
 
     _start_ray(num_cores)
-    sides = {
-        "encode_batch": tokenizer(bare.encode_batch),
-        "encode_batch_fast": tokenizer(bare.encode_batch_fast),
-        "stream": alone,
+    baselines = {
+        "encode_batch": build_tokenizer_workload(bare_tokenizer.encode_batch),
+        "encode_batch_fast": build_tokenizer_workload(bare_tokenizer.encode_batch_fast),
+        "packed_dataset": read_without_ray,
     }
-    ratios = measure_alternately(ingest, list(sides.values()), size.num_repeats)
+    ratios = measure_alternately(read_with_ray, list(baselines.values()), size.num_repeats)
     ray.shutdown()
-    return dict(zip(sides, ratios))
+    return dict(zip(baselines, ratios))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A corpus that was tokenized once: its files hold token ids in place of texts."""
+"""A corpus that was tokenized once: its Parquet files hold token ids instead of texts."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,69 +11,81 @@ import pyarrow.parquet as pq
 
 from as2ray.data.pair_reader import PairReader
 from as2ray.errors import CorpusError
+from as2ray.tables.atomic import atomic_file
 from as2ray.text.packing import TokenSequences, ragged_arange
 from as2ray.text.tokenization import PairTokenizer, TokenizedTexts
 
-TOKENS = {"question": "question_tokens", "candidate": "candidate_tokens"}
-KEY = b"as2ray.tokenizer"
+TOKEN_COLUMNS = {"question": "question_tokens", "candidate": "candidate_tokens"}
+
+METADATA_KEY = b"as2ray.tokenizer"
+"""Key of the tokenizer's hash in the metadata of a file."""
 
 
 @dataclass(frozen=True)
 class TokenCacheReader(PairReader):
     """Reads the pairs of files that `write_tokens` wrote."""
 
-    text_columns: ClassVar[tuple[str, ...]] = tuple(TOKENS.values())
+    text_columns: ClassVar[tuple[str, ...]] = tuple(TOKEN_COLUMNS.values())
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for path in self.files.paths:
-            if (pq.read_schema(path).metadata or {}).get(KEY) != _tokenizer_hash(self.tokenizer):
+            metadata = pq.read_schema(path).metadata or {}
+            if metadata.get(METADATA_KEY) != _tokenizer_hash(self.tokenizer):
                 raise CorpusError(
-                    f"{Path(path).name}: texts, or tokens of another tokenizer or to other lengths"
-                    f"; expected tokens of this tokenizer, max_length={self.tokenizer.max_length}, "
+                    f"{Path(path).name} holds texts, or tokens of another tokenizer or with other "
+                    f"maximum lengths than max_length={self.tokenizer.max_length} and "
                     f"max_question_length={self.tokenizer.max_question_length}",
-                    fix="tokenize the corpus again: as2ray.text.cached_stream.write_tokens",
+                    fix="tokenize the corpus again: benchmarks.token_cache.write_tokens",
                 )
 
     def tokenize(self, table: pa.Table) -> TokenSequences:
-        """The token sequences of rows of the files."""
+        """Joins the stored token ids to token sequences."""
         columns = [table[name].combine_chunks() for name in self.text_columns]
         offsets = [column.offsets.to_numpy().astype(np.int64) for column in columns]
         texts = (
-            TokenizedTexts(c.values.to_numpy(), o[:-1], np.diff(o))
-            for c, o in zip(columns, offsets)
+            TokenizedTexts(column.values.to_numpy(), ends[:-1], np.diff(ends))
+            for column, ends in zip(columns, offsets)
         )
         return self.tokenizer.join_pairs(*texts)
 
 
 def write_tokens(path: str | Path, tokenizer: PairTokenizer, folder: str | Path) -> Path:
-    """Writes a Parquet file with token ids in place of its texts, row for row."""
+    """Writes a copy of a Parquet file with token ids instead of texts, row by row.
+
+    One row group at a time is in memory.
+
+    Args:
+        path: A file of a candidates table.
+        tokenizer: Tokenizes the texts.
+        folder: Where the copy is written, under the same name.
+
+    Returns:
+        The path of the copy.
+    """
     source, target = pq.ParquetFile(path), Path(folder) / Path(path).name
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    groups = (source.read_row_group(n) for n in range(source.num_row_groups))
-    tables = [_tokenize(group, tokenizer) for group in groups]
-    if tables:
-        pq.write_table(pa.concat_tables(tables), part, compression="zstd")
-        part.rename(target)
+    schema = _tokenize(source.schema_arrow.empty_table(), tokenizer).schema
+    with (
+        atomic_file(target) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for group in range(source.num_row_groups):
+            writer.write_table(_tokenize(source.read_row_group(group), tokenizer))
     return target
 
 
 def _tokenize(table: pa.Table, tokenizer: PairTokenizer) -> pa.Table:
-    for name, longest in (
-        ("question", tokenizer.max_question_length),
-        ("candidate", tokenizer.max_length),
-    ):
-        flat = tokenizer.tokenize_texts(table[name].to_pylist(), longest)
-        source = np.repeat(flat.starts, flat.lengths) + ragged_arange(flat.lengths)
-        ends = pa.array(np.concatenate([[0], np.cumsum(flat.lengths)]).astype(np.int32))
-        tokens = pa.ListArray.from_arrays(ends, pa.array(flat.token_ids[source]))
-        table = table.drop_columns(name).append_column(TOKENS[name], tokens)
-    return table.replace_schema_metadata({KEY: _tokenizer_hash(tokenizer)})
+    max_lengths = {"question": tokenizer.max_question_length, "candidate": tokenizer.max_length}
+    for name, max_length in max_lengths.items():
+        texts = tokenizer.tokenize_texts(table[name].to_pylist(), max_length)
+        indices = np.repeat(texts.starts, texts.lengths) + ragged_arange(texts.lengths)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(texts.lengths)]).astype(np.int32))
+        tokens = pa.ListArray.from_arrays(offsets, pa.array(texts.token_ids[indices]))
+        table = table.drop_columns(name).append_column(TOKEN_COLUMNS[name], tokens)
+    return table.replace_schema_metadata({METADATA_KEY: _tokenizer_hash(tokenizer)})
 
 
 def _tokenizer_hash(tokenizer: PairTokenizer) -> bytes:
-    definition = (
-        f"{tokenizer.max_length} {tokenizer.max_question_length} {tokenizer.tokenizer_json}"
-    )
-    return sha256(definition.encode()).hexdigest().encode()
+    settings = f"{tokenizer.max_length} {tokenizer.max_question_length} {tokenizer.tokenizer_json}"
+    return sha256(settings.encode()).hexdigest().encode()

@@ -1,11 +1,10 @@
-"""Training: pairs a second of our loop, as users run it, and of sentence-transformers' trainer.
+"""Compares training with sentence-transformers' `CrossEncoderTrainer`, in pairs per second.
 
-Knows our loop and `CrossEncoderTrainer`. Must not know Ray: both sides run in this process.
-
-Both sides train the same packaged MiniLM on the same pairs of WikiQA and TREC-QA: AdamW, dropout
-and clipping on, 128 tokens at most, no validation, nothing saved. Time runs from the first pair
-that is tokenised to the end of the last step. Ours has its defaults: packed batches, and bf16 where
-the hardware multiplies it. Theirs has its defaults, which are fp32 on a CPU, and then `bf16=True`.
+Both sides train the packaged MiniLM on the same pairs of WikiQA and TREC-QA: with AdamW, dropout
+and gradient clipping, at most 128 tokens per pair, without evaluation or checkpoints. The time runs
+from the tokenization of the first pair to the end of the last step. as2ray has its defaults: packed
+batches, and bf16 if the hardware multiplies it. CrossEncoderTrainer has its defaults, which are
+fp32 on a CPU, and is measured with `bf16=True` as well.
 """
 
 import logging
@@ -31,7 +30,8 @@ from transformers.utils import logging as transformers_logging
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.corpora.preparation import read_split
-from as2ray.data.packed_dataset import Stream
+from as2ray.data.packed_dataset import PackedDataset
+from as2ray.data.pair_reader import PairReader
 from as2ray.losses import LOSSES
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from as2ray.tables.parquet import ParquetTable
@@ -49,13 +49,13 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     num_pairs: int
-    """Pairs of a repeat."""
+    """Pairs per repeat."""
     num_repeats: int
     batch_sizes: tuple[int, ...]
-    """Pairs of a step."""
+    """Pairs per step."""
 
 
 FULL = Size(192, 3, (32, 64))
@@ -75,15 +75,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with TemporaryDirectory(prefix="as2ray-training-") as folder:
         for name, table in _load_tables(args.data, args.small):
-            for batch in size.batch_sizes:
-                default, bf16 = _compare(table, batch, size, Path(folder) / f"{name}-{batch}")
-                results[f"{name}, {batch} pairs a step"] = {
+            for batch_size in size.batch_sizes:
+                default, bf16 = _compare(
+                    table, batch_size, size, Path(folder) / f"{name}-{batch_size}"
+                )
+                results[f"{name}, {batch_size} pairs a step"] = {
                     "default": default.as_json(),
                     "bf16": bf16.as_json(),
                 }
-                told = f"{name}, {batch} pairs a step: {default} x default, {bf16} x bf16"
-                print(told, file=sys.stderr, flush=True)
-                claims += _build_claims(f"{name}, batch {batch}", default, bf16)
+                progress = f"{name}, {batch_size} pairs a step: {default} x default, {bf16} x bf16"
+                print(progress, file=sys.stderr, flush=True)
+                claims += _build_claims(f"{name}, batch {batch_size}", default, bf16)
     write_report("training", args, claims, results)
 
 
@@ -100,11 +102,11 @@ def _build_claims(setting: str, default: SpeedRatio, bf16: SpeedRatio) -> list[C
 
 
 def _load_tables(data_root: Path, small: bool) -> Iterator[tuple[str, pa.Table]]:
-    """The corpora by name; in a small run made-up words, which need no release."""
+    """Yields the corpora by name; a small run has made-up words, which need no release."""
     if small:
         with TemporaryDirectory() as folder:
-            made = asnq_shaped.write_corpus(Path(folder) / "made-up", 1_000, None)
-            yield "made-up words", ParquetTable.open(made).to_table()
+            corpus_folder = asnq_shaped.write_corpus(Path(folder) / "made-up", 1_000, None)
+            yield "made-up words", ParquetTable.open(corpus_folder).to_table()
         return
     try:
         tables = {
@@ -117,25 +119,25 @@ def _load_tables(data_root: Path, small: bool) -> Iterator[tuple[str, pa.Table]]
 
 
 def _compare(table: pa.Table, batch_size: int, size: Size, folder: Path) -> tuple[SpeedRatio, ...]:
-    """How many times as fast ours is as their default, and as theirs with bf16."""
+    """Returns the ratios to CrossEncoderTrainer with its defaults and with bf16."""
     folder.mkdir()
-    # Two steps are enough to warm up.
+    # Two steps suffice as a warm-up.
     sizes = [2 * batch_size, *[size.num_pairs] * size.num_repeats]
     samples = [
         table.take(pa.array(np.random.default_rng(seed).choice(table.num_rows, pairs, False)))
         for seed, pairs in enumerate(sizes)
     ]
-    theirs = [
+    baselines = [
         _build_peer_workload(samples, batch_size, folder / f"bf16-{bf16}", bf16)
         for bf16 in (False, True)
     ]
     return measure_alternately(
-        _build_as2ray_workload(samples, batch_size, folder / "ours"), theirs, size.num_repeats
+        _build_as2ray_workload(samples, batch_size, folder / "as2ray"), baselines, size.num_repeats
     )
 
 
 class _TimedTrainer(Trainer):
-    """Our loop, which at the end of its epoch looks at the clock instead of validating."""
+    """A trainer that records the end of its epoch instead of evaluating."""
 
     ended_at = 0.0
 
@@ -147,32 +149,36 @@ def _build_as2ray_workload(
     samples: Sequence[pa.Table], batch_size: int, folder: Path
 ) -> Callable[[], float]:
     ranker = init_ranker(packaged_minilm(), max_length=MAX_LENGTH)
-    training, tracking = (
-        TrainingConfig(epochs=1, global_batch_size=batch_size),
-        TrackingConfig(tensorboard=False),
-    )
-    # The loop insists on a table to choose the best checkpoint by; here it is never scored.
-    watched = {"dev": EvalSet.from_table(samples[0].slice(0, 1), ranker, training.max_batch_tokens)}
+    config = TrainingConfig(epochs=1, global_batch_size=batch_size)
+    # The trainer needs a table that selects the best checkpoint; here it is never evaluated.
+    dev = EvalSet.from_table(samples[0].slice(0, 1), ranker, config.max_batch_tokens)
     numbers = count()
 
-    def side() -> float:
+    def workload() -> float:
         number = next(numbers)
         path = folder / str(number)
         path.mkdir(parents=True)
         pq.write_table(samples[number], path / "part-00000.parquet")
-        stream = Stream(ParquetTable.open(path), ranker.tokenizer, batch_size, seed=number)
-        objective = LOSSES["cross_entropy"]
-        run = LocalCheckpointStore(path, SELECTION_METRIC)
-        loop = _TimedTrainer(ranker, objective, stream, training, run, watched, path, tracking)
-        began = time.perf_counter()
-        loop.fit()
-        return len(stream.files) / (loop.ended_at - began)
+        reader = PairReader(ParquetTable.open(path), ranker.tokenizer)
+        trainer = _TimedTrainer(
+            ranker,
+            LOSSES["cross_entropy"],
+            PackedDataset(reader, batch_size, seed=number),
+            config,
+            LocalCheckpointStore(path, SELECTION_METRIC),
+            {"dev": dev},
+            path,
+            TrackingConfig(tensorboard=False),
+        )
+        started_at = time.perf_counter()
+        trainer.fit()
+        return reader.num_examples / (trainer.ended_at - started_at)
 
-    return side
+    return workload
 
 
 class _TrainingClock(TrainerCallback):
-    """When training began and ended, without the trainer's preparations."""
+    """Records when training starts and ends, without the trainer's preparations."""
 
     def __init__(self) -> None:
         self.started_at = self.ended_at = 0.0
@@ -190,7 +196,7 @@ def _build_peer_workload(
     model = CrossEncoder(str(packaged_minilm()), num_labels=1, max_length=MAX_LENGTH, device="cpu")
     numbers = count()
 
-    def side() -> float:
+    def workload() -> float:
         sample, clock = samples[next(numbers)], _TrainingClock()
         columns = {"question": sample["question"], "candidate": sample["candidate"]}
         labels = {"label": sample["label"].cast(pa.float32())}
@@ -213,7 +219,7 @@ def _build_peer_workload(
         trainer.train()
         return float(sample.num_rows / (clock.ended_at - clock.started_at))
 
-    return side
+    return workload
 
 
 if __name__ == "__main__":

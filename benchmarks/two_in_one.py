@@ -1,10 +1,8 @@
-"""Two-in-One: questions a second of one joint pass, and of two rankers one after the other.
+"""Compares a joint Two-in-One ranker with two rankers, in questions per second.
 
-Knows our rankers. Must not know Ray: both sides run in this process.
-
-Both sides read the passages of HotpotQA's distractor questions with the same encoder in the same
-precision. The joint model reads each passage once; the other side ranks the passages with one
-pointwise ranker and every sentence with another, as systems of two models do.
+Both sides rank HotpotQA's distractor questions with the same encoder in the same precision. The
+joint model reads each passage once. The other side ranks the passages with one pointwise ranker and
+every sentence with another, as systems of two models do.
 """
 
 import sys
@@ -18,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from as2ray.checkpoints.initialization import init_ranker
-from as2ray.checkpoints.loading import Ranker, load
+from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.checkpoints.saving import save
 from as2ray.corpora.preparation import read_split
+from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker
 from as2ray.profiling.speed_ratio import measure_alternately
 from as2ray.tables.parquet import ParquetTable
@@ -35,10 +34,10 @@ MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """Size of a run."""
 
     num_questions: int
-    """Questions of a pass."""
+    """Questions per pass."""
     num_repeats: int
 
 
@@ -52,17 +51,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     size = SMALL if args.small else FULL
     limit_cores(args.cores)
     table = _load_table(args.data, args.small)
-    names = table["question_id"].unique()[: size.num_questions]
-    rows = table.filter(pc.is_in(table["question_id"], names))
+    question_ids = table["question_id"].unique()[: size.num_questions]
+    rows = table.filter(pc.is_in(table["question_id"], question_ids))
     with TemporaryDirectory(prefix="as2ray-two-in-one-") as folder:
         sides = [
-            _build_workload(rows, Path(folder), joint)
-            for joint in (_build_joint_pass, _build_two_ranker_pass)
+            _build_workload(rows, Path(folder), build_pass)
+            for build_pass in (_build_joint_pass, _build_two_ranker_pass)
         ]
         (ratio,) = measure_alternately(sides[0], sides[1:], size.num_repeats)
-    held = count_table(rows)
-    text = f"{held.num_questions} questions, {group_by_passage(rows).num_rows} passages, {held.num_pairs} sentences"
-    claim = Claim(f"{text}: >= 1.8 x two rankers", str(ratio), ratio.median >= 1.8)
+    counts, num_passages = count_table(rows), group_by_passage(rows).num_rows
+    setting = (
+        f"{counts.num_questions} questions, {num_passages} passages, {counts.num_pairs} sentences"
+    )
+    claim = Claim(f"{setting}: >= 1.8 x two rankers", str(ratio), ratio.median >= 1.8)
     write_report("two_in_one", args, [claim], {"two rankers": ratio.as_json()})
 
 
@@ -81,15 +82,15 @@ def _load_table(data_root: Path, small: bool) -> pa.Table:
 def _build_workload(
     rows: pa.Table, folder: Path, build_pass: Callable[[pa.Table, Path], Callable[[], object]]
 ) -> Callable[[], float]:
-    """Questions a second of a pass over all of them."""
-    run, questions = build_pass(rows, folder), count_table(rows).num_questions
+    """Returns a workload that ranks all questions once; its rate is questions per second."""
+    run_pass, num_questions = build_pass(rows, folder), count_table(rows).num_questions
 
-    def side() -> float:
-        began = time.perf_counter()
-        run()
-        return questions / (time.perf_counter() - began)
+    def workload() -> float:
+        started_at = time.perf_counter()
+        run_pass()
+        return num_questions / (time.perf_counter() - started_at)
 
-    return side
+    return workload
 
 
 def _build_joint_pass(rows: pa.Table, folder: Path) -> Callable[[], object]:
@@ -101,23 +102,23 @@ def _build_joint_pass(rows: pa.Table, folder: Path) -> Callable[[], object]:
 
 
 def _build_two_ranker_pass(rows: pa.Table, folder: Path) -> Callable[[], object]:
-    of_passages, of_sentences = (
+    passage_ranker, sentence_ranker = (
         _create_ranker(folder / name) for name in ("passages", "sentences")
     )
     passages = group_by_passage(rows)
-    whole = [" ".join(sentences) for sentences in passages["candidate"].to_pylist()]
-    passages = passages.set_column(passages.column_names.index("candidate"), "candidate", [whole])
+    joined = [" ".join(sentences) for sentences in passages["candidate"].to_pylist()]
+    passages = passages.set_column(passages.column_names.index("candidate"), "candidate", [joined])
 
-    def run() -> None:
-        of_passages.predict_table(passages)
-        of_sentences.predict_table(rows)
+    def run_pass() -> None:
+        passage_ranker.predict_table(passages)
+        sentence_ranker.predict_table(rows)
 
-    return run
+    return run_pass
 
 
 def _create_ranker(folder: Path, is_joint: bool = False) -> Ranker:
-    made = init_ranker(packaged_minilm(), max_length=MAX_LENGTH, is_joint=is_joint)
-    return load(save(made, folder), device="cpu")
+    ranker = init_ranker(packaged_minilm(), max_length=MAX_LENGTH, is_joint=is_joint)
+    return load(save(ranker, folder), device="cpu")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def encoder() -> Path:
 def cascade(encoder, tmp_path_factory) -> str:
     """A checkpoint that drops half of the candidates after its first layer."""
     made = init_ranker(encoder, exit_layers=[1, 2])
-    made.drop = 0.5
+    made.drop_ratios = 0.5
     return str(save(made, tmp_path_factory.mktemp("cascade") / "ranker"))
 
 
@@ -91,7 +91,9 @@ def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[st
 def report(path: Path, name: str) -> dict:
     """What a small run wrote."""
     found = json.loads(path.read_text())
-    assert {"benchmark", "small", "cores", "when", "machine", "claims", "results"} == set(found)
+    assert {"benchmark", "small", "cores", "created_at", "machine", "claims", "results"} == set(
+        found
+    )
     assert (found["benchmark"], found["small"]) == (name, True)
     assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
     return found
@@ -146,14 +148,14 @@ def small(runs) -> Callable[[str], dict]:
 def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
     results = alone(tmp_path, "streaming")["results"]
     assert results["text"] == "made-up words"
-    assert set(results["rates"]) == {"encode_batch", "encode_batch_fast", "stream"}
+    assert set(results["rates"]) == {"encode_batch", "encode_batch_fast", "packed_dataset"}
     assert all(rate["ratio"]["median"] > 0 for rate in results["rates"].values())
     [one] = results["passes"]
-    assert one["epoch"]["pairs"] == 16_384
-    assert 0 < one["epoch"]["first"] < one["first_batch_from_init"]
-    assert one["memory"]["driver"] > 0
-    assert one["memory"]["workers"] > 0
-    assert one["memory"]["processes"] > 0
+    assert one["epoch"]["num_pairs"] == 16_384
+    assert 0 < one["epoch"]["first_batch_s"] < one["first_batch_from_init"]
+    assert one["memory"]["driver_mb"] > 0
+    assert one["memory"]["workers_mb"] > 0
+    assert one["memory"]["num_worker_processes"] > 0
 
 
 @pytest.mark.slow
@@ -164,9 +166,9 @@ def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path)
     assert exact["holds"]
     [one] = found["results"]["passes"]
     assert one["exact"]
-    assert sum(worker["pairs"] for worker in one["workers"]) == one["pairs"] == 16_384
+    assert sum(worker["num_pairs"] for worker in one["workers"]) == one["pairs"] == 16_384
     assert 0 < one["first"] < one["end"]
-    assert any("raylet" in name for name in one["memory"]["each"])
+    assert any("raylet" in name for name in one["memory"]["process_mb"])
     assert found["results"]["datasets"]["rate"] > 0
     assert found["results"]["datasets"]["memory"] > 0
 
@@ -183,7 +185,7 @@ def test_epoch_claims_linear_cost_and_flat_memory_of_several_sizes(end, last, li
             "first": 2.0,
             "end": seconds,
             "exact": True,
-            "memory": {"driver": 0.0, "workers": mb, "spilled": 0.0},
+            "memory": {"driver_mb": 0.0, "workers_mb": mb, "spilled_mb": 0.0},
         }
         for (pairs, seconds), mb in zip(ends, memory, strict=True)
     ]
@@ -268,11 +270,11 @@ def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
 @pytest.mark.slow
 def test_serving_small_run_loads_both_services(cascade, tmp_path):
     pytest.importorskip("sentence_transformers")
-    flags = ("--cores", "2", "--cascade", cascade, "--soak", "5")
+    flags = ("--cores", "2", "--cascade", cascade, "--soak_s", "5")
     found = alone(tmp_path, "serving", *flags)["results"]
     soak = found.pop("soak")
-    assert soak["load"]["answered"] > 0
-    assert soak["load"]["failed"] == 0
+    assert soak["load"]["num_answered"] > 0
+    assert soak["load"]["num_failed"] == 0
     assert min(soak["memory, MB"]) > 300  # the replica alone holds torch and a network
     [of] = found.values()
     assert of["sustained"]["CrossEncoder"]["ratio"]["median"] > 0
@@ -280,8 +282,10 @@ def test_serving_small_run_loads_both_services(cascade, tmp_path):
         "as2ray": {"2"},
         "CrossEncoder": {"2"},
     }
-    assert all(load["failed"] == 0 for loads in of["clients"].values() for load in loads.values())
-    assert of["overload"]["failed"] == 0
+    assert all(
+        load["num_failed"] == 0 for loads in of["clients"].values() for load in loads.values()
+    )
+    assert of["overload"]["num_failed"] == 0
     assert of["in process"]["ratio"]["median"] > 0
 
 

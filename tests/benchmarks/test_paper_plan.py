@@ -20,7 +20,7 @@ from benchmarks.plan import (
     main,
     measure_rates,
 )
-from pipelines.recipe import Recipe, Step, TableSpec
+from pipelines.recipe import Recipe, RunSpec, TableSpec
 
 
 def _recipe(**steps):
@@ -38,7 +38,7 @@ def _layer(tokens, hidden=768):
 
 
 def test_step_costs_its_epochs_thrice_and_a_validation_after_each():
-    step = Step(["train"], TrainingConfig(epochs=3, global_batch_size=20))
+    step = RunSpec(["train"], TrainingConfig(epochs=3, global_batch_size=20))
     trains, validates = iter_recipe_computations(_recipe(only=step))
     each = 12 * _layer(MEAN_PAIR_TOKENS["wikiqa"])
     assert trains.flops == pytest.approx(2 * 8_672 * 3 * 3 * each)
@@ -47,19 +47,19 @@ def test_step_costs_its_epochs_thrice_and_a_validation_after_each():
 
 
 def test_cascade_costs_its_mean_exit_also_in_a_step_that_starts_from_it():
-    learn = {"train": ["train"], "training": TrainingConfig(epochs=1), "objective": "uniform_exit"}
-    first = Step(**learn, exit_layers=(4, 6, 8, 10, 12))
+    learn = {"train": ["train"], "training": TrainingConfig(epochs=1), "loss": "uniform_exit"}
+    first = RunSpec(**learn, exit_layers=(4, 6, 8, 10, 12))
     trains, _, again, _ = iter_recipe_computations(
-        _recipe(one=first, two=Step(**learn, init_from="one"))
+        _recipe(one=first, two=RunSpec(**learn, init_from="one"))
     )
     assert trains.flops == pytest.approx(2 * 8_672 * 3 * 8 * _layer(MEAN_PAIR_TOKENS["wikiqa"]))
     assert again.flops == trains.flops
 
 
 def test_student_pays_for_its_teachers_logits():
-    teacher = Step(["train"], TrainingConfig(epochs=1), model="roberta-large")
-    taught = {"teachers": ["teacher"], "objective": DistillationLoss()}
-    student = Step(["train"], TrainingConfig(epochs=1), **taught)
+    teacher = RunSpec(["train"], TrainingConfig(epochs=1), model="roberta-large")
+    taught = {"teachers": ["teacher"], "loss": DistillationLoss()}
+    student = RunSpec(["train"], TrainingConfig(epochs=1), **taught)
     stored = list(iter_recipe_computations(_recipe(teacher=teacher, student=student)))[-1]
     assert stored.shape == ENCODER_SHAPES["roberta-large"]
     assert stored.flops == pytest.approx(2 * 8_672 * 24 * _layer(MEAN_PAIR_TOKENS["wikiqa"], 1_024))
@@ -69,7 +69,7 @@ def test_label_sets_of_asnq_are_counted_by_grade():
     assert count_pairs(TableSpec("asnq", "train"), has_passages=False) == 20_377_568
     assert (
         count_pairs(
-            TableSpec("asnq", "train", corpus_options={"negatives": [3]}), has_passages=False
+            TableSpec("asnq", "train", corpus_options={"negative_grades": [3]}), has_passages=False
         )
         == 503_326
     )
