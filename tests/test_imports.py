@@ -1,4 +1,4 @@
-"""The rooms' walls: who may import what, and that every module says at its door what it knows."""
+"""Which package may import which, and which modules load without Ray or transformers."""
 
 import ast
 import subprocess
@@ -11,97 +11,123 @@ import pytest
 import as2ray
 
 PACKAGE = Path(as2ray.__file__).parent
-ROOMS_WITH_RAY = ("distributed", "serving")
 MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FREE = {"errors", "outputs"}
+"""Modules that every package may import; they import none."""
+
+CORE = {"tables", "text", "cascade"}
+RANKERS = {*CORE, "models", "checkpoints"}
+TRAINING = {*RANKERS, "data", "losses", "evaluation", "training"}
+
+PACKAGES_WITH_RAY = {"distributed", "serving"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "outputs": set(),
+    "tables": set(),
+    "cascade": set(),
+    "text": {"tables"},
+    "losses": {"tables"},
+    "corpora": {"tables", "text"},
+    "data": {"tables", "text"},
+    "retrieval": {"tables", "text"},
+    "evaluation": {"tables", "cascade"},
+    "models": CORE,
+    "checkpoints": {*CORE, "models"},
+    "profiling": {*CORE, "models", "evaluation"},
+    "training": TRAINING,
+    "integrations": RANKERS,
+    "distributed": {*TRAINING, "corpora", "retrieval"},
+    "experiments": {*TRAINING, "corpora", "retrieval", "profiling", "distributed"},
+    "serving": {*RANKERS, "retrieval", "distributed"},
+    "cli": {*TRAINING, "corpora", "retrieval", "profiling", "experiments", *PACKAGES_WITH_RAY},
+    "__init__": {*TRAINING, "retrieval"},
+}
+"""Packages that each package may import, beside itself and `FREE`."""
+
 FRAMEWORKS = {"haystack": "haystack", "langchain": "langchain_core", "llama_index": "llama_index"}
-"""What an adapter, by the name of its file, needs of the extra `adapters`."""
+"""What a module of `integrations` needs of the extra of that name."""
 
 
-def name_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level packages that a module imports, also inside its functions."""
-    found = set()
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Dotted names that a module imports, also inside its functions."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """Rooms of as2ray that a module imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("as2ray"):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.startswith("as2ray")}
-    return {name.split(".")[1] for name in found if "." in name}
+def imported_packages(path: Path) -> set[str]:
+    """Packages of as2ray that a module imports."""
+    parts = (name.split(".") for name in imported_modules(path))
+    return {part[1] for part in parts if part[0] == "as2ray" and len(part) > 1}
 
 
-def is_in(path: Path, *rooms: str) -> bool:
-    return path.relative_to(PACKAGE).parts[0] in rooms
+def test_list_of_packages_is_complete():
+    packages = {package_of(path) for path in MODULES}
+    assert packages == MAY_IMPORT.keys()
+    assert set().union(*MAY_IMPORT.values()) <= packages
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_module_imports_only_what_its_package_may(path):
+    package = package_of(path)
+    allowed = MAY_IMPORT[package] | FREE | {package, "__version__"}
+    assert not imported_packages(path) - allowed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if not is_in(p, *ROOMS_WITH_RAY)], ids=name_of)
-def test_module_outside_the_rooms_of_ray_does_not_import_ray(path):
-    assert "ray" not in imported(path)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if package_of(p) not in PACKAGES_WITH_RAY], ids=module_name
+)
+def test_module_outside_the_ray_packages_does_not_import_ray(path):
+    assert "ray" not in {name.split(".")[0] for name in imported_modules(path)}
 
 
-def test_what_knows_no_ray_loads_where_ray_is_not_installed():
-    # Adapters and the rankers' benchmarks, too: all in one process, as loading takes seconds.
-    missing = {adapter for adapter, needs in FRAMEWORKS.items() if not find_spec(needs)}
-    names = [
-        name_of(path)
+def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
+    # Integrations and the rankers' benchmarks, too: all in one process, as loading takes seconds.
+    not_installed = {module for module, needs in FRAMEWORKS.items() if not find_spec(needs)}
+    modules = [
+        module_name(path)
         for path in MODULES
-        if not is_in(path, *ROOMS_WITH_RAY) and path.stem not in missing
+        if package_of(path) not in PACKAGES_WITH_RAY and path.stem not in not_installed
     ]
     code = (
         "import importlib, sys\n"
         "sys.modules['ray'] = None\n"
-        f"for name in {[*names, 'benchmarks.gpu', 'benchmarks.ranking']}:\n"
+        f"for name in {[*modules, 'benchmarks.gpu', 'benchmarks.ranking']}:\n"
         "    importlib.import_module(name)\n"
     )
     root = PACKAGE.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-WALLS = {
-    "text": {"models", "objectives", "training", "corpora", "evaluation", "checkpoint"},
-    "models": {"checkpoint", "objectives", "training", "corpora", "evaluation"},
-    "objectives": {"models", "training", "corpora", "text", "checkpoint", "evaluation"},
-    "evaluation": {"models", "training", "text", "objectives", "checkpoint"},
-    "corpora": {"models", "training", "objectives", "checkpoint"},
-    "retrieval": {"models", "training", "objectives", "checkpoint"},
-    "training": {"corpora", "retrieval"},
-    "adapters": {"serving", "training", "corpora", "objectives"},
-}
-
-
-@pytest.mark.parametrize("room", WALLS)
-def test_room_does_not_import_what_it_must_not_know(room):
-    for path in (PACKAGE / room).rglob("*.py"):
-        seen = rooms_imported(path) & (WALLS[room] | set(ROOMS_WITH_RAY))
-        assert not seen, f"{name_of(path)} imports {sorted(seen)}"
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
-    "unneeded",
+    "not_loaded",
     [
         {
+            "as2ray.outputs": {"torch", "transformers", "ray"},
             "pipelines.trials": {"torch", "transformers", "ray", "matplotlib"},
             "tune_spaces.distillation": {"transformers", "ray"},
+            "as2ray.losses": {"transformers", "ray"},
             "as2ray.training.job": {"transformers", "ray"},
         },
         {
@@ -112,11 +138,17 @@ def test_room_does_not_import_what_it_must_not_know(room):
     ],
     ids=["without-ray", "with-ray"],
 )
-def test_what_trials_and_controllers_load_leaves_out_what_they_do_not_need(unneeded):
+def test_trials_and_controllers_do_not_load_what_they_do_not_need(not_loaded):
     # Each process of a search or a run loads them: transformers' models take seconds of a core.
     code = "import sys\n" + "".join(
         f"import {module}\nassert not {names} & sys.modules.keys(), '{module}'\n"
-        for module, names in unneeded.items()
+        for module, names in not_loaded.items()
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+def test_public_names_are_those_of_the_lazy_table():
+    assert set(as2ray.__all__) == {*as2ray._MODULES, "__version__"}
+    for name in as2ray.__all__:
+        assert getattr(as2ray, name) is not None
