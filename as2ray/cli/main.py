@@ -83,3 +83,7 @@ def from_argument_error(error: ArgumentError) -> ConfigError:
         problem = f"{union[2]} is none of the types {union[1]}"
     problem = " ".join(problem.replace("typing.", "").split())
     return ConfigError(f"{flag[1]}: {problem}" if flag else problem, fix="see --help")
+
+
+if __name__ == "__main__":
+    main()
