@@ -3,7 +3,6 @@
 from pydantic import TypeAdapter
 
 from as2ray.cli.console import create_console
-from as2ray.retrieval.documents import DocumentColumns
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.text.bm25 import BM25
 
@@ -33,10 +32,13 @@ def index(
         use_ray: Whether Ray builds the shards, on RAY_ADDRESS or on the cores of this machine.
         overwrite: Whether an existing index is replaced.
     """
-    document_columns = TypeAdapter(DocumentColumns).validate_python(columns)
-    config = IndexConfig(
-        bm25=BM25(k1=k1, b=b), sentence_splitter=sentence_splitter, columns=document_columns
-    )
+    settings = {
+        "bm25": {"k1": k1, "b": b},
+        "sentence_splitter": sentence_splitter,
+        "columns": columns,
+    }
+    # Validated as one tree, so that an error names the path, such as columns.body.
+    config = TypeAdapter(IndexConfig).validate_python(settings)
     if use_ray:
         from as2ray.distributed.cluster import ray_session
         from as2ray.distributed.index import build_sharded

@@ -77,4 +77,4 @@ def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     assert "No answer: the best of 3 sentences" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["index", str(documents), "--output", out, "--columns", '{"body": "x"}'])
-    assert "body: unknown key" in capsys.readouterr().err
+    assert "columns.body: unknown key" in capsys.readouterr().err
