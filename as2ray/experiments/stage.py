@@ -1,162 +1,175 @@
-"""Stages: folders that are complete or do not exist, each with a manifest of its inputs.
-
-A stage is made in `FOLDER.part`, which is renamed when it is complete. A complete stage with the
-same inputs is used again, an interrupted one is continued, and other inputs under the same name
-are an error that names the difference.
-"""
+"""Stages: the nodes of an experiment's graph, each a frozen configuration and what it makes."""
 
 import json
-import logging
-import os
-import shutil
-import subprocess
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from as2ray.errors import As2rayError, StaleStageError
+if TYPE_CHECKING:
+    from as2ray.distributed.workers_config import WorkersConfig
+    from as2ray.experiments.store import Store
 
-log = logging.getLogger(__name__)
+Outputs = Mapping[str, Any]
+"""What a stage reports about its files, as plain values; the manifest stores it."""
 
-MANIFEST = "manifest.json"
-INPUTS = "inputs.json"
-FORMAT_VERSION = 2
-PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "pyarrow", "numpy")
+Resources = Literal["cpu", "gang", "pool"]
+"""What a stage takes of a cluster: one CPU task, training workers, or scoring actors."""
+
+NOT_IDENTITY = {"identity": False}
+"""Metadata of a field that does not change the result: order-only inputs, tracking, places."""
 
 
-def stage(
-    folder: str | Path,
-    inputs: Mapping[str, Any],
-    make: Callable[[Path], Mapping[str, Any] | None],
-) -> Path:
-    """Makes a stage unless it exists.
+@dataclass(frozen=True)
+class Result:
+    """A finished stage: where its files are stored, and what it reported."""
 
-    Args:
-        folder: Folder of the stage; its name is the stage's.
-        inputs: Everything that changes the result, as plain values or dataclasses.
-        make: Fills the folder that it is given, which still contains what an interrupted call
-            left. The manifest stores the returned values under `outputs`.
+    kind: str
+    digest: str
+    outputs: Outputs
 
-    Returns:
-        `folder`, as an absolute path.
+    @property
+    def fingerprint(self) -> str:
+        """What represents it in the identity of later stages: its content, or its digest."""
+        return str(self.outputs.get("content", self.digest))
 
-    Raises:
-        StaleStageError: The folder, or its incomplete `.part`, was made from other inputs or by an
-            older version of as2ray.
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage is given when it runs."""
+
+    output: Path
+    """Folder of its files. It still contains what an interrupted attempt left."""
+    inputs: Mapping["Stage", Result]
+    store: "Store"
+    workers: "WorkersConfig"
+
+    @property
+    def scratch(self) -> Path:
+        """Folder from which an interrupted attempt resumes; removed once the stage is complete."""
+        return self.output / "scratch"
+
+    def path(self, stage: "Stage") -> Path:
+        """Returns a local folder with the files of an input."""
+        return self.store.fetch(self.inputs[stage])
+
+    def outputs(self, stage: "Stage") -> Outputs:
+        """Returns what an input reported."""
+        return self.inputs[stage].outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Base of all nodes. Fields are the identity; a field that holds stages names its inputs.
+
+    Two stages of equal identity are equal, whoever made them: a run that two recipes list is one.
     """
-    folder = Path(folder).resolve()
-    plain_inputs = plain(inputs)
-    if (folder / MANIFEST).is_file():
-        _compare(folder, manifest(folder)["inputs"], plain_inputs)
-        log.info("%s/%s: exists", folder.parent.name, folder.name)
-        return folder
-    part = folder.with_name(f"{folder.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
-    if (part / INPUTS).is_file():
-        _compare(part, json.loads((part / INPUTS).read_text()), plain_inputs)
-    elif any(part.iterdir()) and not (part / MANIFEST).is_file():
-        raise StaleStageError(
-            f"{part} has no {INPUTS}: it was not made by this version of as2ray",
-            fix="choose another --output, or remove this folder",
-        )
-    (part / INPUTS).write_text(json.dumps(plain_inputs, indent=2))
-    log.info("%s/%s: started", folder.parent.name, folder.name)
-    started_at = time.perf_counter()
-    try:
-        outputs = make(part)
-    except As2rayError:
-        if [path.name for path in part.iterdir()] == [INPUTS]:
-            shutil.rmtree(part)  # Nothing is lost, and corrected inputs can use the name.
-        raise
-    entries = {
-        "format_version": FORMAT_VERSION,
-        "inputs": plain_inputs,
-        "outputs": plain(outputs or {}),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "duration_s": round(time.perf_counter() - started_at, 2),
-        "packages": _packages(),
-        "git_commit": _git_commit(),
-    }
-    (part / MANIFEST).write_text(json.dumps(entries, indent=2) + "\n")
-    (part / INPUTS).unlink()
-    os.rename(part, folder)
-    return folder
+
+    VERSION: ClassVar[int] = 1
+    """Raised when the code gives another result for the same configuration."""
+    RESOURCES: ClassVar[Resources] = "cpu"
+
+    def run(self, context: StageContext) -> Outputs | None:
+        """Writes the files of the stage into `context.output`."""
+        raise NotImplementedError
+
+    def verify(self, result: Result) -> None:
+        """Checks a finished stage before it is used again; raises if its source has changed."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Returns columns of the dry run, which are known without data or models."""
+        return {}
+
+    def hours(self) -> float:
+        """Returns the estimated duration on one device, in hours; it orders what is ready."""
+        return 0.01
+
+    @property
+    def kind(self) -> str:
+        """Name of the node type."""
+        return type(self).__name__
+
+    @cached_property
+    def inputs(self) -> tuple["Stage", ...]:
+        """Stages whose files it reads, or that must succeed before it."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return tuple(dict.fromkeys(stage for value in values for stage in _iter_stages(value)))
+
+    def identity(self, fingerprints: Mapping["Stage", str]) -> dict[str, Any]:
+        """Returns everything that changes the result, as plain values.
+
+        Args:
+            fingerprints: Fingerprints of its inputs; the key represents an input without one.
+        """
+        names = [field.name for field in fields(self) if field.metadata.get("identity", True)]
+        values = {name: plain(getattr(self, name), fingerprints) for name in names}
+        return {"kind": self.kind, "version": self.VERSION, **values}
+
+    def digest(self, fingerprints: Mapping["Stage", str]) -> str:
+        """Returns the name of its folder in the store."""
+        text = json.dumps(self.identity(fingerprints), sort_keys=True)
+        return sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the configuration alone, known before anything has run."""
+        return self.digest({})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stage) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
-def manifest(folder: str | Path) -> dict[str, Any]:
-    """Reads the manifest of a complete stage.
-
-    Raises:
-        StaleStageError: The stage was made by an older version of as2ray.
-    """
-    entries: dict[str, Any] = json.loads((Path(folder) / MANIFEST).read_text())
-    if entries.get("format_version") != FORMAT_VERSION:
-        raise StaleStageError(
-            f"{folder} has format_version {entries.get('format_version')}, and this version of "
-            f"as2ray reads {FORMAT_VERSION}",
-            fix="choose another --output",
-        )
-    return entries
+def _iter_stages(value: Any) -> Iterator[Stage]:
+    if isinstance(value, Stage):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (stage for item in value.values() for stage in _iter_stages(item))
+    elif isinstance(value, list | tuple):
+        yield from (stage for item in value for stage in _iter_stages(item))
 
 
-def digest(folder: str | Path) -> str:
-    """Returns 16 hexadecimal digits that represent a stage in the inputs of later stages."""
-    inputs = json.dumps(manifest(folder)["inputs"], sort_keys=True)
-    return sha256(inputs.encode()).hexdigest()[:16]
-
-
-def plain(value: Any) -> Any:
-    """Converts dataclasses, tuples and paths to what JSON returns, so that inputs compare."""
+def plain(value: Any, fingerprints: Mapping[Stage, str] | None = None) -> Any:
+    """Converts dataclasses, tuples, paths and stages to what JSON returns, so that they compare."""
+    if isinstance(value, Stage):
+        return (fingerprints or {}).get(value, value.key)
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, fingerprints) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [plain(v, fingerprints) for v in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _compare(folder: Path, stored: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    old, new = _leaves(stored), _leaves(inputs)
-    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    if changed:
-        changes = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:8])
-        raise StaleStageError(
-            f"{folder} was made from other inputs; {len(changed)} keys differ (stage -> now): "
-            f"{changes}",
-            fix="choose another --output, or remove this stage and those built on it",
-        )
+def sorted_stages(targets: Iterable[Stage]) -> list[Stage]:
+    """Returns the targets and all that they build on, inputs first, else in the given order."""
+    visited: dict[Stage, None] = {}
+
+    def visit(stage: Stage) -> None:
+        if stage not in visited:
+            for each in stage.inputs:
+                visit(each)
+            visited[stage] = None
+
+    for target in targets:
+        visit(target)
+    return list(visited)
 
 
-def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return {k: v for key in value for k, v in _leaves(value[key], f"{path}.{key}").items()}
-    return {path.removeprefix("."): value}
-
-
-@cache
-def _packages() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
-
-
-@cache
-def _git_commit() -> str | None:
-    """Returns the commit of the code, with `+` if files differ from it; None without git."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    describe = [*git, "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+def critical_paths(stages: Iterable[Stage]) -> dict[Stage, float]:
+    """Returns the hours from the start of each stage to the end of the longest chain it begins."""
+    stages = list(stages)
+    users: dict[Stage, list[Stage]] = {stage: [] for stage in stages}
+    for stage in stages:
+        for each in stage.inputs:
+            users[each].append(stage)
+    hours: dict[Stage, float] = {}
+    for stage in reversed(list(TopologicalSorter({s: s.inputs for s in stages}).static_order())):
+        hours[stage] = stage.hours() + max((hours[user] for user in users[stage]), default=0.0)
+    return hours
