@@ -6,6 +6,7 @@ from pydantic import PositiveInt
 
 from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
 from as2ray.cascade.pruning import expand_drop_ratios
+from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.cli.console import (
     create_console,
     create_console_table,
@@ -14,7 +15,6 @@ from as2ray.cli.console import (
     parse_numbers,
 )
 from as2ray.errors import ConfigError
-from as2ray.models.multi_stage import check_exit_layers
 
 
 def cost(

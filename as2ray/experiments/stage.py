@@ -79,6 +79,13 @@ class Stage:
     def verify(self, result: Result) -> None:
         """Checks a finished stage before it is used again; raises if its source has changed."""
 
+    def check(self, results: Mapping["Stage", Result]) -> None:
+        """Checks before anything starts that the stage can run; raises if it cannot.
+
+        Args:
+            results: Stages that are complete already.
+        """
+
     def describe(self) -> Mapping[str, Any]:
         """Returns columns of the dry run, which are known without data or models."""
         return {}

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights, truncate
 from as2ray.models.encoder.packed_attention import SequenceLayout
 from as2ray.models.feed_forward import build_feed_forward
-from as2ray.models.multi_stage import MultiStageRanker, StagePass, check_exit_layers
+from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.models.ranking_heads import RankingHeads, ScoreAveraging

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,9 @@ import torch
 from torch import Tensor
 
 from as2ray.cascade.pruning import DropRatios, StagedScores, expand_drop_ratios, prune
-from as2ray.errors import ConfigError
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
-
-
-def check_exit_layers(exit_layers: Sequence[int], num_layers: int) -> None:
-    """Checks that exits are ascending layers of an encoder.
-
-    Raises:
-        ConfigError: They are not.
-    """
-    is_ascending = len(exit_layers) > 0 and all(a < b for a, b in pairwise(exit_layers))
-    if not (is_ascending and exit_layers[0] >= 1 and exit_layers[-1] <= num_layers):
-        raise ConfigError(
-            f"exit_layers={list(exit_layers)} are not ascending numbers from 1 to the "
-            f"{num_layers} layers of the encoder"
-        )
 
 
 @dataclass

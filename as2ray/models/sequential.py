@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
+from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder
-from as2ray.models.multi_stage import MultiStageRanker, StagePass, check_exit_layers
+from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.pointwise import classify
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, split_by_tokens

@@ -1,10 +1,8 @@
-"""Recipes: tables, training runs, and the command line that reads them."""
+"""Recipes: tables, training runs and systems to compare, and the options of a command line."""
 
-import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,14 +17,12 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import As2rayError, ConfigError, lookup
+from as2ray.errors import ConfigError, lookup
 from as2ray.evaluation.presets import parse_measure
 from as2ray.experiments.configuration import (
     merge_into,
     print_help,
-    read_config,
     read_tree,
     validate,
 )
@@ -332,10 +328,12 @@ def check_names(kind: str, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class RunOptions:
-    """Where a recipe runs. It does not change the results."""
+    """Where and how a recipe runs. It does not change the results."""
 
     output: str
-    """Folder of the stages."""
+    """Folder of the reports, and of links to the stages."""
+    store: str | None = None
+    """Folder or URI of the stages (`s3://`, `gs://`); by default `store` beside the output."""
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     """Part of the cluster to use."""
     profiles: dict[str, WorkersConfig] = field(default_factory=dict)
@@ -344,12 +342,17 @@ class RunOptions:
     """Name of a profile; `--workers.*` changes it."""
     data_dirs: dict[str, str] = field(default_factory=dict)
     """Folder of each corpus; by default AS2RAY_DATA/<corpus>."""
+    max_parallel: PositiveInt | None = None
+    """Maximum number of stages that run at the same time; 1 keeps the order of the recipe. By
+    default 1 without Ray, and with Ray what the memory of the driver's node holds."""
+    dry_run: bool = False
+    """Print the stages and their estimated hours, and run nothing."""
+    fail_fast: bool = False
+    """Start no further stage after the first failure."""
 
 
-def read_recipe(
-    kind: type[T], arguments: Sequence[str] | None = None
-) -> tuple[T, str, WorkersConfig, dict[str, str]]:
-    """Reads the recipe, output folder, workers and data folders of a command line.
+def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[T, RunOptions]:
+    """Reads the recipe and the options of a command line.
 
     Args:
         kind: Class of the recipe; its fields are flags and keys of the YAML file.
@@ -368,32 +371,4 @@ def read_recipe(
         workers = asdict(lookup(options.profiles, options.profile, "profile"))
         merge_into(workers, options_tree.get("workers", {}))
         options = validate(RunOptions, {**options_tree, "workers": workers})
-    return validate(kind, tree), options.output, options.workers, options.data_dirs
-
-
-def described(kind: type[T]) -> T:
-    """Reads the configuration of this process's command line, or exits with its error."""
-    return _or_exit(lambda: read_config(kind, sys.argv[1:]))
-
-
-def command(kind: type[T], run: Callable[..., object], searches: bool = False) -> None:
-    """Runs the command line of a pipeline.
-
-    Args:
-        kind: Class of its recipe.
-        run: Function of recipe, output folder, workers and data folders.
-        searches: Whether it needs Ray in any case, for Ray Tune.
-    """
-    recipe, output, workers, data_dirs = _or_exit(lambda: read_recipe(kind))
-    with ray_session() if workers.num_workers or searches else nullcontext():
-        run(recipe, output, workers, data_dirs)
-
-
-def _or_exit(read: Callable[[], T]) -> T:
-    """Reads a configuration; prints the user's errors and exits with status 2."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    try:
-        return read()
-    except As2rayError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(2)
+    return validate(kind, tree), options

@@ -1,0 +1,253 @@
+"""Runs the stages of a graph, in order or at the same time, each once, resumed or reused."""
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import As2rayError
+from as2ray.experiments.stage import (
+    Result,
+    Stage,
+    StageContext,
+    critical_paths,
+    plain,
+    sorted_stages,
+)
+from as2ray.experiments.store import Store
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "pyarrow", "numpy")
+
+
+class ExperimentError(As2rayError):
+    """Some stages of an experiment failed; the others are complete."""
+
+
+def execute(
+    stage: Stage, inputs: Mapping[Stage, Result], store: Store, workers: WorkersConfig
+) -> Result:
+    """Runs a stage unless the store has it; the same in this process and in a task of Ray.
+
+    Args:
+        stage: The stage.
+        inputs: Results of its inputs.
+        store: Where its files and its manifest go.
+        workers: Part of the cluster that it may use.
+    """
+    fingerprints = {each: result.fingerprint for each, result in inputs.items()}
+    digest = stage.digest(fingerprints)
+    with store.lease(stage.kind, digest):
+        if (stored := store.find(stage, fingerprints)) is not None:
+            stage.verify(stored)
+            return stored
+        folder = store.work_folder(stage.kind, digest)
+        folder.mkdir(parents=True, exist_ok=True)
+        started_at = time.perf_counter()
+        outputs = stage.run(StageContext(folder, inputs, store, workers))
+        result = Result(stage.kind, digest, plain(outputs or {}))
+        manifest = {
+            "inputs": stage.identity(fingerprints),
+            "outputs": result.outputs,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "duration_s": round(time.perf_counter() - started_at, 2),
+            "workers": plain(workers),
+            "command": sys.argv,
+            "packages": _packages(),
+            "git_commit": _git_commit(),
+        }
+        store.commit(stage.kind, digest, manifest)
+        return result
+
+
+class Backend(Protocol):
+    """Where stages run."""
+
+    @property
+    def max_parallel(self) -> int:
+        """Maximum number of stages that run at the same time; 1 keeps the recipe's order."""
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """Checks before anything starts that these stages can run; raises with numbers if not."""
+
+    def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
+        """Returns whether a stage may start beside those that run."""
+
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+        """Starts a stage; returns a handle to wait for."""
+
+    def wait(self, handles: Sequence[Any]) -> Any:
+        """Returns one of the handles whose stage has ended."""
+
+    def result(self, handle: Any) -> Result:
+        """Returns the result of an ended stage, or raises its error."""
+
+
+@dataclass
+class SequentialBackend:
+    """Runs one stage after the other in this process, without Ray."""
+
+    store: Store
+    workers: WorkersConfig
+    max_parallel: int = 1
+    _inputs: dict[Stage, Mapping[Stage, Result]] = field(default_factory=dict)
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """See `Backend`."""
+
+    def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
+        """See `Backend`."""
+        return not running
+
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+        """See `Backend`."""
+        self._inputs[stage] = inputs
+        return stage
+
+    def wait(self, handles: Sequence[Any]) -> Any:
+        """See `Backend`."""
+        return handles[0]
+
+    def result(self, handle: Any) -> Result:
+        """See `Backend`."""
+        return execute(handle, self._inputs.pop(handle), self.store, self.workers)
+
+
+@dataclass
+class GraphRun:
+    """What came of a graph."""
+
+    results: dict[Stage, Result] = field(default_factory=dict)
+    failures: dict[Stage, Exception] = field(default_factory=dict)
+    skipped: list[Stage] = field(default_factory=list)
+    """Stages that did not start, because they build on one that failed."""
+
+    def raise_failures(self, names: Mapping[Stage, str]) -> None:
+        """Raises the only error, or one error that lists all by the names of their stages."""
+        if len(self.failures) == 1:
+            raise next(iter(self.failures.values()))
+        if self.failures:
+            causes = "; ".join(
+                f"{_name(stage, names)}: {str(error).splitlines()[0] if str(error) else error!r}"
+                for stage, error in self.failures.items()
+            )
+            raise ExperimentError(
+                f"{len(self.failures)} stages failed, and {len(self.skipped)} build on them: "
+                f"{causes}",
+                fix="correct the causes and run again; complete stages are not repeated",
+            )
+
+
+def complete_stages(targets: Sequence[Stage], store: Store) -> dict[Stage, Result]:
+    """Returns the stages that the store has, as far as their inputs are known."""
+    results: dict[Stage, Result] = {}
+    for stage in sorted_stages(targets):
+        if all(each in results for each in stage.inputs):
+            fingerprints = {each: results[each].fingerprint for each in stage.inputs}
+            if (stored := store.find(stage, fingerprints)) is not None:
+                results[stage] = stored
+    return results
+
+
+def run_graph(
+    targets: Sequence[Stage],
+    store: Store,
+    backend: Backend,
+    names: Mapping[Stage, str] | None = None,
+    fail_fast: bool = False,
+) -> GraphRun:
+    """Runs all stages that the targets need and the store does not have.
+
+    One at a time they keep the given order; otherwise the longest chain goes first, and nothing
+    passes the head of the queue. A stage that fails ends those that build on it and no others.
+
+    Args:
+        targets: The stages to complete.
+        store: Where stages are stored.
+        backend: Where they run.
+        names: Names of stages, for the log.
+        fail_fast: Whether no further stage starts after the first failure.
+
+    Raises:
+        As2rayError: A source of a complete stage has changed, or a stage cannot run; nothing has
+            started then.
+    """
+    names, run = names or {}, GraphRun(complete_stages(targets, store))
+    for stage, result in run.results.items():
+        stage.verify(result)
+    everything = sorted_stages(targets)
+    stages = [stage for stage in everything if stage not in run.results]
+    for stage in stages:
+        stage.check(run.results)
+    if stages:
+        backend.check(stages)
+    log.info("%d stages: %d complete, %d to run", len(everything), len(run.results), len(stages))
+    hours, position = critical_paths(everything), {s: n for n, s in enumerate(stages)}
+    sorter = TopologicalSorter({s: [i for i in s.inputs if i in position] for s in stages})
+    sorter.prepare()
+    ready: list[Stage] = []
+    running: dict[Any, Stage] = {}
+    while sorter.is_active():
+        ready += sorter.get_ready()
+        ready.sort(key=lambda s: (-hours[s] if backend.max_parallel > 1 else 0.0, position[s]))
+        if fail_fast and run.failures:
+            ready.clear()
+        while ready and backend.admits(ready[0], list(running.values())):
+            stage = ready.pop(0)
+            log.info("%s: started", _name(stage, names))
+            inputs = {each: run.results[each] for each in stage.inputs}
+            running[backend.submit(stage, inputs)] = stage
+        if not running:
+            break
+        handle = backend.wait(list(running))
+        stage = running.pop(handle)
+        try:
+            run.results[stage] = backend.result(handle)
+        except Exception as error:  # Other stages go on; it is raised at the end.
+            run.failures[stage] = error
+            is_bug = not isinstance(error, As2rayError)
+            log.error("%s: failed: %s", _name(stage, names), error, exc_info=is_bug)
+        else:
+            sorter.done(stage)
+            num_complete = len(run.results)
+            log.info(
+                "%s: complete (%d of %d)", _name(stage, names), num_complete, len(everything)
+            )
+    run.skipped = [s for s in stages if s not in run.results and s not in run.failures]
+    return run
+
+
+def _name(stage: Stage, names: Mapping[Stage, str]) -> str:
+    return names.get(stage, stage.kind)
+
+
+@cache
+def _packages() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
+def _git_commit() -> str | None:
+    """Returns the commit of the code, with `+` if files differ from it; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    describe = [*git, "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,171 @@
+"""Stages of candidates tables: prepared from a release, sampled, checked for leaks."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray.corpora.corpus import HUB
+from as2ray.corpora.leaks import check_leaks
+from as2ray.corpora.page_grades import PageOptions
+from as2ray.corpora.preparation import prepare_splits, release_path
+from as2ray.corpora.registry import get_corpus
+from as2ray.corpora.sampling import flip_labels, sample_questions
+from as2ray.errors import StaleStageError
+from as2ray.experiments.recipe import Recipe, TableSpec
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
+from as2ray.tables.filters import QuestionFilter, filter_mask
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.raw_files import find_file
+from as2ray.tables.schema import count_table
+from as2ray.text.sentences import versioned_name
+
+TABLE = "part-00000.parquet"
+ROW_GROUP_SIZE = 2_048
+"""Rows of a row group: as many as stay together when an epoch is shuffled."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedTable(Stage):
+    """A split of a corpus as Parquet files, without the questions of other tables."""
+
+    spec: TableSpec
+    without: tuple[Stage, ...] = ()
+    """Tables whose questions are left out."""
+    data_dir: str | None = field(default=None, metadata=NOT_IDENTITY)
+    """Absolute folder of the raw release, or `hub`."""
+
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Adds the version of the sentence splitter."""
+        options = get_corpus(self.spec.corpus).parse_options(self.spec.corpus_options)
+        splitter = options.sentence_splitter if isinstance(options, PageOptions) else None
+        version = versioned_name(splitter) if splitter else None
+        return {**super().identity(fingerprints), "sentence_splitter": version}
+
+    def run(self, context: StageContext) -> Outputs:
+        """Prepares the release, samples questions and flips labels."""
+        spec, release, output = self.spec, context.scratch / "release", context.output
+        shutil.rmtree(release, ignore_errors=True)
+        manifest = prepare_splits(
+            spec.corpus,
+            self.data_dir,
+            release,
+            {spec.split: spec.question_filter},
+            held_out_tables=[read_table(context.path(stage)) for stage in self.without],
+            **spec.corpus_options,
+        )
+        for path in sorted((release / spec.split).glob("*.parquet")):
+            path.rename(output / path.name)
+        outputs = {**manifest["splits"][spec.split], "source": self._file_sizes()}
+        if spec.label_noise or spec.num_questions is not None or spec.max_negatives is not None:
+            rows = read_table(output)
+            rows = sample_questions(rows, spec.num_questions, spec.max_negatives, spec.seed)
+            rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
+            for path in output.glob("*.parquet"):
+                path.unlink()
+            outputs |= write_table(rows, output)
+        return {**outputs, "content": outputs["fingerprint"]}
+
+    def verify(self, result: Result) -> None:
+        """Refuses a table whose release has changed; one whose release is gone is kept."""
+        stored, current = result.outputs.get("source", {}), self._file_sizes()
+        if stored and current and stored != current:
+            raise StaleStageError(
+                f"the table {self.spec.corpus}/{self.spec.split} was made of {stored} (bytes), and "
+                f"the release now is {current}",
+                fix="choose another --store, or remove this table from it",
+            )
+
+    def _file_sizes(self) -> dict[str, int]:
+        """Returns the size of the split's file in bytes, by its name; {} without such a file."""
+        corpus = get_corpus(self.spec.corpus)
+        source, names = release_path(corpus, self.data_dir), corpus.files.get(self.spec.split, ())
+        path = None if source == HUB else find_file(Path(source), names)
+        return {path.name: path.stat().st_size} if path else {}
+
+    def num_pairs(self) -> float | None:
+        """Returns the published number of pairs, if there is one."""
+        from as2ray.experiments.cost_model import table_pairs
+
+        return table_pairs(self.spec)
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        spec, num_pairs = self.spec, self.num_pairs()
+        return {
+            "data": f"{spec.corpus}/{spec.split} ({spec.question_filter})",
+            "pairs": None if num_pairs is None else f"{num_pairs:,.0f}",
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class LeakCheck(Stage):
+    """Refuses training tables that share questions with held-out tables."""
+
+    train: dict[str, Stage]
+    held_out: dict[str, Stage]
+
+    def run(self, context: StageContext) -> None:
+        """Compares each training table with each held-out one."""
+        for train in self.train.items():
+            for held_out in self.held_out.items():
+                tables = {
+                    name: read_table(context.path(stage)) for name, stage in (train, held_out)
+                }
+                check_leaks(tables)
+
+
+def read_table(folder: Path) -> pa.Table:
+    """Reads all rows of a table's folder."""
+    return ParquetTable.open(folder).to_table()
+
+
+def filtered_table(folder: Path, question_filter: QuestionFilter) -> pa.Table:
+    """Reads the rows of a table's questions that count."""
+    rows = read_table(folder)
+    return rows.filter(pa.array(filter_mask(rows, question_filter)))
+
+
+def write_table(rows: pa.Table, folder: Path) -> dict[str, Any]:
+    """Writes a table as one Parquet file; returns its counts and fingerprint."""
+    pq.write_table(rows, folder / TABLE, row_group_size=ROW_GROUP_SIZE, compression="zstd")
+    content = fingerprint(rows)
+    return {"counts": asdict(count_table(rows)), "fingerprint": content, "content": content}
+
+
+def prepared_table(
+    spec: TableSpec, data_dirs: Mapping[str, str], without: tuple[Stage, ...] = ()
+) -> PreparedTable:
+    """Returns the stage of a table, with the absolute folder of its release.
+
+    A task of a cluster knows neither the environment of this process nor its working folder.
+    """
+    source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
+    source = source if source == HUB else Path(source).absolute()
+    return PreparedTable(spec, without, str(source))
+
+
+def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, Stage]:
+    """Returns the stages of the recipe's tables by name, held-out ones first."""
+    held_out = recipe.held_out()
+    stages: dict[str, Stage] = {}
+    for name in sorted(recipe.tables, key=lambda name: name not in held_out):
+        is_dropped = name not in held_out and recipe.on_leak == "drop"
+        without = tuple(stages[other] for other in sorted(held_out)) if is_dropped else ()
+        stages[name] = prepared_table(recipe.tables[name], data_dirs, without)
+    return stages
+
+
+def leak_checks(recipe: Recipe, tables: Mapping[str, Stage]) -> tuple[Stage, ...]:
+    """Returns the stages that must succeed before a run trains: one where leaks are an error."""
+    held_out = recipe.held_out()
+    train = {table for run in recipe.runs.values() for table in run.train} - held_out
+    if recipe.on_leak != "error" or not train:
+        return ()
+    names = (sorted(train), sorted(held_out))
+    return (LeakCheck(*({name: tables[name] for name in group} for group in names)),)
