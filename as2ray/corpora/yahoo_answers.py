@@ -11,7 +11,7 @@ them, so that the same words in another order are in the same split
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pydantic import ConfigDict, PositiveInt
@@ -22,8 +22,10 @@ from as2ray.corpora.reader_utils import assign_split_by_hash
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
 from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, chunked_tables
-from as2ray.text.bm25 import BM25, BM25Index
 from as2ray.text.word_overlap import word_set
+
+if TYPE_CHECKING:
+    from as2ray.text.bm25 import BM25Index
 
 FILE_NAMES: Final = ("nfL6.json", "nfL6_sample.json")
 SPLITS: Final = {"train": 0.9, "dev": 0.95, "test": 1.0}
@@ -55,6 +57,8 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
         source: The folder or one file.
         options: Options of the corpus.
     """
+    from as2ray.text.bm25 import BM25  # loads SciPy, which recipes do not need
+
     path = raw_files.require_file(Path(source), FILE_NAMES)
     with raw_files.value_errors(str(path)):
         questions = list(_read_questions(path))
@@ -88,7 +92,7 @@ def _read_questions(path: Path) -> Iterator[RawQuestion]:
 
 
 def _build_rows(
-    question: RawQuestion, texts: Sequence[str], index: BM25Index, depth: int
+    question: RawQuestion, texts: Sequence[str], index: "BM25Index", depth: int
 ) -> list[tuple[str, str, str, str, int]]:
     hits = (texts[hit.index] for hit in index.search(question.question, depth))
     candidates = dict.fromkeys([*question.answers, *hits])

@@ -1,14 +1,18 @@
 """The interface between the trainer and a loss."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
-Targets = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Targets = Mapping[str, "Tensor"]
 """Labels and other data of the sequences of a batch, by name."""
 
 

@@ -8,19 +8,21 @@ also has exits, each partial classifier, which predicts what the heads together 
 mean of its L_KD over the teachers. No paper has such a student.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from __future__ import annotations
 
-import torch
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat
 from pydantic.dataclasses import dataclass
-from torch import Tensor
-from torch.nn import functional
 
 from as2ray.errors import ConfigError, TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.tables.schema import TEACHER_LOGITS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TeacherAssignment = Literal["per_head", "sum", "round_robin"]
 """Teachers of a head: its own one (CERBERUS), all (KD_Sum), or another at each step (KD_RR)."""
@@ -62,6 +64,8 @@ class DistillationLoss(Loss):
             ConfigError: Numbers of heads and teachers that do not fit these settings.
             TrainingError: Missing or non-finite logits of teachers.
         """
+        import torch
+
         num_classifiers = max(0, context.num_exits - 1)
         outputs = [output] if output.ndim == 2 else list(output.unbind(1))
         heads, teachers = outputs[num_classifiers:], _read_teacher_logits(targets)
@@ -116,6 +120,8 @@ class DistillationLoss(Loss):
 
     def _head_loss(self, student: Tensor, teacher: Tensor, targets: Targets) -> Tensor:
         """Computes equation 1 for the logits of one head and one teacher."""
+        from torch.nn import functional
+
         tau = self.temperature
         if student.shape[-1] == 1:
             # A binary logit is that of an answer; the logit of "not an answer" is 0.
@@ -134,6 +140,8 @@ def _read_teacher_logits(targets: Targets) -> Sequence[Tensor]:
     Raises:
         TrainingError: Missing or non-finite logits.
     """
+    import torch
+
     if TEACHER_LOGITS not in targets:
         problem = f"batches with {sorted(targets)}; distillation needs {TEACHER_LOGITS!r}"
         raise TrainingError(problem, fix="score the training tables with the teachers first")

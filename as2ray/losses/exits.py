@@ -5,16 +5,20 @@ above it are not run. The paper got its best results with uniform sampling, and 
 strategies.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from as2ray.errors import TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pointwise import cross_entropy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ExitSampler = Callable[[StepContext], Sequence[int]]
 """Returns the indices of the exits to train at a step, ascending."""

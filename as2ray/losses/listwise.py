@@ -5,16 +5,19 @@ divided by their sum. The score s is the logit; with two logits, their differenc
 comparable within a question: they order its candidates and are no probabilities.
 """
 
-from typing import Annotated, Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Annotated, Literal
+
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pairwise import compute_list_scores
 from as2ray.tables.schema import LIST_INDEX
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -36,6 +39,8 @@ class ListwiseLoss(Loss):
                 loss is 0.
             context: The step; not used.
         """
+        import torch
+
         scores = compute_list_scores(output, targets)
         if targets["row"][0] < 0:
             return scores.sum() * 0.0

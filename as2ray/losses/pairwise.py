@@ -4,16 +4,19 @@ s+ and s- are the scores of a positive and a negative candidate of one question.
 logit; with two logits, their difference. With a pointwise ranker this is the paper's monoBERT.
 """
 
-from typing import ClassVar, Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
+
 from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from as2ray.errors import TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.tables.schema import LIST_INDEX
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -43,7 +46,7 @@ class MarginRankingLoss(Loss):
         # Sorting by the number of the pair aligns positives and negatives.
         positive_scores = scores[is_positive][targets[LIST_INDEX][is_positive].argsort()]
         negative_scores = scores[~is_positive][targets[LIST_INDEX][~is_positive].argsort()]
-        return torch.clamp_min(self.margin - (positive_scores - negative_scores), 0.0).sum()
+        return (self.margin - (positive_scores - negative_scores)).clamp_min(0.0).sum()
 
 
 def compute_list_scores(logits: Tensor, targets: Targets) -> Tensor:

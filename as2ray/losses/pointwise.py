@@ -1,10 +1,14 @@
 """Pointwise cross entropy (TANDA, section 3.2): L = - sum over labels of y log softmax(W x + b)."""
 
-from torch import Tensor
-from torch.nn import functional
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from as2ray.errors import TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CrossEntropyLoss(Loss):
@@ -25,6 +29,8 @@ def cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     Raises:
         TrainingError: Logits of several exits or heads.
     """
+    from torch.nn import functional
+
     if logits.ndim != 2:
         problem = f"logits of shape {list(logits.shape)}; this loss needs [sequences, 1 or 2]"
         raise TrainingError(problem, fix="use a loss for exits or heads, such as 'all_exits'")

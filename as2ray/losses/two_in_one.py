@@ -10,15 +10,18 @@ With answers (the paper's future work, "Three-in-One") also L_ans, the cross ent
 and last token of the answer among the tokens of the passage.
 """
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.outputs import PassageOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -43,7 +46,7 @@ class TwoInOneLoss(Loss):
     """Name of the loss."""
 
     @model_validator(mode="after")
-    def _check_terms(self) -> "TwoInOneLoss":
+    def _check_terms(self) -> TwoInOneLoss:
         terms = ("passage_loss", "sentence_loss", "consistency_loss", "similarity_loss")
         if not any(getattr(self, name) for name in (*terms, "answer_loss")):
             raise ValueError("the joint loss has no term; set passage_loss or sentence_loss")
@@ -59,6 +62,8 @@ class TwoInOneLoss(Loss):
                 `answer_first` and `answer_last` [sentences], token positions in the batch, or -1.
             context: The step; not used.
         """
+        import torch
+
         passage_label, passage_index = targets["passage_label"], targets["window"].long()
         passage_scores = output.passage_scores.float()
         sentence_scores = output.sentence_scores.float()
@@ -89,6 +94,8 @@ class TwoInOneLoss(Loss):
         self, output: PassageOutput, targets: Targets, passage_index: Tensor
     ) -> Tensor:
         """Computes L_sim over the relevant passages that have sentences with both labels."""
+        import torch
+
         passage_states = output.passage_states.float()[passage_index]
         squares = (passage_states - output.sentence_states.float()).square()
         # The square root has no gradient at 0, the distance of equal states.
@@ -107,6 +114,8 @@ class TwoInOneLoss(Loss):
 
 def _compute_answer_loss(output: PassageOutput, targets: Targets) -> Tensor:
     """Computes L_ans; all occurrences of an answer in a passage count."""
+    import torch
+
     assert output.span_logits is not None
     assert output.token_passage is not None  # models trained with `answer_loss` return both
     logits = output.span_logits.float()
