@@ -1,51 +1,38 @@
-"""Transfer and adapt (TANDA): trains runs that start from each other, and reports all of them.
+"""Transfer and adapt (TANDA): trains runs that build on each other, and reports every one.
 
     python -m pipelines.transfer_adapt --config pipelines/recipes/tanda_minilm.yaml --output DIR
 
-Every run is a system of the results table. A run starts from the model, or from an earlier run:
-transfer, then adapt. Tables 3 to 7 and Figure 4 of the paper are recipes, and so are the teachers
-of CERBERUS (`cerberus_teachers.yaml`).
+A run starts from the model, or from an earlier run: transfer, then adapt. Tables 3 to 7 and
+Figure 4 of the paper are recipes.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from as2ray.distributed.workers_config import WorkersConfig
-from pipelines.experiment import Found, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe, command
-from pipelines.steps import evaluate_ranker
-
-
-def run(
-    recipe: Recipe,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> None:
-    """Trains and evaluates what does not exist yet, and writes the reports.
-
-    Args:
-        recipe: Tables, runs and systems.
-        output: Folder of the stages.
-        workers: Part of the cluster to use.
-        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
-    """
-    folder = Path(output).resolve()
-    tables = prepare(recipe, folder / "tables", data_dirs or {})
-    results: Found = {test: {} for test in recipe.tests}
-    for name, seed, stage in train_runs(recipe, folder, workers, tables):
-        tests = {test: tables[test] for test in recipe.tests}
-        runs = folder / "runs" / stage.name
-        evaluations = evaluate_ranker(runs, stage, tests, recipe.measures, recipe.question_filter)
-        for test, evaluation in evaluations.items():
-            results[test].setdefault(name, {})[seed] = evaluation
-    write_reports(recipe, folder, results)
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment
+from as2ray.experiments.rankers import evaluation, trained_rankers
+from as2ray.experiments.recipe import Recipe
+from as2ray.experiments.reports import write_reports
+from as2ray.experiments.tables import leak_checks, table_stages
 
 
-def main() -> None:
-    """Runs the command line."""
-    command(Recipe, run)
+def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: tables, rankers, and each ranker's evaluation on each test."""
+    experiment = Experiment()
+    tables = table_stages(recipe, data_dirs)
+    for name, table in tables.items():
+        experiment.add(f"tables/{name}", table)
+    rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    for (name, seed), ranker in rankers.items():
+        experiment.add(f"rankers/{name}-seed{seed}", ranker)
+        for test in recipe.tests:
+            stage = evaluation(recipe, ranker, tables[test])
+            experiment.add(f"evaluations/{name}-seed{seed}-{test}", stage)
+            experiment.compare(test, name, seed, stage)
+    return experiment
 
+
+PIPELINE = Pipeline(Recipe, build, write_reports)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

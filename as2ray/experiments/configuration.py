@@ -40,7 +40,8 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
     Args:
         kinds: Configuration classes, which tell where a flag's value is a string.
         arguments: `--config FILE`, `--key VALUE`, `--key.key=VALUE`, or `--key+ VALUE`, which
-            appends to a list. Values are YAML, except where a string is expected.
+            appends to a list. Values are YAML, except where a string is expected. A flag of a
+            truth value may stand alone.
 
     Raises:
         ConfigError: A file cannot be read, or an argument is not a flag with a value.
@@ -50,6 +51,9 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
     remaining = list(arguments)
     while remaining:
         flag, has_value, text = remaining.pop(0).partition("=")
+        is_switch = _field_type(kinds, [flag.removeprefix("--")]) is bool
+        if is_switch and not has_value and (not remaining or remaining[0].startswith("--")):
+            has_value, text = "=", "true"
         if not flag.startswith("--") or not (has_value or remaining):
             raise ConfigError(f"{flag!r} is not a flag with a value: --key VALUE or --key=VALUE")
         text = text if has_value else remaining.pop(0)

@@ -220,9 +220,7 @@ def run_graph(
         else:
             sorter.done(stage)
             num_complete = len(run.results)
-            log.info(
-                "%s: complete (%d of %d)", _name(stage, names), num_complete, len(everything)
-            )
+            log.info("%s: complete (%d of %d)", _name(stage, names), num_complete, len(everything))
     run.skipped = [s for s in stages if s not in run.results and s not in run.failures]
     return run
 

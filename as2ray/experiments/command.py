@@ -1,0 +1,108 @@
+"""Pipelines: a recipe's graph and reports, run from Python or from a command line."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import As2rayError
+from as2ray.experiments.executor import Backend, SequentialBackend
+from as2ray.experiments.experiment import Experiment, Finished, dry_run, run_experiment
+from as2ray.experiments.recipe import read_recipe
+from as2ray.experiments.store import Store
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Pipeline(Generic[R]):
+    """How a recipe becomes stages and reports."""
+
+    recipe_type: type[R]
+    """Class of the recipe; its fields are flags and keys of the YAML file."""
+    build: Callable[[R, Mapping[str, str]], Experiment]
+    """Returns the graph of a recipe. Its second argument are the folders of corpora by name."""
+    report: Callable[[R, Finished], Any]
+    """Writes the reports of what is complete."""
+
+    def run(
+        self,
+        recipe: R,
+        output: str | Path,
+        workers: WorkersConfig,
+        data_dirs: Mapping[str, str] | None = None,
+        *,
+        store: str | Path | None = None,
+        max_parallel: int | None = None,
+        fail_fast: bool = False,
+    ) -> Finished:
+        """Runs the stages that the store does not have, and writes the reports.
+
+        Args:
+            recipe: What to run.
+            output: Folder of the reports, and of links to the stages.
+            workers: Part of the cluster to use; without workers all stages run in this process.
+            data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
+            store: Folder or URI of the stages; by default `store` beside the output.
+            max_parallel: Maximum number of stages that run at the same time, on Ray.
+            fail_fast: Whether no further stage starts after the first failure.
+
+        Raises:
+            As2rayError: The recipe cannot run, the output is of another recipe, or a stage failed.
+        """
+        place = _open_store(store, output)
+        experiment = self.build(recipe, data_dirs or {})
+
+        def run_on(backend: Backend) -> Finished:
+            return run_experiment(
+                experiment, output, place, backend, lambda f: self.report(recipe, f), fail_fast
+            )
+
+        if not workers.num_workers:
+            return run_on(SequentialBackend(place, workers))
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.experiments.ray_backend import RayBackend
+
+        with ray_session():
+            return run_on(RayBackend.create(place, workers, max_parallel))
+
+    def command(self, arguments: Sequence[str] | None = None) -> None:
+        """Runs the command line of the pipeline; exits with 2 on errors of its settings, else 1."""
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
+        )
+        with exit_with_error(2):
+            recipe, options = read_recipe(self.recipe_type, arguments)
+        with exit_with_error(1):
+            if options.dry_run:
+                experiment = self.build(recipe, options.data_dirs)
+                text = dry_run(experiment, _open_store(options.store, options.output))
+                sys.stdout.write(text + "\n")
+                return
+            self.run(
+                recipe,
+                options.output,
+                options.workers,
+                options.data_dirs,
+                store=options.store,
+                max_parallel=options.max_parallel,
+                fail_fast=options.fail_fast,
+            )
+
+
+@contextmanager
+def exit_with_error(status: int) -> Iterator[None]:
+    """Prints an error of the user that is raised inside the block, and exits with a status."""
+    try:
+        yield
+    except As2rayError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(status)
+
+
+def _open_store(store: str | Path | None, output: str | Path) -> Store:
+    return Store(str(store or Path(output).resolve().parent / "store"))

@@ -1,0 +1,209 @@
+"""An experiment: named stages, the evaluations that reports compare, and how it is run."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from as2ray.errors import StaleStageError
+from as2ray.evaluation.measures import EvaluationResult
+from as2ray.experiments.executor import Backend, GraphRun, complete_stages, run_graph
+from as2ray.experiments.rankers import load_evaluation
+from as2ray.experiments.stage import Outputs, Stage, sorted_stages
+from as2ray.experiments.store import Store
+from as2ray.tables.atomic import atomic_file
+
+LINKS = "stages.json"
+"""File of an output: kind, digest and inputs of each stage, by its name."""
+
+Evaluations = dict[str, dict[str, dict[int, EvaluationResult]]]
+"""Evaluations by test, system and seed."""
+
+
+@dataclass
+class Experiment:
+    """Stages by the names under which an output folder shows them."""
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+    evaluations: dict[tuple[str, str, int], tuple[Stage, str]] = field(default_factory=dict)
+    """By test, system and seed: the stage with the evaluation, and its name in that stage."""
+
+    def add(self, name: str, stage: Stage) -> Stage:
+        """Names a stage, which will run with all that it builds on; returns it."""
+        self.stages[name] = stage
+        return stage
+
+    def compare(self, test: str, system: str, seed: int, stage: Stage, name: str = "") -> None:
+        """Adds an evaluation to the reports.
+
+        Args:
+            test: Name of the test.
+            system: Name of the system.
+            seed: Seed of its run.
+            stage: Stage that stored the evaluation.
+            name: Name of the evaluation in that stage, if it stored several.
+        """
+        self.evaluations[test, system, seed] = (stage, name)
+
+    @property
+    def targets(self) -> list[Stage]:
+        """All stages that must be complete, in the order of the recipe."""
+        return [*self.stages.values(), *(stage for stage, _ in self.evaluations.values())]
+
+    def names(self) -> dict[Stage, str]:
+        """Returns a name of each stage, for logs; inputs without a name have that of their user."""
+        names = {stage: name for name, stage in reversed(self.stages.items())}
+        for (test, system, seed), (stage, _) in self.evaluations.items():
+            names.setdefault(stage, f"{system}-seed{seed} on {test}")
+        for stage in reversed(sorted_stages(self.targets)):
+            for each in stage.inputs:
+                names.setdefault(each, f"{each.kind} for {names[stage]}")
+        return names
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What reports read: the stages that are complete."""
+
+    experiment: Experiment
+    run: GraphRun
+    store: Store
+    output: Path
+    """Folder of the reports."""
+
+    def has(self, stage: Stage) -> bool:
+        """Returns whether a stage is complete."""
+        return stage in self.run.results
+
+    def outputs(self, stage: Stage) -> Outputs:
+        """Returns what a stage reported."""
+        return self.run.results[stage].outputs
+
+    def path(self, stage: Stage) -> Path:
+        """Returns a local folder with the files of a stage."""
+        return self.store.fetch(self.run.results[stage])
+
+    def named(self, prefix: str) -> dict[str, Stage]:
+        """Returns the complete stages whose names start with a prefix, by the rest of the name."""
+        return {
+            name.removeprefix(prefix): stage
+            for name, stage in self.experiment.stages.items()
+            if name.startswith(prefix) and self.has(stage)
+        }
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a text file into the output."""
+        (self.output / name).write_text(text + "\n", encoding="utf-8")
+
+    def write_json(self, name: str, values: Any) -> None:
+        """Writes a JSON file into the output."""
+        self.write(name, json.dumps(values, indent=2))
+
+    def evaluations(self) -> Evaluations:
+        """Returns the evaluations that are complete, in the order of the recipe."""
+        results: Evaluations = {}
+        for (test, system, seed), (stage, name) in self.experiment.evaluations.items():
+            if self.has(stage):
+                result = load_evaluation(self.run.results[stage], self.store, name)
+                results.setdefault(test, {}).setdefault(system, {})[seed] = result
+        return results
+
+
+def run_experiment(
+    experiment: Experiment,
+    output: str | Path,
+    store: Store,
+    backend: Backend,
+    report: Callable[[Finished], None],
+    fail_fast: bool = False,
+) -> Finished:
+    """Runs what the store does not have, links it under its names, and writes the reports.
+
+    Args:
+        experiment: Its stages and evaluations.
+        output: Folder of the reports and links.
+        store: Where the stages are stored.
+        backend: Where they run.
+        report: Writes the reports of what is complete.
+        fail_fast: Whether no further stage starts after the first failure.
+
+    Raises:
+        StaleStageError: The output shows another recipe's stage under one of the names.
+        As2rayError: A stage failed; the others are complete, and the reports are written.
+    """
+    output = Path(output).resolve()
+    _check_same_recipe(experiment, output)
+    run = run_graph(experiment.targets, store, backend, experiment.names(), fail_fast)
+    _write_links(experiment, output, run, store)
+    finished = Finished(experiment, run, store, output)
+    report(finished)
+    run.raise_failures(experiment.names())
+    return finished
+
+
+def _check_same_recipe(experiment: Experiment, output: Path) -> None:
+    """Names the keys that differ in the first stage that differs; later ones differ by it."""
+    path = output / LINKS
+    links = json.loads(path.read_text()) if path.is_file() else {}
+    names = {stage: name for name, stage in reversed(experiment.stages.items())}
+    for stage in sorted_stages(experiment.targets):
+        name = names.get(stage, "")
+        stored = _leaves(links.get(name, {}).get("inputs", {}))
+        current = _leaves(stage.identity({}))
+        keys = stored.keys() | current.keys()
+        changed = sorted(key for key in keys if stored.get(key) != current.get(key))
+        if stored and changed:
+            changes = "; ".join(
+                f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in changed[:8]
+            )
+            raise StaleStageError(
+                f"{output / name} is of another recipe; {len(changed)} keys differ "
+                f"(output -> recipe): {changes}",
+                fix="choose another --output; what both recipes share is not made again",
+            )
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {k: v for key in value for k, v in _leaves(value[key], f"{path}.{key}").items()}
+    return {path.removeprefix("."): value}
+
+
+def _write_links(experiment: Experiment, output: Path, run: GraphRun, store: Store) -> None:
+    """Writes which stage stands for each name, and on a disk a symbolic link to its folder."""
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / LINKS
+    links = json.loads(path.read_text()) if path.is_file() else {}
+    for name, stage in experiment.stages.items():
+        if stage not in run.results:
+            continue
+        result = run.results[stage]
+        links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": stage.identity({})}
+        if store.is_local:
+            link = output / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(store.fetch(result), link.parent))
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(links, indent=2) + "\n")
+
+
+def dry_run(experiment: Experiment, store: Store) -> str:
+    """Returns the stages as a table, with what is stored; needs no data and no model."""
+    stages, names = sorted_stages(experiment.targets), experiment.names()
+    complete = complete_stages(experiment.targets, store)
+    rows = [("stage", "kind", "data", "updates", "batch", "hours", "state")]
+    for stage in stages:
+        columns = {"stage": names[stage], "kind": stage.kind, **stage.describe()}
+        columns["state"] = "stored" if stage in complete else "to run"
+        if columns.get("hours") is not None:
+            columns["hours"] = f"{columns['hours']:.2f}"
+        cells = (columns.get(column) for column in rows[0])
+        rows.append(tuple("-" if cell is None else str(cell) for cell in cells))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    hours = sum(stage.hours() for stage in stages if stage not in complete)
+    summary = f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device"
+    return "\n".join([*lines, summary])

@@ -1,0 +1,362 @@
+"""Stages of rankers: trained, scored on a table, evaluated."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
+from as2ray.checkpoints.packaged import resolve_model_path
+from as2ray.distributed.score import ScoreKind, read_scores, score_table
+from as2ray.errors import ConfigError, StaleStageError
+from as2ray.evaluation.measures import EvaluationResult, evaluate
+from as2ray.experiments.recipe import LossSpec, Recipe, RunSpec
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
+from as2ray.experiments.store import Store
+from as2ray.experiments.tables import filtered_table
+from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.schema import TableCounts
+from as2ray.tables.trec import write_run
+from as2ray.training.checkpoint_store import hardlink_or_copy
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.tracking import TrackingConfig
+
+RANKER = "ranker"
+"""Folder of the checkpoint in a stage that makes a ranker, whatever its kind."""
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRanker(Stage):
+    """The selected checkpoint of a training run, with its metrics."""
+
+    RESOURCES = "gang"
+
+    model: ModelSpec
+    train: tuple[Stage, ...]
+    """Tables that are read as one corpus."""
+    dev: Stage
+    training: TrainingConfig
+    loss: LossSpec = "cross_entropy"
+    init_from: Stage | None = None
+    """Ranker that training starts from, instead of `model.path`."""
+    teacher_logits: tuple[tuple[Stage, ...], ...] = ()
+    """For each teacher, its stored logits of each training table."""
+    watched: dict[str, Stage] = field(default_factory=dict)
+    """Other tables that are evaluated during training, by name."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata=NOT_IDENTITY)
+    after: tuple[Stage, ...] = field(default=(), metadata=NOT_IDENTITY)
+    """Checks that must succeed first."""
+
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Leaves out the path of the model if the run starts from another ranker."""
+        identity = super().identity(fingerprints)
+        if self.init_from is not None:
+            identity["model"]["path"] = ""
+        return identity
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Checks that the run can start from its model or from the earlier run."""
+        self.shape(results)
+
+    def shape(self, results: Mapping[Stage, Result]) -> RankerShape | None:
+        """Returns layers, exits and heads of the ranker; None if its start is not known yet.
+
+        Args:
+            results: Complete stages; the models that these started from are not needed.
+
+        Raises:
+            ConfigError: Layers, exits or heads do not go with what the run starts from.
+            CheckpointError: The model is neither an encoder nor a ranker.
+        """
+        if self in results:
+            return _stored_shape(results[self])
+        loss, start, start_shape = self.loss, self.init_from, None
+        if start is not None:
+            start_shape = (
+                start.shape(results)
+                if isinstance(start, TrainedRanker)
+                else _stored_shape(results.get(start))
+            )
+            if start_shape is None:
+                return None
+        return check_model_spec(
+            self.model,
+            start_shape.num_layers if start_shape else model_num_layers(self.model.path),
+            start_shape,
+            is_joint=isinstance(loss, TwoInOneLoss),
+            extract_answers=isinstance(loss, TwoInOneLoss) and loss.answer_loss,
+        )
+
+    def job(self, context: StageContext) -> TrainingJob:
+        """Returns the training job with the folders of its inputs."""
+        path = (
+            resolve_model_path(self.model.path)
+            if self.init_from is None
+            else str(context.path(self.init_from) / RANKER)
+        )
+        return TrainingJob(
+            model=replace(self.model, path=path),
+            train_tables=tuple(str(context.path(table)) for table in self.train),
+            eval_tables={
+                name: str(context.path(table))
+                for name, table in {"dev": self.dev, **self.watched}.items()
+            },
+            training=self.training,
+            loss=self.loss,
+            teacher_logits=tuple(
+                tuple(str(context.path(logits)) for logits in teacher)
+                for teacher in self.teacher_logits
+            ),
+            tracking=self.tracking,
+        )
+
+    def run(self, context: StageContext) -> Outputs:
+        """Trains; keeps the selected checkpoint, the metrics and TensorBoard's files."""
+        from as2ray.distributed.train import train_on_ray
+
+        run_folder, output = context.scratch / "run", context.output
+        selected = train_on_ray(self.job(context), run_folder, context.workers)
+        copy_ranker(selected, output)
+        shutil.copy(run_folder / METRICS, output)
+        if (run_folder / "tensorboard").exists():
+            shutil.copytree(run_folder / "tensorboard", output / "tensorboard", dirs_exist_ok=True)
+        return {"shape": self.shape(context.inputs), "model": model_sizes(self._model_folder())}
+
+    def verify(self, result: Result) -> None:
+        """Refuses a run whose model folder has changed; one whose model is gone is kept."""
+        stored, current = result.outputs.get("model", {}), model_sizes(self._model_folder())
+        if stored and current and stored != current:
+            raise StaleStageError(
+                f"{self.model.path} had files of {stored} bytes when a run started from it, and "
+                f"now has {current}",
+                fix="give the changed model another path, or choose another --store",
+            )
+
+    def _model_folder(self) -> Path:
+        return Path(self.model.path if self.init_from is None else "")
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        from as2ray.experiments.cost_model import training_cost
+
+        cost = training_cost(self)
+        start = self.init_from.kind if self.init_from is not None else self.model.path
+        batch = self.training.global_batch_tokens or self.training.global_batch_size
+        return {"data": start, "updates": cost.num_updates, "batch": batch, "hours": cost.hours}
+
+    def hours(self) -> float:
+        """See `Stage`."""
+        from as2ray.experiments.cost_model import training_cost
+
+        return training_cost(self).hours or super().hours()
+
+
+@dataclass(frozen=True, eq=False)
+class TableScores(Stage):
+    """A ranker's scores, or logits, of the rows of a table, in chunks."""
+
+    RESOURCES = "pool"
+
+    ranker: Stage
+    table: Stage
+    score_kind: ScoreKind = "score"
+    question_filter: QuestionFilter = "raw"
+    """Questions whose rows are scored."""
+    drop_ratio: float | None = None
+    """Drop ratio after every exit of a cascade, instead of its own."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Scores the chunks that an interrupted attempt has not written."""
+        summary = score_table(
+            context.path(self.table),
+            context.path(self.ranker) / RANKER,
+            context.output,
+            context.workers,
+            self.score_kind,
+            question_filter=self.question_filter,
+            drop_ratio=self.drop_ratio,
+        )
+        return asdict(summary)
+
+    def hours(self) -> float:
+        """See `Stage`."""
+        from as2ray.experiments.cost_model import scoring_cost
+
+        return scoring_cost(self).hours or super().hours()
+
+
+@dataclass(frozen=True, eq=False)
+class TableEvaluation(Stage):
+    """Measures of stored scores on a table, for each question."""
+
+    scores: TableScores
+    measures: tuple[str, ...]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Evaluates, and writes a TREC run."""
+        table, question_filter = self.scores.table, self.scores.question_filter
+        rows = filtered_table(context.path(table), question_filter)
+        scores = read_scores(context.path(self.scores))["score"].to_numpy()
+        write_run(context.output / "ranking.run", rows, scores, tag="as2ray")
+        result = evaluate(rows, scores, self.measures, question_filter=question_filter)
+        content = str(context.outputs(table)["fingerprint"])
+        return save_evaluations({"": replace(result, fingerprint=content)}, context.output)
+
+
+def copy_ranker(source: Path, output: Path) -> None:
+    """Copies a checkpoint into the folder of a stage, by hard links where possible."""
+    shutil.copytree(source, output / RANKER, dirs_exist_ok=True, copy_function=hardlink_or_copy)
+
+
+def _stored_shape(result: Result | None) -> RankerShape | None:
+    """Returns the shape of the ranker of a complete stage, if the stage reported it."""
+    if result is None or not result.outputs.get("shape"):
+        return None
+    values = dict(result.outputs["shape"])
+    return RankerShape(**{**values, "exit_layers": tuple(values["exit_layers"])})
+
+
+def model_num_layers(path: str) -> int:
+    """Returns the number of layers of a pretrained encoder, from its configuration.
+
+    Raises:
+        CheckpointError: The path holds neither an encoder nor a ranker.
+    """
+    from as2ray.experiments.cost_model import ENCODER_SHAPES
+
+    if path in ENCODER_SHAPES:
+        return ENCODER_SHAPES[path].num_layers
+    from as2ray.checkpoints.initialization import encoder_num_layers
+
+    return encoder_num_layers(resolve_model_path(path))
+
+
+def model_sizes(folder: Path) -> dict[str, int]:
+    """Returns the size of each file of a local model folder in bytes; {} if there is none."""
+    if not folder.name or not folder.is_dir():
+        return {}
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def save_evaluations(results: Mapping[str, EvaluationResult], folder: Path) -> dict[str, Any]:
+    """Stores evaluations: values by question as Parquet files, the rest in the manifest.
+
+    Args:
+        results: Evaluations by name.
+        folder: Folder of the stage.
+
+    Returns:
+        Outputs of the stage, for `load_evaluation`.
+    """
+    entries = {}
+    for number, (name, result) in enumerate(results.items()):
+        pq.write_table(result.per_question, folder / f"questions-{number}.parquet")
+        values = {**vars(result), "counts": asdict(result.counts), "number": number}
+        entries[name] = {key: value for key, value in values.items() if key != "per_question"}
+    return {"evaluations": entries}
+
+
+def load_evaluation(result: Result, store: Store, name: str = "") -> EvaluationResult:
+    """Reads an evaluation that `save_evaluations` stored."""
+    values = dict(result.outputs["evaluations"][name])
+    path = store.fetch(result) / f"questions-{values.pop('number')}.parquet"
+    counts = TableCounts(**values.pop("counts"))
+    return EvaluationResult(**values, counts=counts, per_question=pq.read_table(path))
+
+
+def trained_rankers(
+    recipe: Recipe,
+    tables: Mapping[str, Stage],
+    after: tuple[Stage, ...] = (),
+    passages: Mapping[str, Stage] | None = None,
+) -> dict[tuple[str, int], Stage]:
+    """Returns the recipe's runs by name and seed, seed by seed, each after those it builds on.
+
+    Args:
+        recipe: Its runs.
+        tables: Stages of its tables.
+        after: Checks that must succeed before any run.
+        passages: Stages of tables by passages, for runs that train joint models.
+
+    Raises:
+        ConfigError: A run trains a joint model and there are no `passages`, or its teacher is one.
+    """
+    _check_joint_runs(recipe, passages is not None)
+    rankers: dict[tuple[str, int], Stage] = {}
+    for seed in recipe.seeds:
+        for name in [name for name in recipe.runs if seed in recipe.seeds_of(name)]:
+            run = recipe.runs[name]
+            is_joint = isinstance(run.loss, TwoInOneLoss)
+            run_tables = (passages or {}) if is_joint else tables
+            teachers = [rankers[teacher, seed] for teacher in run.teachers]
+            start = rankers[run.init_from, seed] if run.init_from else None
+            ranker = trained_ranker(recipe, run, seed, run_tables, start, teachers, after)
+            rankers[name, seed] = ranker
+    return rankers
+
+
+def trained_ranker(
+    recipe: Recipe,
+    run: RunSpec,
+    seed: int,
+    tables: Mapping[str, Stage],
+    init_from: Stage | None = None,
+    teachers: Sequence[Stage] = (),
+    after: tuple[Stage, ...] = (),
+) -> TrainedRanker:
+    """Returns the stage of one run of a recipe with one seed."""
+    model = replace(
+        recipe.model,
+        path=absolute_model_path(run.model or recipe.model.path),
+        num_layers=run.num_layers,
+        exit_layers=run.exit_layers,
+        num_ranking_heads=run.num_ranking_heads,
+    )
+    train = tuple(tables[name] for name in run.train)
+    tests = recipe.tests if recipe.plot_learning_curves else []
+    return TrainedRanker(
+        model=model,
+        train=train,
+        dev=tables[run.dev or recipe.dev],
+        training=replace(run.training, seed=run.training.seed + seed),
+        loss=run.loss,
+        init_from=init_from,
+        teacher_logits=tuple(
+            tuple(TableScores(teacher, table, "logits") for table in train) for teacher in teachers
+        ),
+        watched={test: tables[test] for test in tests},
+        tracking=recipe.tracking,
+        after=after,
+    )
+
+
+def absolute_model_path(path: str) -> str:
+    """Returns the absolute path of a local model folder, and any other name unchanged."""
+    return str(Path(path).absolute()) if Path(path).is_dir() else path
+
+
+def evaluation(recipe: Recipe, ranker: Stage, table: Stage) -> TableEvaluation:
+    """Returns the stage that measures a ranker on a table as the recipe says."""
+    scores = TableScores(ranker, table, question_filter=recipe.question_filter)
+    return TableEvaluation(scores, tuple(recipe.measures))
+
+
+def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:
+    joint = {name for name, run in recipe.runs.items() if isinstance(run.loss, TwoInOneLoss)}
+    for name, run in recipe.runs.items():
+        if name in joint and not has_passages:
+            raise ConfigError(
+                f"run {name!r} trains a joint model, which only `pipelines.two_in_one` does"
+            )
+        if joint_teachers := sorted(joint & {*run.teachers}):
+            raise ConfigError(
+                f"run {name!r} has the joint models {joint_teachers} as teachers; teachers must "
+                "rank candidates one by one"
+            )

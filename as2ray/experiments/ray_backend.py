@@ -1,0 +1,85 @@
+"""Runs stages as tasks of Ray: a task holds nothing while its training workers or actors work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
+from as2ray.distributed.plan import check_plan, cluster_capacity, gang_resources
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.experiments.executor import execute
+from as2ray.experiments.stage import Result, Stage
+from as2ray.experiments.store import Store
+
+MAX_RETRIES = 3
+"""Times that a stage is started again after its process or node is lost; it resumes."""
+
+CONTROLLER_BYTES = 1.3e9
+"""Memory of a stage on its own node: its task, and the controller and watchers of Ray Train."""
+
+
+@dataclass
+class RayBackend:
+    """Runs stages on the cluster that this process is connected to."""
+
+    store: Store
+    workers: WorkersConfig
+    max_parallel: int
+
+    @classmethod
+    def create(
+        cls, store: Store, workers: WorkersConfig, max_parallel: int | None = None
+    ) -> "RayBackend":
+        """Returns a backend for as many stages as the memory of this node holds controllers of."""
+        by_memory = int(psutil.virtual_memory().available / CONTROLLER_BYTES)
+        return cls(store, workers, max_parallel or max(1, by_memory))
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """See `Backend`."""
+        resources = {stage.RESOURCES for stage in stages}
+        if "gang" in resources:
+            check_plan(self.workers)
+        elif "pool" in resources:
+            check_plan(self.workers, allow_gpu_sharing=True)
+
+    def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
+        """See `Backend`: the stage fits beside what runs, counted over the whole cluster.
+
+        Other jobs are not counted, because Ray queues the placement groups of all jobs.
+        """
+        if not running:
+            return True
+        if len(running) >= self.max_parallel:
+            return False
+        demands = [self._demand(each) for each in (stage, *running)]
+        capacity = cluster_capacity()
+        return all(
+            sum(demand.get(name, 0.0) for demand in demands) <= capacity.get(name, 0.0) + 1e-9
+            for name in demands[0]
+        )
+
+    def _demand(self, stage: Stage) -> dict[str, float]:
+        return {"CPU": 1.0} if stage.RESOURCES == "cpu" else gang_resources(self.workers)
+
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+        """See `Backend`."""
+        task = ray.remote(max_retries=MAX_RETRIES)(execute).options(
+            name=f"{stage.kind}-{stage.key}",
+            num_cpus=1 if stage.RESOURCES == "cpu" else 0,
+            label_selector=self.workers.driver_label_selector or None,
+            runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        )
+        return task.remote(stage, inputs, self.store, self.workers)
+
+    def wait(self, handles: Sequence[Any]) -> Any:
+        """See `Backend`."""
+        return ray.wait(list(handles), num_returns=1)[0][0]
+
+    def result(self, handle: Any) -> Result:
+        """See `Backend`."""
+        with unwrap_ray_errors():
+            result: Result = ray.get(handle)
+        return result

@@ -1,0 +1,66 @@
+"""Reports of an experiment: a table and a chart of each test, and learning curves."""
+
+import logging
+
+import numpy as np
+
+from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.experiments.experiment import Evaluations, Finished
+from as2ray.experiments.rankers import METRICS
+from as2ray.experiments.recipe import Recipe
+from as2ray.training.tracking import read_metrics
+
+log = logging.getLogger(__name__)
+
+
+def write_reports(
+    recipe: Recipe, finished: Finished, evaluations: Evaluations | None = None
+) -> None:
+    """Writes a report and a bar chart of each test whose baseline is complete.
+
+    Args:
+        recipe: Its title, baselines and published results.
+        finished: What is complete.
+        evaluations: The evaluations to report; by default all of the experiment's.
+    """
+    from as2ray.evaluation import plots
+
+    evaluations = finished.evaluations() if evaluations is None else evaluations
+    for test, systems in evaluations.items():
+        baseline = str(recipe.against(test))
+        if baseline not in systems:
+            log.warning("no report of %s: its baseline %r is not complete", test, baseline)
+            continue
+        report = build_report(
+            f"{recipe.title}: {test}",
+            systems,
+            baseline=baseline,
+            published_results=recipe.published_results.get(test),
+        )
+        save_report(report, finished.output / f"{test}.md")
+        log.info("\n%s", to_markdown(report))
+        measures = {row.system: row.measures for row in report.rows}
+        path = finished.output / f"{test}.png"
+        plots.bar_chart(measures, report.title, "mean over questions", path)
+        if recipe.plot_learning_curves:
+            _plot_learning_curve(recipe, finished, test)
+
+
+def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str) -> None:
+    """Plots MAP over epochs, and logs its mean change between epochs (TANDA, Figure 4)."""
+    from as2ray.evaluation import plots
+
+    series: dict[str, list[tuple[float, float]]] = {}
+    changes: dict[str, list[float]] = {}
+    for name, stage in finished.named("rankers/").items():
+        run = name.rpartition("-seed")[0]
+        lines = read_metrics(finished.path(stage) / METRICS)
+        points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
+        series.setdefault(run, []).extend(points)
+        changes.setdefault(run, []).extend(np.abs(np.diff([y for _, y in points])).tolist())
+    path = finished.output / f"{test}-curve.png"
+    plots.learning_curve(series, f"{recipe.title}: {test}", "epoch", "MAP", path)
+    for run, sizes in changes.items():
+        if sizes:
+            mean_change = float(np.mean(sizes))
+            log.info("%s, %s: MAP changes by %.4f between epochs", test, run, mean_change)
