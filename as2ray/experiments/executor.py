@@ -47,7 +47,7 @@ def execute(
     """
     fingerprints = {each: result.fingerprint for each, result in inputs.items()}
     digest = stage.digest(fingerprints)
-    with store.lease(stage.kind, digest):
+    with store.lease(stage.kind, digest) as is_held:
         if (stored := store.find(stage, fingerprints)) is not None:
             stage.verify(stored)
             return stored
@@ -59,6 +59,7 @@ def execute(
         manifest = {
             "inputs": stage.identity(fingerprints),
             "outputs": result.outputs,
+            "built_on": [f"{each.kind}/{each.digest}" for each in inputs.values()],
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "duration_s": round(time.perf_counter() - started_at, 2),
             "workers": plain(workers),
@@ -66,8 +67,11 @@ def execute(
             "packages": _packages(),
             "git_commit": _git_commit(),
         }
-        store.commit(stage.kind, digest, manifest)
-        return result
+        if is_held():
+            store.commit(stage.kind, digest, manifest)
+            return result
+    # Another process has taken the stage over, and this one waits for its result.
+    return execute(stage, inputs, store, workers)
 
 
 class Backend(Protocol):
@@ -150,13 +154,7 @@ class GraphRun:
 
 def complete_stages(targets: Sequence[Stage], store: Store) -> dict[Stage, Result]:
     """Returns the stages that the store has, as far as their inputs are known."""
-    results: dict[Stage, Result] = {}
-    for stage in sorted_stages(targets):
-        if all(each in results for each in stage.inputs):
-            fingerprints = {each: results[each].fingerprint for each in stage.inputs}
-            if (stored := store.find(stage, fingerprints)) is not None:
-                results[stage] = stored
-    return results
+    return store.find_all(sorted_stages(targets))
 
 
 def run_graph(

@@ -12,11 +12,8 @@ from as2ray.evaluation.measures import EvaluationResult
 from as2ray.experiments.executor import Backend, GraphRun, complete_stages, run_graph
 from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Outputs, Stage, sorted_stages
-from as2ray.experiments.store import Store
+from as2ray.experiments.store import LINKS, Store
 from as2ray.tables.atomic import atomic_file
-
-LINKS = "stages.json"
-"""File of an output: kind, digest and inputs of each stage, by its name."""
 
 Evaluations = dict[str, dict[str, dict[int, EvaluationResult]]]
 """Evaluations by test, system and seed."""

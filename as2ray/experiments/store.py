@@ -9,7 +9,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from uuid import uuid4
 import pyarrow.fs as pa_fs
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.experiments.stage import Result, Stage
@@ -32,6 +33,10 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 LEASE = "lease.json"
 SCRATCH = "scratch"
+LINKS = "stages.json"
+"""File of an output: kind, digest and inputs of each stage, by its name."""
+UNKNOWN = "::"
+"""Owner of a lease that is being written."""
 
 DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 """Schemes of object stores, and the package that fsspec needs for each."""
@@ -45,7 +50,19 @@ SETTLE_S = 1.0
 NUM_LOOKUPS = 32
 """Manifests that are read at the same time."""
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredStage:
+    """A stage's folder in a store."""
+
+    kind: str
+    digest: str
+    num_bytes: int = 0
+    is_complete: bool = False
+    """Whether it has a manifest; otherwise it is an interrupted or a running attempt."""
+    has_lease: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,24 +83,23 @@ class Store:
     """Folder on each node with the files of an object store."""
 
     def __post_init__(self) -> None:
-        prefix = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/+", self.uri)
-        scheme = prefix[1].lower() if prefix else "file"
-        if scheme == "file":
-            path = self.uri[prefix.end() - 1 :] if prefix else self.uri
-            # Workers of Ray have another working directory.
-            uri = str(Path(path).expanduser().absolute())
+        prefix = re.match(r"([A-Za-z][\w+.:-]*):/+", self.uri)
+        scheme, path = (prefix[1].lower(), self.uri[prefix.end() :]) if prefix else ("", self.uri)
+        if scheme in ("", "file"):
+            # Absolute, as workers of Ray have another working directory.
+            uri = str(Path("/" + path if scheme else path).expanduser().absolute())
         elif scheme not in DRIVERS:
+            accepted = ", ".join(f"{name}://" for name in ("file", *DRIVERS))
             raise ConfigError(
-                f"store {self.uri}: unknown scheme {scheme!r}; accepted are a folder, "
-                f"{', '.join(f'{name}://' for name in ('file', *DRIVERS))}"
+                f"store {self.uri}: unknown scheme {scheme!r}; accepted are a folder, {accepted}"
             )
         elif find_spec(DRIVERS[scheme]) is None:
             raise ConfigError(
-                f"store {self.uri}: {scheme}:// needs the package {DRIVERS[scheme]}",
+                f"store {self.uri}: the package {DRIVERS[scheme]} is not installed",
                 fix=f"pip install {DRIVERS[scheme]}",
             )
         else:
-            uri = f"{scheme}://{self.uri[prefix.end() :].rstrip('/')}" if prefix else ""
+            uri = f"{scheme}://{path.rstrip('/')}"
         object.__setattr__(self, "uri", uri)
 
     @property
@@ -93,15 +109,20 @@ class Store:
 
     @cached_property
     def _location(self) -> tuple[AbstractFileSystem, str]:
-        # Listings change: other processes write to the store.
+        if self.is_local:
+            return LocalFileSystem(), self.uri
+        # No cache of listings: other processes write to the store.
         filesystem, root = url_to_fs(self.uri, use_listings_cache=False)
         return filesystem, str(root)
 
+    @property
+    def _local_root(self) -> Path:
+        root = self._location[1]
+        return Path(root) if self.is_local else Path(self.cache).expanduser().absolute() / root
+
     def work_folder(self, kind: str, digest: str) -> Path:
         """Returns the local folder that a stage writes into."""
-        root = self._location[1]
-        folder = Path(root) if self.is_local else Path(self.cache).expanduser() / root
-        return folder / kind / digest
+        return self._local_root / kind / digest
 
     def manifest(self, kind: str, digest: str) -> dict[str, Any] | None:
         """Returns the manifest of a finished stage, or None.
@@ -145,37 +166,41 @@ class Store:
             StaleStageError: See `manifest`.
         """
         results: dict[Stage, Result] = {}
+
+        def find(stage: Stage) -> Result | None:
+            return self.find(stage, {each: results[each].fingerprint for each in stage.inputs})
+
         sorter = TopologicalSorter({stage: stage.inputs for stage in stages})
         sorter.prepare()
         with ThreadPoolExecutor(NUM_LOOKUPS) as pool:
             while sorter.is_active():
                 ready = sorter.get_ready()
                 known = [stage for stage in ready if results.keys() >= set(stage.inputs)]
-                fingerprints = {stage: result.fingerprint for stage, result in results.items()}
-                found = pool.map(lambda stage: self.find(stage, fingerprints), known)
-                results |= {stage: result for stage, result in zip(known, found) if result}
+                pairs = zip(known, pool.map(find, known))
+                results |= {stage: result for stage, result in pairs if result}
                 sorter.done(*ready)
         return results
 
     def fetch(self, result: Result) -> Path:
-        """Returns a local folder with the files of a finished stage."""
-        folder = self.work_folder(result.kind, result.digest)
+        """Returns a local folder with the files of a finished stage.
+
+        Raises:
+            StaleStageError: The stage was removed from the store.
+        """
+        kind, digest = result.kind, result.digest
+        folder = self.work_folder(kind, digest)
         if self.is_local or (folder / MANIFEST).exists():
             return folder
-        with _locked(folder):
-            manifest = self.manifest(result.kind, result.digest)
-            if manifest is None:
-                raise StaleStageError(
-                    f"{result.kind} {result.digest} is not in {self.uri} any more"
-                )
+        with _locked(folder):  # One process of a node downloads it, and the others wait.
             if not (folder / MANIFEST).exists():
+                if (manifest := self.manifest(kind, digest)) is None:
+                    raise StaleStageError(f"{self.uri}/{kind}/{digest} was removed")
                 shutil.rmtree(folder, ignore_errors=True)
-                filesystem, root = self._location
-                remote = f"{root}/{result.kind}/{result.digest}"
                 for name in manifest["files"]:
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                filesystem, root = self._location
                 filesystem.get(
-                    [f"{remote}/{name}" for name in manifest["files"]],
+                    [f"{root}/{kind}/{digest}/{name}" for name in manifest["files"]],
                     [str(folder / name) for name in manifest["files"]],
                 )
                 (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -190,45 +215,111 @@ class Store:
             manifest: Entries of the manifest, of which `outputs` is required; `format_version` and
                 `files` (bytes by name) are added.
         """
-        folder, (filesystem, root) = self.work_folder(kind, digest), self._location
+        folder, name = self.work_folder(kind, digest), f"{kind}/{digest}"
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
         sizes = {
             name: path.stat().st_size
             for name, path in paths.items()
-            if path.is_file()
-            and name not in (MANIFEST, LEASE)
-            and not name.startswith(f"{SCRATCH}/")
+            if not name.startswith((MANIFEST, LEASE, f"{SCRATCH}/")) and path.is_file()
         }
         entries = {"format_version": FORMAT_VERSION, **manifest, "files": sizes}
         content = (json.dumps(entries, indent=2) + "\n").encode()
-        if not self.is_local:
-            remote = f"{root}/{kind}/{digest}"
+        if self.is_local:
+            self._write(f"{name}/{MANIFEST}", content)
+        else:
+            filesystem, root = self._location
+            remote = f"{root}/{name}"
             filesystem.put([str(paths[n]) for n in sizes], [f"{remote}/{n}" for n in sizes])
-            with _locked(folder):  # A process that fetches waits for the local manifest.
-                self._write(f"{kind}/{digest}/{MANIFEST}", content)
+            with _locked(folder):  # A process that fetches it waits for the local manifest.
+                self._write(f"{name}/{MANIFEST}", content)
                 (folder / MANIFEST).write_bytes(content)
             with suppress(FileNotFoundError):
                 filesystem.rm(f"{remote}/{SCRATCH}", recursive=True)
-        else:
-            self._write(f"{kind}/{digest}/{MANIFEST}", content)
         # After the manifest: a process that is killed here has lost nothing that is needed.
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
     def publish(self, path: Path) -> None:
         """Uploads a file below a work folder, so that an attempt on another node can resume."""
         if not self.is_local:
-            filesystem, root = self._location
-            filesystem.put_file(str(path), f"{root}/{self._name(path)}")
+            self._location[0].put_file(str(path), self._remote(path))
 
     def restore(self, folder: Path) -> None:
-        """Downloads the published files of a folder below a work folder which are not there."""
+        """Downloads the published files of a folder below a work folder, unless they are there."""
         if not self.is_local:
             filesystem, root = self._location
-            for remote in filesystem.find(f"{root}/{self._name(folder)}"):
-                path = self.work_folder(".", ".") / str(remote).removeprefix(f"{root}/")
+            for remote in filesystem.find(self._remote(folder)):
+                path = self._local_root / str(remote).removeprefix(f"{root}/")
                 if not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    filesystem.get_file(remote, str(path))
+                    part = path.with_name(f"{path.name}.part")
+                    filesystem.get_file(remote, str(part))
+                    os.replace(part, path)
+
+    def _remote(self, path: Path) -> str:
+        return f"{self._location[1]}/{path.relative_to(self._local_root).as_posix()}"
+
+    def stored_stages(self) -> list[StoredStage]:
+        """Returns all stages of the store, by kind and digest.
+
+        Raises:
+            ConfigError: There are none, or the store cannot be read.
+        """
+        filesystem, root = self._location
+        files: dict[tuple[str, str], dict[str, int]] = {}
+        with self._explained():
+            entries = filesystem.find(root, detail=True)
+        for path, entry in entries.items():
+            kind, _, name = path.removeprefix(f"{root}/").partition("/")
+            digest, _, name = name.partition("/")
+            if name:
+                files.setdefault((kind, digest), {})[name] = entry["size"]
+        if not files:
+            raise ConfigError(f"{self.uri} has no stages", fix="correct --store")
+        return [
+            StoredStage(*key, sum(sizes.values()), MANIFEST in sizes, LEASE in sizes)
+            for key, sizes in sorted(files.items())
+        ]
+
+    def prune(self, outputs: Sequence[str | Path], dry_run: bool = False) -> list[StoredStage]:
+        """Removes the stages that no output links, and that no linked stage is built on.
+
+        Args:
+            outputs: Folders of experiments' reports and links.
+            dry_run: Whether nothing is removed.
+
+        Returns:
+            The stages that are removed.
+
+        Raises:
+            ConfigError: An output has no links, or a stage is running.
+        """
+        stages = self.stored_stages()
+        names: list[str] = []
+        for output in outputs:
+            if not (path := Path(output) / LINKS).is_file():
+                raise ConfigError(f"{output} is no output: it has no {LINKS}", fix="correct --keep")
+            links = json.loads(path.read_text(encoding="utf-8"))
+            names += [f"{link['kind']}/{link['digest']}" for link in links.values()]
+        needed: set[str] = set()
+        while names:
+            if (name := names.pop()) not in needed:
+                needed.add(name)
+                names += (self.manifest(*name.split("/")) or {}).get("built_on", [])
+        for stage in stages:
+            name = f"{stage.kind}/{stage.digest}"
+            lease = self._read_lease(f"{name}/{LEASE}") if stage.has_lease else None
+            if lease and not _is_stale(lease):
+                raise ConfigError(
+                    f"{_process(lease['owner'])} is running {name} in {self.uri}",
+                    fix="wait until it is finished",
+                )
+        removed = [stage for stage in stages if f"{stage.kind}/{stage.digest}" not in needed]
+        filesystem, root = self._location
+        for stage in [] if dry_run else removed:
+            # The manifest first: a stage is never complete without all its files.
+            self._remove(f"{stage.kind}/{stage.digest}/{MANIFEST}")
+            filesystem.rm(f"{root}/{stage.kind}/{stage.digest}", recursive=True)
+        return removed
 
     def ray_storage(self, kind: str, digest: str) -> tuple[str, pa_fs.FileSystem | None]:
         """Returns `storage_path` and `storage_filesystem` of Ray Train: a stage's `scratch/`."""
@@ -250,12 +341,11 @@ class Store:
         """
         name = f"{kind}/{digest}/{LEASE}"
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"
-        holder = ""
+        holder = UNKNOWN
         while (other := self._acquire(name, owner)) != owner:
-            if other != holder:
+            if other not in (holder, UNKNOWN):
                 holder = other
-                host_and_pid = other.rpartition(":")[0]
-                logger.warning("waiting for %s to finish %s %s", host_and_pid, kind, digest)
+                log.warning("waiting for %s to finish %s %s", _process(other), kind, digest)
             time.sleep(SETTLE_S)
         if not self.is_local and self.manifest(kind, digest) is None:
             # The local copy of a stage that was removed from the store is an interrupted attempt.
@@ -269,11 +359,11 @@ class Store:
             while not stopped.wait(RENEWAL_S):
                 try:
                     if not is_held():
-                        logger.warning("lost the lease of %s %s", kind, digest)
+                        log.warning("lost the lease of %s %s", kind, digest)
                         return
                     self._write_lease(name, owner)
                 except Exception as error:  # The next renewal may succeed.
-                    logger.warning("cannot renew the lease of %s %s: %s", kind, digest, error)
+                    log.warning("cannot renew the lease of %s %s: %s", kind, digest, error)
 
         thread = threading.Thread(target=renew, daemon=True)
         thread.start()
@@ -291,24 +381,24 @@ class Store:
         if lease is not None and not _is_stale(lease):
             return str(lease["owner"])
         if lease is None and self.is_local:
-            path = Path(self._location[1], name)
+            path = self._local_root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 path.touch(exist_ok=False)
             except FileExistsError:
-                return str((self._read_lease(name) or {"owner": ""})["owner"])
+                return UNKNOWN
             self._write_lease(name, owner)
             return owner
         # Of the processes that found it free or stale, the one that writes last owns it.
         self._write_lease(name, owner)
         time.sleep(SETTLE_S)
-        return str((self._read_lease(name) or {"owner": ""})["owner"])
+        return str((self._read_lease(name) or {"owner": UNKNOWN})["owner"])
 
     def _read_lease(self, name: str) -> dict[str, Any] | None:
         content = self._read(name)
-        if content == b"":  # Created by `touch` above, and not yet written.
+        if content == b"":  # Created on a disk, and not yet written.
             with suppress(FileNotFoundError):
-                return {"owner": "::", "time": Path(self._location[1], name).stat().st_mtime}
+                return {"owner": UNKNOWN, "time": (self._local_root / name).stat().st_mtime}
         lease: dict[str, Any] | None = json.loads(content) if content else None
         return lease
 
@@ -316,27 +406,39 @@ class Store:
         lease = {"owner": owner, "pid_namespace": _pid_namespace(), "time": time.time()}
         self._write(name, json.dumps(lease).encode())
 
-    def _name(self, path: Path) -> str:
-        """Path below the root of the store."""
-        return path.relative_to(self.work_folder(".", ".")).as_posix()
-
     def _read(self, name: str) -> bytes | None:
         filesystem, root = self._location
         try:
-            return bytes(filesystem.cat_file(f"{root}/{name}"))
+            with self._explained():
+                return bytes(filesystem.cat_file(f"{root}/{name}"))
         except FileNotFoundError:
             return None
 
     def _write(self, name: str, content: bytes) -> None:
         filesystem, root = self._location
         if not self.is_local:
-            filesystem.pipe_file(f"{root}/{name}", content)
+            with self._explained():
+                filesystem.pipe_file(f"{root}/{name}", content)
             return
-        path = Path(root, name)
+        path = self._local_root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
         part.write_bytes(content)
         os.replace(part, path)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Names the store in the errors of an object store, such as missing credentials."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if self.is_local:
+                raise
+            raise ConfigError(
+                f"store {self.uri}: {error}", fix="check its bucket, credentials and endpoint"
+            ) from error
 
     def _remove(self, name: str) -> None:
         filesystem, root = self._location
@@ -344,16 +446,21 @@ class Store:
             filesystem.rm_file(f"{root}/{name}")
 
 
+def _process(owner: str) -> str:
+    """Host and process of a lease's owner."""
+    return owner.rpartition(":")[0]
+
+
 def _is_stale(lease: Mapping[str, Any]) -> bool:
-    host, pid, _ = str(lease["owner"]).split(":")
-    # Numbers of processes mean nothing in another container.
+    host, _, pid = _process(lease["owner"]).rpartition(":")
+    # Another container's numbers of processes mean nothing here.
     if host == socket.gethostname() and lease.get("pid_namespace") == _pid_namespace():
         try:
             os.kill(int(pid), 0)
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # It lives, and is another user's.
+            pass  # It runs, as another user.
     return time.time() - float(lease["time"]) > LEASE_TIMEOUT_S
 
 
