@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import NodeDiedError, RayTaskError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from as2ray.errors import As2rayError, ResourceError
@@ -24,12 +25,29 @@ processes or another worker was measured at a tenth of its speed. oneDNN and the
 above it cache up to 1,024 primitives each, about 1 MB for every new shape. Packed batches always
 have new shapes, and a worker would grow by about 4 GB."""
 
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""Environment variable: seconds that Ray Train waits for the resources of its workers."""
+
+_start_timeout_of_user = os.environ.get(START_TIMEOUT)
+
+
+def set_start_timeout(is_elastic: bool) -> None:
+    """Sets for how long the next run of this process waits for the resources of its workers.
+
+    A run with a fixed number of workers keeps its place among those that wait; after a timeout it
+    would go to the end. An elastic run looks after Ray's minute whether fewer workers have room.
+    """
+    os.environ[START_TIMEOUT] = _start_timeout_of_user or ("60" if is_elastic else "3600")
+
 
 def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
     """Checks that every other node sees the same files, and the files written to a folder.
 
+    A node that is lost meanwhile does not count.
+
     Args:
-        paths: Files that the workers read.
+        paths: Files and folders that the workers read; what exists nowhere, as the id of a model on
+            a hub, passes.
         folder: Folder to which they write; a temporary file is created there.
 
     Raises:
@@ -41,7 +59,10 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
-        names = [probe.name, *map(str, paths)]
+        folders_of_files = [
+            sorted(filter(Path.is_file, Path(path).rglob("*"))) or [path] for path in paths
+        ]
+        names = [probe.name, *map(str, chain.from_iterable(folders_of_files))]
         task = ray.remote(num_cpus=0)(file_sizes)
         pending = {
             node["NodeManagerAddress"]: task.options(
@@ -49,7 +70,10 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
             ).remote(names)
             for node in other_nodes
         }
-        sizes_by_node = {node: ray.get(sizes) for node, sizes in pending.items()}
+        sizes_by_node = {}
+        for node, sizes in pending.items():
+            with suppress(NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
+                sizes_by_node[node] = ray.get(sizes)
         compare_files(names, file_sizes(names), sizes_by_node)
 
 

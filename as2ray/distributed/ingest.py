@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import ray
 import ray.data
 
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
@@ -31,7 +32,7 @@ class RayBatchSource:
 
     dataset: PackedDataset
     num_cpus: float = 1.0
-    """CPUs that the tasks of this worker use at the same time."""
+    """CPUs for the tasks of this worker, which the worker has reserved on its node."""
 
     @property
     def steps(self) -> int:
@@ -52,22 +53,20 @@ class RayBatchSource:
                     yield from_row(rows, row)
 
     def _create_ray_dataset(self, epoch: int, first_window: int, start: int) -> "ray.data.Dataset":
-        num_windows = self.dataset.num_windows - first_window
-        dataset = ray.data.range(num_windows, override_num_blocks=num_windows).map_batches(
+        # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask
+        # for none, and no task reads the window numbers.
+        windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
+        dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
             _pack_windows,
             batch_size=None,
-            fn_kwargs={
-                "dataset": self.dataset,
-                "epoch": epoch,
-                "first_window": first_window,
-                "start": start,
-            },
-            num_cpus=min(1.0, self.num_cpus),
+            fn_kwargs={"dataset": self.dataset, "epoch": epoch, "start": start},
+            num_cpus=0,
+            compute=ray.data.TaskPoolStrategy(size=max(1, round(self.num_cpus))),
+            label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
         )
         options = dataset.context.execution_options
         options.preserve_order = True
         options.resource_limits = ray.data.ExecutionResources(
-            cpu=self.num_cpus,
             object_store_memory=MAX_PENDING_BYTES_PER_CPU * max(1.0, self.num_cpus),
         )
         dataset.context.enable_progress_bars = False
@@ -75,16 +74,12 @@ class RayBatchSource:
 
 
 def _pack_windows(
-    window_ids: dict[str, np.ndarray],
-    dataset: PackedDataset,
-    epoch: int,
-    first_window: int,
-    start: int,
+    windows: dict[str, np.ndarray], dataset: PackedDataset, epoch: int, start: int
 ) -> Iterator[pa.Table]:
     # A task has one core; the tokenizer's own threads would use the cores of other tasks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for window in window_ids["id"]:
-        yield to_table(list(dataset.read_window(epoch, first_window + int(window), start)))
+    for window in windows["id"].tolist():
+        yield to_table(list(dataset.read_window(epoch, window, start)))
 
 
 def to_table(micro_batches: list[MicroBatch]) -> pa.Table:

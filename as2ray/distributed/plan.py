@@ -1,29 +1,42 @@
 """Checks that a cluster has the resources that a run needs, before anything starts."""
 
-import math
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 import ray
-from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig, bundle_resources, gang_resources
 from as2ray.errors import ResourceError
 
 POLL_INTERVAL_S = 5.0
 """Seconds between two checks of a cluster whose nodes are not started yet."""
 
 
-def node_resources() -> list[dict[str, float]]:
-    """Returns the resources of each node of the cluster."""
-    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+def node_resources(label_selector: Mapping[str, str] | None = None) -> list[dict[str, float]]:
+    """Returns the resources of each node of the cluster, or of those with the labels."""
+    return [
+        dict(node["Resources"])
+        for node in ray.nodes()
+        if node["Alive"] and has_labels(node["Labels"], label_selector or {})
+    ]
+
+
+def has_labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Returns whether labels fit a selector: `a`, `!a`, `in(a,b)` or `!in(a,b)` for each name."""
+    for name, condition in selector.items():
+        values = condition.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
+        is_listed = labels.get(name) in [value.strip() for value in values]
+        if is_listed == condition.startswith("!"):
+            return False
+    return True
 
 
 def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
     """Checks that the plan fits the cluster; waits up to `provision_timeout_s` for nodes.
 
-    Ray itself would wait without end, and without a message, for a worker that fits on no node, and
-    Ray Data for CPUs that the workers occupy. CPU nodes may tokenize for GPU nodes that train: Ray
-    places tasks without a GPU on GPU nodes only if no other node has free CPUs.
+    Ray itself would wait without end, and without a message, for a worker that fits on no node.
 
     Args:
         workers: The plan.
@@ -31,8 +44,8 @@ def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
             that train exchange gradients by NCCL, which does not support it.
 
     Raises:
-        ResourceError: Workers that train would share a GPU, the cluster has fewer CPUs or GPUs than
-            the plan needs, or not every worker fits on one node.
+        ResourceError: Workers that train would share a GPU, or the cluster has no nodes on which
+            all required workers fit.
     """
     if not allow_gpu_sharing and workers.num_workers > 1 and 0 < workers.gpus_per_worker <= 0.5:
         raise ResourceError(
@@ -40,23 +53,40 @@ def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
             "not support",
             fix="set --workers.gpus_per_worker 1, or --workers.num_workers 1",
         )
+    if ray.is_initialized():
+        place_coordinator(workers.driver_label_selector)
     deadline = time.monotonic() + workers.provision_timeout_s
-    is_requested = False
-    while True:
-        try:
-            check_capacity(workers, node_resources())
-        except ResourceError:
-            if time.monotonic() >= deadline:
-                raise
-        else:
-            return
-        if not is_requested:
-            worker = {"CPU": workers.cpus_per_worker, "GPU": workers.gpus_per_worker}
-            worker = {name: amount for name, amount in worker.items() if amount}
-            data_cpus = [{"CPU": 1.0}] * math.ceil(workers.num_data_cpus)
-            request_resources(bundles=[worker] * workers.num_workers + data_cpus)
-            is_requested = True
-        time.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+    request = None
+    try:
+        while True:
+            try:
+                return check_capacity(workers, node_resources(workers.label_selector))
+            except ResourceError:
+                if time.monotonic() >= deadline:
+                    raise
+            # An autoscaler starts nodes for a group that waits.
+            request = request or _request_gang(workers)
+            time.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+    finally:
+        if request:
+            remove_placement_group(request)
+
+
+def place_coordinator(label_selector: Mapping[str, str]) -> None:
+    """Starts Ray's coordinator of autoscaling on a node that is not lost.
+
+    Ray would start it on the node of the first run, bound to that node: without the node, runs
+    would neither grow nor ask for nodes any more.
+
+    Args:
+        label_selector: Labels of the node; if this node has them, it is this one.
+    """
+    from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator as start
+
+    if has_labels(ray.get_runtime_context().get_node_labels(), label_selector):
+        start()
+    else:
+        ray.get(ray.remote(num_cpus=0, label_selector=dict(label_selector))(start).remote())
 
 
 def max_concurrent_runs(workers: WorkersConfig) -> int:
@@ -65,71 +95,69 @@ def max_concurrent_runs(workers: WorkersConfig) -> int:
     Args:
         workers: The plan of each run, with one worker or more.
     """
-    cluster = node_resources()
-    num_workers = sum(_count_fitting_workers(workers, node) for node in cluster)
-    num_cpus = sum(node.get("CPU", 0.0) for node in cluster)
-    cpus_per_run = workers.num_workers * workers.cpus_per_worker + workers.num_data_cpus
-    return max(1, min(num_workers // workers.num_workers, int(num_cpus // cpus_per_run)))
+    cluster = node_resources(workers.label_selector)
+    return max(1, _count_fitting_workers(workers, cluster) // workers.num_workers)
 
 
 def check_capacity(workers: WorkersConfig, cluster: list[dict[str, float]]) -> None:
-    """Checks that every required worker fits on one node, and that CPUs are left for data.
+    """Checks that every required worker fits on one node, with its share of the CPUs for data.
 
     Args:
         workers: The plan.
-        cluster: The resources of each node.
+        cluster: The resources of each node that has the plan's labels.
 
     Raises:
         ResourceError: The cluster is too small.
     """
-    plan = _describe_plan(workers)
-    available = {name: sum(node.get(name, 0.0) for node in cluster) for name in ("CPU", "GPU")}
-    needed = _needed_resources(workers)
-    if any(needed[name] > available[name] for name in needed):
-        raise ResourceError(
-            f"{plan}, but the cluster has {available['CPU']:g} CPU and {available['GPU']:g} GPU",
-            fix="lower --workers.num_workers or --workers.cpus_per_worker (fractions are allowed), "
-            "or add nodes",
-        )
-    num_fitting = sum(_count_fitting_workers(workers, node) for node in cluster)
-    if num_fitting < workers.required_workers:
-        nodes = ", ".join(f"{n.get('CPU', 0):g} CPU + {n.get('GPU', 0):g} GPU" for n in cluster)
-        raise ResourceError(
-            f"{plan}, but only {num_fitting} workers fit on the nodes ({nodes}); a worker cannot "
-            "be spread over nodes",
-            fix="lower --workers.cpus_per_worker or --workers.gpus_per_worker, or add nodes of "
-            "that size",
-        )
-    # An elastic run grows to all workers that fit, so the CPUs for data must lie elsewhere.
-    spare_cpus = available["CPU"] - num_fitting * workers.cpus_per_worker
-    if workers.min_workers is not None and spare_cpus < workers.num_data_cpus:
-        raise ResourceError(
-            f"{plan}, but workers that are placed again after a loss could leave {spare_cpus:g} "
-            "CPU for data",
-            fix="raise --workers.cpus_per_worker so that workers do not use all CPUs of a node, "
-            "add a node for data, or leave --workers.min_workers out",
-        )
-
-
-def _needed_resources(workers: WorkersConfig) -> dict[str, float]:
-    num_workers = workers.required_workers
-    return {
-        "CPU": num_workers * workers.cpus_per_worker + workers.num_data_cpus,
-        "GPU": num_workers * workers.gpus_per_worker,
-    }
-
-
-def _describe_plan(workers: WorkersConfig) -> str:
-    needed = _needed_resources(workers)
-    return (
-        f"the plan needs {needed['CPU']:g} CPU and {needed['GPU']:g} GPU "
-        f"({workers.required_workers} workers x {workers.cpus_per_worker:g} CPU and "
-        f"{workers.gpus_per_worker:g} GPU, {workers.num_data_cpus:g} CPU for data)"
+    num_fitting = _count_fitting_workers(workers, cluster)
+    if num_fitting >= workers.required_workers:
+        return
+    num_cpus, num_gpus = (sum(node.get(name, 0.0) for node in cluster) for name in ("CPU", "GPU"))
+    nodes = Counter(f"{node.get('CPU', 0):g} CPU + {node.get('GPU', 0):g} GPU" for node in cluster)
+    raise ResourceError(
+        f"{_describe_plan(workers)}, but the cluster has {num_cpus:g} CPU and {num_gpus:g} GPU: "
+        f"{num_fitting} workers fit on its nodes "
+        f"({', '.join(f'{count} x {node}' for node, count in nodes.items())})",
+        fix="lower --workers.num_workers, --workers.cpus_per_worker or --workers.num_data_cpus "
+        "(fractions are allowed), or add nodes; a worker cannot be spread over nodes",
     )
 
 
-def _count_fitting_workers(workers: WorkersConfig, node: dict[str, float]) -> int:
-    """Returns the number of workers that fit on a node."""
-    worker = {"CPU": workers.cpus_per_worker, "GPU": workers.gpus_per_worker}
-    ratios = [node.get(name, 0.0) / amount for name, amount in worker.items() if amount]
-    return min((int(ratio + 1e-9) for ratio in ratios), default=workers.num_workers)
+def _describe_plan(workers: WorkersConfig) -> str:
+    gang, bundle = gang_resources(workers), bundle_resources(workers)
+    is_strict = "STRICT" in workers.placement_strategy
+    demands = {
+        "accelerator_type": workers.accelerator_type,
+        "label_selector": workers.label_selector,
+        "placement_strategy": workers.placement_strategy if is_strict else None,
+    }
+    return (
+        f"the plan needs {gang.get('CPU', 0):g} CPU and {gang.get('GPU', 0):g} GPU "
+        f"({workers.required_workers} workers x {bundle.get('CPU', 0):g} CPU, with their share of "
+        f"{workers.num_data_cpus:g} CPU for data, and {workers.gpus_per_worker:g} GPU"
+        f"{''.join(f', {name} {value}' for name, value in demands.items() if value)})"
+    )
+
+
+def _request_gang(workers: WorkersConfig) -> PlacementGroup:
+    """Creates a group like the one that Ray Train will create for the required workers."""
+    num_workers = workers.required_workers
+    return placement_group(
+        [bundle_resources(workers)] * num_workers,
+        workers.placement_strategy,
+        bundle_label_selector=[workers.label_selector] * num_workers,
+    )
+
+
+def _count_fitting_workers(workers: WorkersConfig, cluster: list[dict[str, float]]) -> int:
+    """Returns the number of workers that fit on the nodes, placed as the plan says."""
+    bundle = bundle_resources(workers)
+    numbers = [
+        int(min(node.get(name, 0.0) / amount for name, amount in bundle.items()) + 1e-9)
+        for node in cluster
+    ]
+    if workers.placement_strategy == "STRICT_PACK":
+        return max(numbers, default=0)
+    if workers.placement_strategy == "STRICT_SPREAD":
+        return sum(number > 0 for number in numbers)
+    return sum(numbers)

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,10 +25,10 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
-from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared, set_start_timeout
 from as2ray.distributed.ingest import RayBatchSource
 from as2ray.distributed.plan import check_plan
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.tables.atomic import atomic_file
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training.checkpoint_store import Metrics
@@ -59,7 +60,9 @@ def train_on_ray(
         return train(job, folder)
     check_plan(workers)
     storage = Path(workers.storage_path).resolve() if workers.storage_path else folder.parent
-    check_shared(ParquetTable.open([*job.train_tables, *job.eval_tables.values()]).paths, storage)
+    tables = ParquetTable.open([*job.train_tables, *job.eval_tables.values()])
+    check_shared([*tables.paths, *chain.from_iterable(job.teacher_logits), job.model.path], storage)
+    set_start_timeout(is_elastic=workers.min_workers is not None)
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config={"job": job, "folder": str(folder), "workers": workers},
@@ -69,7 +72,9 @@ def train_on_ray(
             else workers.num_workers,
             elastic_resize_monitor_interval_s=workers.elastic_resize_interval_s,
             use_gpu=workers.gpus_per_worker > 0,
-            resources_per_worker={"CPU": workers.cpus_per_worker, "GPU": workers.gpus_per_worker},
+            resources_per_worker=bundle_resources(workers),
+            label_selector=workers.label_selector or None,
+            placement_strategy=workers.placement_strategy,
         ),
         run_config=RunConfig(
             name=run_name(folder, storage),

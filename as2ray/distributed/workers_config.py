@@ -1,6 +1,7 @@
 """The resources that a run takes of a cluster. Loads no Ray."""
 
-from typing import Annotated
+import math
+from typing import Annotated, Literal
 
 from pydantic import (
     ConfigDict,
@@ -24,13 +25,25 @@ class WorkersConfig:
     gpus_per_worker: NonNegativeFloat = 0.0
     """A fraction below 1 lets several workers that score share a GPU."""
     num_data_cpus: PositiveFloat = 1.0
-    """CPUs that are reserved for reading, tokenizing and packing, for all workers together."""
+    """CPUs for reading, tokenizing and packing, for all workers together. Every worker reserves its
+    share of them on its node, so that a run gets all that it needs at once, or waits."""
+    num_scoring_actors: PositiveInt | None = None
+    """Actors that score a table, each with a worker's resources; by default as many as workers."""
+    accelerator_type: str | None = None
+    """Type of the workers' accelerators as Ray names it, such as `A100`; by default any."""
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes on which workers run, such as `{"ray.io/market-type": "spot"}`."""
+    driver_label_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes on which stages and Ray's coordinator of autoscaling run: those that are
+    not lost, such as `{"ray.io/market-type": "!spot"}`."""
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Whether workers share nodes (PACK) or are spread over them; STRICT waits until they can."""
     min_workers: PositiveInt | None = None
     """Train with as few workers while nodes are lost or not started yet; by default with all."""
     elastic_resize_interval_s: PositiveFloat = 60.0
     """Seconds between two checks whether the cluster can take more workers again."""
     provision_timeout_s: NonNegativeFloat = 0.0
-    """Seconds to wait for the nodes that the plan needs; an autoscaler is asked to start them."""
+    """Seconds to wait for the nodes that the plan needs; an autoscaler starts them."""
     max_failures: Annotated[int, Field(ge=-1)] = 3
     """Restarts of the workers after one of them died; -1 sets no limit, as in Ray Train."""
     storage_path: str | None = None
@@ -52,4 +65,31 @@ class WorkersConfig:
                 f"gpus_per_worker={self.gpus_per_worker:g} is neither a fraction of one GPU nor a "
                 "whole number of GPUs"
             )
+        if self.min_workers and (self.label_selector or "STRICT" in self.placement_strategy):
+            # It would stop the workers to grow onto these nodes, again and again.
+            raise ValueError(
+                "min_workers cannot be used with label_selector or a STRICT placement_strategy: "
+                "Ray Train counts the nodes to grow on without regard to them; choose nodes by "
+                "accelerator_type, or leave min_workers out"
+            )
         return self
+
+
+def bundle_resources(workers: WorkersConfig) -> dict[str, float]:
+    """Returns what Ray reserves for a worker: its own resources and its share of data's CPUs.
+
+    Ray counts in ten-thousandths. The share is rounded down, or three thirds would exceed a whole.
+    """
+    num_cpus = workers.cpus_per_worker + workers.num_data_cpus / max(1, workers.num_workers)
+    bundle = {
+        "CPU": math.floor(round(num_cpus * 10_000, 3)) / 10_000,
+        "GPU": workers.gpus_per_worker,
+        f"accelerator_type:{workers.accelerator_type}": 0.001 if workers.accelerator_type else 0.0,
+    }
+    return {name: amount for name, amount in bundle.items() if amount}
+
+
+def gang_resources(workers: WorkersConfig) -> dict[str, float]:
+    """Returns what Ray reserves, all or nothing, before a run starts."""
+    bundle = bundle_resources(workers)
+    return {name: workers.required_workers * amount for name, amount in bundle.items()}

@@ -22,11 +22,11 @@ from as2ray.training.run_job import train
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head with one CPU, which no worker takes: data's. It soon sees that a node is lost.
+    """A head without a CPU for work, which soon sees that a node is lost.
 
     A test adds the nodes that it needs.
     """
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
     made = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     yield made
@@ -43,24 +43,25 @@ def arguments(checkpoint, corpus, tmp_path) -> list[str]:
 
 @pytest.fixture
 def start(cluster, arguments, tmp_path) -> Iterator[Callable[..., Run]]:
-    """Starts a driver: `start(epochs, pace, **workers)`; again to start it once more.
+    """Starts a driver: `start(epochs, pace, name, **workers)`; again to start it once more.
 
     A report waits for the controller's next look, so an epoch lasts at least `pace` seconds.
     """
     started = []
 
-    def begin(epochs: int, pace: float, **plan: object) -> Run:
-        folder = tmp_path / "runs" / "run"
+    def begin(epochs: int, pace: float, name: str = "run", **plan: object) -> Run:
+        folder = tmp_path / "runs" / name
         command = [sys.executable, str(Path(__file__).with_name("driver.py")), *arguments]
         environment = {
             "RAY_ADDRESS": cluster.address,
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(pace),
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15",
         }
+        if "min_workers" in plan:
+            environment["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "15"
         said = tmp_path / f"driver-{len(started)}.log"
         with said.open("wb") as output:
             process = subprocess.Popen(
-                [*command, str(folder), str(epochs), json.dumps({"num_data_cpus": 1, **plan})],
+                [*command, str(folder), str(epochs), json.dumps(plan)],
                 env=os.environ | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -24,7 +24,7 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
 ):
     first = cluster.add_node(num_cpus=2)
     run = start(
-        EPOCHS, pace=3, num_workers=2, cpus_per_worker=2, min_workers=1, elastic_resize_interval_s=1
+        EPOCHS, pace=3, num_workers=2, num_data_cpus=2, min_workers=1, elastic_resize_interval_s=1
     )
     run.until(lambda: len(run.maps()) >= 2)
     assert len(workers()) == 1
@@ -46,7 +46,7 @@ def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
 ):
     cluster.add_node(num_cpus=2)
     shared = str(tmp_path / "storage")
-    run = start(8, pace=1, cpus_per_worker=2, storage_path=shared)
+    run = start(8, pace=1, storage_path=shared)
     # By the third the first one's checkpoint is known to the controller.
     run.until(lambda: len(run.maps()) >= 3)
     [worker] = workers()
@@ -59,7 +59,7 @@ def test_run_whose_worker_and_then_driver_are_killed_ends_as_if_they_had_lived(
     first, *rest = told.read_text().splitlines(keepends=True)
     marked = json.dumps({**json.loads(first), "marked": True}) + "\n"
     told.write_text("".join([marked, *rest]))
-    again = start(8, pace=1, cpus_per_worker=2, storage_path=shared)
+    again = start(8, pace=1, storage_path=shared)
     output = again.output()
     assert again.process.returncode == 0, output
     # A run that begins anew forgets what an earlier one told.
