@@ -180,7 +180,9 @@ def _write_agreement(recipe: Recipe, folder: Path, name: str, test: str, rows: p
     texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
     heads = {
         f"head {number}": scores
-        for number, scores in enumerate(student.predict_heads(*texts).T.astype(float))
+        for number, scores in enumerate(
+            student.predict_heads(student.tokenizer.encode(*texts)).T.astype(float)
+        )
     }
     taught = {
         teacher: align_run(

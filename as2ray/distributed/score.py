@@ -1,31 +1,62 @@
-"""Stores the logits of a ranker for every pair of a corpus, in chunks.
+"""Scores the pairs of a table in chunks, in this process or by actors of Ray Data.
 
-A chunk is one Parquet file, which is complete or does not exist. A run that was interrupted and is
-started again scores only the missing chunks.
+A chunk is one Parquet file of rows that follow one another. It is complete or does not exist, so a
+run that was interrupted and is started again scores only the missing chunks. Chunks and their
+content follow from the table and the ranker alone, not from the number of actors or threads.
 """
 
+import json
+import math
+import os
+import pickle
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from as2ray.checkpoints.loading import load
-from as2ray.distributed.cluster import check_shared
-from as2ray.distributed.plan import check_plan
-from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import TrainingError
-from as2ray.models.packed_ranker import as_packed_ranker
+from as2ray.cascade.cost import EncoderShape
+from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
+from as2ray.errors import CheckpointError, TrainingError
 from as2ray.tables.atomic import atomic_file
+from as2ray.tables.filters import QuestionFilter, filter_mask, filter_table
 from as2ray.tables.parquet import ParquetTable
-from as2ray.tables.schema import LOGIT_COLUMNS
+from as2ray.tables.schema import (
+    CANDIDATE_SCHEMA,
+    LOGIT_COLUMNS,
+    group_by_passage,
+    question_indices,
+    question_offsets,
+)
+from as2ray.text.packing import TokenSequences
+from as2ray.text.tokenization import PairTokenizer
 
-CHUNK_SIZE = 65_536
-"""Number of pairs of a chunk."""
+ScoreKind = Literal["score", "logits", "exits", "heads", "passages"]
+"""What is stored of a ranker:
+
+    score     keys that sort a question's candidates; a cascade drops candidates in between
+    logits    logits of every pair, for students (columns `LOGIT_COLUMNS`)
+    exits     scores of every exit without dropping, by its number of layers, and `tokens`
+    heads     scores of each of CERBERUS's heads (`head 0`, `head 1`, ...)
+    passages  one row per passage: its score and, as lists, the scores of its sentences; of a joint
+              model that extracts answers also the best span of each sentence and its score
+"""
+
+CHUNKS_PER_TABLE = 64
+"""About as many chunks a table has if they are neither too small nor too large."""
+
+CHUNK_SIZES = (256, 65_536)
+"""Minimum and maximum number of pairs of a chunk; whole questions may exceed it."""
+
+RANKER_FACTS = b"ranker"
+"""Metadata of a chunk of the kind `exits`: what the costs of the ranker follow from."""
 
 
 @dataclass(frozen=True)
@@ -33,115 +64,328 @@ class ScoringSummary:
     """Size and duration of a scoring run."""
 
     num_pairs: int
-    """Pairs of the corpus."""
+    """Pairs of the table that count."""
     num_scored: int
     """Pairs that this run scored."""
     duration_s: float
     num_bytes: int
     """Size of all chunks."""
+    busy_share: float = 0.0
+    """Seconds that the ranker computed, divided by seconds of all actors, their start included."""
+    ranker: dict[str, Any] = field(default_factory=dict)
+    """For the kind `exits`: `shape`, the fields of the `EncoderShape` (None for an ensemble), and
+    `sequential`, whether each exit is a ranker that starts from the embeddings."""
 
 
-def store_logits(
+def score_table(
     table: str | Path,
     ranker: str | Path,
     folder: str | Path,
     workers: WorkersConfig,
-    chunk_size: int = CHUNK_SIZE,
+    kind: ScoreKind = "logits",
+    *,
+    question_filter: QuestionFilter = "raw",
+    drop_ratio: float | None = None,
 ) -> ScoringSummary:
-    """Writes a ranker's logits of every pair of a corpus.
+    """Writes a ranker's scores of the rows of a table.
 
     Args:
         table: Folder of a prepared table.
         ranker: Checkpoint folder; every ranker uses its own tokenizer.
         folder: Folder of the chunks; chunks that exist are kept.
         workers: Resources of the actors; with 0 workers this process scores.
-        chunk_size: Number of pairs of a chunk.
+        kind: What is stored.
+        question_filter: Questions whose rows are scored.
+        drop_ratio: For `score`: drop ratio after every exit, instead of the ranker's own.
 
     Raises:
-        TrainingError: A logit is not finite.
+        TrainingError: A score is not finite.
+        CheckpointError: The ranker has no scores of this kind.
+        ConfigError: A drop ratio for a ranker of one stage.
+        ResourceError: The actors do not fit on the cluster.
     """
-    files, folder = ParquetTable.open(table), Path(folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    scorer_kwargs: dict[str, Any] = {
-        "files": files,
-        "ranker": str(Path(ranker).resolve()),
-        "folder": folder,
-        "chunk_size": chunk_size,
-    }
-    num_chunks = -(-len(files) // chunk_size)
-    missing_chunks = [n for n in range(num_chunks) if not _chunk_path(folder, n).exists()]
     started_at = time.perf_counter()
-    if workers.num_workers == 0:
-        scorer = LogitScorer(**scorer_kwargs)
-        for chunk_index in missing_chunks:
-            scorer({"id": np.array([chunk_index])})
-    elif missing_chunks:
-        _score_with_actors(missing_chunks, scorer_kwargs, workers)
-    num_scored = sum(min(chunk_size, len(files) - n * chunk_size) for n in missing_chunks)
-    num_bytes = sum(path.stat().st_size for path in folder.glob("*.parquet"))
-    return ScoringSummary(len(files), num_scored, time.perf_counter() - started_at, num_bytes)
+    folder = Path(folder).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _ScoringRun(
+        ParquetTable.open(table), Path(ranker).resolve(), folder, kind, question_filter, drop_ratio
+    )
+    chunks = run.plan_chunks()
+    missing = [chunk for chunk in chunks if not run.path(chunk["id"]).exists()]
+    busy_s, num_actors = 0.0, 1
+    if missing and workers.num_workers:
+        busy_s, num_actors = _score_with_actors(run, missing, workers)
+    elif missing:
+        scorer = ChunkScorer(run)
+        busy_s = sum(scorer.score(chunk["id"], *run.read(chunk)) for chunk in missing)
+    duration_s = time.perf_counter() - started_at
+    paths = [run.path(chunk["id"]) for chunk in chunks]
+    return ScoringSummary(
+        sum(chunk["num_pairs"] for chunk in chunks),
+        sum(chunk["num_pairs"] for chunk in missing),
+        duration_s,
+        sum(path.stat().st_size for path in paths),
+        busy_s / (num_actors * duration_s),
+        _read_facts(paths[0]) if paths else {},
+    )
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(
+        (pq.read_schema(path).metadata or {}).get(RANKER_FACTS, "{}")
+    )
+    return facts
+
+
+def read_scores(folder: str | Path) -> pa.Table:
+    """Reads the chunks that `score_table` wrote, in the order of the table's rows."""
+    return ParquetTable.open(folder).to_table()
+
+
+@dataclass(frozen=True)
+class _ScoringRun:
+    """What is scored; travels to every task, and loads no torch."""
+
+    files: ParquetTable
+    ranker: Path
+    folder: Path
+    kind: ScoreKind
+    question_filter: QuestionFilter
+    drop_ratio: float | None
+
+    def path(self, chunk_index: int) -> Path:
+        return self.folder / f"part-{chunk_index:05d}.parquet"
+
+    def plan_chunks(self) -> list[dict[str, int]]:
+        """Returns id, first row, end row and number of pairs that count of every chunk."""
+        kept_rows, starts = np.arange(len(self.files)), None
+        # A corpus to distill on may be too large to read here, and its logits go by pairs.
+        if self.kind != "logits" or self.question_filter != "raw":
+            rows = self.files.take(kept_rows, ["question_id", "label"])
+            kept_rows = np.flatnonzero(filter_mask(rows, self.question_filter))
+            starts = question_offsets(rows["question_id"].take(pa.array(kept_rows)))
+        num_pairs = len(kept_rows)
+        chunk_size = int(np.clip(num_pairs // CHUNKS_PER_TABLE, *CHUNK_SIZES))
+        cuts = np.append(np.arange(0, num_pairs, chunk_size), num_pairs)
+        if starts is not None:
+            cuts = np.unique(np.append(starts, num_pairs)[np.searchsorted(starts, cuts)])
+        return [
+            {
+                "id": index,
+                "begin": int(kept_rows[begin]),
+                "end": int(kept_rows[end - 1]) + 1,
+                "num_pairs": int(end - begin),
+            }
+            for index, (begin, end) in enumerate(pairwise(cuts))
+        ]
+
+    def read(self, chunk: Mapping[str, int]) -> tuple[pa.Table, TokenSequences | None]:
+        """Reads the rows of a chunk; tokenizes them if that needs no model."""
+        all_columns = pq.read_schema(self.files.paths[0]).names
+        columns = all_columns if self.kind == "passages" else CANDIDATE_SCHEMA.names
+        rows = self.files.take(np.arange(chunk["begin"], chunk["end"]), columns)
+        rows = filter_table(rows, self.question_filter)
+        if self.tokenizer is None:
+            return rows, None
+        sequences = self.tokenizer.encode(*_texts(rows))
+        return rows.drop_columns(["question", "candidate"]), sequences
+
+    @cached_property
+    def tokenizer(self) -> PairTokenizer | None:
+        """The tokenizer of a ranker that `save` wrote; None if the ranker itself must tokenize.
+
+        Ensembles and joint models score text. Checkpoints of other libraries do not say how long a
+        pair may be, which only their encoder limits.
+        """
+        settings = json.loads((self.ranker / "config.json").read_text()).get("as2ray", {})
+        lengths = {name: settings.get(name) for name in ("max_length", "max_question_length")}
+        if settings.get("ranker") == "two_in_one" or None in lengths.values():
+            return None
+        return PairTokenizer.from_folder(self.ranker, **lengths)
 
 
 def _score_with_actors(
-    missing_chunks: list[int], scorer_kwargs: Mapping[str, Any], workers: WorkersConfig
-) -> None:
+    run: _ScoringRun, chunks: list[dict[str, int]], workers: WorkersConfig
+) -> tuple[float, int]:
+    """Scores chunks with actors; returns the seconds that rankers computed, and their number."""
     import ray.data
 
-    check_plan(workers, allow_gpu_sharing=True)
-    check_shared(scorer_kwargs["files"].paths, scorer_kwargs["folder"])
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    # A task that created the blocks would wait without end for a CPU, which the actors occupy.
-    chunks = [{"id": chunk_index} for chunk_index in missing_chunks]
-    dataset = ray.data.from_items(chunks, override_num_blocks=len(chunks))
-    max_actors = min(workers.num_workers, len(missing_chunks))
-    dataset.map_batches(
-        LogitScorer,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(
-            min_size=min(workers.required_workers, max_actors), max_size=max_actors
-        ),
-        fn_constructor_kwargs=dict(scorer_kwargs),
-        num_cpus=workers.cpus_per_worker,
-        num_gpus=workers.gpus_per_worker,
-    ).materialize()
+    from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared, unwrap_ray_errors
+    from as2ray.distributed.plan import check_plan
+
+    num_actors = min(workers.num_scoring_actors or workers.num_workers, len(chunks))
+    pool = replace(
+        workers,
+        num_workers=num_actors,
+        min_workers=workers.min_workers and min(workers.min_workers, num_actors),
+        num_data_cpus=workers.num_data_cpus * num_actors / workers.num_workers,
+    )
+    check_plan(pool, allow_gpu_sharing=True)
+    ranker_files = filter(Path.is_file, sorted(run.ranker.rglob("*")))
+    check_shared([*run.files.paths, *map(str, ranker_files)], run.folder)
+    # Nothing here waits for a CPU while the actors hold all of them: the blocks are made by this
+    # process, and an actor reserves a worker's share of data's CPUs for the tasks that read.
+    dataset = (
+        ray.data.from_items(chunks, override_num_blocks=len(chunks))
+        .map_batches(
+            _read_chunk,
+            batch_size=1,
+            fn_kwargs={"run": run},
+            compute=ray.data.TaskPoolStrategy(size=math.ceil(pool.num_data_cpus)),
+            num_cpus=0,
+        )
+        .map_batches(
+            ChunkScorer,
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(min_size=pool.required_workers, max_size=num_actors),
+            fn_constructor_kwargs={"run": run, "num_threads": max(1, int(pool.cpus_per_worker))},
+            num_cpus=bundle_resources(pool).get("CPU", 0),
+            num_gpus=pool.gpus_per_worker,
+            accelerator_type=pool.accelerator_type,
+            label_selector=pool.label_selector or None,
+            runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        )
+    )
+    dataset.context.enable_progress_bars = False
+    with unwrap_ray_errors():
+        return sum(float(row["busy_s"]) for row in dataset.iter_rows()), num_actors
 
 
-class LogitScorer:
-    """Scores chunks of a corpus.
+def _read_chunk(batch: Mapping[str, np.ndarray], run: _ScoringRun) -> dict[str, np.ndarray]:
+    # The tokenizer's own threads would use the cores of other tasks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    content = pickle.dumps(run.read({name: int(values[0]) for name, values in batch.items()}))
+    return {"id": batch["id"], "content": np.array([content], object)}
+
+
+def _texts(rows: pa.Table) -> tuple[list[str], list[str]]:
+    return rows["question"].to_pylist(), rows["candidate"].to_pylist()
+
+
+class ChunkScorer:
+    """Scores chunks and writes them.
 
     Args:
-        files: The corpus.
-        ranker: Checkpoint folder.
-        folder: Folder of the chunks.
-        chunk_size: Number of pairs of a chunk.
+        run: What is scored.
+        num_threads: Cores of this process; by default those that torch uses already.
     """
 
-    def __init__(self, files: ParquetTable, ranker: str, folder: Path, chunk_size: int) -> None:
-        self.files, self.folder, self.chunk_size = files, folder, chunk_size
-        self.ranker = as_packed_ranker(load(ranker))
+    def __init__(self, run: _ScoringRun, num_threads: int | None = None) -> None:
+        import torch
+
+        from as2ray.checkpoints.loading import load
+
+        if num_threads:
+            torch.set_num_threads(num_threads)
+        self.run, self.ranker = run, load(run.ranker)
+        self.ranker.is_reproducible = True
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Writes the chunks whose indices are in the column `id`; returns that column."""
-        for chunk_index in batch["id"].tolist():
-            begin = chunk_index * self.chunk_size
-            rows = np.arange(begin, min(begin + self.chunk_size, len(self.files)))
-            table = self.files.take(rows, ["candidate_id", "question", "candidate"])
-            texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-            batches = self.ranker.pack(self.ranker.tokenizer.encode(*texts))
-            logits = self.ranker.predict_logits(batches, len(rows))
-            if not np.isfinite(logits).all():
-                num_wrong = int((~np.isfinite(logits)).any(1).sum())
+        """Writes the chunk whose rows are pickled in `content`; returns the seconds of scoring."""
+        busy_s = self.score(int(batch["id"][0]), *pickle.loads(batch["content"][0]))
+        return {"busy_s": np.array([busy_s])}
+
+    def score(self, chunk_index: int, rows: pa.Table, sequences: TokenSequences | None) -> float:
+        """Writes a chunk; returns the seconds of scoring.
+
+        Args:
+            chunk_index: Index of the chunk.
+            rows: Its rows.
+            sequences: Their tokens; None if the ranker itself must tokenize them.
+        """
+        started_at = time.perf_counter()
+        columns = self._predict(rows, sequences)
+        busy_s = time.perf_counter() - started_at
+        chunk = pa.table(columns).combine_chunks()
+        self._check_finite(chunk, chunk_index)
+        if self.run.kind == "exits":
+            chunk = chunk.replace_schema_metadata({RANKER_FACTS: json.dumps(self._facts())})
+        with atomic_file(self.run.path(chunk_index)) as path:
+            pq.write_table(chunk, path, row_group_size=4_096, compression="zstd")
+        return busy_s
+
+    def _predict(self, rows: pa.Table, sequences: TokenSequences | None) -> dict[str, Any]:
+        from as2ray.models.cascade import CascadeRanker
+        from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
+
+        ranker, kind, drop_ratio = self.ranker, self.run.kind, self.run.drop_ratio
+        if kind == "passages":
+            return self._predict_passages(group_by_passage(rows))
+        tokens = sequences or ranker.tokenizer.encode(*_texts(rows))
+        if kind == "score":
+            staged_scores = (
+                ranker.predict_sequences(tokens, question_indices(rows), drop_ratio)
+                if isinstance(ranker, PackedRanker)
+                else ranker.predict_table(rows, drop_ratio)
+            )
+            ids = {name: rows[name] for name in ("question_id", "candidate_id")}
+            return {**ids, "score": staged_scores.sort_keys}
+        if kind == "exits":
+            scores = (
+                ranker.predict_sequence_exits(tokens)
+                if isinstance(ranker, PackedRanker)
+                else ranker.predict_exits(*_texts(rows))
+            )
+            layers = ranker.exit_layers or (len(ranker.encoder),)
+            return {"tokens": tokens.lengths, **dict(zip(map(str, layers), scores.T))}
+        if kind == "heads":
+            if not isinstance(ranker, CascadeRanker):
+                raise CheckpointError(f"{type(ranker).__name__} has no ranking heads")
+            heads = ranker.predict_heads(tokens)
+            return {f"head {number}": scores for number, scores in enumerate(heads.T)}
+        packed_ranker = as_packed_ranker(ranker)
+        logits = packed_ranker.predict_logits(packed_ranker.pack(tokens), rows.num_rows)
+        return {"candidate_id": rows["candidate_id"], **dict(zip(LOGIT_COLUMNS, logits.T))}
+
+    def _predict_passages(self, passages: pa.Table) -> dict[str, Any]:
+        from as2ray.models.two_in_one import TwoInOneRanker
+
+        ranker = self.ranker
+        if not isinstance(ranker, TwoInOneRanker):
+            raise CheckpointError(f"{type(ranker).__name__} scores no passages")
+        sentences = passages["candidate"].combine_chunks()
+        texts = sentences.to_pylist()
+        spans: dict[int, Any] | None = None if ranker.network.answer is None else {}
+        scores, sentence_scores = ranker.predict_passages(
+            passages["question"].to_pylist(), texts, spans
+        )
+
+        def by_passage(values: Any) -> pa.Array:
+            return pa.ListArray.from_arrays(sentences.offsets, values)
+
+        columns = {
+            "question_id": passages["question_id"],
+            "passage_id": passages["passage_id"],
+            "score": scores,
+            "sentence_scores": by_passage(sentence_scores),
+        }
+        if spans is not None:
+            answers = ranker.read_spans(texts, spans)
+            # Spans have the order of the sentences; one that has no tokens has no span.
+            answer_of = dict(zip(sorted(spans), answers))
+            found = [answer_of.get(number) for number in range(len(sentence_scores))]
+            columns["answers"] = by_passage(pa.array([a and a.text for a in found]))
+            columns["answer_scores"] = by_passage(
+                pa.array([a and a.score for a in found], pa.float32())
+            )
+        return columns
+
+    def _facts(self) -> dict[str, Any]:
+        from as2ray.models.sequential import SequentialRanker
+
+        network = getattr(self.ranker, "network", None)
+        return {
+            "shape": network and asdict(EncoderShape.from_config(network.config)),
+            "sequential": isinstance(self.ranker, SequentialRanker),
+        }
+
+    def _check_finite(self, chunk: pa.Table, chunk_index: int) -> None:
+        for name, column in zip(chunk.column_names, chunk.columns):
+            values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+            is_float = pa.types.is_floating(values.type)
+            if is_float and (num_wrong := pc.sum(pc.invert(pc.is_finite(values))).as_py()):
                 raise TrainingError(
-                    f"{num_wrong:,} of {len(rows):,} pairs of chunk {chunk_index} have logits that "
-                    "are not finite",
-                    fix="score in fp32, or train the teacher again with a lower learning rate",
+                    f"{num_wrong:,} of {len(values):,} values of {name!r} in chunk {chunk_index} "
+                    f"of {self.run.kind} are not finite",
+                    fix="score in fp32, or train the ranker again with a lower learning rate",
                 )
-            columns = dict(zip(LOGIT_COLUMNS, logits.T))
-            chunk = pa.table({"candidate_id": table["candidate_id"], **columns})
-            with atomic_file(_chunk_path(self.folder, chunk_index)) as path:
-                pq.write_table(chunk, path, row_group_size=4_096, compression="zstd")
-        return {"id": batch["id"]}
-
-
-def _chunk_path(folder: Path, chunk_index: int) -> Path:
-    return folder / f"part-{chunk_index:05d}.parquet"

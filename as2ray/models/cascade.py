@@ -24,7 +24,7 @@ from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.models.ranking_heads import RankingHeads, ScoreAveraging
-from as2ray.text.packing import PackedBatch, ragged_arange, split_by_tokens
+from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
 Pooling = Literal["mean", "first"]
@@ -283,13 +283,12 @@ class CascadeRanker(MultiStageRanker):
         logits = self(batch, exit_indices).split([head.num_outputs for head in heads], 1)
         return torch.stack([head.score(part) for head, part in zip(heads, logits)], 1)
 
-    def predict_heads(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
+    def predict_heads(self, sequences: TokenSequences) -> np.ndarray:
         """Returns the score of each output of the last exit; float32, shape [pairs, outputs]."""
-        batches = self.pack(self.tokenizer.encode(questions, candidates))
         last_index = [len(self.exit_layers) - 1]
-        shape = (len(questions), self.network.heads[-1].num_outputs)
+        shape = (len(sequences), self.network.heads[-1].num_outputs)
         return self._predict_by_row(
-            batches, shape, lambda batch: positive_probability(self(batch, last_index))
+            self.pack(sequences), shape, lambda batch: positive_probability(self(batch, last_index))
         )
 
     def _resolve_indices(self, exit_indices: Sequence[int] | None) -> Sequence[int]:

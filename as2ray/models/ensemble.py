@@ -12,7 +12,9 @@ from as2ray.models.ranker import Ranker
 WEIGHT_SUM_TOLERANCE = 1e-6
 """Maximum difference of the sum of the weights from 1."""
 
-SHARED_SETTINGS = frozenset({"dtype", "allow_parallel", "use_fused_layers", "max_batch_tokens"})
+SHARED_SETTINGS = frozenset(
+    {"dtype", "allow_parallel", "is_reproducible", "use_fused_layers", "max_batch_tokens"}
+)
 """Attributes that are set on the members, too, when they are set on the ensemble."""
 
 

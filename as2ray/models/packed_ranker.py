@@ -61,9 +61,12 @@ class PackedRanker(Ranker):
 
     def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """Returns the scores of every stage without dropping; float32, shape [pairs, stages]."""
-        batches = self.pack(self.tokenizer.encode(questions, candidates))
-        shape = (len(questions), max(1, len(self.exit_layers)))
-        return self._predict_by_row(batches, shape, self.predict_stages)
+        return self.predict_sequence_exits(self.tokenizer.encode(questions, candidates))
+
+    def predict_sequence_exits(self, sequences: TokenSequences) -> np.ndarray:
+        """Returns the scores of every stage without dropping; float32, shape [pairs, stages]."""
+        shape = (len(sequences), max(1, len(self.exit_layers)))
+        return self._predict_by_row(self.pack(sequences), shape, self.predict_stages)
 
     def predict_pairs(
         self,

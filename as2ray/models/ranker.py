@@ -22,7 +22,13 @@ from as2ray.models.calibration import (
     abstention_threshold,
     fit_calibration,
 )
-from as2ray.models.encoder.cpu_parallel import Item, Result, balanced_budget, parallel_map
+from as2ray.models.encoder.cpu_parallel import (
+    REPRODUCIBLE_THREADS,
+    Item,
+    Result,
+    balanced_budget,
+    parallel_map,
+)
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.precision import Dtype, resolve_dtype
 from as2ray.outputs import RankedCandidate
@@ -59,6 +65,9 @@ class Ranker(nn.Module, ABC):
         self.dtype: Dtype = "auto"
         self.allow_parallel = True
         """Whether a CPU may score several packed batches at the same time."""
+        self.is_reproducible = False
+        """Whether a CPU's scores are the same with any number of threads: batches then follow from
+        the pairs alone, and one core computes each."""
         self.use_fused_layers = False
         """Whether scoring runs fused layers, which are faster than those of transformers and equal
         to them except for rounding; `load` enables them."""
@@ -102,7 +111,12 @@ class Ranker(nn.Module, ABC):
         Args:
             lengths: Number of tokens of each sequence, shape [sequences].
         """
-        return balanced_budget(lengths, self.token_budget, self.num_threads)
+        num_threads = REPRODUCIBLE_THREADS if self._one_core_each else self.num_threads
+        return balanced_budget(lengths, self.token_budget, num_threads)
+
+    @property
+    def _one_core_each(self) -> bool:
+        return self.is_reproducible and self.device.type == "cpu"
 
     def map_batches(
         self, function: Callable[[Item], Result], items: Iterable[Item]
@@ -119,7 +133,7 @@ class Ranker(nn.Module, ABC):
             with torch.inference_mode(), self.autocast():
                 return function(item)
 
-        return parallel_map(run, items, self.num_threads)
+        return parallel_map(run, items, self.num_threads, self._one_core_each)
 
     def set_gradient_checkpointing(self, enabled: bool) -> None:
         """Sets whether the backward pass recomputes activations instead of storing them."""

@@ -5,7 +5,7 @@ a two-layer head scores each. If a passage is longer than a window, its score is
 its windows. A sentence in two windows has the mean of its two scores.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
@@ -107,13 +107,17 @@ class TwoInOneRanker(Ranker):
         return {"ranker": "two_in_one", "extract_answers": self.network.answer is not None}
 
     def predict_passages(
-        self, questions: Sequence[str], passages: Sequence[Sequence[str]]
+        self,
+        questions: Sequence[str],
+        passages: Sequence[Sequence[str]],
+        spans: dict[int, ScoredSpan] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores of passages and of all their sentences; float32, around -1 to 1.
 
         Args:
             questions: Question of each passage, shape [passages].
             passages: Sentences of each passage, none of them empty, [passages][sentences].
+            spans: Gets the best span of each sentence, by its index among all sentences.
 
         Returns:
             Shapes [passages] and [sentences], where the sentences of all passages are end to end.
@@ -121,26 +125,37 @@ class TwoInOneRanker(Ranker):
         if not passages:
             return np.zeros(0, np.float32), np.zeros(0, np.float32)
         windows = encode_passages(self.tokenizer, questions, passages)
-        return merge_windows(windows, *self.predict_windows(windows, self._pack_windows(windows)))
+        batches = windows.iter_batches(self.balanced_budget(windows.sequences.lengths))
+        return merge_windows(windows, *self.predict_windows(windows, batches, spans))
 
     @torch.inference_mode()
     def predict_windows(
-        self, windows: PassageWindows, batches: Iterable[PackedBatch]
+        self,
+        windows: PassageWindows,
+        batches: Iterable[PackedBatch],
+        spans: dict[int, ScoredSpan] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores of windows and of their markers; float32, NaN if they are in no batch.
 
         Args:
             windows: Windows of passages.
             batches: Some or all of them, packed.
+            spans: Gets the best span of each sentence, by its index among all sentences.
         """
         window_scores = np.full(len(windows.sequences), np.nan, np.float32)
         marker_scores = np.full(len(windows.marker_sentence), np.nan, np.float32)
 
-        def run(batch: PackedBatch) -> tuple[PackedBatch, PassageOutput]:
-            return batch, self(batch)
+        best = {} if spans is None else spans
+
+        def run(batch: PackedBatch) -> tuple[PackedBatch, PassageOutput, list[Any]]:
+            output = self(batch)
+            logits = None if spans is None else output.span_logits.float().cpu().numpy()
+            return batch, output, [] if logits is None else list(best_spans(logits, batch))
 
         with self.scoring():
-            for batch, output in self.map_batches(run, batches):
+            for batch, output, batch_spans in self.map_batches(run, batches):
+                for sentence, span in batch_spans:
+                    best[sentence] = max(span, best.get(sentence, span))
                 window_index = batch.sequence_data["number"]
                 window_scores[window_index] = output.passage_scores.float().cpu().numpy()
                 marker_index = batch.marker_data["marker"]
@@ -215,7 +230,6 @@ class TwoInOneRanker(Ranker):
         answers = [a for a in answers if (a.passage_index, a.sentence_index) in selected]
         return max(answers, key=lambda answer: answer.score, default=None)
 
-    @torch.inference_mode()
     def extract_answers(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]]
     ) -> list[ShortAnswer]:
@@ -233,19 +247,14 @@ class TwoInOneRanker(Ranker):
                 "this joint model was not trained to extract answers",
                 fix="train one with the loss option `answer_loss`",
             )
-        if not passages:
-            return []
-        windows = encode_passages(self.tokenizer, questions, passages)
         spans: dict[int, ScoredSpan] = {}
+        self.predict_passages(questions, passages, spans)
+        return self.read_spans(passages, spans)
 
-        def find_spans(batch: PackedBatch) -> list[tuple[int, ScoredSpan]]:
-            logits = self(batch).span_logits
-            return list(best_spans(logits.float().cpu().numpy(), batch))
-
-        span_batches = self.map_batches(find_spans, self._pack_windows(windows))
-        with self.scoring():
-            for sentence, span in chain.from_iterable(span_batches):
-                spans[sentence] = max(span, spans.get(sentence, span))
+    def read_spans(
+        self, passages: Sequence[Sequence[str]], spans: Mapping[int, ScoredSpan]
+    ) -> list[ShortAnswer]:
+        """Returns the texts of the spans that `predict_passages` found, sentence by sentence."""
         answers, sentence = [], 0
         for passage_index, sentences in enumerate(passages):
             for sentence_index, text in enumerate(sentences):
@@ -255,9 +264,6 @@ class TwoInOneRanker(Ranker):
                     answers.append(ShortAnswer(answer, score, passage_index, sentence_index))
                 sentence += 1
         return answers
-
-    def _pack_windows(self, windows: PassageWindows) -> Iterator[PackedBatch]:
-        return windows.iter_batches(self.balanced_budget(windows.sequences.lengths))
 
     def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """Returns scores from 0 to 1 of sentences, each as a passage of its own; shape [pairs, 1].

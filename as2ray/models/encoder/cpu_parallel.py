@@ -19,6 +19,9 @@ import torch
 MIN_PARALLEL_TOKENS = 256
 """Smaller batches are not worth splitting among threads."""
 
+REPRODUCIBLE_THREADS = 16
+"""Threads that batches are divided among if scores must not depend on the number of threads."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -43,7 +46,10 @@ def balanced_budget(lengths: np.ndarray, token_budget: int, num_threads: int) ->
 
 
 def parallel_map(
-    function: Callable[[Item], Result], items: Iterable[Item], num_threads: int
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_threads: int,
+    one_core_each: bool = False,
 ) -> Iterator[Result]:
     """Yields the function's result for each item, in order.
 
@@ -52,10 +58,11 @@ def parallel_map(
             thread, such as inference mode and autocast.
         items: Taken as they are needed. A single item is processed in this thread, with all cores.
         num_threads: Number of items that are processed at the same time.
+        one_core_each: Whether a single item, too, is processed with one core.
     """
     items = iter(items)
     first_items = list(islice(items, 2))
-    if num_threads < 2 or len(first_items) < 2:
+    if not one_core_each and (num_threads < 2 or len(first_items) < 2):
         yield from map(function, chain(first_items, items))
         return
     pool, futures = _thread_pool(num_threads), deque[Future[Result]]()
