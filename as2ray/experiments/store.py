@@ -196,7 +196,7 @@ class Store:
                 if (manifest := self.manifest(kind, digest)) is None:
                     raise StaleStageError(f"{self.uri}/{kind}/{digest} was removed")
                 shutil.rmtree(folder, ignore_errors=True)
-                for name in manifest["files"]:
+                for name in [*manifest["files"], MANIFEST]:
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 filesystem, root = self._location
                 filesystem.get(
@@ -314,12 +314,15 @@ class Store:
                     fix="wait until it is finished",
                 )
         removed = [stage for stage in stages if f"{stage.kind}/{stage.digest}" not in needed]
-        filesystem, root = self._location
         for stage in [] if dry_run else removed:
-            # The manifest first: a stage is never complete without all its files.
-            self._remove(f"{stage.kind}/{stage.digest}/{MANIFEST}")
-            filesystem.rm(f"{root}/{stage.kind}/{stage.digest}", recursive=True)
+            self.remove(stage.kind, stage.digest)
         return removed
+
+    def remove(self, kind: str, digest: str) -> None:
+        """Removes a stage; its manifest first, as a complete stage has all its files."""
+        filesystem, root = self._location
+        self._delete(f"{kind}/{digest}/{MANIFEST}")
+        filesystem.rm(f"{root}/{kind}/{digest}", recursive=True)
 
     def ray_storage(self, kind: str, digest: str) -> tuple[str, pa_fs.FileSystem | None]:
         """Returns `storage_path` and `storage_filesystem` of Ray Train: a stage's `scratch/`."""
@@ -373,7 +376,7 @@ class Store:
             stopped.set()
             thread.join()
             if is_held():
-                self._remove(name)
+                self._delete(name)
 
     def _acquire(self, name: str, owner: str) -> str:
         """Tries to acquire a lease, and returns its owner."""
@@ -408,11 +411,11 @@ class Store:
 
     def _read(self, name: str) -> bytes | None:
         filesystem, root = self._location
-        try:
-            with self._explained():
+        with self._explained():
+            try:
                 return bytes(filesystem.cat_file(f"{root}/{name}"))
-        except FileNotFoundError:
-            return None
+            except FileNotFoundError:
+                return None
 
     def _write(self, name: str, content: bytes) -> None:
         filesystem, root = self._location
@@ -431,8 +434,6 @@ class Store:
         """Names the store in the errors of an object store, such as missing credentials."""
         try:
             yield
-        except FileNotFoundError:
-            raise
         except Exception as error:
             if self.is_local:
                 raise
@@ -440,7 +441,7 @@ class Store:
                 f"store {self.uri}: {error}", fix="check its bucket, credentials and endpoint"
             ) from error
 
-    def _remove(self, name: str) -> None:
+    def _delete(self, name: str) -> None:
         filesystem, root = self._location
         with suppress(FileNotFoundError):
             filesystem.rm_file(f"{root}/{name}")
