@@ -7,38 +7,34 @@ all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the 
 search for drop ratios and exits that the paper leaves as future work.
 """
 
-import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, field
-from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from as2ray.checkpoints.initialization import build_sequential
-from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.saving import save
-from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation.cascade_replay import OperatingPoint
-from as2ray.evaluation.measures import EvaluationResult, evaluate
-from as2ray.evaluation.report import build_report, save_report, to_markdown
-from as2ray.experiments.stage import digest, stage
-from as2ray.profiling.savings import measure_savings
-from pipelines.drop_search import Search, replays, search_drop_ratios
-from pipelines.experiment import Found, check_runs, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as BaseRecipe
-from pipelines.recipe import check_names, command
-from pipelines.steps import evaluate_ranker, table
-
-log = logging.getLogger(__name__)
-
-TIMED_PAIRS = 1_024
-"""Maximum number of pairs of the first test over which time is measured."""
+from as2ray.evaluation.report import build_report, markdown_table, save_report
+from as2ray.experiments.cascades import (
+    DropSearch,
+    DropSearchConfig,
+    RankingTime,
+    ReplayEvaluation,
+    SearchedReplay,
+    SequentialRanker,
+    iter_systems,
+)
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.rankers import TableScores, TrainedRanker, evaluation, trained_rankers
+from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import check_names
+from as2ray.experiments.reports import write_reports
+from as2ray.experiments.stage import Stage
+from as2ray.experiments.tables import leak_checks, table_stages
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -51,7 +47,7 @@ class Recipe(BaseRecipe):
         default_factory=lambda: [0.0, 0.3, 0.4, 0.5]
     )
     """Drop ratios to report; each is applied after every exit."""
-    search: Search = field(default_factory=Search)
+    search: DropSearchConfig = field(default_factory=DropSearchConfig)
     """Search for drop ratios."""
     measure_speed: bool = True
     """Whether to measure time too, with the first seed of each ranker."""
@@ -78,7 +74,7 @@ class Recipe(BaseRecipe):
                 names.append(name)
                 continue
             exits = self.exits_of(name) if name in self.runs else ()
-            names += [system for system, _, _ in _systems(self, name, exits)]
+            names += [system for system, _, _ in iter_systems(name, exits, self.drop_ratios)]
             names += [f"{name}, searched"] if name in self.runs else []
         return names
 
@@ -87,171 +83,142 @@ class Recipe(BaseRecipe):
         return bool(self.exits_of(run))
 
 
-def run(
-    recipe: Recipe,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> None:
-    """Trains and evaluates what does not exist yet, and writes the reports.
-
-    Args:
-        recipe: Tables, runs and systems.
-        output: Folder of the stages.
-        workers: Part of the cluster to use.
-        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
-    """
-    folder = Path(output).resolve()
-    _check_sequential_rankers(recipe, folder)
-    tables = prepare(recipe, folder / "tables", data_dirs or {})
-    found: Found = {test: {} for test in recipe.tests}
-    costs: dict[str, dict[str, list[OperatingPoint]]] = {test: {} for test in recipe.tests}
-    for name, seed, ranker in _all(recipe, folder, workers, tables):
-        for test, system, evaluation, point in _measured(recipe, folder, name, ranker, tables):
-            found[test].setdefault(system, {})[seed] = evaluation
-            if point is not None:
-                costs[test].setdefault(system, []).append(point)
-    write_reports(recipe, folder, found)
-    for test, points in costs.items():
-        _write_costs(folder, test, points)
-        _report_drop_ratios(recipe, folder, test, found[test])
-    if recipe.measure_speed:
-        _write_times(recipe, folder, tables)
-
-
-def _check_sequential_rankers(recipe: Recipe, folder: Path) -> None:
-    """Checks before training that each sequential ranker can be made of its members."""
-    shapes = check_runs(recipe, folder)
+def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: rankers, scores of all their exits, replays, and searched cascades."""
+    experiment = Experiment()
+    tables = table_stages(recipe, data_dirs)
+    for name, table in tables.items():
+        experiment.add(f"tables/{name}", table)
+    trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    for (name, seed), ranker in trained.items():
+        experiment.add(f"rankers/{name}-seed{seed}", ranker)
+        if recipe.is_cascade(name):
+            _add_cascade(experiment, recipe, tables, name, seed, ranker)
+            continue
+        for test in recipe.tests:
+            experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
     for name, members in recipe.sequential_rankers.items():
-        num_layers = [shapes[member].num_layers for member in members]
-        if any(a >= b for a, b in pairwise(num_layers)):
-            raise ConfigError(
-                f"sequential ranker {name!r} of {dict(zip(members, num_layers))} layers: every "
-                "ranker needs more layers than the one before it"
-            )
+        for seed in recipe.seeds_shared(name, members):
+            ranker = SequentialRanker(tuple(trained[member, seed] for member in members))
+            experiment.add(f"rankers/{name}-seed{seed}", ranker)
+            _add_replays(experiment, recipe, tables, name, seed, ranker, ())
+    return experiment
 
 
-def _all(
-    recipe: Recipe, folder: Path, workers: WorkersConfig, tables: Mapping[str, Path]
-) -> Iterator[tuple[str, int, Path]]:
-    """Yields every ranker; sequential ones after their members."""
-    done: dict[tuple[str, int], Path] = {}
-    for name, seed, made in train_runs(recipe, folder, workers, tables):
-        done[name, seed] = made
-        yield name, seed, made
-        for sequential, steps in recipe.sequential_rankers.items():
-            if all((step, seed) in done for step in steps) and (sequential, seed) not in done:
-                members = [done[step, seed] for step in steps]
-                made = _make_sequential(folder / "rankers" / f"{sequential}-seed{seed}", members)
-                done[sequential, seed] = made
-                yield sequential, seed, made
-
-
-def _make_sequential(folder: Path, members: list[Path]) -> Path:
-    inputs = {"members": [digest(member) for member in members]}
-
-    def make(part: Path) -> None:
-        loaded = [load(member / "ranker", device="cpu") for member in members]
-        save(build_sequential(loaded), part / "ranker")
-
-    return stage(folder, inputs, make)
-
-
-def _measured(
-    recipe: Recipe, folder: Path, name: str, ranker: Path, tables: Mapping[str, Path]
-) -> Iterator[tuple[str, str, EvaluationResult, OperatingPoint | None]]:
-    """Yields test, system, result and cost of everything that a ranker is evaluated as."""
-    tests = {test: tables[test] for test in recipe.tests}
-    how = (recipe.measures, recipe.question_filter)
-    if name in recipe.runs and not recipe.is_cascade(name):
-        for test, found in evaluate_ranker(
-            folder / "runs" / ranker.name, ranker, tests, *how
-        ).items():
-            yield test, name, found, None
-        return
-    step = recipe.runs.get(name) or recipe.runs[recipe.sequential_rankers[name][-1]]
-    dev = step.dev or recipe.dev
-    stored = replays(folder, ranker, {**tests, "dev": tables[dev]}, recipe.question_filter)
-    for test in tests:
-        for system, used, drop in _systems(recipe, name, stored[test].exit_layers):
-            replay = stored[test]
-            scores = replay.rank(used, drop).sort_keys
-            evaluation = evaluate(
-                replay.table, scores, recipe.measures, question_filter=recipe.question_filter
-            )
-            yield test, system, evaluation, replay.evaluate(used, drop)
-    if name in recipe.runs:
-        made, chosen = search_drop_ratios(folder, ranker, stored["dev"], recipe.search)
-        used = [stored["dev"].exit_layers.index(layer) for layer in chosen.exit_layers]
-        runs = folder / "runs" / f"{ranker.name}-searched"
-        for test, found in evaluate_ranker(runs, made, tests, *how).items():
-            yield test, f"{name}, searched", found, stored[test].evaluate(used, chosen.drop_ratios)
-
-
-def _systems(
-    recipe: Recipe, name: str, exits: Sequence[int]
-) -> Iterator[tuple[str, list[int], float]]:
-    """Yields the rows of the table: each exit alone, then all exits with each drop ratio."""
-    every = list(range(len(exits)))
-    if name in recipe.runs:
-        for number in every[:-1]:
-            yield f"{name}, exit {exits[number]}", [number], 0.0
-    for drop in recipe.drop_ratios:
-        yield f"{name}, drop {drop:g}", every, drop
-
-
-def _report_drop_ratios(
-    recipe: Recipe, folder: Path, test: str, found: Mapping[str, Mapping[int, EvaluationResult]]
+def _add_cascade(
+    experiment: Experiment,
+    recipe: Recipe,
+    tables: Mapping[str, Stage],
+    name: str,
+    seed: int,
+    cascade: TrainedRanker,
 ) -> None:
-    """Compares each cascade with itself without dropping, if that is among the drop ratios."""
-    for name in [*filter(recipe.is_cascade, recipe.runs), *recipe.sequential_rankers]:
-        own = {system: seeds for system, seeds in found.items() if system.startswith(f"{name}, ")}
-        if f"{name}, drop 0" in own:
-            made = build_report(f"{name} on {test}", own, baseline=f"{name}, drop 0")
-            save_report(made, folder / f"{test}-{name}.md")
-            log.info("\n%s", to_markdown(made))
+    """Adds the replays of a cascade, and its search on the dev table of its run."""
+    stage_name, exits = f"{name}-seed{seed}", recipe.exits_of(name)
+    scores = _add_replays(experiment, recipe, tables, name, seed, cascade, exits)
+    dev = TableScores(cascade, cascade.dev, "exits", recipe.question_filter)
+    searched = DropSearch(cascade, dev, recipe.search)
+    experiment.add(f"searched/{stage_name}", searched)
+    for test in recipe.tests:
+        replay = SearchedReplay(scores[test], searched, tuple(recipe.measures))
+        experiment.add(f"searched-replays/{stage_name}-{test}", replay)
+        experiment.compare(test, f"{name}, searched", seed, replay)
+    if recipe.measure_speed and seed == recipe.seeds_of(name)[0]:
+        first_test = tables[recipe.tests[0]]
+        experiment.add(f"times/{stage_name}-searched", RankingTime(searched, first_test, (None,)))
 
 
-def _write_costs(folder: Path, test: str, points: Mapping[str, list[OperatingPoint]]) -> None:
+def _add_replays(
+    experiment: Experiment,
+    recipe: Recipe,
+    tables: Mapping[str, Stage],
+    name: str,
+    seed: int,
+    ranker: Stage,
+    exits: tuple[int, ...],
+) -> dict[str, TableScores]:
+    """Adds the evaluations of each exit and drop ratio; returns the scores of all exits by test."""
+    stage_name, drop_ratios = f"{name}-seed{seed}", tuple(recipe.drop_ratios)
+    scores = {
+        test: TableScores(ranker, tables[test], "exits", recipe.question_filter)
+        for test in recipe.tests
+    }
+    for test, stage in scores.items():
+        replay = ReplayEvaluation(stage, name, exits, drop_ratios, tuple(recipe.measures))
+        experiment.add(f"replays/{stage_name}-{test}", replay)
+        for system, _, _ in iter_systems(name, exits, drop_ratios):
+            experiment.compare(test, system, seed, replay, system)
+    members = recipe.sequential_rankers.get(name, [name])
+    if recipe.measure_speed and seed == recipe.seeds_shared(name, members)[0]:
+        first_test = tables[recipe.tests[0]]
+        experiment.add(f"times/{stage_name}", RankingTime(ranker, first_test, drop_ratios))
+    return scores
+
+
+def report(recipe: Recipe, finished: Finished) -> None:
+    """Writes the reports: systems, drop ratios compared with none, costs, times."""
+    write_reports(recipe, finished)
+    for test, systems in finished.evaluations().items():
+        for name in [*filter(recipe.is_cascade, recipe.runs), *recipe.sequential_rankers]:
+            rows = {s: seeds for s, seeds in systems.items() if s.startswith(f"{name}, ")}
+            if (baseline := f"{name}, drop 0") in rows:
+                comparison = build_report(f"{name} on {test}", rows, baseline=baseline)
+                save_report(comparison, finished.output / f"{test}-{name}.md")
+        _write_costs(finished, test)
+    if recipe.measure_speed:
+        _write_times(finished)
+
+
+def _write_costs(finished: Finished, test: str) -> None:
     """Writes cost and quality, means over the seeds (last column of Table 3)."""
-    lines = ["| system | MAP | layers (the paper's formula) | operations |", "|---|---|---|---|"]
-    for system, seeds in points.items():
-        layers, counted = (
-            100 * (mean(of) - 1)
-            for of in zip(*((p.relative_layers, p.relative_flops) for p in seeds))
+    points: dict[str, list[OperatingPoint]] = {}
+    for name, stage in finished.named("replays/").items():
+        if name.endswith(f"-{test}"):
+            for system, values in finished.outputs(stage)["points"].items():
+                points.setdefault(system, []).append(OperatingPoint(**values))
+    for name, stage in finished.named("searched-replays/").items():
+        if name.endswith(f"-{test}"):
+            system = f"{name.rpartition('-seed')[0]}, searched"
+            point = OperatingPoint(**finished.outputs(stage)["point"])
+            points.setdefault(system, []).append(point)
+    rows = [
+        (
+            system,
+            f"{mean(point.map for point in seeds):.4f}",
+            _format_saving(mean(point.relative_layers for point in seeds)),
+            _format_saving(mean(point.relative_flops for point in seeds)),
         )
-        quality = mean(point.map for point in seeds)
-        lines.append(f"| {system} | {quality:.4f} | {layers:+.1f} % | {counted:+.1f} % |")
-    (folder / f"{test}-cost.md").write_text("\n".join(lines) + "\n")
-    dump = {system: [asdict(point) for point in seeds] for system, seeds in points.items()}
-    (folder / f"{test}-cost.json").write_text(json.dumps(dump, indent=2) + "\n")
+        for system, seeds in points.items()
+    ]
+    columns = ("system", "MAP", "layers (the paper's formula)", "operations")
+    finished.write(f"{test}-cost.md", markdown_table(columns, rows))
+    entries = {system: [asdict(point) for point in seeds] for system, seeds in points.items()}
+    finished.write_json(f"{test}-cost.json", entries)
 
 
-def _write_times(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> None:
+def _write_times(finished: Finished) -> None:
     """Writes counted and measured savings of the rankers of each first seed."""
-    rows = table(tables[recipe.tests[0]])[:TIMED_PAIRS]
-    lines = ["| ranker | drop | layers | operations | times as fast |", "|" + "---|" * 5]
-    for name in [*filter(recipe.is_cascade, recipe.runs), *recipe.sequential_rankers]:
-        seed = recipe.seeds_shared(name, recipe.sequential_rankers.get(name, [name]))[0]
-        stage = f"{name}-seed{seed}"
-        drops: list[tuple[str, float | None]] = [("rankers", drop) for drop in recipe.drop_ratios]
-        for where, drop in [*drops, *([("searched", None)] if name in recipe.runs else [])]:
-            ranker = load(folder / where / stage / "ranker")
-            found = measure_savings(ranker, rows, drop)
-            what = f"{name}, exits {', '.join(map(str, ranker.exit_layers))}"
-            ratios = ", ".join(f"{ratio:.2f}" for ratio in found.drop_ratios)
-            saved = (
-                f"{100 * (part - 1):+.1f} %"
-                for part in (found.relative_layers, found.relative_flops)
-            )
-            lines.append(f"| {what} | {ratios} | {' | '.join(saved)} | {found.speedup} |")
-    (folder / "time.md").write_text("\n".join(lines) + "\n")
+    rows = [
+        (
+            f"{name.rpartition('-seed')[0]}, exits {', '.join(map(str, outputs['exit_layers']))}",
+            ", ".join(f"{ratio:.2f}" for ratio in saving["drop_ratios"]),
+            _format_saving(saving["relative_layers"]),
+            _format_saving(saving["relative_flops"]),
+            saving["speedup"],
+        )
+        for name, stage in finished.named("times/").items()
+        for outputs in [finished.outputs(stage)]
+        for saving in outputs["savings"]
+    ]
+    columns = ("ranker", "drop", "layers", "operations", "times as fast")
+    finished.write("time.md", markdown_table(columns, rows))
 
 
-def main() -> None:
-    """Runs the command line."""
-    command(Recipe, run, searches=True)
+def _format_saving(relative_cost: float) -> str:
+    return f"{100 * (relative_cost - 1):+.1f} %"
 
+
+PIPELINE = Pipeline(Recipe, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

@@ -276,7 +276,7 @@ def trained_rankers(
     tables: Mapping[str, Stage],
     after: tuple[Stage, ...] = (),
     passages: Mapping[str, Stage] | None = None,
-) -> dict[tuple[str, int], Stage]:
+) -> dict[tuple[str, int], TrainedRanker]:
     """Returns the recipe's runs by name and seed, seed by seed, each after those it builds on.
 
     Args:
@@ -289,7 +289,7 @@ def trained_rankers(
         ConfigError: A run trains a joint model and there are no `passages`, or its teacher is one.
     """
     _check_joint_runs(recipe, passages is not None)
-    rankers: dict[tuple[str, int], Stage] = {}
+    rankers: dict[tuple[str, int], TrainedRanker] = {}
     for seed in recipe.seeds:
         for name in [name for name in recipe.runs if seed in recipe.seeds_of(name)]:
             run = recipe.runs[name]

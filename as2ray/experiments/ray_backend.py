@@ -62,13 +62,25 @@ class RayBackend:
         )
 
     def _demand(self, stage: Stage) -> dict[str, float]:
-        return {"CPU": 1.0} if stage.RESOURCES == "cpu" else gang_resources(self.workers)
+        """Returns the CPUs and GPUs that a stage occupies, in its task or in those it starts."""
+        if stage.RESOURCES in ("cpu", "device"):
+            cpus, gpus = self._task_resources(stage)
+            return {"CPU": cpus, "GPU": gpus}
+        return gang_resources(self.workers)
+
+    def _task_resources(self, stage: Stage) -> tuple[float, float]:
+        """Returns the CPUs and GPUs of a stage's own task: none if others work for it."""
+        if stage.RESOURCES == "device":
+            return self.workers.cpus_per_worker, self.workers.gpus_per_worker
+        return (1.0 if stage.RESOURCES == "cpu" else 0.0), 0.0
 
     def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
         """See `Backend`."""
+        num_cpus, num_gpus = self._task_resources(stage)
         task = ray.remote(max_retries=MAX_RETRIES)(execute).options(
             name=f"{stage.kind}-{stage.key}",
-            num_cpus=1 if stage.RESOURCES == "cpu" else 0,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
             label_selector=self.workers.driver_label_selector or None,
             runtime_env={"env_vars": WORKER_ENVIRONMENT},
         )

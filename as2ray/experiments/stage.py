@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 Outputs = Mapping[str, Any]
 """What a stage reports about its files, as plain values; the manifest stores it."""
 
-Resources = Literal["cpu", "gang", "pool"]
-"""What a stage takes of a cluster: one CPU task, training workers, or scoring actors."""
+Resources = Literal["cpu", "device", "gang", "pool"]
+"""What a stage takes of a cluster: a task with one CPU, a task with the CPUs and GPUs of a training
+worker, training workers, or scoring actors."""
 
 NOT_IDENTITY = {"identity": False}
 """Metadata of a field that does not change the result: order-only inputs, tracking, places."""

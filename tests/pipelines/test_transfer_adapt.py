@@ -10,15 +10,15 @@ import pytest
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, LeakError, StaleStageError
+from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec, read_recipe
+from as2ray.experiments.tables import read_table
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig, read_metrics
-from pipelines.recipe import Recipe, RunSpec, TableSpec, read_recipe
-from pipelines.steps import table
-from pipelines.transfer_adapt import run
+from pipelines.transfer_adapt import PIPELINE
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -56,24 +56,25 @@ def recipe(checkpoint, data_root):
 
 
 def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe, tmp_path):
-    run(recipe, tmp_path / "out", HERE)
-    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
-    run(recipe, tmp_path / "out", HERE)
-    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    PIPELINE.run(recipe, tmp_path / "out", HERE)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
+    PIPELINE.run(recipe, tmp_path / "other", HERE)
+    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     assert made == again
-    assert len(made) == 5 + 2 * 6 * 2
+    # Tables, a leak check, and for each run and seed a ranker, its scores and its evaluation.
+    assert len(made) == 5 + 1 + 6 * 2 * 3
     report = json.loads((tmp_path / "out" / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == set(recipe.runs)
     assert all(row["seeds"] == [0, 1] for row in report["rows"])
     assert (tmp_path / "out" / "test-curve.png").stat().st_size > 0
-    assert not list((tmp_path / "out").rglob("*.part"))
+    assert not list((tmp_path / "store").rglob("scratch"))
 
 
 def test_adapt_starts_from_the_transferred_ranker(recipe, tmp_path):
     steps = {name: recipe.runs[name] for name in ("transfer", "transfer-then-adapt")}
     slow = replace(steps["transfer-then-adapt"].training, learning_rate=1e-12)
     steps["transfer-then-adapt"] = replace(steps["transfer-then-adapt"], training=slow)
-    run(replace(recipe, runs=steps, baseline="transfer", seeds=[0]), tmp_path, HERE)
+    PIPELINE.run(replace(recipe, runs=steps, baseline="transfer", seeds=[0]), tmp_path, HERE)
     one, other = (
         load(tmp_path / "rankers" / f"{name}-seed0" / "ranker", dtype="fp32") for name in steps
     )
@@ -83,24 +84,24 @@ def test_adapt_starts_from_the_transferred_ranker(recipe, tmp_path):
 
 
 def test_noise_turns_a_fifth_of_the_labels_over(recipe, tmp_path):
-    run(
+    PIPELINE.run(
         replace(recipe, runs={"noise": recipe.runs["noise"]}, baseline="noise", seeds=[0]),
         tmp_path,
         HERE,
     )
     clean, noisy = (
-        table(tmp_path / "tables" / name)["label"].to_numpy() for name in ("target", "noisy")
+        read_table(tmp_path / "tables" / name)["label"].to_numpy() for name in ("target", "noisy")
     )
     assert int((clean != noisy).sum()) == int(0.2 * len(clean))
 
 
 def test_recipe_changed_under_the_same_output_is_refused(recipe, tmp_path):
     small = replace(recipe, runs={"fine-tune": recipe.runs["fine-tune"]}, seeds=[0])
-    run(small, tmp_path, HERE)
+    PIPELINE.run(small, tmp_path, HERE)
     faster = replace(small.runs["fine-tune"].training, learning_rate=2e-3)
     changed = replace(small, runs={"fine-tune": replace(small.runs["fine-tune"], training=faster)})
     with pytest.raises(StaleStageError, match=r"training\.learning_rate: 0\.001 -> 0\.002"):
-        run(changed, tmp_path, HERE)
+        PIPELINE.run(changed, tmp_path, HERE)
 
 
 def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):
@@ -111,11 +112,11 @@ def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):
         seeds=[0],
     )
     with pytest.raises(LeakError, match="'target' and 'test'"):
-        run(leaky, tmp_path / "refused", HERE)
+        PIPELINE.run(leaky, tmp_path / "refused", HERE)
     with pytest.raises(LeakError, match="questions"):
-        run(replace(leaky, on_leak="drop"), tmp_path / "dropped", HERE)
+        PIPELINE.run(replace(leaky, on_leak="drop"), tmp_path / "dropped", HERE)
     kept = replace(leaky, on_leak="keep", runs=dict(leaky.runs))
-    run(kept, tmp_path / "kept", HERE)
+    PIPELINE.run(kept, tmp_path / "kept", HERE)
     assert (tmp_path / "kept" / "test.md").is_file()
 
 
@@ -132,10 +133,10 @@ def test_recipe_with_an_unknown_table_or_step_is_refused(recipe):
     "path", sorted(Path("pipelines/recipes").glob("tanda_*.yaml")), ids=lambda p: p.stem
 )
 def test_recipe_file_parses_into_a_recipe(path):
-    recipe, output, workers, _ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
+    recipe, options = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
     assert recipe.runs
-    assert output == "out"
-    assert workers.num_workers >= 0
+    assert options.output == "out"
+    assert options.workers.num_workers >= 0
 
 
 def test_test_named_dev_beside_another_dev_is_refused(recipe):
@@ -227,11 +228,11 @@ def test_stage_killed_while_it_clears_up_keeps_all_and_trains_no_more(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(recipe, tmp_path / "cut", HERE)
+            PIPELINE.run(recipe, tmp_path / "cut", HERE)
     monkeypatch.setattr(
         "pipelines.steps.train_on_ray", None
     )  # what was trained is not trained again
-    run(recipe, tmp_path / "cut", HERE)
+    PIPELINE.run(recipe, tmp_path / "cut", HERE)
     stage = tmp_path / "cut" / "rankers" / "fine-tune-seed0"
     assert [line["epoch"] for line in read_metrics(stage / "metrics.jsonl") if "epoch" in line] == [
         1,

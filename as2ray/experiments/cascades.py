@@ -1,0 +1,256 @@
+"""Stages of cascades: replays of stored scores, a search for exits and drop ratios, times."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt
+from pydantic.dataclasses import dataclass as config_dataclass
+
+from as2ray.cascade.cost import EncoderShape
+from as2ray.distributed.score import read_scores
+from as2ray.errors import ConfigError
+from as2ray.evaluation.cascade_replay import (
+    CascadeReplay,
+    OperatingPoint,
+    cheapest_point,
+    pareto_front,
+)
+from as2ray.evaluation.measures import evaluate
+from as2ray.evaluation.report import markdown_table
+from as2ray.experiments.rankers import RANKER, TableScores, TrainedRanker, save_evaluations
+from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
+from as2ray.experiments.tables import filtered_table, read_table
+from tune_spaces import drop_ratios as drop_ratio_space
+
+
+@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class DropSearchConfig:
+    """How drop ratios and exits are chosen on the dev table."""
+
+    max_map_loss: NonNegativeFloat = 0.005
+    """MAP that the chosen point may lose compared with dropping nothing."""
+    num_trials: NonNegativeInt = 100
+    """Trials of Optuna, in addition to the paper's grid."""
+    seed: NonNegativeInt = 0
+    """Seed of Optuna's sampler."""
+
+
+def load_replay(context: StageContext, scores: TableScores) -> CascadeReplay:
+    """Returns a cascade over a table, from the stored scores of all its exits."""
+    outputs, stored = context.outputs(scores), read_scores(context.path(scores))
+    exits = [name for name in stored.column_names if name.isdigit()]
+    return CascadeReplay(
+        filtered_table(context.path(scores.table), scores.question_filter),
+        tuple(map(int, exits)),
+        np.stack([stored[name].to_numpy() for name in exits], 1),
+        stored["tokens"].to_numpy(),
+        EncoderShape(**outputs["ranker"]["shape"]),
+        outputs["ranker"]["sequential"],
+    )
+
+
+def iter_systems(
+    name: str, exit_layers: Sequence[int], drop_ratios: Sequence[float]
+) -> Iterator[tuple[str, list[int], float]]:
+    """Yields the rows of a cascade's table: system, indices of its exits, and its drop ratio.
+
+    Each exit but the last alone, then all exits with each drop ratio.
+    """
+    every = list(range(len(exit_layers)))
+    for number in every[:-1]:
+        yield f"{name}, exit {exit_layers[number]}", [number], 0.0
+    for drop_ratio in drop_ratios:
+        yield f"{name}, drop {drop_ratio:g}", every, drop_ratio
+
+
+@dataclass(frozen=True, eq=False)
+class SequentialRanker(Stage):
+    """Pointwise rankers of growing depth as one ranker, which drops candidates between them."""
+
+    members: tuple[TrainedRanker, ...]
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Checks that every member has more layers than the one before it."""
+        shapes = [member.shape(results) for member in self.members]
+        num_layers = [shape.num_layers for shape in shapes if shape]
+        if any(a >= b for a, b in pairwise(num_layers)):
+            raise ConfigError(
+                f"a sequential ranker of members with {num_layers} layers: every ranker needs more "
+                "layers than the one before it"
+            )
+
+    def run(self, context: StageContext) -> None:
+        """Loads the members and saves them as one."""
+        from as2ray.checkpoints.initialization import build_sequential
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+
+        folders = [context.path(member) / RANKER for member in self.members]
+        ranker = build_sequential([load(folder, device="cpu") for folder in folders])
+        save(ranker, context.output / RANKER)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayEvaluation(Stage):
+    """Quality and cost of each exit and drop ratio, replayed over stored scores."""
+
+    scores: TableScores
+    name: str
+    exit_layers: tuple[int, ...]
+    """Exits that are evaluated alone too; empty for a sequential ranker."""
+    drop_ratios: tuple[float, ...]
+    measures: tuple[str, ...]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Replays all of them."""
+        replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
+        results, points = {}, {}
+        for system, exits, drop_ratio in iter_systems(
+            self.name, self.exit_layers, self.drop_ratios
+        ):
+            exits = exits or list(range(len(replay.exit_layers)))
+            sort_keys = replay.rank(exits, drop_ratio).sort_keys
+            results[system] = evaluate(
+                replay.table, sort_keys, self.measures, question_filter=question_filter
+            )
+            points[system] = replay.evaluate(exits, drop_ratio)
+        return {**save_evaluations(results, context.output), "points": points}
+
+
+@dataclass(frozen=True, eq=False)
+class DropSearch(Stage):
+    """The cascade with the cheapest exits and drop ratios that keep its quality on dev."""
+
+    RESOURCES = "pool"
+
+    cascade: Stage
+    scores: TableScores
+    """Of all exits of the cascade, on the dev table."""
+    search: DropSearchConfig
+
+    def run(self, context: StageContext) -> Outputs:
+        """Replays the paper's grid in this process, and searches with Optuna under Ray Tune."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.distributed.tune import search_scores
+        from as2ray.models.cascade import CascadeRanker
+
+        replay = load_replay(context, self.scores)
+        num_exits = len(replay.exit_layers)
+        every = list(range(num_exits))
+        grid = [
+            replay.evaluate(every, ratios)
+            for ratios in (drop_ratio_space.param_grid(num_exits) if num_exits > 1 else ())
+        ]
+        with ray_session():
+            trials = search_scores(
+                evaluate_params,
+                partial(drop_ratio_space.suggest, num_exits=num_exits),
+                {"quality": "max", "cost": "min"},
+                replay,
+                context.output / "search",
+                self.search.num_trials,
+                self.search.seed,
+            )
+        sampled = [
+            replay.evaluate(*drop_ratio_space.apply_params(params, num_exits))
+            for params, _ in trials
+        ]
+        undropped = replay.evaluate(every, 0.0)
+        points = [*grid, *sampled, undropped]
+        chosen = cheapest_point(points, undropped.map - self.search.max_map_loss)
+        _draw(context.output, {"grid": grid, "Optuna": sampled}, pareto_front(points), chosen)
+        cascade = load(context.path(self.cascade) / RANKER, device="cpu")
+        assert isinstance(cascade, CascadeRanker)
+        cascade.prune_exits(chosen.exit_layers)
+        cascade.drop_ratios = chosen.drop_ratios
+        save(cascade, context.output / RANKER)
+        return {"chosen": chosen, "undropped": undropped}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedReplay(Stage):
+    """Quality and cost on a test of the exits and drop ratios that were chosen on dev."""
+
+    scores: TableScores
+    """Of all exits of the cascade, on the test."""
+    search: DropSearch
+    measures: tuple[str, ...]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Replays the chosen point."""
+        replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
+        chosen = OperatingPoint(**context.outputs(self.search)["chosen"])
+        exits = [replay.exit_layers.index(layer) for layer in chosen.exit_layers]
+        sort_keys = replay.rank(exits, chosen.drop_ratios).sort_keys
+        result = evaluate(replay.table, sort_keys, self.measures, question_filter=question_filter)
+        point = replay.evaluate(exits, chosen.drop_ratios)
+        return {**save_evaluations({"": result}, context.output), "point": point}
+
+
+def evaluate_params(params: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
+    """Returns quality and cost of the exits and drop ratios of a trial."""
+    point = replay.evaluate(*drop_ratio_space.apply_params(params, len(replay.exit_layers)))
+    return {"quality": point.map, "cost": point.relative_flops}
+
+
+@dataclass(frozen=True, eq=False)
+class RankingTime(Stage):
+    """Counted and measured savings of a ranker at some drop ratios."""
+
+    RESOURCES = "device"
+
+    ranker: Stage
+    table: Stage
+    drop_ratios: tuple[float | None, ...]
+    """None stands for the ranker's own drop ratios."""
+    num_pairs: int = 1_024
+    """Maximum number of pairs over which time is measured."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Ranks the first pairs of the table, with and without dropping, in turn."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.profiling.savings import measure_savings
+
+        ranker = load(context.path(self.ranker) / RANKER)
+        rows = read_table(context.path(self.table))[: self.num_pairs]
+        savings = [measure_savings(ranker, rows, ratio) for ratio in self.drop_ratios]
+        entries = [{**vars(saving), "speedup": str(saving.speedup)} for saving in savings]
+        return {"exit_layers": ranker.exit_layers, "savings": entries}
+
+
+def _draw(
+    folder: Path,
+    points: Mapping[str, list[OperatingPoint]],
+    front: list[OperatingPoint],
+    chosen: OperatingPoint,
+) -> None:
+    """Writes the Pareto front as a table, and plots every point (Figure 2)."""
+    from as2ray.evaluation import plots
+
+    rows = [
+        (
+            ", ".join(map(str, point.exit_layers)),
+            ", ".join(f"{ratio:.2f}" for ratio in point.drop_ratios),
+            f"{point.map:.4f}",
+            f"{100 * point.relative_flops:.1f} %",
+            "chosen" if point == chosen else "",
+        )
+        for point in front
+    ]
+    columns = ("exits", "drop ratios", "dev MAP", "operations", "")
+    (folder / "pareto.md").write_text(markdown_table(columns, rows) + "\n", encoding="utf-8")
+    plots.pareto_plot(
+        {name: [(100 * p.relative_flops, p.map) for p in of] for name, of in points.items() if of},
+        [(100 * p.relative_flops, p.map) for p in front],
+        "Exits and drop ratios",
+        "operations, % of the whole encoder's",
+        "MAP (dev)",
+        folder / "pareto.png",
+    )
