@@ -21,6 +21,7 @@ from as2ray.cli.export import export
 from as2ray.cli.index import index
 from as2ray.cli.rank import rank
 from as2ray.cli.serve import serve
+from as2ray.cli.store import StoreCommands
 from as2ray.errors import As2rayError, ConfigError, from_validation_error
 
 COMMANDS = {
@@ -33,6 +34,7 @@ COMMANDS = {
     "calibrate": calibrate,
     "export": export,
     "convert": convert,
+    "store": StoreCommands,
     "serve": serve,
 }
 

@@ -343,6 +343,26 @@ def test_stage_that_threads_want_runs_once(uri, tmp_path, runs, monkeypatch):
     assert runs() == ["a"]
 
 
+def test_stale_lease_that_threads_take_over_is_held_by_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "SETTLE_S", 0.5)
+    write_lease(Store(str(tmp_path)), "other:1:id", age_s=61)
+    num_holders, counts = [], []
+
+    def hold():
+        with Store(str(tmp_path)).lease("Kind", "digest"):
+            num_holders.append(1)
+            time.sleep(0.3)
+            counts.append(len(num_holders))
+            num_holders.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("host", "pid", "namespace", "age_s", "is_stale"),
     [
