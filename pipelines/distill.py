@@ -7,40 +7,36 @@ whose weights are searched on the dev table; a search for the drop ratios of stu
 exits; the agreement of students' heads with their teachers; and measured times.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass as stage_dataclass
 from dataclasses import field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.saving import save
-from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.tune import run_search
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
-from as2ray.evaluation import plots
 from as2ray.evaluation.agreement import head_teacher_agreement, measure_majority_agreement
-from as2ray.experiments.stage import digest, stage
-from as2ray.models.cascade import CascadeRanker
-from as2ray.models.ensemble import EnsembleRanker
-from as2ray.profiling.latency import measure_latencies
-from as2ray.tables.trec import align_run, read_run
-from pipelines.drop_search import Search, replays, search_drop_ratios
-from pipelines.experiment import Found, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as BaseRecipe
-from pipelines.recipe import check_names, command
-from pipelines.steps import evaluate_ranker, table
-from pipelines.trials import ensemble_map, weighted
+from as2ray.evaluation.measures import mean_average_precision
+from as2ray.evaluation.report import markdown_table
+from as2ray.experiments.cascades import DropSearch, DropSearchConfig
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.rankers import (
+    RANKER,
+    TableScores,
+    evaluation,
+    trained_rankers,
+)
+from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import check_names
+from as2ray.experiments.reports import write_reports
+from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.experiments.tables import leak_checks, read_table, table_stages
 from tune_spaces import ensembles
-
-log = logging.getLogger(__name__)
 
 TIMED_PAIRS = 2_048
 """Maximum number of pairs of the first test over which time is measured."""
@@ -54,7 +50,7 @@ class Recipe(BaseRecipe):
     """Ensembles by name: the runs of their members."""
     num_ensemble_trials: NonNegativeInt = 100
     """Trials of Optuna's search for each ensemble's weights, on the recipe's dev table."""
-    search: Search = field(default_factory=Search)
+    search: DropSearchConfig = field(default_factory=DropSearchConfig)
     """Search for the drop ratios of students with several exits."""
     teacher_agreement: list[str] = field(default_factory=list)
     """Students with one head per teacher, whose heads are compared with them (Figure 3)."""
@@ -90,145 +86,198 @@ class Recipe(BaseRecipe):
         return [name for name in self.runs if len(self.exits_of(name)) > 1]
 
 
-def run(
-    recipe: Recipe,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> None:
-    """Trains and evaluates what does not exist yet, and writes the reports.
-
-    Args:
-        recipe: Tables, runs and systems.
-        output: Folder of the stages.
-        workers: Part of the cluster to use.
-        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
-    """
-    folder = Path(output).resolve()
-    tables = prepare(recipe, folder / "tables", data_dirs or {})
-    tests = {test: tables[test] for test in recipe.tests}
-    found: Found = {test: {} for test in recipe.tests}
-    done: dict[tuple[str, int], Path] = {}
-    for name, seed, made in train_runs(recipe, folder, workers, tables):
-        done[name, seed] = made
-    for name, members in recipe.ensembles.items():
-        for seed in recipe.seeds_shared(name, members):
-            of_seed = [done[member, seed] for member in members]
-            place = folder / "rankers" / f"{name}-seed{seed}"
-            done[name, seed] = _ensemble(
-                place, of_seed, tables[recipe.dev], recipe.num_ensemble_trials
-            )
-    for (name, seed), made in list(done.items()):
-        if name in recipe.searches():
-            dev = tables[recipe.runs[name].dev or recipe.dev]
-            stored = replays(folder, made, {"dev": dev}, recipe.question_filter)["dev"]
-            done[f"{name}-searched", seed], _ = search_drop_ratios(
-                folder, made, stored, recipe.search
-            )
-    for (name, seed), made in done.items():
-        runs = folder / "runs" / f"{name}-seed{seed}"
-        for test, one in evaluate_ranker(
-            runs, made, tests, recipe.measures, recipe.question_filter
-        ).items():
-            found[test].setdefault(name, {})[seed] = one
-    write_reports(recipe, folder, found)
-    for name in recipe.teacher_agreement:
-        for test in tests:
-            _write_agreement(recipe, folder, name, test, table(tables[test]))
-    if recipe.measure_speed:
-        _write_latency(recipe, folder, done, table(tables[recipe.tests[0]])[:TIMED_PAIRS])
+StoredScores = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Scores [rows, members], question ids [rows] and labels [rows] of a dev table."""
 
 
-def _ensemble(folder: Path, members: Sequence[Path], dev: Path, num_trials: int) -> Path:
-    """Makes a stage with an ensemble, whose weights are the best of a search on a dev table."""
-    inputs = {
-        "members": [digest(m) for m in members],
-        "dev": digest(dev),
-        "num_trials": num_trials,
-    }
+@stage_dataclass(frozen=True, eq=False)
+class Ensemble(Stage):
+    """An ensemble with the weights that are best on a dev table."""
 
-    def make(part: Path) -> dict[str, Any]:
-        loaded = [load(member / "ranker", device="cpu") for member in members]
-        rows = table(dev)
-        texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
-        scores = np.stack([member.predict_exits(*texts)[:, -1] for member in loaded], 1)
-        stored = (scores, rows["question_id"].to_numpy(), rows["label"].to_numpy())
+    RESOURCES = "pool"
+
+    member_scores: tuple[TableScores, ...]
+    """Scores of each member's exits on the dev table."""
+    num_trials: int
+
+    def run(self, context: StageContext) -> Outputs:
+        """Searches the weights with Optuna under Ray Tune; equal weights are a candidate too."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.distributed.tune import search_scores
+        from as2ray.models.ensemble import EnsembleRanker
+
+        num_members = len(self.member_scores)
+        tables = [read_scores(context.path(scores)) for scores in self.member_scores]
+        rows = read_table(context.path(self.member_scores[0].table))
+        stored = (
+            # A member's last exit is its score.
+            np.stack([table[table.column_names[-1]].to_numpy() for table in tables], 1),
+            rows["question_id"].to_numpy(),
+            rows["label"].to_numpy(),
+        )
         with ray_session():
-            tried = run_search(
-                weighted,
-                partial(ensembles.suggest, num_members=len(members)),
+            trials = search_scores(
+                evaluate_params,
+                partial(ensembles.suggest, num_members=num_members),
                 {"quality": "max"},
                 stored,
-                part.resolve() / "optuna",
-                num_trials,
+                context.output / "search",
+                self.num_trials,
             )
-        weights = [ensembles.apply_params(config, len(members)) for config, _ in tried]
-        weights.append((1.0 / len(members),) * len(members))
-        best = max(weights, key=lambda w: ensemble_map(w, stored))
-        save(EnsembleRanker(loaded, best), part / "ranker")
-        equal = ensemble_map(weights[-1], stored)
-        return {"weights": best, "dev MAP": ensemble_map(best, stored), "equal weights": equal}
-
-    return stage(folder, inputs, make)
-
-
-def _write_agreement(recipe: Recipe, folder: Path, name: str, test: str, rows: pa.Table) -> None:
-    """Writes how often heads and teachers agree, and how often the student follows a majority."""
-    seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teachers
-    student = load(folder / "rankers" / f"{name}-seed{seed}" / "ranker")
-    assert isinstance(student, CascadeRanker)
-    texts = (rows["question"].to_pylist(), rows["candidate"].to_pylist())
-    heads = {
-        f"head {number}": scores
-        for number, scores in enumerate(
-            student.predict_heads(student.tokenizer.encode(*texts)).T.astype(float)
-        )
-    }
-    taught = {
-        teacher: align_run(
-            read_run(folder / "runs" / f"{teacher}-seed{seed}" / f"{test}.run"), rows
-        )
-        for teacher in teachers
-    }
-    same = head_teacher_agreement(rows, heads, taught)
-    path = folder / f"{test}-{name}-agreement"
-    plots.heatmap(same, list(heads), teachers, f"{name} on {test}", path.with_suffix(".png"))
-    lines = [f"| | {' | '.join(teachers)} |", "|" + "---|" * (len(teachers) + 1)]
-    lines += [
-        f"| {head} | {' | '.join(f'{value:.3f}' for value in values)} |"
-        for head, values in zip(heads, same)
-    ]
-    if len(teachers) % 2:
-        own = student.predict_table(rows).sort_keys
-        found = measure_majority_agreement(rows, own, taught)
-        for what in ("all_right", "majority_right", "minority_right"):
-            right, questions = getattr(found, what)
-            lines += ["", f"{what}: the student is right on {right} of {questions} questions"]
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+        equal = (1.0 / num_members,) * num_members
+        weights = [ensembles.apply_params(params, num_members) for params, _ in trials]
+        best = max([*weights, equal], key=lambda w: ensemble_map(w, stored))
+        folders = [context.path(scores.ranker) / RANKER for scores in self.member_scores]
+        members = [load(folder, device="cpu") for folder in folders]
+        save(EnsembleRanker(members, best), context.output / RANKER)
+        dev_map, equal_map = (ensemble_map(w, stored) for w in (best, equal))
+        return {"weights": best, "dev MAP": dev_map, "equal weights": equal_map}
 
 
-def _write_latency(
-    recipe: Recipe, folder: Path, done: Mapping[tuple[str, int], Path], rows: pa.Table
-) -> None:
-    """Writes parameters and time of each system, the baseline first (Table 5)."""
-    made: dict[str, Path] = {}
-    for (name, _), place in done.items():
-        made.setdefault(name, place / "ranker")
-    baseline = str(recipe.against(recipe.tests[0]))
-    order = sorted(made, key=lambda name: name != baseline)
-    found = measure_latencies({name: load(made[name]) for name in order}, rows)
-    lines = ["| system | parameters | µs a pair | times the baseline's |", "|---|---|---|---|"]
-    for name, of in found.items():
-        average, deviation = of.latency_us
-        told = f"| {name} | {of.num_parameters:,} | {average:,.1f} ± {deviation:,.1f} "
-        lines.append(f"{told}| {of.slowdown or ''} |")
-    (folder / "latency.md").write_text("\n".join(lines) + "\n")
+def evaluate_params(params: Mapping[str, Any], stored: StoredScores) -> dict[str, float]:
+    """Returns the quality of an ensemble with the weights of a trial."""
+    weights = ensembles.apply_params(params, stored[0].shape[1])
+    return {"quality": ensemble_map(weights, stored)}
 
 
-def main() -> None:
-    """Runs the command line."""
-    command(Recipe, run, searches=True)
+def ensemble_map(weights: Sequence[float], stored: StoredScores) -> float:
+    """Returns the MAP of the members' weighted scores."""
+    scores, question_ids, labels = stored
+    return mean_average_precision(question_ids, labels, scores @ np.asarray(weights))
 
+
+@stage_dataclass(frozen=True, eq=False)
+class TeacherAgreement(Stage):
+    """How often a student's heads agree with its teachers, and where it follows most of them."""
+
+    head_scores: TableScores
+    scores: TableScores
+    """Of the student."""
+    teacher_scores: dict[str, TableScores]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Compares the stored scores."""
+        rows = read_table(context.path(self.scores.table))
+        heads = _columns(read_scores(context.path(self.head_scores)))
+        teachers = {
+            name: read_scores(context.path(scores))["score"].to_numpy()
+            for name, scores in self.teacher_scores.items()
+        }
+        agreement = head_teacher_agreement(rows, heads, teachers)
+        outputs = {"heads": [*heads], "teachers": [*teachers], "agreement": agreement.tolist()}
+        if len(teachers) % 2 == 0:
+            return outputs
+        student = read_scores(context.path(self.scores))["score"].to_numpy()
+        majority = measure_majority_agreement(rows, student, teachers)
+        cases = ("all_right", "majority_right", "minority_right")
+        return {**outputs, "majority": {case: getattr(majority, case) for case in cases}}
+
+
+def _columns(table: Any) -> dict[str, np.ndarray]:
+    return {name: table[name].to_numpy().astype(float) for name in table.column_names}
+
+
+@stage_dataclass(frozen=True, eq=False)
+class RankingTimes(Stage):
+    """Parameters of several rankers, and their times compared with the first one's."""
+
+    RESOURCES = "device"
+
+    rankers: dict[str, Stage]
+    table: Stage
+
+    def run(self, context: StageContext) -> Outputs:
+        """Measures them in one process, in turn."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.profiling.latency import measure_latencies
+
+        rankers = {name: load(context.path(s) / RANKER) for name, s in self.rankers.items()}
+        latencies = measure_latencies(rankers, read_table(context.path(self.table))[:TIMED_PAIRS])
+        return {
+            name: {
+                "num_parameters": latency.num_parameters,
+                "latency_us": latency.latency_us,
+                "slowdown": str(latency.slowdown or ""),
+            }
+            for name, latency in latencies.items()
+        }
+
+
+def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: rankers, ensembles of them, searched students, evaluations of all."""
+    experiment = Experiment()
+    tables = table_stages(recipe, data_dirs)
+    for name, table in tables.items():
+        experiment.add(f"tables/{name}", table)
+    trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    rankers: dict[tuple[str, int], Stage] = {**trained}
+    for name, members in recipe.ensembles.items():
+        for seed in recipe.seeds_shared(name, members):
+            member_scores = tuple(
+                TableScores(trained[member, seed], tables[recipe.dev], "exits")
+                for member in members
+            )
+            rankers[name, seed] = Ensemble(member_scores, recipe.num_ensemble_trials)
+    for name in recipe.searches():
+        for seed in recipe.seeds_of(name):
+            student = trained[name, seed]
+            scores = TableScores(student, student.dev, "exits", recipe.question_filter)
+            rankers[f"{name}-searched", seed] = DropSearch(student, scores, recipe.search)
+    for (name, seed), ranker in rankers.items():
+        experiment.add(f"rankers/{name}-seed{seed}", ranker)
+        for test in recipe.tests:
+            experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
+    for name in recipe.teacher_agreement:
+        seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teachers
+        for test in recipe.tests:
+            scores_of = {n: TableScores(trained[n, seed], tables[test]) for n in (name, *teachers)}
+            heads = TableScores(trained[name, seed], tables[test], "heads")
+            agreement = TeacherAgreement(heads, scores_of.pop(name), scores_of)
+            experiment.add(f"agreement/{test}-{name}", agreement)
+    if recipe.measure_speed:
+        first_test = recipe.tests[0]
+        order = sorted(recipe.systems(), key=lambda name: name != recipe.against(first_test))
+        first = {n: next(r for (system, _), r in rankers.items() if system == n) for n in order}
+        experiment.add("latency", RankingTimes(first, tables[first_test]))
+    return experiment
+
+
+def report(recipe: Recipe, finished: Finished) -> None:
+    """Writes the reports: systems, agreement with teachers, times."""
+    write_reports(recipe, finished)
+    for name, stage in finished.named("agreement/").items():
+        _write_agreement(finished, name, finished.outputs(stage))
+    for stage in finished.named("latency").values():
+        rows = [
+            (
+                system,
+                f"{values['num_parameters']:,}",
+                "{:,.1f} ± {:,.1f}".format(*values["latency_us"]),
+                values["slowdown"],
+            )
+            for system, values in finished.outputs(stage).items()
+        ]
+        columns = ("system", "parameters", "µs a pair", "times the baseline's")
+        finished.write("latency.md", markdown_table(columns, rows))
+
+
+def _write_agreement(finished: Finished, name: str, outputs: Outputs) -> None:
+    """Writes Figure 3, and how often the student follows a majority of its teachers."""
+    from as2ray.evaluation import plots
+
+    heads, teachers, agreement = (outputs[key] for key in ("heads", "teachers", "agreement"))
+    path = finished.output / f"{name}-agreement.png"
+    plots.heatmap(np.array(agreement), heads, teachers, name, path)
+    rows = [(head, *(f"{share:.3f}" for share in shares)) for head, shares in zip(heads, agreement)]
+    text = markdown_table(("", *teachers), rows)
+    for case, (num_right, num_questions) in outputs.get("majority", {}).items():
+        text += f"\n\n{case}: the student is right on {num_right} of {num_questions} questions"
+    finished.write(f"{name}-agreement.md", text)
+
+
+PIPELINE = Pipeline(Recipe, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

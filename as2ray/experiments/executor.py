@@ -41,7 +41,7 @@ def execute(
 
     Args:
         stage: The stage.
-        inputs: Results of its inputs.
+        inputs: Results of all stages that it builds on.
         store: Where its files and its manifest go.
         workers: Part of the cluster that it may use.
     """
@@ -203,7 +203,8 @@ def run_graph(
         while ready and backend.admits(ready[0], list(running.values())):
             stage = ready.pop(0)
             log.info("%s: started", _name(stage, names))
-            inputs = {each: run.results[each] for each in stage.inputs}
+            # All that it builds on: a stage may read the inputs of its inputs.
+            inputs = {each: run.results[each] for each in sorted_stages(stage.inputs)}
             running[backend.submit(stage, inputs)] = stage
         if not running:
             break

@@ -45,6 +45,7 @@ class StageContext:
     output: Path
     """Folder of its files. It still contains what an interrupted attempt left."""
     inputs: Mapping["Stage", Result]
+    """Results of all stages that it builds on."""
     store: "Store"
     workers: "WorkersConfig"
 

@@ -9,9 +9,9 @@ import pytest
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
-from pipelines.cascade import Recipe, run
-from pipelines.drop_search import Search
-from pipelines.recipe import RunSpec, read_recipe
+from as2ray.experiments.cascades import DropSearchConfig
+from as2ray.experiments.recipe import RunSpec, read_recipe
+from pipelines.cascade import PIPELINE, Recipe
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -28,7 +28,7 @@ def recipe(common, learn):
         baseline="three",
         sequential_rankers={"sequence": ["one", "three"]},
         drop_ratios=[0.0, 0.5],
-        search=Search(num_trials=4),
+        search=DropSearchConfig(num_trials=4),
         seeds=[0],
     )
 
@@ -37,10 +37,10 @@ def recipe(common, learn):
 def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     recipe, tmp_path, ray_local
 ):
-    run(recipe, tmp_path / "out", HERE)
-    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
-    run(recipe, tmp_path / "out", HERE)
-    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    PIPELINE.run(recipe, tmp_path / "out", HERE)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
+    PIPELINE.run(recipe, tmp_path / "out", HERE)
+    again = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     assert made == again
 
     out = tmp_path / "out"
@@ -65,7 +65,7 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert ranker.drop_ratios == pytest.approx(chosen["drop_ratios"])
     assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
     assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
-    assert not list(out.rglob("*.part"))
+    assert not list((tmp_path / "store").rglob("scratch"))
 
 
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):

@@ -9,13 +9,13 @@ import pytest
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
+from as2ray.experiments.cascades import DropSearchConfig
+from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
-from pipelines.distill import Recipe, run
-from pipelines.drop_search import Search
-from pipelines.recipe import Recipe as Steps
-from pipelines.recipe import RunSpec, read_recipe
+from pipelines.distill import PIPELINE, Recipe
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -46,7 +46,7 @@ def recipe(checkpoint, common, learn):
         },
         ensembles={"all": teachers},
         num_ensemble_trials=3,
-        search=Search(num_trials=2),
+        search=DropSearchConfig(num_trials=2),
         teacher_agreement=["cerberus"],
         baseline="first",
         seeds=[0],
@@ -57,26 +57,25 @@ def recipe(checkpoint, common, learn):
 def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     recipe, tmp_path, ray_local
 ):
-    run(recipe, tmp_path, HERE)
+    out = tmp_path / "out"
+    PIPELINE.run(recipe, out, HERE)
     systems = {*recipe.runs, "all", "pruning-searched"}
-    report = json.loads((tmp_path / "test.json").read_text())
+    report = json.loads((out / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == systems == set(recipe.systems())
-    pruning = load(tmp_path / "searched" / "pruning-seed0" / "ranker")
+    pruning = load(out / "out" / "rankers" / "pruning-searched-seed0" / "ranker")
     assert isinstance(pruning, CascadeRanker)
     assert pruning.exit_layers[-1] == 2
     assert pruning.network.heads[-1].num_outputs == 3
-    ensemble = load(tmp_path / "rankers" / "all-seed0" / "ranker")
+    ensemble = load(out / "rankers" / "all-seed0" / "ranker")
     assert isinstance(ensemble, EnsembleRanker)
     assert sum(ensemble.weights) == pytest.approx(1.0)
-    found = json.loads((tmp_path / "rankers" / "all-seed0" / "manifest.json").read_text())[
-        "outputs"
-    ]
+    found = json.loads((out / "rankers" / "all-seed0" / "manifest.json").read_text())["outputs"]
     assert found["dev MAP"] >= found["equal weights"]
-    told = (tmp_path / "test-cerberus-agreement.md").read_text()
+    told = (out / "test-cerberus-agreement.md").read_text()
     assert all(f"| head {number} |" in told for number in range(3))
     assert "all_right: the student is right on" in told
-    assert (tmp_path / "test-cerberus-agreement.png").stat().st_size > 0
-    rows = [line.split(" | ") for line in (tmp_path / "latency.md").read_text().splitlines()[2:]]
+    assert (out / "test-cerberus-agreement.png").stat().st_size > 0
+    rows = [line.split(" | ") for line in (out / "latency.md").read_text().splitlines()[2:]]
     sizes = {row[0].removeprefix("| "): int(row[1].replace(",", "")) for row in rows}
     assert next(iter(sizes)) == recipe.baseline
     assert sizes.keys() == systems
@@ -119,7 +118,7 @@ def test_teachers_of_hydra_differ_from_its_student_by_their_seeds_alone():
 
 def test_teachers_recipe_parses_into_a_recipe():
     path = "pipelines/recipes/cerberus_teachers.yaml"
-    found, *_ = read_recipe(Steps, ["--config", path, "--output", "out"])
+    found, *_ = read_recipe(BaseRecipe, ["--config", path, "--output", "out"])
     assert {step.model for step in found.runs.values() if step.model} == {
         "roberta-large",
         "google/electra-large-discriminator",
