@@ -158,8 +158,16 @@ class TrainedRanker(Stage):
         return training_cost(self).hours or super().hours()
 
 
+class StoredScores(Stage):
+    """Scores of a table's rows in chunks, in the column `score`; `TableEvaluation` measures them."""
+
+    table: Stage
+    question_filter: QuestionFilter
+    """Questions whose rows have scores."""
+
+
 @dataclass(frozen=True, eq=False)
-class TableScores(Stage):
+class TableScores(StoredScores):
     """A ranker's scores, or logits, of the rows of a table, in chunks."""
 
     RESOURCES = "pool"
@@ -196,7 +204,7 @@ class TableScores(Stage):
 class TableEvaluation(Stage):
     """Measures of stored scores on a table, for each question."""
 
-    scores: TableScores
+    scores: StoredScores
     measures: tuple[str, ...]
 
     def run(self, context: StageContext) -> Outputs:
