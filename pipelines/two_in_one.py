@@ -12,21 +12,21 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass as stage_dataclass
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from as2ray.checkpoints.loading import load
 from as2ray.corpora import hotpotqa
 from as2ray.corpora.preparation import release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import balance_passages
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.fact_selection import (
     FactSelectionConfig,
@@ -37,16 +37,27 @@ from as2ray.evaluation.fact_selection import (
 )
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.supporting_facts import consistency_gap, measure_facts
-from as2ray.experiments.stage import digest, manifest, stage
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.rankers import (
+    TableScores,
+    evaluation,
+    save_evaluations,
+    trained_rankers,
+)
+from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import RunSpec
+from as2ray.experiments.reports import write_reports
+from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.experiments.tables import (
+    TABLE,
+    PreparedTable,
+    leak_checks,
+    read_table,
+    table_stages,
+)
 from as2ray.losses.two_in_one import TwoInOneLoss
-from as2ray.models.ranker import Ranker
-from as2ray.models.two_in_one import TwoInOneRanker
-from as2ray.outputs import ShortAnswer
 from as2ray.tables.schema import count_table, group_by_passage
-from pipelines.experiment import Found, prepare, train_runs, write_reports
-from pipelines.recipe import Recipe as BaseRecipe
-from pipelines.recipe import RunSpec, TableSpec, command
-from pipelines.steps import TABLE, evaluate_ranker, table
 
 log = logging.getLogger(__name__)
 
@@ -97,194 +108,193 @@ class Recipe(BaseRecipe):
             return "sentences"
         return "joint" if run.loss.sentence_loss else "passages"
 
-
-def run(
-    recipe: Recipe,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> None:
-    """Trains and evaluates what does not exist yet, and writes the reports.
-
-    Args:
-        recipe: Tables, runs and systems.
-        output: Folder of the stages.
-        workers: Part of the cluster to use.
-        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
-    """
-    folder, data_dirs = Path(output).resolve(), data_dirs or {}
-    tables = prepare(recipe, folder / "tables", data_dirs)
-    passages = _by_passages(recipe, folder / "passages", tables)
-    found: Found = {test: {} for test in recipe.reported()}
-    gaps: dict[str, dict[str, list[float]]] = {test: {} for test in recipe.fact_selection_tests}
-    for name, seed, ranker in train_runs(recipe, folder, workers, tables, passages):
-        tests = {test: tables[test] for test in recipe.tests}
-        runs = evaluate_ranker(
-            folder / "runs" / ranker.name, ranker, tests, recipe.measures, recipe.question_filter
+    def extracts_answers(self, name: str) -> bool:
+        """Returns whether a run's ranker extracts short answers."""
+        run = self.runs[name]
+        has_answer_loss = isinstance(run.loss, TwoInOneLoss) and run.loss.answer_loss
+        return has_answer_loss or (
+            run.init_from is not None and self.extracts_answers(run.init_from)
         )
-        for test in recipe.fact_selection_tests:
-            asked = replace(recipe.fact_selection, score_source=recipe.rule(recipe.runs[name]))
-            place = folder / "selections" / f"{ranker.name}-{test}"
-            drop = recipe.drop_ratio if recipe.exits_of(name) else None
-            made = _selected(place, ranker, tables[test], asked, drop)
-            runs |= _measured(made, test, recipe.tables[test], tables[test], data_dirs)
-            if (apart := manifest(made)["outputs"]["gap"]) is not None:
-                gaps[test].setdefault(name, []).append(apart)
-        for test, evaluation in runs.items():
-            found.setdefault(test, {}).setdefault(name, {})[seed] = evaluation
-    for test in [test for test in found if test.endswith(ANSWERS)]:
-        answered = found.pop(test)
-        named = [recipe.against(test), recipe.against(test.removesuffix(ANSWERS)), *answered]
-        baseline = next(name for name in named if name in answered)
-        write_reports(replace(recipe, baseline=str(baseline)), folder, {test: answered})
-    write_reports(recipe, folder, found)
-    for test, of in gaps.items():
-        for name, seeds in of.items():
-            log.info("%s, %s: passage and best sentence lie %.3f apart", test, name, np.mean(seeds))
 
 
-def _by_passages(recipe: Recipe, folder: Path, tables: Mapping[str, Path]) -> dict[str, Path]:
-    """Makes stages by passages of the tables that joint models train on and are evaluated on."""
-    joint = [step for step in recipe.runs.values() if isinstance(step.loss, TwoInOneLoss)]
-    train = {name for step in joint for name in step.train}
-    watched = {step.dev or recipe.dev for step in joint}
-    watched |= set(recipe.tests) if recipe.plot_learning_curves and joint else set()
-    made = {
-        name: _passages(folder / name, tables[name], recipe.balance_passages)
-        for name in sorted(train)
-    }
-    return made | {name: _passages(folder / name, tables[name], False) for name in sorted(watched)}
+@stage_dataclass(frozen=True, eq=False)
+class PassageTable(Stage):
+    """A table by passages, which joint models train on and are evaluated on."""
+
+    table: Stage
+    balance_passages: bool
+    """Keep as many irrelevant passages as relevant ones."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Groups the sentences by passage."""
+        passages = group_by_passage(read_table(context.path(self.table)))
+        passages = balance_passages(passages) if self.balance_passages else passages
+        pq.write_table(passages, context.output / TABLE, row_group_size=2_048, compression="zstd")
+        return {"passages": passages.num_rows}
 
 
-def _passages(folder: Path, source: Path, few: bool) -> Path:
-    """Makes a stage with a table by passages."""
-    inputs = {"table": manifest(source)["outputs"]["fingerprint"], "balance_passages": few}
+@stage_dataclass(frozen=True, eq=False)
+class FactSelection(Stage):
+    """The selected facts of every question, as HotpotQA's official evaluator reads them."""
 
-    def make(part: Path) -> Mapping[str, Any]:
-        rows = group_by_passage(table(source))
-        rows = balance_passages(rows) if few else rows
-        pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
-        plain = manifest(source)["outputs"]["fingerprint"]
-        return {"passages": rows.num_rows, "fingerprint": f"{plain}-{'balanced' if few else 'all'}"}
+    scores: TableScores
+    """Of passages and sentences for a joint model, else of all sentences."""
+    config: FactSelectionConfig
+    num_exits: int = 0
+    """Exits of a cascade."""
 
-    return stage(folder, inputs, make)
+    def run(self, context: StageContext) -> Outputs:
+        """Selects by the stored scores."""
+        passages = group_by_passage(read_table(context.path(self.scores.table)))
+        stored = read_scores(context.path(self.scores))
+        passage_scores, sentence_scores = self._centered_scores(passages, stored)
+        selected = select_facts(passages, passage_scores, sentence_scores, self.config)
+        answers = _best_answers(passages, stored, selected)
+        output = context.output
+        prediction = selected.as_json(answers)
+        (output / "prediction.json").write_text(json.dumps(prediction, indent=2) + "\n")
+        (output / "titles.json").write_text(json.dumps(selected.titles, indent=2) + "\n")
+        if self.config.score_source != "joint":
+            return {"gap": None}
+        best_sentence = max_sentence_score(passages, sentence_scores)
+        return {"gap": consistency_gap(passage_scores, best_sentence)}
 
-
-def _selected(
-    folder: Path, ranker: Path, source: Path, how: FactSelectionConfig, drop_ratio: float | None
-) -> Path:
-    """Makes a stage with the selected facts of every question, as the official evaluator reads it.
-
-    Args:
-        folder: Folder of the stage.
-        ranker: Stage of the trained ranker.
-        source: Stage of the table.
-        how: How facts are selected.
-        drop_ratio: Drop ratio of a cascade.
-    """
-    fingerprint = manifest(source)["outputs"]["fingerprint"]
-    inputs = {"ranker": digest(ranker), "table": fingerprint, "fact_selection": how}
-    inputs |= {} if drop_ratio is None else {"drop_ratio": drop_ratio}
-
-    def make(part: Path) -> Mapping[str, Any]:
-        rows = table(source)
-        passages = group_by_passage(rows)
-        loaded = load(ranker / "ranker")
-        passage, sentence = _scores(loaded, rows, passages, how.score_source, drop_ratio)
-        chosen = select_facts(passages, passage, sentence, how)
-        answers = _answers(loaded, passages, chosen)
-        (part / "prediction.json").write_text(json.dumps(chosen.as_json(answers), indent=2) + "\n")
-        (part / "titles.json").write_text(json.dumps(chosen.titles, indent=2) + "\n")
-        apart = (
-            consistency_gap(passage, max_sentence_score(passages, sentence))
-            if how.score_source == "joint"
-            else None
-        )
-        return {"gap": apart, "answers": answers is not None}
-
-    return stage(folder, inputs, make)
+    def _centered_scores(
+        self, passages: pa.Table, stored: pa.Table
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scores of passages and sentences around 0."""
+        if self.scores.score_kind != "passages":
+            # In a cascade, only candidates that no stage dropped can have a score above 0.
+            sentence_scores = stored["score"].to_numpy() - max(0, self.num_exits - 1) - 0.5
+            return max_sentence_score(passages, sentence_scores), sentence_scores
+        sentence_scores = pc.list_flatten(stored["sentence_scores"]).to_numpy()
+        if self.config.score_source == "sentences":
+            return max_sentence_score(passages, sentence_scores), sentence_scores
+        return stored["score"].to_numpy(), sentence_scores
 
 
-def _scores(
-    ranker: Ranker, rows: pa.Table, passages: pa.Table, rule: ScoreSource, drop_ratio: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores of passages and sentences around 0; a score source uses those it needs."""
-    if isinstance(ranker, TwoInOneRanker):
-        texts = passages["candidate"].to_pylist()
-        scores, sentence = ranker.predict_passages(passages["question"].to_pylist(), texts)
-        return (max_sentence_score(passages, sentence) if rule == "sentences" else scores), sentence
-    # In a cascade, only candidates that no stage dropped can have a score above 0.
-    sentence = (
-        ranker.predict_table(rows, drop_ratio).sort_keys - max(0, len(ranker.exit_layers) - 1) - 0.5
-    )
-    return max_sentence_score(passages, sentence), sentence
-
-
-def _answers(ranker: Ranker, passages: pa.Table, chosen: SelectedFacts) -> dict[str, str] | None:
-    """Returns each question's short answer that is in a selected sentence.
+def _best_answers(
+    passages: pa.Table, stored: pa.Table, selected: SelectedFacts
+) -> dict[str, str] | None:
+    """Returns each question's best short answer that is in a selected sentence.
 
     Returns None for a ranker that does not extract answers.
     """
-    if not (isinstance(ranker, TwoInOneRanker) and ranker.network.answer is not None):
+    if "answers" not in stored.column_names:
         return None
-    found: dict[str, ShortAnswer] = {}
-    rows = passages.to_pylist()
-    rows = [row for row in rows if row["title"] in chosen.titles[row["question_id"]]]
-    for answer in ranker.extract_answers(
-        [row["question"] for row in rows], [row["candidate"] for row in rows]
-    ):
-        row = rows[answer.passage_index]
-        name, fact = (
-            row["question_id"],
-            (row["title"], row["sentence_index"][answer.sentence_index]),
-        )
-        best_yet = found.get(name)
-        if fact in chosen.facts[name] and (best_yet is None or answer.score > best_yet.score):
-            found[name] = answer
-    return {name: answer.text for name, answer in found.items()}
+    best: dict[str, tuple[float, str]] = {}
+    columns = [passages[name].to_pylist() for name in ("question_id", "title", "sentence_index")]
+    columns += [stored[name].to_pylist() for name in ("answers", "answer_scores")]
+    for question_id, title, *sentences in zip(*columns):
+        for number, text, score in zip(*sentences):
+            is_selected = (title, number) in selected.facts[question_id]
+            if text is not None and is_selected and score > best.get(question_id, (-np.inf,))[0]:
+                best[question_id] = (score, text)
+    return {question_id: text for question_id, (_, text) in best.items()}
 
 
-def _measured(
-    selection: Path, test: str, data: TableSpec, source: Path, data_dirs: Mapping[str, str]
-) -> dict[str, EvaluationResult]:
-    """Evaluates a selection against the published questions; returns results by report.
+@stage_dataclass(frozen=True, eq=False)
+class FactEvaluation(Stage):
+    """Measures of selected facts, and of answers, against the published questions.
 
-    Facts that are in no table count as missed. If the ranker extracts answers, they and the joint
-    measures are reported under the name with `-answers`.
+    Facts that are in no table count as missed.
     """
-    corpus = get_corpus(data.corpus)
-    place = release_path(corpus, data_dirs.get(data.corpus))
-    options = asdict(corpus.parse_options(data.corpus_options))
-    gold = hotpotqa.read_gold_questions(data.split, place, **options)
-    rows = table(source)
-    if data.num_questions is not None or data.question_filter != "raw":
-        gold = {name: gold[name] for name in rows["question_id"].unique().to_pylist()}
-    made = json.loads((selection / "prediction.json").read_text())
-    facts = {name: [(title, n) for title, n in of] for name, of in made["sp"].items()}
-    titles = json.loads((selection / "titles.json").read_text())
-    found = {test: measure_facts(gold, facts, titles)}
-    if manifest(selection)["outputs"]["answers"]:
-        both = measure_facts(gold, facts, titles, made["answer"])
-        own = [name for name in both.column_names if name not in found[test].column_names]
-        found[f"{test}{ANSWERS}"] = both.select(["question_id", *own])
-    return {
-        name: EvaluationResult(
-            measures={m: float(np.mean(of[m])) for m in of.column_names[1:]},
-            per_question=of,
-            counts=count_table(rows),
-            question_filter=data.question_filter,
-            ties="pessimistic",
-            relevance="label",
-            fingerprint=manifest(source)["outputs"]["fingerprint"],
-        )
-        for name, of in found.items()
-    }
+
+    selection: FactSelection
+    table: PreparedTable
+    has_answers: bool
+
+    def run(self, context: StageContext) -> Outputs:
+        """Reads the questions of the release and compares."""
+        spec, folder = self.table.spec, context.path(self.selection)
+        corpus = get_corpus(spec.corpus)
+        options = asdict(corpus.parse_options(spec.corpus_options))
+        source = release_path(corpus, self.table.data_dir)
+        gold = hotpotqa.read_gold_questions(spec.split, source, **options)
+        rows = read_table(context.path(self.table))
+        if spec.num_questions is not None or spec.question_filter != "raw":
+            gold = {name: gold[name] for name in rows["question_id"].unique().to_pylist()}
+        prediction = json.loads((folder / "prediction.json").read_text())
+        facts = {name: [(title, n) for title, n in of] for name, of in prediction["sp"].items()}
+        titles = json.loads((folder / "titles.json").read_text())
+        measured = {"": measure_facts(gold, facts, titles)}
+        if self.has_answers:
+            both = measure_facts(gold, facts, titles, prediction["answer"])
+            names = [name for name in both.column_names if name not in measured[""].column_names]
+            measured[ANSWERS] = both.select(["question_id", *names])
+        results = {
+            name: EvaluationResult(
+                measures={
+                    m: float(np.mean(per_question[m])) for m in per_question.column_names[1:]
+                },
+                per_question=per_question,
+                counts=count_table(rows),
+                question_filter=spec.question_filter,
+                ties="pessimistic",
+                relevance="label",
+                fingerprint=context.outputs(self.table)["fingerprint"],
+            )
+            for name, values in measured.items()
+        }
+        return save_evaluations(results, context.output)
 
 
-def main() -> None:
-    """Runs the command line."""
-    command(Recipe, run)
+def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: tables by passages, rankers, their rankings and selected facts."""
+    experiment = Experiment()
+    tables = table_stages(recipe, data_dirs)
+    passages = _passage_tables(recipe, tables)
+    for name, table in [*tables.items(), *((f"{n}-passages", t) for n, t in passages.items())]:
+        experiment.add(f"tables/{name}", table)
+    rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables), passages)
+    for (name, seed), ranker in rankers.items():
+        experiment.add(f"rankers/{name}-seed{seed}", ranker)
+        for test in recipe.tests:
+            experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
+        run, exits = recipe.runs[name], recipe.exits_of(name)
+        config = replace(recipe.fact_selection, score_source=recipe.rule(run))
+        for test in recipe.fact_selection_tests:
+            if isinstance(run.loss, TwoInOneLoss):
+                scores = TableScores(ranker, tables[test], "passages")
+            else:
+                drop_ratio = recipe.drop_ratio if exits else None
+                scores = TableScores(ranker, tables[test], drop_ratio=drop_ratio)
+            selection = FactSelection(scores, config, len(exits))
+            experiment.add(f"selections/{name}-seed{seed}-{test}", selection)
+            has_answers = recipe.extracts_answers(name)
+            facts = FactEvaluation(selection, tables[test], has_answers)
+            experiment.compare(test, name, seed, facts)
+            if has_answers:
+                experiment.compare(f"{test}{ANSWERS}", name, seed, facts, ANSWERS)
+    return experiment
 
+
+def _passage_tables(recipe: Recipe, tables: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Returns the tables by passages of joint models, balanced if they are trained on."""
+    joint = [run for run in recipe.runs.values() if isinstance(run.loss, TwoInOneLoss)]
+    train = {name for run in joint for name in run.train}
+    watched = {run.dev or recipe.dev for run in joint}
+    watched |= set(recipe.tests) if recipe.plot_learning_curves and joint else set()
+    names = dict.fromkeys(sorted(train), recipe.balance_passages)
+    names |= dict.fromkeys(sorted(watched), False)
+    return {name: PassageTable(tables[name], balance) for name, balance in names.items()}
+
+
+def report(recipe: Recipe, finished: Finished) -> None:
+    """Writes the reports of rankings, facts and answers; logs how consistent joint models are."""
+    evaluations = finished.evaluations()
+    for test in [test for test in evaluations if test.endswith(ANSWERS)]:
+        systems = evaluations.pop(test)
+        preferred = [recipe.against(test), recipe.against(test.removesuffix(ANSWERS)), *systems]
+        baseline = next(str(name) for name in preferred if name in systems)
+        write_reports(replace(recipe, baseline=baseline), finished, {test: systems})
+    write_reports(recipe, finished, evaluations)
+    for name, stage in finished.named("selections/").items():
+        if (gap := finished.outputs(stage)["gap"]) is not None:
+            log.info("%s: passage and best sentence lie %.3f apart", name, gap)
+
+
+PIPELINE = Pipeline(Recipe, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

@@ -150,10 +150,10 @@ def prepared_table(
     return PreparedTable(spec, without, str(source))
 
 
-def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, Stage]:
+def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, PreparedTable]:
     """Returns the stages of the recipe's tables by name, held-out ones first."""
     held_out = recipe.held_out()
-    stages: dict[str, Stage] = {}
+    stages: dict[str, PreparedTable] = {}
     for name in sorted(recipe.tables, key=lambda name: name not in held_out):
         is_dropped = name not in held_out and recipe.on_leak == "drop"
         without = tuple(stages[other] for other in sorted(held_out)) if is_dropped else ()

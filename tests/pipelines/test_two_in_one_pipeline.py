@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, LeakError
+from as2ray.experiments.recipe import RunSpec, TableSpec, read_recipe
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import read_metrics
-from pipelines.recipe import RunSpec, TableSpec, read_recipe
-from pipelines.two_in_one import Recipe, run
+from pipelines.two_in_one import PIPELINE, Recipe
 
 HERE = WorkersConfig(num_workers=0)
 FILES = {"hotpot_train_v1.1.json": 40, "hotpot_dev_distractor_v1.json": 10}
@@ -77,11 +77,12 @@ def recipe(common, data_root):
 
 
 def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_path):
-    run(recipe, tmp_path, HERE)
-    made = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
-    run(recipe, tmp_path, HERE)
-    assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
-    report = json.loads((tmp_path / "hotpot-dev.json").read_text())
+    out = tmp_path / "out"
+    PIPELINE.run(recipe, out, HERE)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
+    PIPELINE.run(recipe, out, HERE)
+    assert made == {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
+    report = json.loads((out / "hotpot-dev.json").read_text())
     rows = {row["system"]: row["measures"] for row in report["rows"]}
     assert set(rows) == set(recipe.runs)
     # One fact of three lies past its passage: nobody finds it.
@@ -89,26 +90,22 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     assert rows["joint"]["SP recall"]["mean"] > 0.3
     assert rows["joint"]["passage EM"]["mean"] > 1 / 6  # of drawing two of four
     assert 0 <= rows["passages"]["SP recall"]["mean"] <= 1 / 3  # first sentences alone
-    chosen = json.loads(
-        (tmp_path / "selections/cascade-seed0-hotpot-dev/prediction.json").read_text()
-    )
+    chosen = json.loads((out / "selections/cascade-seed0-hotpot-dev/prediction.json").read_text())
     assert all(len(facts) <= 1 for facts in chosen["sp"].values())  # of 12 sentences one survives
-    assert {row["system"] for row in json.loads((tmp_path / "test.json").read_text())["rows"]}
-    followed = read_metrics(tmp_path / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
+    assert {row["system"] for row in json.loads((out / "test.json").read_text())["rows"]}
+    followed = read_metrics(out / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
     parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
     assert followed["dev/AP"] == pytest.approx(sum(parts) / 2)
     # Its head for sentences is random: it must not choose among the checkpoints.
-    followed = read_metrics(tmp_path / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
+    followed = read_metrics(out / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
     assert followed["dev/AP"] == followed["dev/passage AP"] != followed["dev/sentence AP"]
-    prediction = json.loads(
-        (tmp_path / "selections/joint-seed0-hotpot-dev/prediction.json").read_text()
-    )
+    prediction = json.loads((out / "selections/joint-seed0-hotpot-dev/prediction.json").read_text())
     assert len(prediction["sp"]) == 10
-    answers = json.loads((tmp_path / "hotpot-dev-answers.json").read_text())
+    answers = json.loads((out / "hotpot-dev-answers.json").read_text())
     [row] = answers["rows"]
     assert row["system"] == "transferred"
     assert {"EM", "F1", "joint EM", "joint F1"} <= set(row["measures"])
-    ranker = load(tmp_path / "rankers" / "joint-seed0" / "ranker")
+    ranker = load(out / "rankers" / "joint-seed0" / "ranker")
     assert len(ranker.rank_passages("What is kovarin?", [["Kovarin ne."], ["Lala."]])) == 2
 
 
@@ -126,7 +123,7 @@ def test_training_questions_of_what_is_selected_on_are_refused(recipe, tmp_path)
         recipe, tables={**recipe.tables, "again": again}, fact_selection_tests=["again"]
     )
     with pytest.raises(LeakError, match="'hotpot' and 'again'"):
-        run(leaky, tmp_path, HERE)
+        PIPELINE.run(leaky, tmp_path, HERE)
     with pytest.raises(ConfigError, match="'sentences' trains on"):
         replace(recipe, fact_selection_tests=["hotpot"])
 
