@@ -224,10 +224,8 @@ class FactEvaluation(Stage):
             measured[ANSWERS] = both.select(["question_id", *names])
         results = {
             name: EvaluationResult(
-                measures={
-                    m: float(np.mean(per_question[m])) for m in per_question.column_names[1:]
-                },
-                per_question=per_question,
+                measures={m: float(np.mean(values[m])) for m in values.column_names[1:]},
+                per_question=values,
                 counts=count_table(rows),
                 question_filter=spec.question_filter,
                 ties="pessimistic",
