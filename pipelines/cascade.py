@@ -99,9 +99,9 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
             experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
     for name, members in recipe.sequential_rankers.items():
         for seed in recipe.seeds_shared(name, members):
-            ranker = SequentialRanker(tuple(trained[member, seed] for member in members))
-            experiment.add(f"rankers/{name}-seed{seed}", ranker)
-            _add_replays(experiment, recipe, tables, name, seed, ranker, ())
+            sequential = SequentialRanker(tuple(trained[member, seed] for member in members))
+            experiment.add(f"rankers/{name}-seed{seed}", sequential)
+            _add_replays(experiment, recipe, tables, name, seed, sequential, ())
     return experiment
 
 

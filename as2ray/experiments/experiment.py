@@ -191,13 +191,14 @@ def dry_run(experiment: Experiment, store: Store) -> str:
     """Returns the stages as a table, with what is stored; needs no data and no model."""
     stages, names = sorted_stages(experiment.targets), experiment.names()
     complete = complete_stages(experiment.targets, store)
-    rows = [("stage", "kind", "data", "updates", "batch", "hours", "state")]
+    header = ("stage", "kind", "data", "updates", "batch", "hours", "state")
+    rows: list[tuple[str, ...]] = [header]
     for stage in stages:
         columns = {"stage": names[stage], "kind": stage.kind, **stage.describe()}
         columns["state"] = "stored" if stage in complete else "to run"
         if columns.get("hours") is not None:
             columns["hours"] = f"{columns['hours']:.2f}"
-        cells = (columns.get(column) for column in rows[0])
+        cells = (columns.get(column) for column in header)
         rows.append(tuple("-" if cell is None else str(cell) for cell in cells))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,15 +1,16 @@
 """Runs stages as tasks of Ray: a task holds nothing while its training workers or actors work."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import ray
+from ray._private.state import state as cluster_state
 
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
-from as2ray.distributed.plan import check_plan, cluster_capacity, gang_resources
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.plan import check_plan, node_resources
+from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.experiments.executor import execute
 from as2ray.experiments.stage import Result, Stage
 from as2ray.experiments.store import Store
@@ -33,9 +34,10 @@ class RayBackend:
     def create(
         cls, store: Store, workers: WorkersConfig, max_parallel: int | None = None
     ) -> "RayBackend":
-        """Returns a backend for as many stages as the memory of this node holds controllers of."""
-        by_memory = int(psutil.virtual_memory().available / CONTROLLER_BYTES)
-        return cls(store, workers, max_parallel or max(1, by_memory))
+        """Returns a backend for as many stages as the memory of a node has room for."""
+        nodes = node_resources(workers.driver_label_selector)
+        memory = max((node.get("memory", 0.0) for node in nodes), default=0.0)
+        return cls(store, workers, max_parallel or max(1, int(memory / CONTROLLER_BYTES)))
 
     def check(self, stages: Sequence[Stage]) -> None:
         """See `Backend`."""
@@ -55,7 +57,7 @@ class RayBackend:
         if len(running) >= self.max_parallel:
             return False
         demands = [self._demand(each) for each in (stage, *running)]
-        capacity = cluster_capacity()
+        capacity = _capacity()
         return all(
             sum(demand.get(name, 0.0) for demand in demands) <= capacity.get(name, 0.0) + 1e-9
             for name in demands[0]
@@ -66,7 +68,7 @@ class RayBackend:
         if stage.RESOURCES in ("cpu", "device"):
             cpus, gpus = self._task_resources(stage)
             return {"CPU": cpus, "GPU": gpus}
-        return gang_resources(self.workers)
+        return dict(gang_resources(self.workers))
 
     def _task_resources(self, stage: Stage) -> tuple[float, float]:
         """Returns the CPUs and GPUs of a stage's own task: none if others work for it."""
@@ -95,3 +97,12 @@ class RayBackend:
         with unwrap_ray_errors():
             result: Result = ray.get(handle)
         return result
+
+
+def _capacity() -> Counter[str]:
+    """Returns the resources that the cluster has, or that its autoscaler may give it."""
+    capacity: Counter[str] = Counter()
+    for node in node_resources():
+        capacity.update(node)
+    # Without an autoscaler there is no such configuration.
+    return capacity | Counter(cluster_state.get_max_resources_from_cluster_config() or {})
