@@ -32,7 +32,7 @@ from as2ray.corpora.preparation import read_split
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.score import store_logits
+from as2ray.distributed.score import score_table
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
@@ -271,7 +271,7 @@ def _measure_scoring(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResu
         # Starting Ray Data and the actor takes the same time for a corpus of millions. The
         # difference between two sizes does not include it.
         startup_s, total_s = (
-            store_logits(
+            score_table(
                 folder / name,
                 ranker_path,
                 folder / f"out-{next(numbers)}",

@@ -199,7 +199,8 @@ class _ScoringRun:
         """
         settings = json.loads((self.ranker / "config.json").read_text()).get("as2ray", {})
         lengths = {name: settings.get(name) for name in ("max_length", "max_question_length")}
-        if settings.get("ranker") == "two_in_one" or None in lengths.values():
+        reads_text = self.kind == "passages" or settings.get("ranker") == "two_in_one"
+        if reads_text or None in lengths.values():
             return None
         return PairTokenizer.from_folder(self.ranker, **lengths)
 
