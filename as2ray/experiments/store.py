@@ -218,9 +218,9 @@ class Store:
         folder, name = self.work_folder(kind, digest), f"{kind}/{digest}"
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
         sizes = {
-            name: path.stat().st_size
-            for name, path in paths.items()
-            if not name.startswith((MANIFEST, LEASE, f"{SCRATCH}/")) and path.is_file()
+            file: path.stat().st_size
+            for file, path in paths.items()
+            if not file.startswith((MANIFEST, LEASE, f"{SCRATCH}/")) and path.is_file()
         }
         entries = {"format_version": FORMAT_VERSION, **manifest, "files": sizes}
         content = (json.dumps(entries, indent=2) + "\n").encode()
@@ -239,9 +239,11 @@ class Store:
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
     def publish(self, path: Path) -> None:
-        """Uploads a file below a work folder, so that an attempt on another node can resume."""
+        """Uploads a file or a folder below a work folder, so that another node can resume."""
         if not self.is_local:
-            self._location[0].put_file(str(path), self._remote(path))
+            paths = [each for each in (path, *path.rglob("*")) if each.is_file()]
+            remote = [self._remote(each) for each in paths]
+            self._location[0].put([str(each) for each in paths], remote)
 
     def restore(self, folder: Path) -> None:
         """Downloads the published files of a folder below a work folder, unless they are there."""
@@ -322,7 +324,8 @@ class Store:
         """Removes a stage; its manifest first, as a complete stage has all its files."""
         filesystem, root = self._location
         self._delete(f"{kind}/{digest}/{MANIFEST}")
-        filesystem.rm(f"{root}/{kind}/{digest}", recursive=True)
+        with suppress(FileNotFoundError):  # An object store has no empty folders.
+            filesystem.rm(f"{root}/{kind}/{digest}", recursive=True)
 
     def ray_storage(self, kind: str, digest: str) -> tuple[str, pa_fs.FileSystem | None]:
         """Returns `storage_path` and `storage_filesystem` of Ray Train: a stage's `scratch/`."""

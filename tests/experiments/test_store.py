@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class WriteText(Stage):
         is_first = not context.scratch.exists()
         context.scratch.mkdir(exist_ok=True)
         (context.scratch / "attempt").touch()
-        context.store.publish(context.scratch / "attempt")
+        context.store.publish(context.scratch)
         with Path(os.environ[LOG]).open("a") as file:
             file.write(f"{self.text}\n")
         if is_first and self.first_attempt == "fail":
@@ -181,7 +182,9 @@ def test_failed_stage_spares_others_and_resumes_from_its_scratch(uri, tmp_path, 
 
 def test_graph_that_one_node_ran_is_fetched_by_another(uri, tmp_path, runs):
     stages = [WriteText("c", WriteText("b", WriteText("a"))), WriteNothing()]
-    results = run_stages(Store(uri, cache=str(tmp_path / "node-1")), *stages).results
+    store = Store(uri, cache=str(tmp_path / "node-1"))
+    results = run_stages(store, *stages).results
+    assert pickle.loads(pickle.dumps(store)).find_all(results).items() == results.items()
     store = Store(uri, cache=str(tmp_path / "node-2"))
     again = run_stages(store, *stages).results
     assert runs() == ["a", "b", "c"]
@@ -191,8 +194,9 @@ def test_graph_that_one_node_ran_is_fetched_by_another(uri, tmp_path, runs):
         assert (folder / MANIFEST).is_file()
         assert not (folder / LEASE).exists()
     assert (store.fetch(again[stages[0]]) / "a/text").read_text() == "abc"
-    built_on = store.manifest(stages[0].kind, again[stages[0]].digest)["built_on"]
-    assert built_on == [f"WriteText/{again[stages[0].source].digest}"]
+    manifest = store.manifest("WriteText", again[stages[0]].digest)
+    inputs = [stages[0].source.source, stages[0].source]
+    assert manifest["built_on"] == [f"WriteText/{again[stage].digest}" for stage in inputs]
 
 
 def test_stages_behind_one_that_is_missing_are_not_found(uri, tmp_path, runs):
@@ -465,15 +469,15 @@ def test_prune_keeps_linked_stages_and_what_they_are_built_on(uri, tmp_path, run
     store = Store(uri, cache=str(tmp_path / "node"))
     first, failing = WriteText("a"), WriteText("d", first_attempt="fail")
     kept, other = WriteText("b", first), WriteText("c", first)
-    results = run_stages(store, kept, other, failing).results
+    results = run_stages(store, kept, other, failing, empty := WriteNothing()).results
     output = _link(tmp_path / "output", kept=results[kept])
     stages = {stage.digest: stage for stage in store.stored_stages()}
-    unlinked = {results[other].digest, failing.digest({})}
+    unlinked = {results[other].digest, results[empty].digest, failing.digest({})}
     assert {digest for digest, stage in stages.items() if not stage.is_complete} == {
         failing.digest({})
     }
     assert {stage.digest for stage in store.prune([output], dry_run=True)} == unlinked
-    assert len(store.stored_stages()) == 4
+    assert len(store.stored_stages()) == 5
     removed = store.prune([output])
     assert {stage.digest for stage in removed} == unlinked
     assert all(
