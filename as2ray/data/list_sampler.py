@@ -20,10 +20,10 @@ from as2ray.text.packing import ragged_arange
 class ListSampler:
     """The questions that have positive and negative candidates."""
 
-    rows: np.ndarray
-    """Row indices, question by question, positives first, shape [rows]."""
+    positive_bits: np.ndarray
+    """Whether each row is positive, 8 rows a byte: the sampler travels to every task."""
     starts: np.ndarray
-    """Start of each question in `rows`, shape [questions]."""
+    """First row of each question, shape [questions]."""
     num_positives: np.ndarray
     """Positives of each question, at least 1, shape [questions]."""
     num_negatives: np.ndarray
@@ -64,9 +64,8 @@ class ListSampler:
         question = np.repeat(np.arange(len(starts)), sizes)
         num_positives = np.bincount(question[is_positive], minlength=len(starts))
         has_both = (num_positives > 0) & (num_positives < sizes)
-        rows = np.lexsort((~is_positive, question))
-        num_negatives = sizes - num_positives
-        return cls(rows, starts[has_both], num_positives[has_both], num_negatives[has_both])
+        counts = num_positives[has_both], (sizes - num_positives)[has_both]
+        return cls(np.packbits(is_positive), starts[has_both], *counts)
 
     def sample(
         self, question_indices: np.ndarray, list_size: int, random: np.random.Generator
@@ -91,15 +90,17 @@ class ListSampler:
         list_positives = np.minimum(num_positives, list_size - list_negatives)
         sizes = num_positives + num_negatives
         question, position = np.repeat(np.arange(len(sizes)), sizes), ragged_arange(sizes)
+        row = self.starts[question_indices][question] + position
+        is_positive = self.positive_bits[row >> 3] >> (7 - (row & 7)) & 1
+        row = row[np.lexsort((1 - is_positive, question))]  # positives first
         is_negative = position >= num_positives[question]
         # Shuffles the rows of each label; positives stay before negatives.
-        order = np.lexsort((random.random(len(question)), is_negative, question))
-        row = (self.starts[question_indices][question] + position)[order]
+        row = row[np.lexsort((random.random(len(question)), is_negative, question))]
         # Counts from 0 among the rows of each label.
         rank = position - num_positives[question] * is_negative
         column = rank + list_positives[question] * is_negative
         list_counts = np.where(is_negative, list_negatives[question], list_positives[question])
         is_sampled = rank < list_counts
         sampled_rows = np.full((len(sizes), list_size), -1)
-        sampled_rows[question[is_sampled], column[is_sampled]] = self.rows[row[is_sampled]]
+        sampled_rows[question[is_sampled], column[is_sampled]] = row[is_sampled]
         return sampled_rows

@@ -1,11 +1,16 @@
 """Orders the examples of an epoch and packs each rank's share of each step into batches.
 
-An epoch shuffles blocks of examples, lays them end to end, cuts the result into windows and
-shuffles inside each window. A step is the next `global_batch_size` examples. The order depends only
-on seed and epoch, so every rank finds its share without communication, and a run can resume at any
-step.
+An epoch shuffles spans of adjacent examples, lays them end to end and cuts the result into windows.
+The spans of a window are dealt to `num_shards` shards, every shard shuffles its examples, and the
+order of the window takes one example of each shard in turn. A step is the next `global_batch_size`
+examples. The order depends on seed, epoch and number of shards, but not on the ranks, so every rank
+finds its share without communication, and a run can resume at any step.
+
+A rank reads only some of the shards. A span is a row group of the files, so with at least as many
+shards as ranks the ranks together decode little more than they use.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +21,16 @@ import numpy as np
 from as2ray.errors import ConfigError
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 
+ORDER_VERSION = 1
+"""Version of the order of examples, which changes the result of a run. Raise it when they come in
+another order for the same seed, epoch, number of shards and `global_batch_size`."""
+
 SHUFFLE_BLOCK = 2_048
-"""Examples that stay together when an epoch is shuffled over the whole corpus."""
+"""Examples that stay together when an epoch is shuffled over the whole corpus: as many as a row
+group of a prepared table has rows. A power of two."""
+
+MIN_SPANS_PER_SHARD = 4
+"""Spans that each of several shards has at least; small corpora get smaller spans instead."""
 
 SHUFFLE_WINDOW = 32_768
 """Number of sequences, about, that are shuffled and tokenized together."""
@@ -123,6 +136,8 @@ class PackedDataset:
     world_size: int = 1
     shuffle_window: int = SHUFFLE_WINDOW
     """Number of sequences, about, that are shuffled and tokenized together."""
+    num_shards: int = 1
+    """Number of shards that the spans of an epoch are dealt to; changes the order of examples."""
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -139,42 +154,51 @@ class PackedDataset:
         """Number of steps of an epoch; the last step may be smaller."""
         return -(-self.reader.num_examples // self.global_batch_size)
 
-    @cached_property
+    @property
     def steps_per_window(self) -> int:
-        """Number of steps that are shuffled and tokenized together."""
+        """Number of steps, about, that are shuffled and tokenized together."""
         return max(1, self.shuffle_window // (self.global_batch_size * self.reader.max_sequences))
 
     @property
     def num_windows(self) -> int:
         """Number of shuffle windows of an epoch."""
-        return -(-self.steps // self.steps_per_window)
+        if self.num_shards == 1:
+            return -(-self.steps // self.steps_per_window)
+        return -(-self.reader.num_examples // (self._span * self._spans_per_window))
+
+    def find_window(self, epoch: int, step: int) -> int:
+        """Returns the window in which a step of an epoch begins."""
+        bounds = self._window_bounds(self._shuffle_spans(epoch)[1])
+        return int(np.searchsorted(bounds, step * self.global_batch_size, side="right")) - 1
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
         """Yields the packed batches of this rank from step `start` on."""
-        for window in range(start // self.steps_per_window, self.num_windows):
+        for window in range(self.find_window(epoch, start), self.num_windows):
             yield from self.read_window(epoch, window, start)
 
     def read_window(self, epoch: int, window: int, start: int = 0) -> Iterator[MicroBatch]:
         """Yields the packed batches of this rank in one window.
+
+        With several shards a step can begin in one window and end in the next, which then yields
+        the rest of it.
 
         Args:
             epoch: Number of the epoch, from 0.
             window: Number of the window, from 0.
             start: First step; steps count from the start of the epoch.
         """
-        examples = self._shuffle(epoch, window)
-        position = np.arange(len(examples))
-        step = window * self.steps_per_window + position // self.global_batch_size
-        is_mine = position % self.global_batch_size % self.world_size == self.rank
-        is_mine &= step >= start
-        rows = self.reader.sample_rows(examples, [self.seed, epoch, window])
-        # A rank without an example in the window reads one example for the shapes of its columns.
-        encoded = self.reader.encode(rows[is_mine] if is_mine.any() else rows[:1])
-        first = 0
-        for number, num_examples in zip(*np.unique(step[step >= start], return_counts=True)):
-            share = np.arange(first, first + int(np.sum(is_mine & (step == number))))
-            yield from self._pack_share(int(number), int(num_examples), encoded, share)
-            first += len(share)
+        total, size = self.reader.num_examples, self.global_batch_size
+        begin, end, rows, positions = self._order_share(epoch, window)
+        step = positions // size
+        rows, step = rows[step >= start], step[step >= start]
+        if not len(rows):  # one example for the shapes of its columns
+            rows = self.reader.sample_rows(np.zeros(1, np.int64), [self.seed])
+        encoded = self.reader.encode(rows)
+        for number in range(max(start, begin // size), -(-end // size)):
+            share = np.arange(*np.searchsorted(step, [number, number + 1]))
+            last = min((number + 1) * size, total)
+            is_complete = last <= end
+            yield from self._pack_share(number, last - number * size, encoded, share, is_complete)
 
     def mean_length(self, num_samples: int = 4_096) -> float:
         """Returns the mean number of tokens of examples spread evenly over the corpus."""
@@ -183,35 +207,98 @@ class PackedDataset:
         rows = self.reader.sample_rows(examples, [self.seed, 0, 0])
         return float(self.reader.encode(rows).lengths.mean())
 
-    def _shuffle(self, epoch: int, window: int) -> np.ndarray:
-        """Returns the indices of a window's examples in the order of the epoch."""
-        total, size = self.reader.num_examples, self.steps_per_window * self.global_batch_size
-        num_blocks = -(-total // SHUFFLE_BLOCK)
-        blocks = np.random.default_rng([self.seed, epoch]).permutation(num_blocks)
-        lengths = np.minimum(SHUFFLE_BLOCK, total - blocks * SHUFFLE_BLOCK)
+    @property
+    def _span(self) -> int:
+        """Number of adjacent examples that stay together when an epoch is shuffled."""
+        if self.num_shards == 1:
+            return SHUFFLE_BLOCK
+        span = self.reader.num_examples // (self.num_shards * MIN_SPANS_PER_SHARD)
+        span = max(1, min(span, SHUFFLE_BLOCK // self.reader.max_sequences))
+        return 1 << span.bit_length() - 1  # spans of a power of two do not cross row groups
+
+    @property
+    def _spans_per_window(self) -> int:
+        """Number of spans of a window of several shards: as many of each shard."""
+        num_sequences = self.num_shards * self._span * self.reader.max_sequences
+        return self.num_shards * max(1, self.shuffle_window // num_sequences)
+
+    def _shuffle_spans(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first example and length of the spans in the order of the epoch."""
+        total, span = self.reader.num_examples, self._span
+        starts = np.random.default_rng([self.seed, epoch]).permutation(-(-total // span)) * span
+        return starts, np.minimum(span, total - starts)
+
+    def _window_bounds(self, lengths: np.ndarray) -> np.ndarray:
+        """Returns the positions in the epoch where windows begin and end, shape [windows + 1].
+
+        Windows of one shard hold whole steps, those of several shards hold whole spans.
+        """
+        if self.num_shards == 1:
+            bounds = np.arange(self.num_windows) * self.steps_per_window * self.global_batch_size
+        else:
+            bounds = (np.cumsum(lengths) - lengths)[:: self._spans_per_window]
+        return np.append(bounds, self.reader.num_examples)
+
+    def _order_share(self, epoch: int, window: int) -> tuple[int, int, np.ndarray, np.ndarray]:
+        """Orders this rank's share of a window.
+
+        If R ranks divide V shards, rank r has the shards v with v % R == r. Otherwise V / g shards
+        and R / g ranks, g being the common divisor, share their work evenly: the shards lie end to
+        end, and a rank has an interval of them. Of a shard that it shares it has some turns.
+
+        Returns:
+            The positions in the epoch where the window begins and ends, the rows of this rank's
+            examples, and their positions, ascending.
+        """
+        starts, lengths = self._shuffle_spans(epoch)
+        begin, end = self._window_bounds(lengths)[window : window + 2].tolist()
         ends = np.cumsum(lengths)
-        begin, end = window * size, min((window + 1) * size, total)
-        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end)
-        in_window = slice(first, last + 1)
-        examples = np.repeat(blocks[in_window] * SHUFFLE_BLOCK, lengths[in_window])
-        examples = examples + ragged_arange(lengths[in_window])
-        offset = begin - (ends[first] - lengths[first])
-        examples = examples[offset : offset + end - begin]
-        return np.random.default_rng([self.seed, epoch, window]).permutation(examples)
+        begins = ends - lengths
+        is_inside = (ends > begin) & (begins < end)
+        starts = (starts + np.maximum(begin - begins, 0))[is_inside]
+        lengths = (np.minimum(ends, end) - np.maximum(begins, begin))[is_inside]
+        sizes = np.array(
+            [lengths[shard :: self.num_shards].sum() for shard in range(self.num_shards)]
+        )
+        num_groups = math.gcd(self.num_shards, self.world_size)
+        num_shards, num_ranks = self.num_shards // num_groups, self.world_size // num_groups
+        rank, group = divmod(self.rank, num_groups)
+        rows, positions = [], []
+        for number in range(
+            rank * num_shards // num_ranks, -(-(rank + 1) * num_shards // num_ranks)
+        ):
+            shard = number * num_groups + group
+            length = lengths[shard :: self.num_shards]
+            examples = np.repeat(starts[shard :: self.num_shards], length) + ragged_arange(length)
+            seed = [self.seed, epoch, window, *([shard] if self.num_shards > 1 else [])]
+            examples = np.random.default_rng(seed).permutation(examples)
+            # Before the n-th example of this shard come n of every shard, or all where it has
+            # fewer, and one more of the shards that precede it in a turn.
+            n = np.arange(len(examples))
+            position = (
+                begin + np.minimum(sizes[:, None], n).sum(0) + (sizes[:shard, None] > n).sum(0)
+            )
+            turn = position % self.global_batch_size // self.num_shards % num_ranks
+            is_mine = (number * num_ranks + turn) // num_shards == rank
+            rows.append(self.reader.sample_rows(examples, seed)[is_mine])
+            positions.append(position[is_mine])
+        order = np.argsort(np.concatenate(positions))
+        return begin, end, np.concatenate(rows)[order], np.concatenate(positions)[order]
 
     def _pack_share(
-        self, step: int, num_examples: int, encoded: Encoded, share: np.ndarray
+        self, step: int, num_examples: int, encoded: Encoded, share: np.ndarray, is_complete: bool
     ) -> Iterator[MicroBatch]:
         if not len(share):
             any_example = encoded.pack(np.zeros(1, np.int64))
-            yield MicroBatch(step, num_examples, True, placeholder(any_example))
+            yield MicroBatch(step, num_examples, is_complete, placeholder(any_example))
             return
         lengths = encoded.lengths[share]
         # All windows of a passage stay in one batch, so a long passage gets a larger batch.
         groups = list(split_by_tokens(lengths, max(self.max_batch_tokens, int(lengths.max()))))
         for number, group in enumerate(groups, 1):
             batch = encoded.pack(share[group])
-            yield MicroBatch(step, num_examples, number == len(groups), batch)
+            is_last = is_complete and number == len(groups)
+            yield MicroBatch(step, num_examples, is_last, batch)
 
 
 def placeholder(batch: PackedBatch) -> PackedBatch:

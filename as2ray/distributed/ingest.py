@@ -43,7 +43,7 @@ class RayBatchSource:
         """Yields this worker's packed batches from step `start` of an epoch on."""
         if start >= self.steps:
             return
-        first_window = start // self.dataset.steps_per_window
+        first_window = self.dataset.find_window(epoch, start)
         batches = self._create_ray_dataset(epoch, first_window, start).iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=1
         )

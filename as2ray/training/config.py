@@ -56,6 +56,9 @@ class TrainingConfig:
     dev table chooses between late epochs nearly at random."""
     early_stopping_patience: PositiveInt | None = None
     """Evaluations without improvement before the run stops; by default it never does."""
+    num_data_shards: PositiveInt = 1
+    """Shards of the data, of which every worker reads some: about as many as workers at most. The
+    number changes the order of examples; the number of workers does not."""
     seed: NonNegativeInt = 0
     """Seed of the order of examples, of dropout and of new heads."""
 

@@ -93,6 +93,7 @@ def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
         training.seed,
         parallel.get_rank(),
         parallel.get_world_size(),
+        num_shards=training.num_data_shards,
     )
     if training.global_batch_tokens is None:
         return dataset
