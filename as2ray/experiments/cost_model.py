@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -248,6 +248,8 @@ def training_cost(stage: TrainedRanker) -> Cost:
     num_examples = sum(s.num_questions for s in sizes) if list_size else num_pairs
     if math.isnan(num_pairs):
         return Cost()
+    num_epochs = stage.num_epochs(sum(s.num_questions for s in sizes))
+    training = replace(training, epochs=num_epochs)
     tokens_per_example = sum(s.num_pairs * s.mean_tokens for s in sizes) / num_examples
     batch_size = (
         training.global_batch_tokens or 0

@@ -117,6 +117,10 @@ class TrainedRanker(Stage):
             tracking=self.tracking,
         )
 
+    def num_epochs(self, num_questions: float) -> int:
+        """Returns the number of epochs on tables with this number of questions."""
+        return self.training.epochs
+
     def run(self, context: StageContext) -> Outputs:
         """Trains; keeps the selected checkpoint, the metrics and TensorBoard's files."""
         from as2ray.distributed.train import train_on_ray
@@ -159,7 +163,7 @@ class TrainedRanker(Stage):
 
 
 class StoredScores(Stage):
-    """Scores of a table's rows in chunks, in the column `score`; `TableEvaluation` measures them."""
+    """Scores of the rows of a table, in the column `score`; `TableEvaluation` measures them."""
 
     table: Stage
     question_filter: QuestionFilter

@@ -1,0 +1,312 @@
+"""Stages of BM25: tuned k1 and b, indexes, pseudo-labels, retrieved candidates, scores."""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from as2ray.errors import ConfigError
+from as2ray.evaluation.measures import evaluate
+from as2ray.experiments.rankers import StoredScores
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.tables import TABLE, read_table, write_table
+from as2ray.retrieval.documents import list_parts
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.filters import QuestionFilter, filter_mask
+from as2ray.tables.schema import CANDIDATE_SCHEMA, count_table, from_rows, question_offsets
+from as2ray.text.bm25 import BM25
+
+log = logging.getLogger(__name__)
+
+INDEX = "index"
+"""Folder of the index in a stage that makes one."""
+
+BM25_SCORES = "bm25_scores.npy"
+"""File of a stage with retrieved candidates: BM25's score of each row."""
+
+QUESTION_SCHEMA = pa.schema(
+    [("question_id", pa.string()), ("question", pa.string()), ("source_sentence", pa.int64())]
+)
+"""Columns of stored questions without candidates: the fields of `Query`."""
+
+
+@dataclass(frozen=True, eq=False)
+class BM25Grid(Stage):
+    """The point of a grid of k1 and b that ranks the dev table best."""
+
+    dev: Stage
+    points: tuple[tuple[float, float], ...]
+    """Pairs of k1 and b."""
+    measure: str = "RR"
+    """The measure that chooses; Mokrii et al. take RR."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Ranks the table with each point; of equal points the first one wins."""
+        rows = read_table(context.path(self.dev))
+        term_counts = BM25().count_terms(rows["candidate"].to_pylist())
+        grid = []
+        for k1, b in self.points:
+            scores = BM25(k1, b).score_candidates(rows, term_counts)
+            result = evaluate(rows, scores, [self.measure], question_filter="no_all_negative")
+            grid.append((k1, b, result.measures[self.measure]))
+        k1, b, quality = max(grid, key=lambda point: point[2])
+        log.info("BM25: dev %s %.4f with k1 %g, b %g", self.measure, quality, k1, b)
+        content = f"k1={k1:g}, b={b:g}"
+        return {"k1": k1, "b": b, self.measure: quality, "grid": grid, "content": content}
+
+    def chosen(self, context: StageContext) -> BM25:
+        """Returns BM25 with the chosen k1 and b."""
+        outputs = context.outputs(self)
+        return BM25(outputs["k1"], outputs["b"])
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateIndex(Stage):
+    """An index of the distinct candidates of tables; each text is a sentence."""
+
+    tables: tuple[Stage, ...]
+    bm25: BM25Grid
+
+    def run(self, context: StageContext) -> Outputs:
+        """Collects the texts, and indexes them in one shard."""
+        tables = (read_table(context.path(table)) for table in self.tables)
+        texts = (
+            " ".join(text.split()) for rows in tables for text in rows["candidate"].to_pylist()
+        )
+        context.scratch.mkdir(parents=True, exist_ok=True)
+        source = context.scratch / "texts.parquet"
+        pq.write_table(pa.table({"text": list(dict.fromkeys(texts))}), source)
+        config = IndexConfig(self.bm25.chosen(context), sentence_splitter="lines")
+        return _write_index(context, source, config)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentIndex(Stage):
+    """An index of the sentences of a user's documents."""
+
+    RESOURCES = "pool"
+
+    source: str = field(metadata=NOT_IDENTITY)
+    """Absolute path of a folder of documents, or of a table of them."""
+    content_hash: str
+    config: IndexConfig
+    num_shards: int = field(default=1, metadata=NOT_IDENTITY)
+    """Maximum number of shards; they change no result."""
+
+    @classmethod
+    def from_documents(
+        cls, source: str | Path, config: IndexConfig, num_shards: int = 1
+    ) -> "DocumentIndex":
+        """Returns the stage for the documents as they are now.
+
+        Raises:
+            CorpusError: There is nothing to read.
+        """
+        source = Path(source).resolve()
+        return cls(str(source), hash_documents(source), config, num_shards)
+
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Adds the version of the sentence splitter."""
+        return {**super().identity(fingerprints), "config": self.config.to_dict()}
+
+    def run(self, context: StageContext) -> Outputs:
+        """Indexes the documents, with one task of Ray per shard if there are workers."""
+        return _write_index(context, Path(self.source), self.config, self.num_shards)
+
+
+def hash_documents(source: Path) -> str:
+    """Returns a hash of the names and contents of all files below a path.
+
+    Raises:
+        CorpusError: There is nothing to read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({part.path for part in list_parts(source)}):
+        # Names may be invalid Unicode, and files unreadable: the index reports them.
+        digest.update(os.fsencode(path.removeprefix(str(source))) + b"\0")
+        with suppress(OSError), open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _write_index(
+    context: StageContext, source: Path, config: IndexConfig, num_shards: int = 0
+) -> Outputs:
+    """Writes an index into the folder of a stage; 0 shards are one that this process writes."""
+    new = context.scratch / INDEX
+    if num_shards and context.workers.num_workers:
+        from as2ray.distributed.index import build_sharded
+
+        manifest = build_sharded(source, new, config, num_shards=num_shards, overwrite=True)
+    else:
+        num_shards = max(1, num_shards)
+        manifest = write_index(source, new, config, num_shards=num_shards, overwrite=True)
+    shutil.rmtree(context.output / INDEX, ignore_errors=True)
+    new.rename(context.output / INDEX)
+    names = ("documents", "sentences", "skipped", "fingerprint")
+    outputs = {name: manifest[name] for name in names}
+    log.info("index: %s", outputs)
+    return outputs
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTable(Stage):
+    """A candidates table of questions that BM25 labels."""
+
+    index: Stage
+    queries: Stage
+    """A table, or stored questions (`write_queries`)."""
+    config: PseudoLabelConfig
+    min_questions: int = 1
+    """Minimum number of labelled questions; 2 if the table is split."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Labels the questions.
+
+        Raises:
+            CorpusError: No question has a positive and a negative.
+            ConfigError: Fewer than `min_questions` have both.
+        """
+        queries = read_queries(context.path(self.queries))
+        index = SentenceIndex.open(context.path(self.index) / INDEX)
+        labelled = generate_pseudo_labels(index, queries, self.config)
+        counts, left_out = count_table(labelled.table), dict(labelled.skipped)
+        log.info("pseudo-labels: %s, left out %s", counts, left_out)
+        if counts.num_questions < self.min_questions:
+            raise too_few_questions(
+                f"{counts.num_questions} questions that BM25 can label of {len(queries)}, "
+                f"left out {left_out}"
+            )
+        return {**write_table(labelled.table, context.output), "left_out": left_out}
+
+
+def too_few_questions(problem: str) -> ConfigError:
+    """Returns the error of a table that cannot be split."""
+    return ConfigError(
+        f"{problem}; at least two are needed, one to train on and one to select the checkpoint",
+        fix="give a file of questions, or more documents",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SplitTable(Stage):
+    """One part of the questions of a table that has at least two; neither part is empty."""
+
+    table: Stage
+    part: Literal["train", "dev"]
+    share: int
+    """About one of this number of questions goes to dev. It is chosen by a hash of the text, so it
+    does not depend on the other questions."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Writes the rows of the part's questions."""
+        ids: dict[str, list[str]] = {"train": [], "dev": []}
+        for query in read_queries(context.path(self.table)):
+            number = int.from_bytes(hashlib.sha256(query.text.encode()).digest()[:4])
+            ids["dev" if number % self.share == 0 else "train"].append(query.id)
+        for part, other in (("train", "dev"), ("dev", "train")):
+            if not ids[part]:
+                ids[part].append(ids[other].pop())
+        rows = read_table(context.path(self.table))
+        is_kept = pc.is_in(rows["question_id"], value_set=pa.array(ids[self.part]))
+        return write_table(rows.filter(is_kept), context.output)
+
+
+def write_queries(queries: Iterable[Query], folder: Path) -> dict[str, Any]:
+    """Writes questions into the folder of a stage; returns entries of its outputs."""
+    rows = from_rows(queries, QUESTION_SCHEMA)
+    pq.write_table(rows, folder / TABLE, compression="zstd")
+    return {"num_questions": rows.num_rows}
+
+
+def read_queries(folder: Path) -> list[Query]:
+    """Reads the questions of a table, or those that `write_queries` stored."""
+    rows = read_table(folder)
+    rows = rows.take(pa.array(question_offsets(rows["question_id"])))
+    names = [name for name in QUESTION_SCHEMA.names if name in rows.column_names]
+    return [Query(*values) for values in zip(*(rows[name].to_pylist() for name in names))]
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievedTable(Stage):
+    """The candidates that BM25 retrieves, instead of each question's own."""
+
+    table: Stage
+    """The questions. Their positives are recognized by their text."""
+    index: CandidateIndex
+    depth: int
+    """Number of candidates to retrieve."""
+    append_missed: bool
+    """Whether positives that BM25 missed are appended, as for training."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Retrieves, and stores BM25's scores; those of missed positives are 0.
+
+        The outputs count the questions for which BM25 finds nothing, which the table cannot
+        contain, and those for which it misses all positives, which `no_all_negative` removes.
+        """
+        rows = read_table(context.path(self.table))
+        index = SentenceIndex.open(context.path(self.index) / INDEX)
+        positives: dict[str, dict[str, float]] = {}
+        names = ("question_id", "candidate", "label")
+        for id, text, label in zip(*(rows[name].to_pylist() for name in names)):
+            if label:
+                positives.setdefault(id, {}).setdefault(" ".join(text.split()), 0.0)
+        retrieved: list[tuple[str, str, str, str, int]] = []
+        scores: list[float] = []
+        counts = {"finds nothing": 0, "misses all positives": 0}
+        for id, question, *_ in read_queries(context.path(self.table)):
+            hits = index.search(question, self.depth)
+            candidates = dict(
+                zip(index.texts([hit.index for hit in hits]), (hit.score for hit in hits))
+            )
+            answers = positives.get(id, {})
+            counts["finds nothing"] += not candidates
+            counts["misses all positives"] += bool(answers) and answers.keys().isdisjoint(
+                candidates
+            )
+            if self.append_missed:
+                candidates |= {text: 0.0 for text in answers if text not in candidates}
+            scores += candidates.values()
+            retrieved += [
+                (id, question, f"{id}-{number}", text, int(text in answers))
+                for number, text in enumerate(candidates)
+            ]
+        log.info("of BM25's first %d, %s", self.depth, counts)
+        np.save(context.output / BM25_SCORES, np.array(scores))
+        table = from_rows(retrieved, CANDIDATE_SCHEMA)
+        return {**write_table(table, context.output), "bm25": counts}
+
+
+@dataclass(frozen=True, eq=False)
+class BM25Scores(StoredScores):
+    """BM25's scores of the rows of a table."""
+
+    table: Stage
+    bm25: BM25Grid | CandidateIndex
+    """Chosen k1 and b, which score a table with its own document frequencies; or the index that
+    retrieved the candidates, whose scores are stored with them."""
+    question_filter: QuestionFilter = "raw"
+
+    def run(self, context: StageContext) -> None:
+        """Scores all rows, because document frequencies count over all, and keeps those it must."""
+        folder = context.path(self.table)
+        rows = read_table(folder)
+        if isinstance(self.bm25, BM25Grid):
+            scores = self.bm25.chosen(context).score_candidates(rows)
+        else:
+            scores = np.load(folder / BM25_SCORES)
+        kept = scores[filter_mask(rows, self.question_filter)]
+        pq.write_table(pa.table({"score": kept}), context.output / TABLE)
