@@ -8,55 +8,58 @@ after training on samples of the target's labeled questions: Figure 1 is the cur
 ends. `python -m pipelines.table_1` puts the ends of several targets side by side.
 """
 
-import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-import pyarrow as pa
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
-from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.saving import save
-from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
-from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.evaluation.presets import parse_measure
-from as2ray.evaluation.report import build_report, save_report, to_markdown
-from as2ray.experiments.stage import MANIFEST, digest, manifest, stage
+from as2ray.experiments.bm25 import (
+    BM25Grid,
+    BM25Scores,
+    CandidateIndex,
+    LabelledTable,
+    RetrievedTable,
+)
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.few_shot import (
+    BM25Weight,
+    FewShotConfig,
+    FewShotRanker,
+    InterpolatedRanker,
+    MixedScores,
+    SampledTable,
+)
+from as2ray.experiments.rankers import (
+    StoredScores,
+    TableEvaluation,
+    TableScores,
+    absolute_model_path,
+)
+from as2ray.experiments.recipe import STRICT, LossSpec, TableSpec
+from as2ray.experiments.stage import Stage
+from as2ray.experiments.tables import prepared_table
 from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import ExitLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.filters import QuestionFilter
-from as2ray.tables.trec import align_run, read_run
-from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from pipelines.curves import curve, ends, table_1
-from pipelines.few_shot import FewShotConfig, best_bm25_weight, interpolate_on_dev, mix_scores
-from pipelines.labels import (
-    index_candidates,
-    label_queries,
-    questions_of,
-    retrieval_scores,
-    retrieve_candidates,
-    sample_table,
-    tune_bm25,
-)
-from pipelines.recipe import LossSpec, TableSpec, command
-from pipelines.steps import Plan, check_model, evaluate_ranker, prepare_table, table, train_ranker
+from pipelines.table_1 import Systems, format_table, table_cells
+from tune_spaces.bm25 import param_grid
 
 log = logging.getLogger(__name__)
 
-SCRATCH, PSEUDO, KEYWORDS = "scratch", "pseudo", "BM25"
+SCRATCH, PSEUDO, BM25 = "scratch", "pseudo", "BM25"
 
 PAPER = TrainingConfig(
     global_batch_size=16,
@@ -70,7 +73,7 @@ PAPER = TrainingConfig(
 grows for a fifth of the run and then stays."""
 
 
-@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@config_dataclass(frozen=True, config=STRICT)
 class Study:
     """One target, several starts, several numbers of labeled questions."""
 
@@ -116,8 +119,8 @@ class Study:
     """Trackers of the runs."""
 
     def __post_init__(self) -> None:
-        # They name stages and systems; `pipelines.curves` splits the latter at + and commas.
-        reserved = [SCRATCH, PSEUDO, KEYWORDS, "train", "dev", "unlabeled_questions"]
+        # They name stages and systems; reports split the latter at + and commas.
+        reserved = [SCRATCH, PSEUDO, BM25, "train", "dev", "unlabeled_questions"]
         names = [*reserved, *self.tests, *self.out_of_domain_tests, *self.transfer_sources]
         wrong = {n for n in names if names.count(n) > 1 or not re.fullmatch(r"[\w.-]+", n)}
         if wrong:
@@ -165,246 +168,197 @@ class Study:
         return {**self.tests, **self.out_of_domain_tests}
 
 
+def build(study: Study, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: BM25, starts, few-shot rankers with their remedies, and evaluations."""
+    parts = _Parts.from_study(study, data_dirs)
+    parts.compare(BM25, 0, parts.bm25_scores)
+    for start, ranker in _starts(parts):
+        if ranker is not None:
+            parts.compare_ranker(start, 0, ranker)
+        for size in study.few_shot.num_questions:
+            for sample in range(study.few_shot.num_samples if size is not None else 1):
+                _add_few_shot(parts, start, ranker, size, sample)
+    return parts.experiment
+
+
 @dataclass(frozen=True)
-class Bench:
-    """What all runs of a study share."""
+class _Parts:
+    """What the rankers of a study share."""
 
     study: Study
-    folder: Path
-    workers: WorkersConfig
-    tables: Mapping[str, Path]
-    """Stages of all tables of the study, by name."""
-    bm25: BM25
-    index: Path
-    """Stage of the index of all candidates."""
+    experiment: Experiment
+    tables: Mapping[str, Stage]
+    """All tables of the study by name."""
+    index: CandidateIndex
+    """Index of all candidates of the target."""
 
-    @property
-    def watched(self) -> dict[str, Path]:
-        """Returns the tables that are scored: dev and the tests."""
-        return {name: self.tables[name] for name in ("dev", *self.study.reported)}
+    @classmethod
+    def from_study(cls, study: Study, data_dirs: Mapping[str, str]) -> "_Parts":
+        """Prepares tables, tunes BM25 on dev, and retrieves candidates if the study says so."""
+        experiment, tables = Experiment(), _prepared_tables(study, data_dirs)
+        for name, table in tables.items():
+            experiment.add(f"tables/{name}", table)
+        bm25 = BM25Grid(tables["dev"], tuple(param_grid()))
+        experiment.add("bm25", bm25)
+        names = ["train", "unlabeled_questions", "dev", *study.tests]
+        names += [f"documents-{number}" for number in range(len(study.extra_documents))]
+        index = CandidateIndex(tuple(tables[name] for name in names if name in tables), bm25)
+        experiment.add("index", index)
+        if study.retrieval_depth is not None:
+            for name in ("train", "dev", *study.tests):
+                is_train = name == "train"
+                table = RetrievedTable(tables[name], index, study.retrieval_depth, is_train)
+                tables[name] = experiment.add(f"retrieved/{name}", table)
+        return cls(study, experiment, tables, index)
 
-    def ranker(self, name: str, rows: Path, start: Path | None = None, sample: int = 0) -> Path:
-        """Trains a ranker; returns its stage."""
-        training, questions = self.study.training, questions_in(rows)
-        epochs = self.study.few_shot.epochs_of(questions)
-        log.info("%s: %s questions, %d epochs", name, f"{questions:,}", epochs)
-        job = TrainingJob(
-            model=self.study.model,
-            train_tables=(str(rows),),
-            eval_tables={"dev": str(self.tables["dev"])},
-            training=replace(training, epochs=epochs, seed=training.seed + sample),
-            loss=self.study.loss,
-            tracking=self.study.tracking,
+    def ranker(
+        self, name: str, table: Stage, start: Stage | None = None, sample: int = 0
+    ) -> FewShotRanker:
+        """Adds a ranker that is trained on a table."""
+        study = self.study
+        ranker = FewShotRanker(
+            model=replace(study.model, path=absolute_model_path(study.model.path)),
+            train=(table,),
+            dev=self.tables["dev"],
+            training=replace(study.training, seed=study.training.seed + sample),
+            loss=study.loss,
+            init_from=start,
+            tracking=study.tracking,
+            epochs=study.few_shot.epochs_rule,
         )
-        inputs = {"train": rows, "dev": self.tables["dev"]}
-        return train_ranker(self.folder / "rankers" / name, Plan(job, inputs, start), self.workers)
+        self.experiment.add(f"rankers/{name}", ranker)
+        return ranker
 
-    def keywords(self, rows: pa.Table) -> np.ndarray:
-        """Returns BM25 scores, shape [rows]: those of the index if candidates are retrieved."""
-        if self.study.retrieval_depth is None:
-            return self.bm25.score_candidates(rows)
-        return retrieval_scores(rows, self.index, self.study.retrieval_depth)
+    def bm25_scores(self, table: str) -> BM25Scores:
+        """Returns the stage of BM25's scores: those of the index if candidates are retrieved."""
+        is_retrieved = self.study.retrieval_depth is not None
+        bm25 = self.index if is_retrieved else self.index.bm25
+        return BM25Scores(self.tables[table], bm25, self.study.question_filter)
 
-    def evaluations(self, ranker: Path) -> dict[str, EvaluationResult]:
-        """Evaluates a ranker on dev and the tests."""
-        runs = self.folder / "runs" / ranker.name
-        return evaluate_ranker(
-            runs, ranker, self.watched, self.study.measures, self.study.question_filter
-        )
+    def scores(self, ranker: Stage, table: str) -> TableScores:
+        """Returns the stage of a ranker's scores."""
+        stage = self.tables[table]
+        return TableScores(ranker, stage, question_filter=self.study.question_filter)
 
+    def compare(self, system: str, sample: int, scores: Callable[[str], StoredScores]) -> None:
+        """Evaluates a system on the tests; `scores` returns its scores of a table."""
+        for test in self.study.reported:
+            stage = TableEvaluation(scores(test), tuple(self.study.measures))
+            self.experiment.add(f"evaluations/{system}-{sample}-{test}", stage)
+            self.experiment.compare(test, system, sample, stage)
 
-Found = dict[str, dict[int, dict[str, EvaluationResult]]]
-"""Results by system, sample and table."""
-
-
-def run(
-    study: Study,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> None:
-    """Trains and evaluates what does not exist yet, and writes reports, curves and Table 1.
-
-    Args:
-        study: Target, starts and samples.
-        output: Folder of the stages.
-        workers: Part of the cluster to use.
-        data_dirs: Folder of each corpus; by default its folder in AS2RAY_DATA.
-
-    Raises:
-        ConfigError: A sample larger than the target's labeled questions, or layers or exits that
-            the model does not have.
-        CheckpointError: The model is neither an encoder nor a ranker.
-    """
-    folder = Path(output).resolve()
-    if not any(folder.glob(f"rankers/*/{MANIFEST}")):
-        check_model(study.model)
-    bench = _bench(study, folder, workers, data_dirs or {})
-    every = questions_in(bench.tables["train"])
-    found: Found = {KEYWORDS: {0: _keywords(bench)}}
-    for start, ranker in _starts(bench):
-        if ranker is not None:
-            found[start] = {0: bench.evaluations(ranker)}
-        for name, sample, made in _few_shot(bench, start, ranker):
-            found.setdefault(name, {})[sample] = made
-    targets = {}
-    for test in study.reported:
-        systems = {name: {s: e[test] for s, e in of.items()} for name, of in found.items()}
-        told = build_report(
-            f"{study.title}: {test}",
-            systems,
-            baseline=KEYWORDS,
-            published_results={
-                n: {study.measures[0]: v} for n, v in study.few_shot.published_results.items()
-            },
-        )
-        save_report(told, bench.folder / f"{test}.md")
-        log.info("\n%s", to_markdown(told))
-        sizes = {n: every if n is None else n for n in study.few_shot.num_questions}
-        curve(study.title, systems, sizes, study.measures[0], bench.folder / f"{test}-curve.png")
-        targets[test] = ends(systems, list(study.transfer_sources), study.measures[0])
-    told_ends = {"measure": study.measures[0], "targets": targets}
-    (bench.folder / "table1.json").write_text(json.dumps(told_ends, indent=2) + "\n")
-    (bench.folder / "table1.md").write_text(table_1(targets, study.measures[0]))
+    def compare_ranker(self, system: str, sample: int, ranker: Stage) -> None:
+        """Evaluates a ranker on the tests."""
+        self.compare(system, sample, lambda test: self.scores(ranker, test))
 
 
-def _bench(
-    study: Study, folder: Path, workers: WorkersConfig, data_dirs: Mapping[str, str]
-) -> Bench:
-    def make(name: str, data: TableSpec, without: Mapping[str, Path]) -> Path:
-        return prepare_table(folder / "tables" / name, data, data_dirs.get(data.corpus), without)
+def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, Stage]:
+    """Returns the prepared tables; questions of dev and the tests are left out of all others."""
 
-    held_out = {name: make(name, data, {}) for name, data in study.reported.items()}
-    held_out["dev"] = make("dev", study.dev, held_out)
-    tables = held_out | {"train": make("train", study.train, held_out)}
-    _check_sample_sizes(study, tables["train"])
-    learnt = {
-        **study.transfer_sources,
-        **({"unlabeled_questions": study.unlabeled_questions} if study.unlabeled_questions else {}),
-    }
-    tables |= {name: make(name, data, held_out) for name, data in learnt.items()}
-    more = [make(f"documents-{n}", data, {}) for n, data in enumerate(study.extra_documents)]
-    chosen = tune_bm25(folder / "bm25", tables["dev"], workers.num_workers == 0)
-    indexed = ("train", "unlabeled_questions", "dev", *study.tests)
-    every = [tables[name] for name in indexed if name in tables] + more
-    index = index_candidates(folder / "index", every, chosen)
-    if study.retrieval_depth is not None:
-        for name in ("train", "dev", *study.tests):
-            stage = folder / "retrieved" / name
-            how = study.retrieval_depth, name == "train"
-            tables[name] = retrieve_candidates(stage, tables[name], index, *how)
-        _check_sample_sizes(study, tables["train"])  # Questions without any hit were removed.
-    return Bench(study, folder, workers, tables, chosen, index)
+    def table(spec: TableSpec, without: tuple[Stage, ...] = ()) -> Stage:
+        return prepared_table(spec, data_dirs, without)
+
+    tables = {name: table(spec) for name, spec in study.reported.items()}
+    tables["dev"] = table(study.dev, tuple(tables.values()))
+    held_out = tuple(tables.values())
+    tables["train"] = table(study.train, held_out)
+    for name, spec in study.transfer_sources.items():
+        tables[name] = table(spec, held_out)
+    if study.unlabeled_questions is not None:
+        tables["unlabeled_questions"] = table(study.unlabeled_questions, held_out)
+    for number, spec in enumerate(study.extra_documents):
+        tables[f"documents-{number}"] = table(spec)
+    return tables
 
 
-def _check_sample_sizes(study: Study, train: Path) -> None:
-    """Checks that no sample is larger than the target's labeled questions."""
-    num_questions = questions_in(train)
-    sizes = [size for size in study.few_shot.num_questions if size is not None]
-    if too_large := [size for size in sizes if size > num_questions]:
-        raise ConfigError(
-            f"few_shot.num_questions {too_large}, but the target has {num_questions:,} labeled "
-            "questions; null stands for all of them"
-        )
-
-
-def _starts(bench: Bench) -> Iterator[tuple[str, Path | None]]:
+def _starts(parts: _Parts) -> Iterator[tuple[str, Stage | None]]:
     """Yields name and ranker of each start; `scratch` has no ranker."""
-    study = bench.study
     yield SCRATCH, None
-    for name in study.transfer_sources:
-        yield name, bench.ranker(name, bench.tables[name])
-    queries = questions_of(bench.tables.get("unlabeled_questions", bench.tables["train"]))
-    made = label_queries(
-        bench.folder / "tables" / "pseudo", bench.index, queries, study.pseudo_labels
-    )
-    yield PSEUDO, bench.ranker(PSEUDO, made)
+    for name in parts.study.transfer_sources:
+        yield name, parts.ranker(name, parts.tables[name])
+    queries = parts.tables.get("unlabeled_questions", parts.tables["train"])
+    labelled = LabelledTable(parts.index, queries, parts.study.pseudo_labels)
+    parts.experiment.add(f"tables/{PSEUDO}", labelled)
+    yield PSEUDO, parts.ranker(PSEUDO, labelled)
 
 
-def questions_in(stage: Path) -> int:
-    """Returns the number of questions of a table."""
-    num_questions: int = manifest(stage)["outputs"]["counts"]["num_questions"]
-    return num_questions
-
-
-def _few_shot(
-    bench: Bench, start: str, ranker: Path | None
-) -> Iterator[tuple[str, int, dict[str, EvaluationResult]]]:
-    """Yields system, sample and results of each few-shot ranker, and then of its remedies."""
-    how = bench.study.few_shot
-    for size in how.num_questions:
-        for sample in range(how.num_samples if size is not None else 1):
-            system = f"{start}+{'all' if size is None else size}"
-            rows = bench.tables["train"]
-            if size is not None:
-                part = bench.folder / "tables" / f"train-{size}-{sample}"
-                rows = sample_table(part, rows, size, sample, how.nested_samples)
-            stage = bench.ranker(f"{system}-{sample}", rows, ranker, sample)
-            yield system, sample, bench.evaluations(stage)
-            if "bm25_mixing" in how.remedies:
-                yield f"{system}, with BM25", sample, _with_keywords(bench, stage)
-            if "weight_interpolation" in how.remedies and ranker is not None:
-                moved = _towards(bench, stage, ranker)
-                yield f"{system}, towards its start", sample, bench.evaluations(moved)
-
-
-def _keywords(bench: Bench) -> dict[str, EvaluationResult]:
-    found = {}
-    for name, path in bench.watched.items():
-        rows = table(path)
-        scores = bench.keywords(rows)
-        found[name] = evaluate(
-            rows, scores, bench.study.measures, question_filter=bench.study.question_filter
+def _add_few_shot(
+    parts: _Parts, start: str, ranker: Stage | None, size: int | None, sample: int
+) -> None:
+    """Trains a start on a sample of the target, applies the remedies, and evaluates all."""
+    study, few_shot = parts.study, parts.study.few_shot
+    measure = study.measures[0]
+    system = f"{start}+{'all' if size is None else size}"
+    table = parts.tables["train"]
+    if size is not None:
+        table = SampledTable(table, size, sample, few_shot.nested_samples)
+        parts.experiment.add(f"tables/train-{size}-{sample}", table)
+    tuned = parts.ranker(f"{system}-{sample}", table, ranker, sample)
+    parts.compare_ranker(system, sample, tuned)
+    if "bm25_mixing" in few_shot.remedies:
+        weight = BM25Weight(parts.scores(tuned, "dev"), parts.bm25_scores("dev"), measure)
+        parts.compare(
+            f"{system}, with BM25",
+            sample,
+            lambda test: MixedScores(
+                parts.tables[test],
+                study.question_filter,
+                parts.scores(tuned, test),
+                parts.bm25_scores(test),
+                weight,
+            ),
         )
-    return found
+    if "weight_interpolation" in few_shot.remedies and ranker is not None:
+        dev, weights = parts.tables["dev"], few_shot.interpolation_weights
+        moved = InterpolatedRanker(tuned, ranker, dev, measure, study.question_filter, weights)
+        parts.experiment.add(f"rankers/{system}-{sample}-towards", moved)
+        parts.compare_ranker(f"{system}, towards its start", sample, moved)
 
 
-def _with_keywords(bench: Bench, ranker: Path) -> dict[str, EvaluationResult]:
-    """Evaluates the ranker's stored scores mixed with BM25's, with the best weight on dev."""
-    study, runs = bench.study, bench.folder / "runs" / ranker.name
-    scores: dict[str, tuple[Any, Any, Any]] = {}
-    for name, path in bench.watched.items():
-        rows = table(path)
-        own = align_run(read_run(runs / f"{name}.run"), rows)
-        scores[name] = rows, own, bench.keywords(rows)
-    part = best_bm25_weight(*scores["dev"], study.measures[0], study.question_filter)
-    log.info("%s: %.1f of BM25", ranker.name, part)
-    return {
-        name: evaluate(
-            of[0], mix_scores(*of, part), study.measures, question_filter=study.question_filter
-        )
-        for name, of in scores.items()
-    }
+def report(study: Study, finished: Finished) -> None:
+    """Writes a report and a curve of each test whose BM25 is complete, and Table 1."""
+    from as2ray.evaluation.report import build_report, save_report, to_markdown
+
+    measure, targets = study.measures[0], {}
+    published = {name: {measure: v} for name, v in study.few_shot.published_results.items()}
+    for test, systems in finished.evaluations().items():
+        if BM25 not in systems:
+            log.warning("no report of %s: its baseline %r is not complete", test, BM25)
+            continue
+        title = f"{study.title}: {test}"
+        results = build_report(title, systems, baseline=BM25, published_results=published)
+        save_report(results, finished.output / f"{test}.md")
+        log.info("\n%s", to_markdown(results))
+        _plot_curve(study, finished, test, systems)
+        targets[test] = table_cells(systems, list(study.transfer_sources), measure)
+    finished.write_json("table1.json", {"measure": measure, "targets": targets})
+    finished.write("table1.md", format_table(targets, measure))
 
 
-def _towards(bench: Bench, ranker: Path, start: Path) -> Path:
-    """Makes a stage with the ranker interpolated with its start, with the best weight on dev."""
-    study, start_weights = bench.study, bench.study.few_shot.interpolation_weights
+def _plot_curve(study: Study, finished: Finished, test: str, systems: Systems) -> None:
+    """Plots a measure over the number of labeled questions, a line per start; 0 is zero-shot."""
+    from as2ray.evaluation import plots
 
-    def make(part: Path) -> dict[str, Any]:
-        moved, begun = (load(s / "ranker") for s in (ranker, start))
-        dev = table(bench.tables["dev"])
-        found = interpolate_on_dev(
-            moved, begun, dev, study.measures[0], study.question_filter, start_weights
-        )
-        save(moved, part / "ranker")
-        log.info("%s: %.2f of its start", ranker.name, found)
-        return {"part": found}
+    stages, measure = finished.experiment.stages, study.measures[0]
+    train = stages.get("retrieved/train", stages["tables/train"])
+    if not finished.has(train):
+        return
+    num_all = finished.outputs(train)["counts"]["num_questions"]
+    sizes = [num_all if size is None else size for size in study.few_shot.num_questions]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name, by_sample in systems.items():
+        start, _, size = name.partition("+")
+        if "," in name:
+            continue  # Remedies are only in the report.
+        xs = [0] if not size else [num_all if size == "all" else int(size)]
+        xs = [0, *sizes] if name == BM25 else xs
+        points = [(float(x), each.measures[measure]) for each in by_sample.values() for x in xs]
+        series.setdefault(start, []).extend(points)
+    path = finished.output / f"{test}-curve.png"
+    plots.learning_curve(series, study.title, "annotated questions", measure, path, log_x=True)
 
-    inputs = {
-        "ranker": digest(ranker),
-        "start": digest(start),
-        "measure": study.measures[0],
-        "question_filter": study.question_filter,
-        "interpolation_weights": list(start_weights),
-    }
-    return stage(bench.folder / "rankers" / f"{ranker.name}-towards", inputs, make)
 
-
-def main() -> None:
-    """Runs the command line."""
-    command(Study, run)
-
+PIPELINE = Pipeline(Study, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

@@ -5,16 +5,82 @@ python -m pipelines.table_1 --studies '[output/squad, output/wikiqa]'
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jsonargparse import CLI
 
-from as2ray.errors import As2rayError, ConfigError
-from pipelines.curves import Ends, table_1
+from as2ray.errors import ConfigError
+from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.seeds import align_by_question, average_over_seeds
+from as2ray.experiments.command import exit_with_error
+
+SIGNIFICANT = 0.01
+"""Significance level of the paper's paired t-tests."""
+
+Systems = Mapping[str, Mapping[int, EvaluationResult]]
+"""Results by system (`START`, `START+SIZE`, `BM25`) and sample."""
+
+Cells = Mapping[str, Sequence[str]]
+"""Zero-shot and full-shot cells of each start, with the paper's marks; empty without a result."""
 
 
-def together(studies: Sequence[str]) -> str:
+def table_cells(systems: Systems, transfer_sources: Sequence[str], measure: str) -> Cells:
+    """Returns the cells of Table 1 for one target.
+
+    Args:
+        systems: Results by system and sample.
+        transfer_sources: Starts that were trained on other corpora.
+        measure: Name of the measure.
+    """
+    cells = {}
+    for start in [*transfer_sources, "BM25", "pseudo", "scratch"]:
+        cells[start] = ["", ""]
+        for place, name in enumerate((start, f"{start}+all")):
+            if name in systems:
+                values = average_over_seeds([e.per_question for e in systems[name].values()])
+                mean = sum(values[measure].to_pylist()) / values.num_rows
+                cells[start][place] = f"{mean:.4f}{_mark(systems, name, measure)}"
+    return cells
+
+
+def _mark(systems: Systems, name: str, measure: str) -> str:
+    if name == "pseudo":
+        return "#" if _differ(systems, "BM25", name, measure) else ""
+    if name in ("BM25", "scratch") or "+" in name or "pseudo" not in systems:
+        return ""
+    return "*" if _differ(systems, "pseudo", name, measure) else ""
+
+
+def _differ(systems: Systems, first: str, second: str, measure: str) -> bool:
+    from scipy import stats
+
+    tables = [
+        average_over_seeds([e.per_question for e in systems[name].values()])
+        for name in (first, second)
+    ]
+    # Of two that are equal on every question the p-value is no number, and they do not differ.
+    return bool(stats.ttest_rel(*align_by_question(tables, measure)).pvalue < SIGNIFICANT)
+
+
+def format_table(targets: Mapping[str, Cells], measure: str) -> str:
+    """Returns Table 1 as Markdown: zero-shot (ZS) and full-shot (FS) of each start on each target.
+
+    Args:
+        targets: Cells by target, of one study or of several.
+        measure: Name of the measure.
+    """
+    starts = list(dict.fromkeys(start for cells in targets.values() for start in cells))
+    heads = " | ".join(f"{target} ZS | {target} FS" for target in targets)
+    lines = [f"| {measure} | {heads} |", "|" + "---|" * (1 + 2 * len(targets))]
+    for start in starts:
+        values = [value for cells in targets.values() for value in cells.get(start, ("", ""))]
+        lines.append(f"| {start} | {' | '.join(values)} |")
+    marks = "*: differs from pseudo; #: pseudo differs from BM25; paired t-test, p < 0.01."
+    return "\n".join([*lines, "", marks])
+
+
+def combine_studies(studies: Sequence[str]) -> str:
     """Puts the results of `pipelines.pseudo_label` on several targets side by side, as Markdown.
 
     Args:
@@ -24,7 +90,7 @@ def together(studies: Sequence[str]) -> str:
         ConfigError: A folder without results or with damaged ones, a target that occurs twice, or
             studies with different measures.
     """
-    targets: dict[str, Ends] = {}
+    targets: dict[str, Cells] = {}
     measures: dict[str, str] = {}
     for study in studies:
         path = Path(study) / "table1.json"
@@ -53,7 +119,7 @@ def together(studies: Sequence[str]) -> str:
             f"the studies must have one measure in common, and theirs are {measures}",
             fix="set the same first measure in the recipes",
         )
-    return table_1(targets, next(iter(measures.values())))
+    return format_table(targets, next(iter(measures.values())))
 
 
 def _print_table(studies: list[str]) -> None:
@@ -62,11 +128,8 @@ def _print_table(studies: list[str]) -> None:
     Args:
         studies: Output folders of `pipelines.pseudo_label`.
     """
-    try:
-        sys.stdout.write(together(studies))
-    except As2rayError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(2)
+    with exit_with_error(2):
+        sys.stdout.write(combine_studies(studies) + "\n")
 
 
 if __name__ == "__main__":
