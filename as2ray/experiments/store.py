@@ -21,11 +21,11 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow.fs as pa_fs
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from as2ray.errors import ConfigError, StaleStageError
+from as2ray.errors import ConfigError, StaleStageError, lookup
 from as2ray.experiments.stage import Result, Stage
 
 FORMAT_VERSION = 3
@@ -83,23 +83,18 @@ class Store:
     """Folder on each node with the files of an object store."""
 
     def __post_init__(self) -> None:
-        prefix = re.match(r"([A-Za-z][\w+.:-]*):/+", self.uri)
-        scheme, path = (prefix[1].lower(), self.uri[prefix.end() :]) if prefix else ("", self.uri)
-        if scheme in ("", "file"):
+        match = re.match(r"([\w+.:-]+):/+(.*?)/*$", self.uri)
+        if match is None or match[1] == "file":
             # Absolute, as workers of Ray have another working directory.
-            uri = str(Path("/" + path if scheme else path).expanduser().absolute())
-        elif scheme not in DRIVERS:
-            accepted = ", ".join(f"{name}://" for name in ("file", *DRIVERS))
-            raise ConfigError(
-                f"store {self.uri}: unknown scheme {scheme!r}; accepted are a folder, {accepted}"
-            )
-        elif find_spec(DRIVERS[scheme]) is None:
-            raise ConfigError(
-                f"store {self.uri}: the package {DRIVERS[scheme]} is not installed",
-                fix=f"pip install {DRIVERS[scheme]}",
-            )
+            path = Path(self.uri if match is None else f"/{match[2]}").expanduser().absolute()
+            uri = str(path)
         else:
-            uri = f"{scheme}://{path.rstrip('/')}"
+            driver = lookup(DRIVERS, match[1], "scheme of a store")
+            if find_spec(driver) is None:
+                raise ConfigError(
+                    f"{self.uri} needs the package {driver}", fix=f"pip install {driver}"
+                )
+            uri = f"{match[1]}://{match[2]}"
         object.__setattr__(self, "uri", uri)
 
     @property
@@ -108,17 +103,19 @@ class Store:
         return "://" not in self.uri
 
     @cached_property
-    def _location(self) -> tuple[AbstractFileSystem, str]:
+    def _files(self) -> DirFileSystem:
+        """The file system of the store; its paths start below the root."""
         if self.is_local:
-            return LocalFileSystem(), self.uri
+            return DirFileSystem(self.uri, LocalFileSystem())
         # No cache of listings: other processes write to the store.
         filesystem, root = url_to_fs(self.uri, use_listings_cache=False)
-        return filesystem, str(root)
+        return DirFileSystem(root, filesystem)
 
     @property
     def _local_root(self) -> Path:
-        root = self._location[1]
-        return Path(root) if self.is_local else Path(self.cache).expanduser().absolute() / root
+        if self.is_local:
+            return Path(self.uri)
+        return Path(self.cache).expanduser().absolute() / str(self._files.path)
 
     def work_folder(self, kind: str, digest: str) -> Path:
         """Returns the local folder that a stage writes into."""
@@ -196,11 +193,9 @@ class Store:
                 if (manifest := self.manifest(kind, digest)) is None:
                     raise StaleStageError(f"{self.uri}/{kind}/{digest} was removed")
                 shutil.rmtree(folder, ignore_errors=True)
-                for name in [*manifest["files"], MANIFEST]:
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                filesystem, root = self._location
-                filesystem.get(
-                    [f"{root}/{kind}/{digest}/{name}" for name in manifest["files"]],
+                folder.mkdir(parents=True)
+                self._files.get(
+                    [f"{kind}/{digest}/{name}" for name in manifest["files"]],
                     [str(folder / name) for name in manifest["files"]],
                 )
                 (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -227,14 +222,12 @@ class Store:
         if self.is_local:
             self._write(f"{name}/{MANIFEST}", content)
         else:
-            filesystem, root = self._location
-            remote = f"{root}/{name}"
-            filesystem.put([str(paths[n]) for n in sizes], [f"{remote}/{n}" for n in sizes])
+            self._files.put([str(paths[f]) for f in sizes], [f"{name}/{f}" for f in sizes])
             with _locked(folder):  # A process that fetches it waits for the local manifest.
                 self._write(f"{name}/{MANIFEST}", content)
                 (folder / MANIFEST).write_bytes(content)
             with suppress(FileNotFoundError):
-                filesystem.rm(f"{remote}/{SCRATCH}", recursive=True)
+                self._files.rm(f"{name}/{SCRATCH}", recursive=True)
         # After the manifest: a process that is killed here has lost nothing that is needed.
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
@@ -242,23 +235,20 @@ class Store:
         """Uploads a file or a folder below a work folder, so that another node can resume."""
         if not self.is_local:
             paths = [each for each in (path, *path.rglob("*")) if each.is_file()]
-            remote = [self._remote(each) for each in paths]
-            self._location[0].put([str(each) for each in paths], remote)
+            self._files.put([str(each) for each in paths], [self._name(each) for each in paths])
 
     def restore(self, folder: Path) -> None:
         """Downloads the published files of a folder below a work folder, unless they are there."""
-        if not self.is_local:
-            filesystem, root = self._location
-            for remote in filesystem.find(self._remote(folder)):
-                path = self._local_root / str(remote).removeprefix(f"{root}/")
-                if not path.exists():
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    part = path.with_name(f"{path.name}.part")
-                    filesystem.get_file(remote, str(part))
-                    os.replace(part, path)
+        for name in [] if self.is_local else self._files.find(self._name(folder)):
+            path = self._local_root / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = path.with_name(f"{path.name}.part")
+                self._files.get_file(name, str(part))
+                os.replace(part, path)
 
-    def _remote(self, path: Path) -> str:
-        return f"{self._location[1]}/{path.relative_to(self._local_root).as_posix()}"
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._local_root).as_posix()
 
     def stored_stages(self) -> list[StoredStage]:
         """Returns all stages of the store, by kind and digest.
@@ -266,20 +256,18 @@ class Store:
         Raises:
             ConfigError: There are none, or the store cannot be read.
         """
-        filesystem, root = self._location
         files: dict[tuple[str, str], dict[str, int]] = {}
         with self._explained():
-            entries = filesystem.find(root, detail=True)
+            entries = self._files.find("", detail=True)
         for path, entry in entries.items():
-            kind, _, name = path.removeprefix(f"{root}/").partition("/")
-            digest, _, name = name.partition("/")
+            kind, digest, name = [*path.split("/", 2), "", ""][:3]
             if name:
                 files.setdefault((kind, digest), {})[name] = entry["size"]
         if not files:
             raise ConfigError(f"{self.uri} has no stages", fix="correct --store")
         return [
-            StoredStage(*key, sum(sizes.values()), MANIFEST in sizes, LEASE in sizes)
-            for key, sizes in sorted(files.items())
+            StoredStage(kind, digest, sum(sizes.values()), MANIFEST in sizes, LEASE in sizes)
+            for (kind, digest), sizes in sorted(files.items())
         ]
 
     def prune(self, outputs: Sequence[str | Path], dry_run: bool = False) -> list[StoredStage]:
@@ -309,7 +297,7 @@ class Store:
                 names += (self.manifest(*name.split("/")) or {}).get("built_on", [])
         for stage in stages:
             name = f"{stage.kind}/{stage.digest}"
-            lease = self._read_lease(f"{name}/{LEASE}") if stage.has_lease else None
+            lease = self._read_lease(f"{name}/{LEASE}") if stage.has_lease else {}
             if lease and not _is_stale(lease):
                 raise ConfigError(
                     f"{_process(lease['owner'])} is running {name} in {self.uri}",
@@ -322,18 +310,16 @@ class Store:
 
     def remove(self, kind: str, digest: str) -> None:
         """Removes a stage; its manifest first, as a complete stage has all its files."""
-        filesystem, root = self._location
         self._delete(f"{kind}/{digest}/{MANIFEST}")
         with suppress(FileNotFoundError):  # An object store has no empty folders.
-            filesystem.rm(f"{root}/{kind}/{digest}", recursive=True)
+            self._files.rm(f"{kind}/{digest}", recursive=True)
 
     def ray_storage(self, kind: str, digest: str) -> tuple[str, pa_fs.FileSystem | None]:
         """Returns `storage_path` and `storage_filesystem` of Ray Train: a stage's `scratch/`."""
+        path = f"{self._files.path}/{kind}/{digest}/{SCRATCH}"
         if self.is_local:
-            return str(self.work_folder(kind, digest) / SCRATCH), None
-        filesystem, root = self._location
-        handler = pa_fs.FSSpecHandler(filesystem)
-        return f"{root}/{kind}/{digest}/{SCRATCH}", pa_fs.PyFileSystem(handler)
+            return path, None
+        return path, pa_fs.PyFileSystem(pa_fs.FSSpecHandler(self._files.fs))
 
     @contextmanager
     def lease(self, kind: str, digest: str) -> Iterator[Callable[[], bool]]:
@@ -359,7 +345,7 @@ class Store:
         stopped = threading.Event()
 
         def is_held() -> bool:
-            return (self._read_lease(name) or {}).get("owner") == owner
+            return self._read_lease(name).get("owner") == owner
 
         def renew() -> None:
             while not stopped.wait(RENEWAL_S):
@@ -384,9 +370,9 @@ class Store:
     def _acquire(self, name: str, owner: str) -> str:
         """Tries to acquire a lease, and returns its owner."""
         lease = self._read_lease(name)
-        if lease is not None and not _is_stale(lease):
+        if lease and not _is_stale(lease):
             return str(lease["owner"])
-        if lease is None and self.is_local:
+        if self.is_local and not lease:
             path = self._local_root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -398,39 +384,40 @@ class Store:
         # Of the processes that found it free or stale, the one that writes last owns it.
         self._write_lease(name, owner)
         time.sleep(SETTLE_S)
-        return str((self._read_lease(name) or {"owner": UNKNOWN})["owner"])
+        return str(self._read_lease(name).get("owner", UNKNOWN))
 
-    def _read_lease(self, name: str) -> dict[str, Any] | None:
+    def _read_lease(self, name: str) -> dict[str, Any]:
         content = self._read(name)
         if content == b"":  # Created on a disk, and not yet written.
             with suppress(FileNotFoundError):
                 return {"owner": UNKNOWN, "time": (self._local_root / name).stat().st_mtime}
-        lease: dict[str, Any] | None = json.loads(content) if content else None
-        return lease
+        return dict(json.loads(content or "{}"))
 
     def _write_lease(self, name: str, owner: str) -> None:
         lease = {"owner": owner, "pid_namespace": _pid_namespace(), "time": time.time()}
         self._write(name, json.dumps(lease).encode())
 
     def _read(self, name: str) -> bytes | None:
-        filesystem, root = self._location
         with self._explained():
             try:
-                return bytes(filesystem.cat_file(f"{root}/{name}"))
+                return bytes(self._files.cat_file(name))
             except FileNotFoundError:
                 return None
 
     def _write(self, name: str, content: bytes) -> None:
-        filesystem, root = self._location
         if not self.is_local:
             with self._explained():
-                filesystem.pipe_file(f"{root}/{name}", content)
+                self._files.pipe_file(name, content)
             return
         path = self._local_root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
         part.write_bytes(content)
         os.replace(part, path)
+
+    def _delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.rm_file(name)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -443,11 +430,6 @@ class Store:
             raise ConfigError(
                 f"store {self.uri}: {error}", fix="check its bucket, credentials and endpoint"
             ) from error
-
-    def _delete(self, name: str) -> None:
-        filesystem, root = self._location
-        with suppress(FileNotFoundError):
-            filesystem.rm_file(f"{root}/{name}")
 
 
 def _process(owner: str) -> str:

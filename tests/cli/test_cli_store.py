@@ -58,4 +58,4 @@ def test_store_prune_of_a_folder_that_is_no_output_removes_nothing(store, tmp_pa
 def test_store_list_of_an_unknown_scheme_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["store", "list", "--store", "ftp://host/store"])
-    assert "unknown scheme 'ftp'" in capsys.readouterr().err
+    assert "unknown scheme of a store 'ftp'" in capsys.readouterr().err

@@ -144,13 +144,13 @@ def test_folder_or_file_uri_is_an_absolute_folder(uri, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("uri", ["http://host/x", "hdfs://host/x", "s4:/x", "simplecache::s3://b"])
 def test_unknown_scheme_is_refused(uri):
-    with pytest.raises(ConfigError, match=r"unknown scheme.*file://, s3://, gs://"):
+    with pytest.raises(ConfigError, match=r"unknown scheme of a store.*'gs', 's3'"):
         Store(uri)
 
 
 @pytest.mark.skipif(find_spec("gcsfs") is not None, reason="the driver is installed")
 def test_missing_driver_is_told_with_the_command_that_installs_it():
-    with pytest.raises(ConfigError, match=r"gcsfs is not installed\n.*pip install gcsfs"):
+    with pytest.raises(ConfigError, match=r"needs the package gcsfs\n.*pip install gcsfs"):
         Store("gs://bucket/store")
 
 
@@ -214,10 +214,9 @@ def test_object_store_keeps_no_scratch_and_a_fetch_only_the_files_of_the_manifes
 ):
     store = Store(bucket, cache=str(tmp_path / "node-1"))
     result = execute(WriteText("a"), {}, store, WORKERS)
-    remote = f"{bucket}/WriteText/{result.digest}"
-    filesystem, _ = store._location
-    filesystem.pipe_file(f"{remote}/left-by-an-interrupted-upload", b"x")
-    names = {path.rpartition("/")[2] for path in filesystem.find(remote)}
+    remote = f"WriteText/{result.digest}"
+    store._files.pipe_file(f"{remote}/left-by-an-interrupted-upload", b"x")
+    names = {path.rpartition("/")[2] for path in store._files.find(remote)}
     assert names == {"text", MANIFEST, "left-by-an-interrupted-upload"}
     folder = Store(bucket, cache=str(tmp_path / "node-2")).fetch(result)
     names = {path.name for path in folder.rglob("*") if path.is_file()}
@@ -419,7 +418,7 @@ def test_lease_is_renewed_while_it_is_held(uri, tmp_path, quick_leases):
         while store._read_lease("Kind/digest/lease.json")["time"] == first["time"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    assert store._read_lease("Kind/digest/lease.json") is None
+    assert store._read_lease("Kind/digest/lease.json") == {}
 
 
 def test_lost_lease_is_neither_renewed_nor_deleted(tmp_path, quick_leases, caplog):
