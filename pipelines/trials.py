@@ -10,29 +10,8 @@ from typing import Any
 import numpy as np
 
 from as2ray.evaluation.cascade_replay import CascadeReplay
-from as2ray.evaluation.measures import evaluate, mean_average_precision
-from as2ray.text.bm25 import BM25
+from as2ray.evaluation.measures import mean_average_precision
 from tune_spaces import drop_ratios, ensembles
-
-MEASURE = "RR"
-"""Measure that chooses k1 and b, as in Mokrii et al."""
-
-
-def keywords(points: Sequence[tuple[float, float]], data: Any) -> list[list[float]]:
-    """Returns k1, b and the dev measure of each point.
-
-    Args:
-        points: Pairs of k1 and b.
-        data: The dev table, and the term counts of its candidates.
-    """
-    rows, terms = data
-    results = []
-    for k1, b in points:
-        scores = BM25(k1, b).score_candidates(rows, terms)
-        measures = evaluate(rows, scores, [MEASURE], question_filter="no_all_negative").measures
-        results.append([k1, b, measures[MEASURE]])
-    return results
-
 
 def dropped(config: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
     """Returns quality and cost of the exits and drop ratios of a trial."""
