@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from as2ray.corpora.preparation import ROW_GROUP_SIZE, ROWS_PER_PART
+from as2ray.corpora.preparation import ROWS_PER_PART
+from as2ray.tables.parquet import write_part
 from as2ray.text.sentences import split
 
 CANDIDATES_PER_QUESTION = 356
@@ -62,7 +62,7 @@ def write_corpus(
             row_numbers, candidates_per_question, questions, first_halves, second_halves
         )
         path = folder / f"part-{part:05d}.parquet"
-        pq.write_table(table, path, row_group_size=ROW_GROUP_SIZE, compression="zstd")
+        write_part(table, path, start)
     return folder
 
 

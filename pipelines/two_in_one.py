@@ -18,7 +18,6 @@ from typing import Annotated
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -57,6 +56,7 @@ from as2ray.experiments.tables import (
     table_stages,
 )
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.tables.parquet import write_part
 from as2ray.tables.schema import count_table, group_by_passage
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class PassageTable(Stage):
         """Groups the sentences by passage."""
         passages = group_by_passage(read_table(context.path(self.table)))
         passages = balance_passages(passages) if self.balance_passages else passages
-        pq.write_table(passages, context.output / TABLE, row_group_size=2_048, compression="zstd")
+        write_part(passages, context.output / TABLE)
         return {"passages": passages.num_rows}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, Source
 from as2ray.corpora.leaks import remove_leaks
@@ -18,13 +17,11 @@ from as2ray.errors import CorpusError, LeakError
 from as2ray.tables.atomic import atomic_folder
 from as2ray.tables.filters import filter_tables
 from as2ray.tables.fingerprint import Fingerprint
+from as2ray.tables.parquet import ROW_GROUP_SIZE, write_part
 from as2ray.tables.schema import CANDIDATE_SCHEMA, TableCounts, count_table
 from as2ray.text.sentences import versioned_name
 
-ROW_GROUP_SIZE: Final = 16_384
-"""Rows of a Parquet row group, the smallest unit that a reader loads."""
-
-ROWS_PER_PART: Final = 64 * ROW_GROUP_SIZE
+ROWS_PER_PART: Final = 512 * ROW_GROUP_SIZE
 """Rows after which a new part file starts; all rows of a question are in one part."""
 
 MANIFEST: Final = "manifest.json"
@@ -132,10 +129,9 @@ def _write_parts(
     for num_parts, part in enumerate(_split_parts(tables), 1):
         counts = add_counts(counts, count_table(part))
         part = remove_leaks(part, *held_out_tables) if held_out_tables else part
+        write_part(part, folder / f"part-{num_parts - 1:05d}.parquet", written.num_pairs)
         written = add_counts(written, count_table(part))
         fingerprint.update(part)
-        path = folder / f"part-{num_parts - 1:05d}.parquet"
-        pq.write_table(part, path, row_group_size=ROW_GROUP_SIZE, compression="zstd")
     if not num_parts:
         problem = f"{name}: no question passes the filter"
         raise CorpusError(problem, fix="choose another filter, split or other options")

@@ -61,8 +61,7 @@ class ListSampler:
         starts = np.concatenate([*offsets, np.zeros(0, np.int64)])
         is_positive = np.concatenate([*labels, np.zeros(0, bool)])
         sizes = np.diff(np.append(starts, ends[-1]))
-        question = np.repeat(np.arange(len(starts)), sizes)
-        num_positives = np.bincount(question[is_positive], minlength=len(starts))
+        num_positives = np.add.reduceat(is_positive, starts, dtype=np.int64)
         has_both = (num_positives > 0) & (num_positives < sizes)
         counts = num_positives[has_both], (sizes - num_positives)[has_both]
         return cls(np.packbits(is_positive), starts[has_both], *counts)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from as2ray.corpora.corpus import HUB
 from as2ray.corpora.leaks import check_leaks
@@ -20,14 +19,12 @@ from as2ray.experiments.recipe import Recipe, TableSpec
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import fingerprint
-from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
 from as2ray.tables.schema import count_table
 from as2ray.text.sentences import versioned_name
 
 TABLE = "part-00000.parquet"
-ROW_GROUP_SIZE = 2_048
-"""Rows of a row group: as many as stay together when an epoch is shuffled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +130,7 @@ def filtered_table(folder: Path, question_filter: QuestionFilter) -> pa.Table:
 
 def write_table(rows: pa.Table, folder: Path) -> dict[str, Any]:
     """Writes a table as one Parquet file; returns its counts and fingerprint."""
-    pq.write_table(rows, folder / TABLE, row_group_size=ROW_GROUP_SIZE, compression="zstd")
+    write_part(rows, folder / TABLE)
     content = fingerprint(rows)
     return {"counts": asdict(count_table(rows)), "fingerprint": content, "content": content}
 

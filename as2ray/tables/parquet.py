@@ -11,6 +11,10 @@ import pyarrow.parquet as pq
 
 from as2ray.errors import CorpusError
 
+ROW_GROUP_SIZE = 2_048
+"""Rows of a row group, the smallest unit that a reader decodes. As many adjacent rows stay together
+when an epoch is shuffled."""
+
 
 @dataclass(frozen=True)
 class ParquetTable:
@@ -61,6 +65,23 @@ class ParquetTable:
             for file, file_rows in _split_rows(unique_rows, self.row_counts)
         ]
         return _concat_tables(tables).take(pa.array(position))
+
+
+def write_part(table: pa.Table, path: str | Path, first_row: int = 0) -> None:
+    """Writes a part of a table as a Parquet file.
+
+    Row groups begin at multiples of `ROW_GROUP_SIZE` of the whole table, like the reader's spans.
+
+    Args:
+        table: Rows of the part.
+        path: The file.
+        first_row: Number of rows in the parts before.
+    """
+    first_group = -first_row % ROW_GROUP_SIZE
+    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        for rows in (table.slice(0, first_group), table.slice(first_group)):
+            if rows.num_rows:
+                writer.write_table(rows, ROW_GROUP_SIZE)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 import json
 from dataclasses import asdict
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -8,6 +9,7 @@ from as2ray.corpora import preparation
 from as2ray.corpora.preparation import prepare_splits, read_split
 from as2ray.corpora.registry import CORPORA
 from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.tables import parquet
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import count_table
@@ -50,9 +52,23 @@ def test_prepare_parts_end_with_a_question_and_share_one_fingerprint(squad, tmp_
 
 
 def test_prepare_row_groups_stay_small(table, tmp_path, monkeypatch, wikiqa):
-    monkeypatch.setattr(preparation, "ROW_GROUP_SIZE", 2)
+    monkeypatch.setattr(parquet, "ROW_GROUP_SIZE", 2)
     prepare_splits("wikiqa", wikiqa, tmp_path / "out", {"dev": "raw"}, verify=False)
     assert pq.ParquetFile(tmp_path / "out" / "dev" / "part-00000.parquet").num_row_groups == 2
+
+
+def test_prepare_row_groups_begin_at_multiples_in_every_part(squad, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "ROW_GROUP_SIZE", 2)
+    monkeypatch.setattr(preparation, "ROWS_PER_PART", 3)
+    prepare_splits("squad", squad, tmp_path / "out", {"dev": "raw"})
+    parts = sorted((tmp_path / "out" / "dev").glob("part-*.parquet"))
+    groups = [pq.ParquetFile(part).metadata for part in parts]
+    sizes = [m.row_group(g).num_rows for m in groups for g in range(m.num_row_groups)]
+    starts = np.cumsum([0, *sizes[:-1]])
+    part_starts = np.cumsum([0, *(m.num_rows for m in groups[:-1])])
+    assert any(start % 2 for start in part_starts)
+    assert all(start % 2 == 0 or start in part_starts for start in starts)
+    assert max(sizes) == 2
 
 
 @pytest.mark.parametrize("splits", [SPLITS, {"train": "raw", "nowhere": "raw"}])
