@@ -142,7 +142,7 @@ class GraphRun:
             raise next(iter(self.failures.values()))
         if self.failures:
             causes = "; ".join(
-                f"{_name(stage, names)}: {str(error).splitlines()[0] if str(error) else error!r}"
+                f"{_name(stage, names)}: {(str(error) or repr(error)).splitlines()[0]}"
                 for stage, error in self.failures.items()
             )
             raise ExperimentError(

@@ -1,0 +1,100 @@
+"""Experiments on several nodes: side by side, after lost processes and nodes, queued fairly."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+SLEEPING = str(Path(__file__).parents[1] / "experiments")
+sys.path.insert(0, SLEEPING)
+from sleeping import Cell, Failing, KilledOnce, runs
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import TrainingError
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.ray_backend import RayBackend
+from as2ray.experiments.store import Store
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster):
+    """Four nodes of one CPU each, and a head without any; this process is connected."""
+    for _ in range(4):
+        cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    environment = {"env_vars": {"PYTHONPATH": SLEEPING}}
+    ray.init(address=cluster.address, logging_level="ERROR", runtime_env=environment)
+    yield cluster
+    ray.shutdown()
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    return folder
+
+
+def run_on_ray(folder, *targets, max_parallel=8, workers=None):
+    store = Store(str(folder))
+    return run_graph(targets, store, RayBackend(store, workers or WorkersConfig(), max_parallel))
+
+
+def contents(folder):
+    return {p.parent.name: p.read_bytes() for p in Path(folder).rglob("numbers.npy")}
+
+
+def test_twelve_cells_on_four_nodes_run_side_by_side_and_equal_those_in_sequence(nodes, tmp_path):
+    first = Cell("first")
+    cells = [Cell(f"cell-{number}", (first,), seconds=2.0) for number in range(12)]
+    run_on_ray(tmp_path / "warm", *[Cell(f"warm-{n}", seconds=1.0) for n in range(4)])
+    started_at = time.perf_counter()
+    run_on_ray(tmp_path / "parallel", *cells)
+    parallel_s = time.perf_counter() - started_at
+    store = Store(str(tmp_path / "sequence"))
+    started_at = time.perf_counter()
+    run_graph(cells, store, SequentialBackend(store, WorkersConfig(num_workers=0)))
+    assert (time.perf_counter() - started_at) / parallel_s > 3
+    assert contents(tmp_path / "parallel") == contents(tmp_path / "sequence")
+
+
+def test_stage_whose_process_dies_is_started_again_and_resumes(nodes, tmp_path):
+    stage = KilledOnce("killed")
+    assert run_on_ray(tmp_path / "store", stage).results[stage].outputs["first"] >= 0
+
+
+def test_error_of_a_stage_is_raised_as_itself_and_others_go_on(nodes, tmp_path):
+    run = run_on_ray(tmp_path / "store", Failing("no good"), Cell("good"))
+    assert len(run.results) == 1
+    with pytest.raises(TrainingError, match="no good"):
+        run.raise_failures({})
+
+
+def test_longest_chain_goes_first_and_one_at_a_time_keeps_the_order(nodes, tmp_path, log):
+    cells = [Cell(f"c{n}", log=str(log), expected_hours=float(n)) for n in range(4)]
+    run_on_ray(tmp_path / "order", *cells, max_parallel=1)
+    assert runs(log) == ["c0", "c1", "c2", "c3"]
+    backend = RayBackend(Store(str(tmp_path / "longest")), WorkersConfig(), 2)
+    submitted = []
+    backend.submit = lambda stage, inputs: submitted.append(stage.name) or stage
+    backend.wait, backend.result = lambda handles: handles[0], lambda stage: None
+    run_graph(cells, backend.store, backend)
+    assert submitted == ["c3", "c2", "c1", "c0"]
+
+
+def test_nothing_smaller_passes_the_head_of_the_queue(nodes, tmp_path):
+    class Gang(Cell):
+        RESOURCES = "gang"
+
+    workers = WorkersConfig(num_workers=2, cpus_per_worker=1.0, num_data_cpus=1.0)
+    backend = RayBackend(Store(str(tmp_path / "store")), workers, 8)
+    small, gang = Cell("small"), Gang("gang")
+    assert backend.admits(gang, [])
+    assert backend.admits(gang, [small])
+    assert not backend.admits(gang, [small, small])  # 3 CPUs of 4 are wanted
+    assert backend.admits(small, [gang])
+    assert not backend.admits(gang, [gang])
+    assert not backend.admits(small, [small] * 8)  # as many as may run

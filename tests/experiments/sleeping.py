@@ -1,0 +1,69 @@
+"""Stages that sleep, count their runs and fail, for tests of executors."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from as2ray.errors import TrainingError
+from as2ray.experiments.stage import NOT_IDENTITY, Stage
+
+
+@dataclass(frozen=True, eq=False)
+class Cell(Stage):
+    """Writes numbers that follow from its name, after some seconds of work."""
+
+    name: str
+    after: tuple[Stage, ...] = ()
+    seconds: float = field(default=0.0, metadata=NOT_IDENTITY)
+    log: str | None = field(default=None, metadata=NOT_IDENTITY)
+    """A folder that gets a file for each run."""
+    expected_hours: float = field(default=0.01, metadata=NOT_IDENTITY)
+
+    def run(self, context):
+        """Leaves a trace of the attempt, works, and writes the result."""
+        if self.log:
+            (Path(self.log) / f"{self.name}-{time.time_ns()}-{os.getpid()}").touch()
+        time.sleep(self.seconds)
+        seed = [*self.name.encode(), *(context.outputs(s)["first"] for s in self.after)]
+        numbers = np.random.default_rng(seed).integers(1_000, size=4)
+        np.save(context.output / "numbers.npy", numbers)
+        return {"first": int(numbers[0])}
+
+    def hours(self):
+        """See `Stage`."""
+        return self.expected_hours
+
+
+@dataclass(frozen=True, eq=False)
+class KilledOnce(Cell):
+    """Ends its own process in the first attempt, after it has left some work."""
+
+    def run(self, context):
+        """Resumes from the work of the first attempt."""
+        work = context.scratch / "half"
+        if not work.exists():
+            context.scratch.mkdir(parents=True)
+            work.touch()
+            os._exit(1)
+        return super().run(context)
+
+
+@dataclass(frozen=True, eq=False)
+class Failing(Stage):
+    """Fails: with an error of the user, or with a bug."""
+
+    message: str
+    is_bug: bool = False
+
+    def run(self, context):
+        """Raises."""
+        raise ZeroDivisionError(self.message) if self.is_bug else TrainingError(self.message)
+
+
+def runs(log: Path) -> list[str]:
+    """Names of the cells that ran, in order."""
+    files = sorted(log.iterdir(), key=lambda path: int(path.name.split("-")[-2]))
+    return [path.name.rsplit("-", 2)[0] for path in files]

@@ -1,0 +1,223 @@
+"""Stages of BM25: grid, indexes, candidates, labels, parts of a table, scores."""
+
+import os
+from dataclasses import dataclass
+
+import pytest
+
+from as2ray.distributed.score import read_scores
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.evaluation.measures import evaluate
+from as2ray.experiments.bm25 import (
+    INDEX,
+    BM25Grid,
+    BM25Scores,
+    CandidateIndex,
+    DocumentIndex,
+    LabelledTable,
+    RetrievedTable,
+    SplitTable,
+    read_queries,
+    write_queries,
+)
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.rankers import TableEvaluation, load_evaluation
+from as2ray.experiments.stage import Stage
+from as2ray.experiments.store import Store
+from as2ray.experiments.tables import read_table, write_table
+from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+from as2ray.text.bm25 import BM25
+from tune_spaces.bm25 import param_grid
+
+ROWS = (
+    ("a", "which birds hunt mice", "a-0", "Owls hunt mice.", 1),
+    ("a", "which birds hunt mice", "a-1", "Cats  sleep.", 0),
+    ("b", "when do cats sleep", "b-0", "All day long.", 1),
+    ("b", "when do cats sleep", "b-1", "Cats sleep.", 0),
+    ("b", "when do cats sleep", "b-2", "Mice run.", 0),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Stage):
+    """A table of given rows."""
+
+    rows: tuple[tuple, ...] = ROWS
+
+    def run(self, context):
+        return write_table(from_rows(self.rows, CANDIDATE_SCHEMA), context.output)
+
+
+@dataclass(frozen=True, eq=False)
+class Questions(Stage):
+    """Questions without candidates."""
+
+    queries: tuple[Query, ...]
+
+    def run(self, context):
+        return write_queries(self.queries, context.output)
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """Runs stages: `complete(stage)` returns the outputs and the folder."""
+    store = Store(str(tmp_path / "store"))
+
+    def run(stage):
+        graph_run = run_graph(
+            [stage], store, SequentialBackend(store, WorkersConfig(num_workers=0))
+        )
+        graph_run.raise_failures({})
+        result = graph_run.results[stage]
+        return result.outputs, store.fetch(result)
+
+    return run
+
+
+SOURCE = Rows()
+GRID = BM25Grid(SOURCE, ((0.9, 0.4),))
+CANDIDATES = CandidateIndex((SOURCE,), GRID)
+
+
+def texts(folder):
+    rows = read_table(folder).to_pylist()
+    return [(row["question_id"], row["candidate"], row["label"]) for row in rows]
+
+
+def test_grid_takes_the_best_of_its_points(complete):
+    outputs, _ = complete(BM25Grid(SOURCE, tuple(param_grid())))
+    assert len(outputs["grid"]) == 56
+    assert outputs["RR"] == max(point[2] for point in outputs["grid"])
+    scores = BM25(outputs["k1"], outputs["b"]).score_candidates(from_rows(ROWS, CANDIDATE_SCHEMA))
+    again = evaluate(
+        from_rows(ROWS, CANDIDATE_SCHEMA), scores, ["RR"], question_filter="no_all_negative"
+    )
+    assert again.measures["RR"] == outputs["RR"]
+
+
+def test_grids_that_choose_alike_make_one_index(complete):
+    index, folder = CandidateIndex((SOURCE,), GRID), complete(CANDIDATES)[1]
+    other = CandidateIndex((SOURCE,), BM25Grid(Rows(ROWS[:3]), ((0.9, 0.4),)))
+    assert index.key != other.key
+    assert complete(other)[1] == folder
+    weaker = CandidateIndex((SOURCE,), BM25Grid(SOURCE, ((1.2, 0.4),)))
+    assert complete(weaker)[1] != folder
+
+
+def test_retrieved_candidates_come_from_all_and_keep_their_labels(complete):
+    assert complete(CANDIDATES)[0]["sentences"] == 4  # one text stands twice, with other blanks
+    _, tested = complete(RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=False))
+    validate_table(read_table(tested), "retrieved")
+    assert texts(tested) == [
+        ("a", "Owls hunt mice.", 1),
+        ("a", "Mice run.", 0),
+        ("b", "Cats sleep.", 0),
+    ]
+    _, trained = complete(RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=True))
+    assert texts(trained)[-2:] == [("b", "Cats sleep.", 0), ("b", "All day long.", 1)]
+    outputs, first = complete(RetrievedTable(SOURCE, CANDIDATES, 1, append_missed=False))
+    assert len(texts(first)) == 2
+    assert outputs["bm25"] == {"finds nothing": 0, "misses all positives": 1}
+
+
+def test_retrieved_candidates_have_the_scores_of_the_index_that_found_them(complete):
+    table = RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=True)
+    _, folder = complete(BM25Scores(table, CANDIDATES))
+    index = SentenceIndex.open(complete(CANDIDATES)[1] / INDEX)
+    hits = [hit.score for row in (ROWS[0], ROWS[2]) for hit in index.search(row[1], 10)]
+    # The last is a positive that BM25 missed.
+    assert read_scores(folder)["score"].to_pylist() == [*hits, 0.0]
+
+
+def test_own_candidates_are_scored_with_the_words_of_the_whole_table(complete):
+    rows = (*ROWS, ("c", "what do mice eat", "c-0", "Owls fly.", 0))
+    table = Rows(rows)
+    _, folder = complete(BM25Scores(table, GRID, "no_all_negative"))
+    every = BM25(0.9, 0.4).score_candidates(from_rows(rows, CANDIDATE_SCHEMA))
+    assert read_scores(folder)["score"].to_pylist() == every[:5].tolist()
+
+
+def test_bm25_is_evaluated_like_a_ranker(complete, tmp_path):
+    stage = TableEvaluation(BM25Scores(SOURCE, GRID), ("RR",))
+    complete(stage)
+    store = Store(str(tmp_path / "store"))
+    result = load_evaluation(store.find_all(_with_inputs(stage))[stage], store)
+    rows = from_rows(ROWS, CANDIDATE_SCHEMA)
+    expected = evaluate(rows, BM25(0.9, 0.4).score_candidates(rows), ["RR"])
+    assert (result.measures, result.fingerprint) == (expected.measures, fingerprint(rows))
+    assert result.per_question.equals(expected.per_question)
+
+
+def _with_inputs(stage):
+    from as2ray.experiments.stage import sorted_stages
+
+    return sorted_stages([stage])
+
+
+def test_questions_that_find_nothing_are_counted(complete):
+    zebras = Rows(tuple((row[0], "zebra?", *row[2:]) for row in ROWS))
+    outputs, _ = complete(RetrievedTable(zebras, CANDIDATES, 10, append_missed=False))
+    assert outputs["bm25"] == {"finds nothing": 2, "misses all positives": 2}
+    assert outputs["counts"]["num_questions"] == 0
+
+
+def test_file_that_cannot_be_read_or_named_in_unicode_stops_no_index(complete, tmp_path):
+    root = tmp_path / "documents"
+    root.mkdir()
+    (root / "owls.txt").write_text("Owls hunt mice.")
+    (root / "memory.txt").symlink_to("/proc/self/mem")
+    (root / os.fsdecode(b"caf\xe9.txt")).write_text("Coffee here.")
+    outputs, _ = complete(DocumentIndex.from_documents(root, IndexConfig()))
+    assert (outputs["documents"], outputs["skipped"]) == (2, {"unreadable": 1})
+
+
+def test_index_of_documents_is_named_by_their_content_and_not_by_place_or_shards(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "owls.txt").write_text("Owls hunt mice.")
+    here = DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
+    assert here == DocumentIndex.from_documents(tmp_path / "there", IndexConfig(), num_shards=4)
+    assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig(BM25(k1=1.2)))
+    assert here.identity({})["config"]["sentence_splitter"].startswith("syntok ")
+    (tmp_path / "here" / "owls.txt").write_text("Owls hunt voles.")
+    assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
+    with pytest.raises(CorpusError, match="no such folder"):
+        DocumentIndex.from_documents(tmp_path / "nowhere", IndexConfig())
+
+
+def test_stored_questions_are_read_as_they_were_written(tmp_path):
+    queries = [Query("a", "which birds hunt mice", 3), Query("b", "when do cats sleep")]
+    assert write_queries(queries, tmp_path) == {"num_questions": 2}
+    assert read_queries(tmp_path) == queries
+
+
+def test_questions_of_a_table_are_read_once_each(complete):
+    _, folder = complete(SOURCE)
+    assert read_queries(folder) == [
+        Query("a", "which birds hunt mice"),
+        Query("b", "when do cats sleep"),
+    ]
+
+
+@pytest.mark.parametrize("share", [1, 10**9])  # by their hashes all are dev's, or none
+def test_neither_part_of_a_divided_table_is_empty(complete, share):
+    parts = [complete(SplitTable(SOURCE, part, share)) for part in ("train", "dev")]
+    assert [len(read_queries(folder)) for _, folder in parts] == [1, 1]
+    assert {row[0] for _, folder in parts for row in texts(folder)} == {"a", "b"}
+    for outputs, folder in parts:
+        assert outputs["content"] == fingerprint(read_table(folder))
+
+
+def test_one_labelled_question_cannot_be_divided(complete):
+    questions = Questions((Query("a", "cats and mice"), Query("b", "zebra")))
+    with pytest.raises(ConfigError, match="1 questions that BM25 can label of 2") as error:
+        complete(LabelledTable(CANDIDATES, questions, PseudoLabelConfig(), min_questions=2))
+    assert "at least two are needed" in error.value.problem
+    outputs, folder = complete(LabelledTable(CANDIDATES, questions, PseudoLabelConfig()))
+    assert len(read_queries(folder)) == 1
+    assert outputs["left_out"] == {"finds nothing": 1}

@@ -1,0 +1,203 @@
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from sleeping import Cell, Failing, runs
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ConfigError, StaleStageError, TrainingError
+from as2ray.experiments.executor import ExperimentError, SequentialBackend, run_graph
+from as2ray.experiments.experiment import Experiment, dry_run, run_experiment
+from as2ray.experiments.stage import NOT_IDENTITY, Stage, critical_paths, sorted_stages
+from as2ray.experiments.store import Store
+
+WORKERS = WorkersConfig(num_workers=0)
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def run_stages(store, *targets, **options):
+    return run_graph(targets, store, SequentialBackend(store, WORKERS), **options)
+
+
+def run_named(store, output, experiment, reports=None):
+    backend = SequentialBackend(store, WORKERS)
+    write = (lambda _: None) if reports is None else reports.append
+    return run_experiment(experiment, output, store, backend, write)
+
+
+def test_stages_run_once_inputs_first_in_the_given_order(store, log):
+    first = Cell("first", log=str(log))
+    targets = [Cell("b", (first,), log=str(log)), Cell("a", (first,), log=str(log))]
+    run = run_stages(store, *targets)
+    assert runs(log) == ["first", "b", "a"]
+    again = run_stages(store, *targets)
+    assert runs(log) == ["first", "b", "a"]
+    assert again.results == run.results
+
+
+def test_equal_stages_of_two_recipes_are_one_whoever_made_them(store, log):
+    run_stages(store, Cell("a", (Cell("shared", log=str(log)),), log=str(log)))
+    run_stages(store, Cell("b", (Cell("shared", log=str(log)),), log=str(log)))
+    assert runs(log) == ["shared", "a", "b"]
+
+
+def test_place_and_log_are_no_identity_but_fields_and_inputs_are():
+    stage = Cell("a")
+    assert stage == Cell("a", seconds=3.0, log="/tmp")
+    assert len({stage, Cell("a", log="/tmp"), Cell("b"), Cell("a", (Cell("b"),))}) == 3
+
+
+def test_tables_of_equal_content_give_one_user(store):
+    @dataclass(frozen=True, eq=False)
+    class Table(Stage):
+        description: str
+
+        def run(self, context):
+            return {"content": "same rows"}
+
+    @dataclass(frozen=True, eq=False)
+    class User(Stage):
+        table: Stage
+
+        def run(self, context):
+            return {}
+
+    users = [User(Table("one way")), User(Table("another way"))]
+    results = run_stages(store, *users).results
+    assert users[0].key != users[1].key
+    assert results[users[0]].digest == results[users[1]].digest
+
+
+def test_failure_skips_the_users_of_the_stage_and_no_other(store, log):
+    failing = Failing("no good")
+    user, other = Cell("user", (failing,), log=str(log)), Cell("other", log=str(log))
+    run = run_stages(store, user, other)
+    assert runs(log) == ["other"]
+    assert run.skipped == [user]
+    with pytest.raises(TrainingError, match="no good"):
+        run.raise_failures({})
+
+
+def test_several_failures_are_told_by_name(store):
+    stages = {Failing("one"): "first", Failing("two", is_bug=True): "second"}
+    run = run_stages(store, *stages)
+    with pytest.raises(ExperimentError, match="first: one; second: two"):
+        run.raise_failures(stages)
+
+
+def test_fail_fast_starts_nothing_after_a_failure(store, log):
+    run = run_stages(store, Failing("no good"), Cell("later", log=str(log)), fail_fast=True)
+    assert not runs(log)
+    assert len(run.skipped) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Checked(Cell):
+    wrong: str | None = field(default=None, metadata=NOT_IDENTITY)
+
+    def check(self, results):
+        if self.wrong:
+            raise ConfigError(self.wrong)
+
+    def verify(self, result):
+        if self.wrong:
+            raise StaleStageError(self.wrong)
+
+
+def test_what_cannot_run_is_refused_before_anything_starts(store, log):
+    stages = [Cell("good", log=str(log)), Checked("bad", wrong="no such layer")]
+    with pytest.raises(ConfigError, match="no such layer"):
+        run_stages(store, *stages)
+    assert not runs(log)
+
+
+def test_changed_source_of_a_complete_stage_is_refused_before_anything_starts(store, log):
+    run_stages(store, Checked("table"))
+    with pytest.raises(StaleStageError, match="changed"):
+        run_stages(store, Cell("other", log=str(log)), Checked("table", wrong="changed"))
+    assert not runs(log)
+
+
+def test_interrupted_stage_goes_on_with_what_it_has_written(store):
+    attempts = []
+
+    @dataclass(frozen=True, eq=False)
+    class Interrupted(Stage):
+        def run(self, context):
+            attempts.append((context.scratch / "half").exists())
+            context.scratch.mkdir(parents=True, exist_ok=True)
+            (context.scratch / "half").touch()
+            if len(attempts) == 1:
+                raise KeyboardInterrupt
+            (context.output / "whole").touch()
+
+    stage = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run_stages(store, stage)
+    folder = store.work_folder(stage.kind, stage.key)
+    assert [path.name for path in folder.iterdir()] == ["scratch"]
+    run_stages(store, stage)
+    assert attempts == [False, True]
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "whole"}
+
+
+def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, tmp_path, log):
+    experiment, output = Experiment(), tmp_path / "output"
+    experiment.add("cells/a", Cell("a", log=str(log)))
+    run_named(store, output, experiment)
+    assert (output / "cells" / "a" / "numbers.npy").exists()
+    links = json.loads((output / "stages.json").read_text())
+    assert links["cells/a"]["digest"] == (output / "cells" / "a").resolve().name
+
+    changed = Experiment()
+    changed.add("cells/new", Cell("new", log=str(log)))
+    changed.add("cells/a", Cell("b", log=str(log)))
+    with pytest.raises(StaleStageError, match="cells/a is of another recipe.*name: 'a' -> 'b'"):
+        run_named(store, output, changed)
+    assert runs(log) == ["a"]
+    run_named(store, tmp_path / "other", changed)
+    assert runs(log) == ["a", "new", "b"]
+
+
+def test_reports_are_written_of_what_is_complete_before_the_error_is_raised(store, tmp_path):
+    experiment, reports = Experiment(), []
+    experiment.add("bad", Failing("no good"))
+    experiment.add("good", Cell("good"))
+    with pytest.raises(TrainingError):
+        run_named(store, tmp_path / "output", experiment, reports)
+    [finished] = reports
+    assert list(finished.named("")) == ["good"]
+    assert not (tmp_path / "output" / "bad").exists()
+
+
+def test_dry_run_lists_what_is_stored_and_runs_nothing(store, tmp_path, log):
+    experiment = Experiment()
+    experiment.add("one", Cell("one", log=str(log)))
+    experiment.add("two", Cell("two", (Cell("one"),), log=str(log), expected_hours=2.5))
+    run_stages(store, Cell("one", log=str(log)))
+    lines = dry_run(experiment, store).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["one", "two"]
+    assert lines[1].endswith("stored")
+    assert lines[2].endswith("to run")
+    assert "2 stages, 1 stored; 2.5 hours" in lines[3]
+    assert runs(log) == ["one"]
+
+
+def test_longest_chain_is_the_sum_of_its_hours():
+    first = Cell("first", expected_hours=1.0)
+    middle = Cell("middle", (first,), expected_hours=2.0)
+    stages = [Cell("last", (middle,), expected_hours=4.0), replace(first, name="short")]
+    hours = critical_paths(sorted_stages(stages))
+    assert [hours[s] for s in (first, middle, *stages)] == [7.0, 6.0, 4.0, 1.0]
