@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -27,7 +27,7 @@ from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.errors import CheckpointError, TrainingError
 from as2ray.tables.atomic import atomic_file
 from as2ray.tables.filters import QuestionFilter, filter_mask, filter_table
-from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.parquet import ROW_GROUP_SIZE, ParquetTable, write_part
 from as2ray.tables.schema import (
     CANDIDATE_SCHEMA,
     LOGIT_COLUMNS,
@@ -166,6 +166,8 @@ class _ScoringRun:
             starts = question_offsets(rows["question_id"].take(pa.array(kept_rows)))
         num_pairs = len(kept_rows)
         chunk_size = int(np.clip(num_pairs // CHUNKS_PER_TABLE, *CHUNK_SIZES))
+        if chunk_size > ROW_GROUP_SIZE:  # a chunk begins with a row group
+            chunk_size -= chunk_size % ROW_GROUP_SIZE
         cuts = np.append(np.arange(0, num_pairs, chunk_size), num_pairs)
         if starts is not None:
             cuts = np.unique(np.append(starts, num_pairs)[np.searchsorted(starts, cuts)])
@@ -252,11 +254,12 @@ def _score_with_actors(
         return sum(float(row["busy_s"]) for row in dataset.iter_rows()), num_actors
 
 
-def _read_chunk(batch: Mapping[str, np.ndarray], run: _ScoringRun) -> dict[str, np.ndarray]:
+# Ray Data loses the cause of an error in a function, but not in a generator.
+def _read_chunk(batch: Mapping[str, np.ndarray], run: _ScoringRun) -> Iterator[dict[str, Any]]:
     # The tokenizer's own threads would use the cores of other tasks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     content = pickle.dumps(run.read({name: int(values[0]) for name, values in batch.items()}))
-    return {"id": batch["id"], "content": np.array([content], object)}
+    yield {"id": batch["id"], "content": np.array([content], object)}
 
 
 def _texts(rows: pa.Table) -> tuple[list[str], list[str]]:
@@ -281,10 +284,10 @@ class ChunkScorer:
         self.run, self.ranker = run, load(run.ranker)
         self.ranker.is_reproducible = True
 
-    def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Writes the chunk whose rows are pickled in `content`; returns the seconds of scoring."""
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        """Writes the chunk whose rows are pickled in `content`; yields the seconds of scoring."""
         busy_s = self.score(int(batch["id"][0]), *pickle.loads(batch["content"][0]))
-        return {"busy_s": np.array([busy_s])}
+        yield {"busy_s": np.array([busy_s])}
 
     def score(self, chunk_index: int, rows: pa.Table, sequences: TokenSequences | None) -> float:
         """Writes a chunk; returns the seconds of scoring.
@@ -302,7 +305,7 @@ class ChunkScorer:
         if self.run.kind == "exits":
             chunk = chunk.replace_schema_metadata({RANKER_FACTS: json.dumps(self._facts())})
         with atomic_file(self.run.path(chunk_index)) as path:
-            pq.write_table(chunk, path, row_group_size=4_096, compression="zstd")
+            write_part(chunk, path)
         return busy_s
 
     def _predict(self, rows: pa.Table, sequences: TokenSequences | None) -> dict[str, Any]:
