@@ -13,6 +13,7 @@ from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.measures import mean_average_precision
 from tune_spaces import drop_ratios, ensembles
 
+
 def dropped(config: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
     """Returns quality and cost of the exits and drop ratios of a trial."""
     point = replay.evaluate(*drop_ratios.apply_params(config, len(replay.exit_layers)))

@@ -3,10 +3,10 @@
 import os
 from dataclasses import dataclass
 
+import pyarrow.parquet as pq
 import pytest
 
 from as2ray.distributed.score import read_scores
-from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.bm25 import (
@@ -21,10 +21,8 @@ from as2ray.experiments.bm25 import (
     read_queries,
     write_queries,
 )
-from as2ray.experiments.executor import SequentialBackend, run_graph
-from as2ray.experiments.rankers import TableEvaluation, load_evaluation
+from as2ray.experiments.rankers import TableEvaluation
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.store import Store
 from as2ray.experiments.tables import read_table, write_table
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
@@ -61,22 +59,6 @@ class Questions(Stage):
 
     def run(self, context):
         return write_queries(self.queries, context.output)
-
-
-@pytest.fixture
-def complete(tmp_path):
-    """Runs stages: `complete(stage)` returns the outputs and the folder."""
-    store = Store(str(tmp_path / "store"))
-
-    def run(stage):
-        graph_run = run_graph(
-            [stage], store, SequentialBackend(store, WorkersConfig(num_workers=0))
-        )
-        graph_run.raise_failures({})
-        result = graph_run.results[stage]
-        return result.outputs, store.fetch(result)
-
-    return run
 
 
 SOURCE = Rows()
@@ -142,21 +124,13 @@ def test_own_candidates_are_scored_with_the_words_of_the_whole_table(complete):
     assert read_scores(folder)["score"].to_pylist() == every[:5].tolist()
 
 
-def test_bm25_is_evaluated_like_a_ranker(complete, tmp_path):
-    stage = TableEvaluation(BM25Scores(SOURCE, GRID), ("RR",))
-    complete(stage)
-    store = Store(str(tmp_path / "store"))
-    result = load_evaluation(store.find_all(_with_inputs(stage))[stage], store)
+def test_bm25_is_evaluated_like_a_ranker(complete):
+    outputs, folder = complete(TableEvaluation(BM25Scores(SOURCE, GRID), ("RR",)))
     rows = from_rows(ROWS, CANDIDATE_SCHEMA)
     expected = evaluate(rows, BM25(0.9, 0.4).score_candidates(rows), ["RR"])
-    assert (result.measures, result.fingerprint) == (expected.measures, fingerprint(rows))
-    assert result.per_question.equals(expected.per_question)
-
-
-def _with_inputs(stage):
-    from as2ray.experiments.stage import sorted_stages
-
-    return sorted_stages([stage])
+    stored = outputs["evaluations"][""]
+    assert (stored["measures"], stored["fingerprint"]) == (expected.measures, fingerprint(rows))
+    assert pq.read_table(folder / "questions-0.parquet").equals(expected.per_question)
 
 
 def test_questions_that_find_nothing_are_counted(complete):
@@ -183,7 +157,7 @@ def test_index_of_documents_is_named_by_their_content_and_not_by_place_or_shards
     here = DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
     assert here == DocumentIndex.from_documents(tmp_path / "there", IndexConfig(), num_shards=4)
     assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig(BM25(k1=1.2)))
-    assert here.identity({})["config"]["sentence_splitter"].startswith("syntok ")
+    assert here.identity({})["config"]["sentence_splitter"].startswith("syntok-")
     (tmp_path / "here" / "owls.txt").write_text("Owls hunt voles.")
     assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
     with pytest.raises(CorpusError, match="no such folder"):

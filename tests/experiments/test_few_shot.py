@@ -11,12 +11,10 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.corpora.sampling import sample_questions
 from as2ray.distributed.score import read_scores
-from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.score_mixing import best_bm25_weight, mix_scores
 from as2ray.experiments.bm25 import BM25Grid, BM25Scores, CandidateIndex, RetrievedTable
-from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.few_shot import (
     BM25Weight,
     FewShotConfig,
@@ -28,7 +26,6 @@ from as2ray.experiments.few_shot import (
 from as2ray.experiments.rankers import RANKER, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.store import Store
 from as2ray.experiments.tables import PreparedTable, read_table, write_table
 
 
@@ -51,22 +48,6 @@ class Checkpoint(Stage):
 
     def run(self, context):
         save(load(self.path, device="cpu"), context.output / RANKER)
-
-
-@pytest.fixture
-def complete(tmp_path):
-    """Runs stages: `complete(stage)` returns the outputs and the folder."""
-    store = Store(str(tmp_path / "store"))
-
-    def run(stage):
-        graph_run = run_graph(
-            [stage], store, SequentialBackend(store, WorkersConfig(num_workers=0))
-        )
-        graph_run.raise_failures({})
-        result = graph_run.results[stage]
-        return result.outputs, store.fetch(result)
-
-    return run
 
 
 @pytest.fixture

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from as2ray.distributed.score import read_scores
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, EvaluationError, StaleStageError
-from as2ray.experiments.stage import manifest, stage
+from as2ray.experiments.executor import ExperimentError
+from as2ray.experiments.few_shot import FewShotConfig
+from as2ray.experiments.recipe import TableSpec, read_recipe
+from as2ray.experiments.tables import read_table
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.schema import question_offsets
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from pipelines.few_shot import FewShotConfig
-from pipelines.pseudo_label import PAPER, Study, _bench, _towards, run
-from pipelines.recipe import TableSpec, read_recipe
-from pipelines.steps import table
+from pipelines.pseudo_label import PAPER, PIPELINE, Study, build
+
+HERE = WorkersConfig(num_workers=0)
+RECIPES = sorted(Path("pipelines/recipes").glob("pseudo_label_*.yaml"))
 
 
 @pytest.fixture
@@ -44,33 +48,48 @@ def study(checkpoint, data_root):
     )
 
 
+@pytest.fixture
+def small(study):
+    """A study of one start beside `pseudo`, and one sample."""
+    few_shot = FewShotConfig(num_questions=(8,), num_samples=1, epochs=1, reference_questions=8)
+    return replace(study, transfer_sources={}, few_shot=few_shot)
+
+
+def outputs(folder):
+    return json.loads((folder / "manifest.json").read_text())["outputs"]
+
+
+def question_ids(folder):
+    return set(read_table(folder)["question_id"].to_pylist())
+
+
+def systems(path):
+    return {row["system"] for row in json.loads(path.read_text())["rows"]}
+
+
 def test_study_reports_every_start_size_and_remedy(study, tmp_path):
-    run(study, tmp_path, WorkersConfig(num_workers=0))
-    told = json.loads((tmp_path / "test.json").read_text())
+    out = tmp_path / "out"
+    PIPELINE.run(study, out, HERE)
     starts, sizes = ("general", "pseudo"), ("8", "all")
     expected = {"BM25", *starts}
     for start in (*starts, "scratch"):
         for size in sizes:
             expected |= {f"{start}+{size}", f"{start}+{size}, with BM25"}
             expected |= {f"{start}+{size}, towards its start"} if start != "scratch" else set()
-    assert {row["system"] for row in told["rows"]} == expected
-    ends = (tmp_path / "table1.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in ends[2:6]] == [
+    assert systems(out / "test.json") == expected
+    lines = (out / "table1.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:6]] == [
         *("general", "BM25", "pseudo", "scratch")
     ]
-    assert (tmp_path / "test-curve.png").stat().st_size > 0
-    labelled = table(tmp_path / "tables" / "pseudo")
-    assert set(labelled["question_id"].to_pylist()) <= set(
-        table(tmp_path / "tables" / "train")["question_id"].to_pylist()
-    )
+    assert (out / "test-curve.png").stat().st_size > 0
+    assert question_ids(out / "tables" / "pseudo") <= question_ids(out / "tables" / "train")
     epochs = {
-        name: manifest(tmp_path / "rankers" / name)["inputs"]["training"]["epochs"]
+        name: outputs(out / "rankers" / name)["epochs"]
         for name in ("general", "pseudo", "scratch+8-0", "scratch+all-0")
     }
     assert epochs == {"general": 2, "pseudo": 1, "scratch+8-0": 2, "scratch+all-0": 1}
-    few = table(tmp_path / "tables" / "train-8-0")
-    assert len(few["question_id"].unique()) == 8
-    grid = json.loads((tmp_path / "bm25" / "manifest.json").read_text())["outputs"]
+    assert len(question_ids(out / "tables" / "train-8-0")) == 8
+    grid = outputs(out / "bm25")
     assert len(grid["grid"]) == 56
     assert grid["RR"] == max(point[2] for point in grid["grid"])
 
@@ -111,98 +130,111 @@ def test_cascade_and_its_objective_are_a_study_and_unknown_measures_are_none(stu
 
 def test_layers_that_the_model_does_not_have_are_refused_before_tables_are_made(study, tmp_path):
     for wrong in ({"num_layers": 99}, {"exit_layers": (2, 99)}):
-        model, how = (
-            replace(study.model, **wrong),
-            "uniform_exit" if "exit_layers" in wrong else "margin_ranking",
-        )
+        model = replace(study.model, **wrong)
+        loss = "uniform_exit" if "exit_layers" in wrong else "margin_ranking"
         with pytest.raises(ConfigError, match="layers"):
-            run(replace(study, model=model, loss=how), tmp_path, WorkersConfig(num_workers=0))
+            PIPELINE.run(replace(study, model=model, loss=loss), tmp_path / "out", HERE)
     assert not list(tmp_path.iterdir())
 
 
-def test_tests_elsewhere_are_reported_and_not_found_by_bm25(study, tmp_path):
-    few_shot = FewShotConfig(num_questions=(8,), num_samples=1, epochs=1, reference_questions=8)
+def test_tests_elsewhere_are_reported_and_not_found_by_bm25(small, tmp_path):
     elsewhere = {"asnq": TableSpec("asnq", "train", num_questions=12)}
-    study = replace(study, out_of_domain_tests=elsewhere, transfer_sources={}, few_shot=few_shot)
-    run(study, tmp_path, WorkersConfig(num_workers=0))
-    told = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("test", "asnq")]
-    systems = [{row["system"] for row in one["rows"]} for one in told]
-    assert systems[0] == systems[1] >= {"BM25", "pseudo", "scratch+8, with BM25"}
-    found = set(table(tmp_path / "tables" / "pseudo")["candidate"].to_pylist())
-    assert not found & set(table(tmp_path / "tables" / "asnq")["candidate"].to_pylist())
+    study, out = replace(small, out_of_domain_tests=elsewhere), tmp_path / "out"
+    PIPELINE.run(study, out, HERE)
+    expected = systems(out / "test.json")
+    assert expected == systems(out / "asnq.json") >= {"BM25", "pseudo", "scratch+8, with BM25"}
+    candidates = set(read_table(out / "tables" / "pseudo")["candidate"].to_pylist())
+    assert not candidates & set(read_table(out / "tables" / "asnq")["candidate"].to_pylist())
     with pytest.raises(ConfigError, match="out_of_domain_tests"):
         replace(study, retrieval_depth=5, question_filter="raw")
 
 
-def test_sample_larger_than_the_target_is_refused_once_its_questions_are_there(study, tmp_path):
-    with pytest.raises(ConfigError, match=r"\[9999\]"):
-        run(
-            replace(study, few_shot=FewShotConfig(num_questions=(8, 9_999))),
-            tmp_path,
-            WorkersConfig(num_workers=0),
-        )
-    assert not (tmp_path / "tables" / "general").exists()
-    assert not (tmp_path / "bm25").exists()
+def test_sample_larger_than_the_published_target_is_refused_before_anything_runs(study, tmp_path):
+    few_shot = FewShotConfig(num_questions=(8, 9_999))
+    with pytest.raises(ConfigError, match="9,999, but the target has at most 2,118"):
+        PIPELINE.run(replace(study, few_shot=few_shot), tmp_path / "out", HERE)
+    assert not list(tmp_path.iterdir())
 
 
-def test_questions_that_nobody_annotated_are_labelled_for_pseudo(study, tmp_path):
-    base = shutil.copytree(study.model.path, tmp_path / "base")
+def test_sample_larger_than_the_target_costs_only_the_systems_that_need_it(small, tmp_path):
+    few_shot = replace(small.few_shot, num_questions=(8, 1_000), remedies=())
+    with pytest.raises(ExperimentError, match="1000-0: cannot sample 1,000 of 40") as error:
+        PIPELINE.run(replace(small, few_shot=few_shot), tmp_path / "out", HERE)
+    assert "1000-1" not in str(error.value)
+    assert systems(tmp_path / "out" / "test.json") == {"BM25", "pseudo", "scratch+8", "pseudo+8"}
+
+
+def test_questions_that_nobody_annotated_are_labelled_for_pseudo(small, tmp_path):
+    base = shutil.copytree(small.model.path, tmp_path / "base")
     study = replace(
-        study,
+        small,
         model=ModelSpec(str(base), max_length=32),
         train=TableSpec("wikiqa", "train", num_questions=10),
         unlabeled_questions=TableSpec("wikiqa", "train"),
-        transfer_sources={},
-        few_shot=FewShotConfig(
-            num_questions=(8,), num_samples=1, epochs=1, reference_questions=8, remedies=()
-        ),
+        few_shot=replace(small.few_shot, remedies=()),
     )
-    run(study, tmp_path, WorkersConfig(num_workers=0))
+    PIPELINE.run(study, tmp_path / "out", HERE)
     labelled, annotated = (
-        set(table(tmp_path / "tables" / name)["question_id"].to_pylist())
-        for name in ("pseudo", "train")
+        question_ids(tmp_path / "out" / "tables" / name) for name in ("pseudo", "train")
     )
     assert len(annotated) == 10
     assert len(labelled) > 20
     shutil.rmtree(base)  # a finished study needs it no more
-    run(study, tmp_path, WorkersConfig(num_workers=0))
+    PIPELINE.run(study, tmp_path / "out", HERE)
 
 
-def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(study, tmp_path):
-    bench = _bench(
-        replace(study, retrieval_depth=5, question_filter="raw"),
-        tmp_path,
-        WorkersConfig(num_workers=0),
-        {},
-    )
-    rows = table(bench.tables["test"])
-    scores = bench.keywords(rows)
+def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(small, tmp_path):
+    study, out = replace(small, retrieval_depth=5, question_filter="raw"), tmp_path / "out"
+    finished = PIPELINE.run(study, out, HERE)
+    evaluation, _ = finished.experiment.evaluations["test", "BM25", 0]
+    rows = read_table(out / "retrieved" / "test")
+    scores = read_scores(finished.path(evaluation.scores))["score"].to_numpy()
     starts = question_offsets(rows["question_id"])
     for start, end in zip(starts, [*starts[1:], rows.num_rows]):
         assert 1 <= end - start <= 5
         assert (np.diff(scores[start:end]) <= 0).all()
+    assert systems(out / "test.json") >= {"BM25", "pseudo+8", "pseudo+8, with BM25"}
 
 
-def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(study, checkpoint, tmp_path):
-    bench = _bench(study, tmp_path, WorkersConfig(num_workers=0), {})
-
-    def ranker(name):
-        def make(part):
-            shutil.copytree(checkpoint("bert", 2), part / "ranker")
-
-        return stage(tmp_path / name, {"name": name}, make)
-
-    ends = ranker("tuned"), ranker("start")
-    _towards(bench, *ends)
-    other = replace(bench, study=replace(study, question_filter="clean"))
-    with pytest.raises(StaleStageError, match="filter"):
-        _towards(other, *ends)
+def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(small, tmp_path):
+    stages, others = (
+        build(replace(small, question_filter=question_filter), {}).stages
+        for question_filter in ("no_all_negative", "clean")
+    )
+    assert {name for name in stages if stages[name] != others[name]} == {
+        *(name for name in stages if name.startswith("evaluations/")),
+        "rankers/pseudo+8-0-towards",
+    }
+    PIPELINE.run(small, tmp_path / "out", HERE)
+    with pytest.raises(StaleStageError, match="question_filter: 'no_all_negative' -> 'clean'"):
+        PIPELINE.run(replace(small, question_filter="clean"), tmp_path / "out", HERE)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path("pipelines/recipes").glob("pseudo_label_*.yaml")), ids=lambda p: p.stem
-)
+def test_study_that_shares_its_runs_with_another_trains_nothing(small, tmp_path):
+    PIPELINE.run(small, tmp_path / "first", HERE)
+    rankers = tmp_path / "store" / "FewShotRanker"
+    trained = sorted(rankers.iterdir())
+    few_shot = replace(small.few_shot, remedies=("bm25_mixing",), published_results={"x": 0.5})
+    PIPELINE.run(replace(small, few_shot=few_shot, measures=["AP"]), tmp_path / "second", HERE)
+    assert sorted(rankers.iterdir()) == trained
+    assert systems(tmp_path / "second" / "test.json") >= {"x", "pseudo+8, with BM25"}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_file_parses_into_a_study(path):
-    study, *_ = read_recipe(Study, ["--config", str(path), "--output", "out"])
+    study, _ = read_recipe(Study, ["--config", str(path), "--output", "out"])
     assert study.tests
     assert study.training.head_learning_rate is not None
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_dry_run_of_a_recipe_needs_no_data(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path / "nothing"))
+    arguments = ["--config", str(path), "--output", str(tmp_path / "out"), "--dry_run", "true"]
+    PIPELINE.command(arguments)
+    rows = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert {"bm25", "index", "tables/pseudo", "rankers/pseudo+all-0-towards"} <= rows.keys()
+    # 32 epochs on 32 questions, and fewer on more.
+    few, more = (int(rows[f"rankers/scratch+{size}-0"][3]) for size in (32, 128))
+    assert 0 < few < more < 4 * few
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from as2ray.errors import ConfigError
-from pipelines.table_1 import together
+from pipelines.table_1 import combine_studies
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def study(tmp_path):
 def test_targets_stand_side_by_side_and_gaps_stay_empty(study):
     one = study("one", "RR", {"squad": {"wikiqa": ["0.5*", "0.7"], "BM25": ["0.4", ""]}})
     two = study("two", "RR", {"wikiqa": {"squad": ["0.6", "0.8"], "BM25": ["0.3", ""]}})
-    lines = together([one, two]).splitlines()
+    lines = combine_studies([one, two]).splitlines()
     assert lines[:5] == [
         "| RR | squad ZS | squad FS | wikiqa ZS | wikiqa FS |",
         "|---|---|---|---|---|",
@@ -37,12 +37,12 @@ def test_targets_stand_side_by_side_and_gaps_stay_empty(study):
 def test_studies_that_do_not_go_together_are_refused(study, tmp_path):
     one = study("one", "RR", {"squad": {}})
     with pytest.raises(ConfigError, match=r"targets \['squad'\] again"):
-        together([one, one])
+        combine_studies([one, one])
     with pytest.raises(ConfigError, match="one measure"):
-        together([one, study("two", "AP", {"wikiqa": {}})])
+        combine_studies([one, study("two", "AP", {"wikiqa": {}})])
     for damaged in ('{"measure": "RR", "tar', '{"measure": "RR"}', "[]"):
         (tmp_path / "one" / "table1.json").write_text(damaged)
         with pytest.raises(ConfigError, match=r"table1\.json is damaged: \w+Error"):
-            together([one])
+            combine_studies([one])
     with pytest.raises(ConfigError, match=r"no table1\.json"):
-        together([str(tmp_path / "nothing")])
+        combine_studies([str(tmp_path / "nothing")])
