@@ -1,15 +1,12 @@
 """Experiments on several nodes: side by side, after lost processes and nodes, queued fairly."""
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import ray
-
-SLEEPING = str(Path(__file__).parents[1] / "experiments")
-sys.path.insert(0, SLEEPING)
-from sleeping import Cell, Failing, KilledOnce, runs
+import sleeping_stages
+from sleeping_stages import Cell, Failing, KilledOnce, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import TrainingError
@@ -25,7 +22,7 @@ def nodes(cluster):
     """Four nodes of one CPU each, and a head without any; this process is connected."""
     for _ in range(4):
         cluster.add_node(num_cpus=1, object_store_memory=10**8)
-    environment = {"env_vars": {"PYTHONPATH": SLEEPING}}
+    environment = {"env_vars": {"PYTHONPATH": str(Path(sleeping_stages.__file__).parent)}}
     ray.init(address=cluster.address, logging_level="ERROR", runtime_env=environment)
     yield cluster
     ray.shutdown()

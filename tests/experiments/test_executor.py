@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from sleeping import Cell, Failing, runs
+from sleeping_stages import Cell, Failing, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError, TrainingError
@@ -164,7 +164,7 @@ def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, t
     changed = Experiment()
     changed.add("cells/new", Cell("new", log=str(log)))
     changed.add("cells/a", Cell("b", log=str(log)))
-    with pytest.raises(StaleStageError, match="cells/a is of another recipe.*name: 'a' -> 'b'"):
+    with pytest.raises(StaleStageError, match=r"cells/a is of another recipe.*name: 'a' -> 'b'"):
         run_named(store, output, changed)
     assert runs(log) == ["a"]
     run_named(store, tmp_path / "other", changed)
