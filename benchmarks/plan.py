@@ -1,71 +1,67 @@
-"""Estimates the hours and GPU-hours of a full reproduction of each paper on 1, 8 and 64 GPUs.
+"""Estimates the hours of a reproduction of each paper on 1, 8 and 64 GPUs.
 
     python -m benchmarks.plan                 # measures this machine's device
     python -m benchmarks.plan --teraflops 200 # assumes another device
 
-It counts the floating-point operations of the runs of each recipe from the published sizes of the
-corpora, which need not be on this machine. The FLOP/s of a device are measured on one layer of each
-encoder size, for training and for scoring.
+It builds the graph of every recipe, as `--dry-run` does, and estimates each stage by
+`as2ray.experiments.cost_model`, so neither corpora nor models are needed. The stages run in
+sequence, on all devices, or side by side, as the executor admits them. The operations per second of
+a device are measured on one layer of each encoder size, for training and for scoring.
 """
 
 import argparse
+import heapq
+import logging
 import math
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import BertConfig, BertModel
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.corpora.asnq import GRADE_COUNTS
-from as2ray.corpora.registry import get_corpus
-from as2ray.models.encoder.encoder import Encoder
-from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.experiments import cost_model
+from as2ray.experiments.cost_model import (
+    Cost,
+    DeviceRates,
+    device_rates,
+    scoring_cost,
+    training_cost,
+)
+from as2ray.experiments.executor import run_graph
+from as2ray.experiments.few_shot import FewShotConfig
+from as2ray.experiments.rankers import TableScores, TrainedRanker
+from as2ray.experiments.recipe import read_recipe
+from as2ray.experiments.stage import Result, Stage, sorted_stages
+from as2ray.experiments.store import Store
 from benchmarks.report import Claim, parse_arguments, write_report
-from pipelines import cascade, distill, two_in_one
-from pipelines.few_shot import FewShotConfig
-from pipelines.recipe import Recipe, RunSpec, TableSpec, read_recipe
 
-RECIPE_FOLDER = Path("pipelines/recipes")
-PAPER_RECIPES: dict[str, tuple[type[Recipe], tuple[str, ...]]] = {
-    "TANDA": (Recipe, ("tanda_table*", "tanda_figure*")),
-    "Cascade Transformer": (cascade.Recipe, ("cascade_table*",)),
-    "CERBERUS": (distill.Recipe, ("cerberus_table*",)),
-    "Two-in-One": (two_in_one.Recipe, ("two_in_one_table*",)),
+RECIPES = Path("pipelines/recipes")
+PIPELINES = {
+    "tanda_*": "transfer_adapt",
+    "cascade_*": "cascade",
+    "cerberus_teachers": "transfer_adapt",
+    "cerberus_*": "distill",
+    "two_in_one_*": "two_in_one",
+    "pseudo_label_*": "pseudo_label",
+}
+"""Pipeline of each recipe; the first pattern counts."""
+
+PAPERS = {
+    "TANDA": "tanda_[tf]*",
+    "Cascade Transformer": "cascade_t*",
+    "CERBERUS": "cerberus_table*",
+    "Two-in-One": "two_in_one_t*",
 }
 """Recipes of each paper. "Pseudo-labels and transfer" has no recipe of full size; see
 `PSEUDO_LABEL_CORPORA`."""
 
-ENCODER_SHAPES = {
-    "bert-base-uncased": EncoderShape(),
-    "roberta-base": EncoderShape(),
-    "google/electra-base-discriminator": EncoderShape(),
-    "albert/albert-base-v2": EncoderShape(embedding_size=128),
-    "bert-large-uncased": EncoderShape(1_024, 4_096, 1_024, 24),
-    "roberta-large": EncoderShape(1_024, 4_096, 1_024, 24),
-    "roberta-large-mnli": EncoderShape(1_024, 4_096, 1_024, 24),
-    "google/electra-large-discriminator": EncoderShape(1_024, 4_096, 1_024, 24),
-    "albert/albert-xxlarge-v2": EncoderShape(4_096, 16_384, 128, 12),
-}
-"""Sizes of the encoders that the recipes name, so that no model hub is needed."""
-
-MEAN_PAIR_TOKENS = {"asnq": 37, "wikiqa": 39, "trecqa": 46, "hotpotqa": 45, "qnli": 50}
-"""Mean tokens per pair. For ASNQ they are of its questions with SQuAD's sentences."""
-
-MEAN_PASSAGE_TOKENS = 150
-"""Mean tokens of a question with a passage of HotpotQA."""
-
-QNLI_PAIRS = 104_743
-"""Pairs of QNLI's train split."""
-
-HOTPOTQA_QUESTIONS = {"train": 90_447, "dev": 7_405}
-"""Questions; each has ten passages with about 41 sentences."""
-
+PSEUDO_LABEL_PAPER = "Pseudo-labels and transfer"
 PSEUDO_LABEL_CORPORA = {
     "Yahoo! Answers": (100_000, 78),
     "MS MARCO doc": (357_000, 465),
@@ -77,163 +73,174 @@ PSEUDO_LABEL_CORPORA = {
 
 NUM_SAMPLES, NUM_STARTS = 3, 6
 """Samples of each few-shot size, and rankers from which each is trained."""
-
-DeviceRates = dict[EncoderShape, dict[bool, float]]
-"""FLOP/s by encoder, for training (True) and scoring (False)."""
+NUM_TESTED_PAIRS = 1_500 * 100
+"""Pairs of the test queries of a corpus."""
 
 DEVICE_COUNTS = (1, 8, 64)
-MIN_PAIRS_PER_DEVICE = 8
-"""Minimum number of pairs of a step per device; with fewer, more devices do not help."""
-SCALING_EFFICIENCY = 0.9
-"""Share of the sum of their rates that several devices reach."""
 
 
-@dataclass(frozen=True)
-class Computation:
-    """An amount of training or scoring."""
+@dataclass(frozen=True, eq=False)
+class EstimatedWork(Stage):
+    """Training and scoring of a paper that has no recipe of full size."""
 
-    shape: EncoderShape
-    is_training: bool
-    flops: float
-    """Total number of floating-point operations."""
-    batch_size: float
-    """Pairs per step, which bound the number of useful devices; infinite for scoring."""
+    RESOURCES = "gang"
 
-    def estimate_duration_s(self, flops_per_second: float, num_devices: int) -> float:
-        """Returns the seconds on devices that reach `flops_per_second` each."""
-        num_used = max(1.0, min(num_devices, self.batch_size / MIN_PAIRS_PER_DEVICE))
-        efficiency = SCALING_EFFICIENCY if num_used > 1 else 1.0
-        return self.flops / (flops_per_second * num_used * efficiency)
+    name: str
+    work_hours: float
+    """Hours of one device."""
+    max_devices: float
+    start: Stage | None = None
+    """What it builds on."""
 
-
-def count_pairs(table_spec: TableSpec, has_passages: bool) -> float:
-    """Returns the number of pairs, or of passages, of a table, by the published counts."""
-    if table_spec.corpus == "hotpotqa":
-        num_questions = HOTPOTQA_QUESTIONS["train" if table_spec.split == "train" else "dev"]
-        if not has_passages:
-            return num_questions * 41.0
-        # Training uses as many irrelevant passages as relevant ones.
-        return num_questions * (4.0 if table_spec.split == "train" else 10.0)
-    if table_spec.corpus == "asnq":
-        used_grades = {4, *table_spec.corpus_options.get("negative_grades", (1, 2, 3))}
-        grades = GRADE_COUNTS["train" if table_spec.split == "train" else "dev-all"]
-        num_rows = sum(n for grade, n in enumerate(grades, 1) if grade in used_grades)
-        return num_rows / (2.0 if table_spec.split in ("dev", "test") else 1.0)
-    if table_spec.corpus == "qnli":
-        return float(QNLI_PAIRS)
-    options = table_spec.corpus_options
-    sizes = [
-        published.counts.num_pairs
-        for published in get_corpus(table_spec.corpus).published_counts
-        if (published.split, published.question_filter)
-        == (table_spec.split, table_spec.question_filter)
-        and all(options.get(name, value) == value for name, value in published.options.items())
-    ]
-    if not sizes:
-        sys.exit(f"no published size of {table_spec}")
-    return float(sizes[0])
+    def hours(self) -> float:
+        """See `Stage`."""
+        return self.work_hours
 
 
-def iter_recipe_computations(recipe: Recipe) -> Iterator[Computation]:
-    """Yields what the runs of a recipe train, evaluate and, for students, score."""
-    for name, run in recipe.runs.items():
-        num_seeds = len(recipe.seeds_of(name))
-        for computation in _iter_run_computations(recipe, run):
-            yield replace(computation, flops=num_seeds * computation.flops)
-
-
-def _iter_run_computations(recipe: Recipe, run: RunSpec) -> Iterator[Computation]:
-    shape, training = _get_encoder_shape(recipe, run), run.training
-    has_passages = not isinstance(run.loss, str)
-    has_passages &= any(recipe.tables[table].corpus == "hotpotqa" for table in run.train)
-    sizes = {name: count_pairs(recipe.tables[name], has_passages) for name in run.train}
-    num_pairs = sum(sizes.values())
-    num_tokens = sum(
-        _get_mean_tokens(recipe.tables[name], has_passages) * size for name, size in sizes.items()
-    )
-    mean_tokens = num_tokens / num_pairs
-    batch_size = (
-        training.global_batch_tokens or training.global_batch_size * mean_tokens
-    ) / mean_tokens
-    flops_per_pair = _count_mean_layers(run, recipe, shape) * _count_layer_flops(shape, mean_tokens)
-    # The backward pass takes twice as much as the forward pass; checkpointing repeats the latter.
-    num_passes = 4.0 if training.gradient_checkpointing else 3.0
-    train_flops = num_pairs * training.epochs * num_passes * flops_per_pair
-    yield Computation(shape, True, train_flops, batch_size)
-    num_dev_pairs = count_pairs(recipe.tables[run.dev or recipe.dev], has_passages)
-    num_evals = training.epochs
-    if training.eval_steps:
-        num_evals = math.ceil(num_pairs * training.epochs / batch_size / training.eval_steps)
-    yield Computation(shape, False, num_evals * num_dev_pairs * flops_per_pair, math.inf)
-    for teacher in run.teachers:
-        teacher_shape = _get_encoder_shape(recipe, recipe.runs[teacher])
-        teacher_flops = teacher_shape.num_layers * _count_layer_flops(teacher_shape, mean_tokens)
-        yield Computation(teacher_shape, False, num_pairs * teacher_flops, math.inf)
-
-
-def _count_layer_flops(shape: EncoderShape, num_tokens: float) -> float:
-    """Returns the FLOPs of one layer over one pair."""
-    return float(shape.layer_flops(np.array([num_tokens]))[0])
-
-
-def _get_mean_tokens(table_spec: TableSpec, has_passages: bool) -> float:
-    return float(MEAN_PASSAGE_TOKENS if has_passages else MEAN_PAIR_TOKENS[table_spec.corpus])
-
-
-def _get_encoder_shape(recipe: Recipe, run: RunSpec) -> EncoderShape:
-    while run.model is None and run.init_from is not None:
-        run = recipe.runs[run.init_from]
-    name = run.model or recipe.model.path
-    if name not in ENCODER_SHAPES:
-        sys.exit(f"the size of {name!r} is unknown; add it to benchmarks.plan.ENCODER_SHAPES")
-    return ENCODER_SHAPES[name]
-
-
-def _count_mean_layers(run: RunSpec, recipe: Recipe, shape: EncoderShape) -> float:
-    """Returns the mean number of layers that a pair passes in training."""
-    initial_run = run
-    while (
-        initial_run.exit_layers is None
-        and initial_run.num_layers is None
-        and initial_run.init_from is not None
-    ):
-        initial_run = recipe.runs[initial_run.init_from]
-    exits = initial_run.exit_layers or recipe.model.exit_layers
-    if initial_run.num_ranking_heads and exits:
-        return exits[-1] + initial_run.num_ranking_heads * (shape.num_layers - exits[-1])
-    if exits:
-        return float(np.mean(exits))  # one exit per step, sampled uniformly
-    return float(initial_run.num_layers or shape.num_layers)
-
-
-def iter_pseudo_label_computations() -> Iterator[Computation]:
+def iter_pseudo_label_stages() -> Iterator[Stage]:
     """Yields what Mokrii et al. train: every source, BM25's labels, and the few-shot curves."""
-    shape, epochs_of = ENCODER_SHAPES["bert-base-uncased"], FewShotConfig().epochs_of
-    for num_queries, num_tokens in PSEUDO_LABEL_CORPORA.values():
-        flops_per_pair = shape.num_layers * _count_layer_flops(shape, num_tokens)
-        flops_per_query = 3.0 * 2.0 * flops_per_pair  # a positive and a negative candidate
-        # BM25's labels; all annotated queries from each start; samples of 32, 64, ... of them.
-        num_full = (1 + NUM_STARTS) * num_queries * epochs_of(num_queries)
+    shape, num_epochs = EncoderShape(), FewShotConfig().num_epochs
+    rates = device_rates.get(shape.hidden_size, device_rates[None])
+
+    def work(name: str, start: Stage | None, num_queries: int, num_tokens: int) -> Stage:
+        pair_flops = shape.num_layers * float(shape.layer_flops(np.array([num_tokens]))[0])
+        # A query has a positive and a negative candidate.
+        train_s = 3 * 2 * num_queries * num_epochs(num_queries) * pair_flops / rates.train_flops
+        score_s = NUM_TESTED_PAIRS * pair_flops / rates.score_flops
+        max_devices = 2 * 16 / cost_model.MIN_PAIRS_PER_DEVICE
+        return EstimatedWork(name, (train_s + score_s) / 3_600, max_devices, start)
+
+    for corpus, (num_queries, num_tokens) in PSEUDO_LABEL_CORPORA.items():
+        bm25 = work(f"{corpus}, BM25's labels", None, num_queries, num_tokens)
+        yield bm25
         sizes = [32 << n for n in range(int(math.log2(num_queries / 32)) + 1)]
-        num_few = NUM_SAMPLES * NUM_STARTS * sum(size * epochs_of(size) for size in sizes)
-        yield Computation(shape, True, (num_full + num_few) * flops_per_query, 16)
-        num_tested_pairs = 1_500 * 100 * NUM_STARTS * (len(sizes) * NUM_SAMPLES + 2)
-        yield Computation(shape, False, num_tested_pairs * flops_per_pair, math.inf)
+        for start in range(NUM_STARTS):
+            yield work(f"{corpus}, all, start {start}", bm25, num_queries, num_tokens)
+            for size in sizes:
+                for sample in range(NUM_SAMPLES):
+                    yield work(f"{corpus}, {size}-{sample}, start {start}", bm25, size, num_tokens)
 
 
-def measure_rates(
-    shape: EncoderShape, device: torch.device, duration_s: float
-) -> dict[bool, float]:
-    """Measures the FLOP/s of one layer in bf16 for pairs of 40 tokens.
+def build_stages(path: Path) -> list[Stage]:
+    """Returns the stages of a recipe, inputs first."""
+    module = next(name for pattern, name in PIPELINES.items() if path.match(f"{pattern}.yaml"))
+    pipeline = import_module(f"pipelines.{module}").PIPELINE
+    recipe, _ = read_recipe(pipeline.recipe_type, ["--config", str(path), "--output", "-"])
+    return sorted_stages(pipeline.build(recipe, {}).targets)
 
-    Returns:
-        The rates of training (True) and scoring (False).
+
+def stage_cost(stage: Stage) -> Cost:
+    """Returns the estimated cost of a stage; work on CPUs costs nothing."""
+    if isinstance(stage, TrainedRanker):
+        return training_cost(stage)
+    if isinstance(stage, TableScores):
+        return scoring_cost(stage)
+    if isinstance(stage, EstimatedWork):
+        return Cost(None, stage.work_hours, stage.max_devices)
+    return Cost(None, 0.0 if stage.RESOURCES == "cpu" else stage.hours(), fixed_hours=0.0)
+
+
+TRAINING = (TrainedRanker, EstimatedWork)
+"""Kinds of stages that train."""
+
+
+def count_runs(stages: Sequence[Stage]) -> int:
+    """Returns the number of training runs among stages."""
+    return sum(isinstance(stage, TRAINING) for stage in stages)
+
+
+@dataclass
+class SimulatedBackend:
+    """A backend on which stages only take time."""
+
+    costs: Mapping[Stage, Cost]
+    num_devices: int
+    gang_size: int
+    """Devices that each training run or scoring pool holds, whether it can use them or not."""
+    max_parallel: int = sys.maxsize
+    clock: float = 0.0
+    """Hours since the start."""
+    ends: list[tuple[float, int, Stage]] = field(default_factory=list)
+    num_submitted: int = 0
+
+    def count_devices(self, stage: Stage) -> int:
+        """Returns the number of devices that a stage holds."""
+        return {"cpu": 0, "device": 1}.get(stage.RESOURCES, self.gang_size)
+
+    def check(self, stages: Sequence[Stage]) -> None:
+        """See `Backend`."""
+
+    def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
+        """See `Backend`."""
+        return sum(map(self.count_devices, (stage, *running))) <= self.num_devices
+
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+        """See `Backend`."""
+        self.num_submitted += 1
+        hours = self.costs[stage].hours_on(self.gang_size) or 0.0
+        heapq.heappush(self.ends, (self.clock + hours, self.num_submitted, stage))
+        return stage
+
+    def wait(self, handles: Sequence[Any]) -> Any:
+        """See `Backend`."""
+        self.clock, _, stage = heapq.heappop(self.ends)
+        return stage
+
+    def result(self, handle: Any) -> Result:
+        """See `Backend`."""
+        return Result(handle.kind, handle.key, {})
+
+
+def simulate(costs: Mapping[Stage, Cost], num_devices: int, gang_size: int) -> float:
+    """Returns the hours that stages take side by side, in the order of the executor.
+
+    Args:
+        costs: The stages, inputs first.
+        num_devices: Devices of the cluster.
+        gang_size: Devices of each training run and of each scoring pool.
     """
+    backend = SimulatedBackend(costs, num_devices, gang_size)
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_graph(list(costs), Store(folder), backend)
+    run.raise_failures({})
+    return backend.clock
+
+
+def estimate_hours(costs: Mapping[Stage, Cost]) -> dict[int, dict[str, float]]:
+    """Returns the hours in sequence and side by side, and the best size of a gang, by devices."""
+    hours = {}
+    # Further devices of a gang would stay idle.
+    largest = max((c.max_devices for s, c in costs.items() if isinstance(s, TRAINING)), default=1)
+    for n in DEVICE_COUNTS:
+        sizes = [2**k for k in range(int(math.log2(n)) + 1) if 2**k < 2 * largest]
+        side_by_side, gang_size = min((simulate(costs, n, size), size) for size in sizes)
+        hours[n] = {
+            "in sequence": sum(cost.hours_on(n) or 0.0 for cost in costs.values()),
+            "side by side": side_by_side,
+            "devices of a gang": gang_size,
+        }
+    return hours
+
+
+def measure_rates(shape: EncoderShape, device: Any, duration_s: float) -> DeviceRates:
+    """Measures the operations per second of one layer in bf16 for pairs of 40 tokens.
+
+    Args:
+        shape: Sizes of the encoder.
+        device: A device of torch.
+        duration_s: Duration of the measurement of training, and of that of scoring.
+    """
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from as2ray.models.encoder.encoder import Encoder
+    from as2ray.models.encoder.packed_attention import SequenceLayout
+
     config = BertConfig(
         vocab_size=8,
         hidden_size=shape.hidden_size,
         num_hidden_layers=1,
-        num_attention_heads=shape.hidden_size // 64,
+        num_attention_heads=max(1, shape.hidden_size // 64),
         intermediate_size=shape.intermediate_size,
     )
     model = BertModel(config, add_pooling_layer=False).to(device)
@@ -262,17 +269,28 @@ def measure_rates(
             step_times_s.append(time_step(is_training))
         num_flops = (3.0 if is_training else 1.0) * forward_flops
         rates[is_training] = num_flops / float(np.median(step_times_s[1:]))
-    return rates
+    return DeviceRates(rates[True], rates[False])
 
 
 ASSUMPTIONS = (
+    "sizes of tables are the published ones, or means of the corpus times its questions; tokens "
+    f"per pair: {cost_model.MEAN_PAIR_TOKENS}, per passage of HotpotQA: "
+    f"{cost_model.PASSAGE_TOKENS}",
     "ASNQ has the 20.4M pairs that TANDA counts; the two halves of dev are equally large",
-    f"mean tokens per pair: {MEAN_PAIR_TOKENS}, per passage of HotpotQA: {MEAN_PASSAGE_TOKENS}",
     "no run stops early; this is an upper bound for recipes with early stopping",
-    f"a device gets at least {MIN_PAIRS_PER_DEVICE} pairs of a step; several devices reach "
-    f"{SCALING_EFFICIENCY:.0%} of the sum of their rates",
-    "the optimizer step, loading, and waiting for data take no time",
-    "runs are sequential, as in the pipelines; seeds could run in parallel",
+    f"a device gets at least {cost_model.MIN_PAIRS_PER_DEVICE} pairs of a step, or "
+    f"{cost_model.MIN_PAIRS_PER_ACTOR:,} pairs to score; several devices reach "
+    f"{cost_model.SCALING_EFFICIENCY:.0%} of the sum of their rates",
+    f"training workers and scoring pools start in {cost_model.START_HOURS * 3_600:.0f} s",
+    f"a state to resume from is copied every {cost_model.RESUME_EVERY_HOURS * 60:.0f} minutes, and "
+    f"the weights after {cost_model.IMPROVING_SHARE:.0%} of the validations, at "
+    f"{DeviceRates().write_bytes / 1e9:g} GB/s",
+    "the optimizer step, loading, waiting for data, and stages on CPUs (tables, measures, reports) "
+    "take no time",
+    "side by side: the longest chain goes first, nothing passes the head of the queue, all "
+    "training runs and scoring pools hold equally many devices, whose best number is shown; in "
+    "sequence: each stage has all devices",
+    "stages that recipes of a paper share run once",
     f"pseudo-labels: 32, 64, ... queries, {NUM_SAMPLES} samples x {NUM_STARTS} starts, then all "
     "queries; 1,500 test queries each",
 )
@@ -281,64 +299,90 @@ ASSUMPTIONS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the estimates."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    computations: dict[str, list[Computation]] = {}
-    for paper, (recipe_type, patterns) in PAPER_RECIPES.items():
-        paths = sorted(p for pattern in patterns for p in RECIPE_FOLDER.glob(f"{pattern}.yaml"))
-        recipes = [
-            read_recipe(recipe_type, ["--config", str(path), "--output", "-"])[0] for path in paths
-        ]
-        computations[paper] = [c for recipe in recipes for c in iter_recipe_computations(recipe)]
-    computations["Pseudo-labels and transfer"] = list(iter_pseudo_label_computations())
-    shapes = {c.shape for paper_computations in computations.values() for c in paper_computations}
-    rates = _get_rates(shapes, args)
-    results = {paper: _compute_costs(listed, rates) for paper, listed in computations.items()}
+    logging.getLogger("as2ray.experiments.executor").setLevel(logging.ERROR)
+    recipes = {path.stem: build_stages(path) for path in sorted(RECIPES.glob("*.yaml"))}
+    _set_rates(args)
+    results: dict[str, Any] = {
+        "rates": {str(size): vars(rates) for size, rates in device_rates.items()},
+        "papers": {},
+        "recipes": {name: _summarize(each, count_runs(each)) for name, each in recipes.items()},
+    }
+    for paper, pattern in PAPERS.items():
+        stages = [s for name, each in recipes.items() if Path(name).match(pattern) for s in each]
+        results["papers"][paper] = _summarize(sorted_stages(stages), count_runs(stages))
+    stages = list(iter_pseudo_label_stages())
+    results["papers"][PSEUDO_LABEL_PAPER] = _summarize(stages, count_runs(stages))
     claims = [
-        Claim(f"{args.device}: {size}", rate, None) for size, rate in _format_rates(rates).items()
+        Claim(
+            f"hidden size {size or 'of any other encoder'}",
+            f"{rates.train_flops / 1e12:.3g} TFLOP/s training, {rates.score_flops / 1e12:.3g} "
+            "scoring",
+            None,
+        )
+        for size, rates in device_rates.items()
     ]
-    for paper, costs in results.items():
-        hours = [f"{h:,.1f} h on {n} ({n * h:,.0f})" for n, h in costs["hours"].items()]
-        claims.append(Claim(f"{paper}: hours on n GPUs (GPU-hours)", ", ".join(hours), None))
+    legend = "hours on n devices in sequence, side by side (devices of each run or pool)"
+    for group in ("papers", "recipes"):
+        claims.append(Claim(f"{group}, hours of one device", legend, None))
+        for name, summary in results[group].items():
+            claims.append(_format_summary(name, summary))
     sys.stdout.write("".join(f"- {assumption}\n" for assumption in ASSUMPTIONS))
     write_report("plan", args, claims, results)
 
 
-def _compute_costs(computations: Sequence[Computation], rates: DeviceRates) -> dict[str, Any]:
-    """Returns the FLOPs of a paper, and the hours by number of devices."""
-    hours = {
-        n: sum(
-            computation.estimate_duration_s(rates[computation.shape][computation.is_training], n)
-            for computation in computations
-        )
-        / 3_600
-        for n in DEVICE_COUNTS
+def _summarize(stages: Sequence[Stage], num_listed: int) -> dict[str, Any]:
+    costs = {stage: stage_cost(stage) for stage in stages}
+
+    def total(kind: Any) -> float:
+        return sum(cost.hours or 0.0 for stage, cost in costs.items() if isinstance(stage, kind))
+
+    return {
+        "runs": count_runs(stages),
+        "runs listed": num_listed,
+        "stages of unknown size": sum(cost.hours is None for cost in costs.values()),
+        "training": total(TRAINING),
+        "scoring": total(TableScores),
+        "hours": estimate_hours(costs),
     }
-    return {"flops": sum(computation.flops for computation in computations), "hours": hours}
+
+
+def _format_summary(name: str, summary: Mapping[str, Any]) -> Claim:
+    num_unknown = summary["stages of unknown size"]
+    runs = f"{summary['runs']} runs"
+    if summary["runs listed"] != summary["runs"]:
+        runs += f" (listed {summary['runs listed']} times)"
+    hours = "; ".join(
+        f"{n}: {of['in sequence']:,.1f}, {of['side by side']:,.1f} ({of['devices of a gang']})"
+        for n, of in summary["hours"].items()
+    )
+    return Claim(
+        f"{name}: {runs}, {summary['training']:,.1f} h training, {summary['scoring']:,.1f} h "
+        "scoring" + (f", {num_unknown} stages of unknown size" if num_unknown else ""),
+        hours,
+        None,
+    )
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=torch.device, default=torch.device(default_device))
+    parser.add_argument("--device", help="device to measure, such as cuda or cpu")
     parser.add_argument("--teraflops", type=float, help="assume this rate instead of measuring")
 
 
-def _get_rates(shapes: set[EncoderShape], args: argparse.Namespace) -> DeviceRates:
+def _set_rates(args: argparse.Namespace) -> None:
+    """Sets the rates of the cost model: those of the command line, or measured ones."""
+    device_rates.clear()
     if args.teraflops:
-        return {shape: dict.fromkeys((True, False), args.teraflops * 1e12) for shape in shapes}
-    layers = {
-        shape: replace(shape, num_layers=1, embedding_size=shape.hidden_size) for shape in shapes
-    }
-    duration_s = 0.2 if args.small else 3.0
-    rates = {layer: measure_rates(layer, args.device, duration_s) for layer in {*layers.values()}}
-    return {shape: rates[layer] for shape, layer in layers.items()}
+        device_rates[None] = DeviceRates(args.teraflops * 1e12, args.teraflops * 1e12)
+        return
+    import torch
 
-
-def _format_rates(rates: DeviceRates) -> dict[str, str]:
-    """Returns the rates as texts, by encoder size."""
-    return {
-        f"hidden size {shape.hidden_size}": f"{shape_rates[True] / 1e12:.3g} TFLOP/s training, "
-        f"{shape_rates[False] / 1e12:.3g} scoring"
-        for shape, shape_rates in sorted(rates.items(), key=lambda item: item[0].hidden_size)
-    }
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    for shape in cost_model.ENCODER_SHAPES.values():
+        if shape.hidden_size not in device_rates:
+            device_rates[shape.hidden_size] = measure_rates(
+                shape, device, 0.2 if args.small else 3.0
+            )
+    device_rates[None] = device_rates[EncoderShape().hidden_size]
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.seeds import SeedSummary, average_over_seeds, summarize_seeds
-from as2ray.evaluation.significance import PairedComparison, compare_systems, holm_correction
 from as2ray.tables.schema import TableCounts
+
+if TYPE_CHECKING:
+    from as2ray.evaluation.significance import PairedComparison
 
 SIGNIFICANCE_LEVEL = 0.05
 """Adjusted p-value below which a difference is marked with †."""
@@ -26,7 +29,7 @@ class ReportRow:
     """Seeds that were run; empty for published results."""
     measures: Mapping[str, SeedSummary]
     """Mean and deviation over the seeds, by measure."""
-    comparisons: Mapping[str, PairedComparison] = field(default_factory=dict)
+    comparisons: Mapping[str, "PairedComparison"] = field(default_factory=dict)
     """Test against the baseline, by measure; empty for the baseline and for published results."""
     p_holm: Mapping[str, float] = field(default_factory=dict)
     """Randomization p-value, by measure, adjusted over all tests of the report."""
@@ -66,6 +69,9 @@ def build_report(
     Raises:
         EvaluationError: No such baseline, or different tables, filters or measures.
     """
+    # SciPy's and statsmodels' tests take seconds to load.
+    from as2ray.evaluation.significance import compare_systems, holm_correction
+
     first = _check_comparable(systems, baseline)
     tables = {
         name: [result.per_question for result in by_seed.values()]
@@ -152,7 +158,7 @@ def _format_measure(row: ReportRow, measure: str) -> str:
     return f"{value.mean:.4f}{deviation}{mark}"
 
 
-def _format_test(row: ReportRow, test: PairedComparison) -> dict[str, str]:
+def _format_test(row: ReportRow, test: "PairedComparison") -> dict[str, str]:
     """Returns the cells of a test by column."""
     low, high = test.interval
     return {

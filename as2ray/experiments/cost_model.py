@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -238,36 +238,32 @@ def training_cost(stage: TrainedRanker) -> Cost:
     training, loss, layers = stage.training, get_loss(stage.loss), ranker_layers(stage)
     by_passages = isinstance(loss, TwoInOneLoss)
     sizes = [_stage_size(table, by_passages) for table in stage.train]
-    # With lists, an example is a list; an epoch has one of each question.
-    list_size = getattr(loss, "list_size", None)
-    sizes = [
-        s._replace(num_pairs=min(s.num_pairs, s.num_questions * (list_size or math.inf)))
-        for s in sizes
-    ]
-    num_pairs = sum(s.num_pairs for s in sizes)
-    num_examples = sum(s.num_questions for s in sizes) if list_size else num_pairs
+    num_questions = sum(size.num_questions for size in sizes)
+    if list_size := getattr(loss, "list_size", None):
+        # An example is a list; an epoch has one of each question.
+        sizes = [s._replace(num_pairs=min(s.num_pairs, s.num_questions * list_size)) for s in sizes]
+    num_pairs = sum(size.num_pairs for size in sizes)
     if math.isnan(num_pairs):
         return Cost()
-    num_epochs = stage.num_epochs(sum(s.num_questions for s in sizes))
-    training = replace(training, epochs=num_epochs)
-    tokens_per_example = sum(s.num_pairs * s.mean_tokens for s in sizes) / num_examples
-    batch_size = (
-        training.global_batch_tokens or 0
-    ) / tokens_per_example or training.global_batch_size
-    num_updates = training.epochs * math.ceil(num_examples / batch_size)
+    num_examples = num_questions if list_size else num_pairs
+    batch_size: float = training.global_batch_size
+    if training.global_batch_tokens:
+        num_tokens = sum(size.num_pairs * size.mean_tokens for size in sizes)
+        batch_size = training.global_batch_tokens / (num_tokens / num_examples)
+    num_epochs = stage.num_epochs(num_questions)
+    num_updates = num_epochs * math.ceil(num_examples / batch_size)
     if not layers:
         return Cost(num_updates)
-    own = layers[0]
+    own, rates = layers[0], layers[0].rates
     is_sampled = isinstance(loss, ExitLoss) and loss.sampler is not all_exits
     num_trained = float(np.mean(own.ranker.exit_layers)) if is_sampled else own.passed
     # The backward pass takes twice as long as the forward pass, which checkpointing repeats.
-    num_passes = training.epochs * (4 if training.gradient_checkpointing else 3)
-    train_flops = num_passes * sum(own.flops(size, num_trained) for size in sizes)
-    num_evals = math.ceil(num_updates / (training.eval_steps or num_updates / training.epochs))
+    num_passes = num_epochs * (4 if training.gradient_checkpointing else 3)
+    train_s = num_passes * sum(own.flops(size, num_trained) for size in sizes) / rates.train_flops
+    num_evals = math.ceil(num_updates / training.eval_steps) if training.eval_steps else num_epochs
     dev_sizes = [_stage_size(each, by_passages) for each in (stage.dev, *stage.watched.values())]
-    eval_flops = num_evals * sum(own.flops(size, own.passed) for size in dev_sizes)
-    eval_flops = 0.0 if math.isnan(eval_flops) else eval_flops
-    hours = (train_flops / own.rates.train_flops + eval_flops / own.rates.score_flops) / 3_600
+    eval_s = num_evals * sum(own.flops(size, own.passed) for size in dev_sizes) / rates.score_flops
+    hours = (train_s + (0.0 if math.isnan(eval_s) else eval_s)) / 3_600
     # A state to resume from has the weights and AdamW's two moments, 4 bytes each.
     hours *= 1 + own.write_hours(12) / RESUME_EVERY_HOURS
     fixed_hours = START_HOURS + own.write_hours(4) * max(1, IMPROVING_SHARE * num_evals)
@@ -277,10 +273,8 @@ def training_cost(stage: TrainedRanker) -> Cost:
 
 def scoring_cost(stage: TableScores) -> Cost:
     """Estimates the scoring of a table by all layers of a ranker; nothing is dropped."""
-    size, layers = (
-        _stage_size(stage.table, stage.score_kind == "passages"),
-        ranker_layers(stage.ranker),
-    )
+    size = _stage_size(stage.table, stage.score_kind == "passages")
+    layers = ranker_layers(stage.ranker)
     if not layers or math.isnan(size.num_pairs):
         return Cost()
     hours = sum(each.flops(size, each.passed) / each.rates.score_flops for each in layers) / 3_600

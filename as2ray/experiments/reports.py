@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 
+from as2ray.evaluation.report import build_report, save_report, to_markdown
 from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.rankers import METRICS
 from as2ray.experiments.recipe import Recipe
@@ -23,7 +24,6 @@ def write_reports(
         evaluations: The evaluations to report; by default all of the experiment's.
     """
     from as2ray.evaluation import plots
-    from as2ray.evaluation.report import build_report, save_report, to_markdown
 
     evaluations = finished.evaluations() if evaluations is None else evaluations
     for test, systems in evaluations.items():

@@ -1,102 +1,108 @@
-"""The plan counts what a recipe's steps do; checked by hand on small ones."""
+"""The plan simulates the executor's order on devices; checked by hand on few stages."""
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.losses.distillation import DistillationLoss
-from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec
-from benchmarks.plan import (
-    DEVICE_COUNTS,
-    ENCODER_SHAPES,
-    MEAN_PAIR_TOKENS,
-    Computation,
-    count_pairs,
-    iter_recipe_computations,
-    main,
-    measure_rates,
-)
-from pipelines.recipe import Recipe, RunSpec, TableSpec
+from as2ray.experiments.cost_model import SCALING_EFFICIENCY, Cost, device_rates
+from as2ray.experiments.rankers import TrainedRanker
+from benchmarks import plan
+from benchmarks.plan import EstimatedWork, build_stages, measure_rates, simulate, stage_cost
 
 
-def _recipe(**steps):
-    tables = {
-        "train": TableSpec("wikiqa", "train", "no_all_negative"),
-        "dev": TableSpec("wikiqa", "dev", "clean"),
-    }
-    names = {"dev": "dev", "tests": ["dev"], "baseline": next(iter(steps)), "seeds": [0, 1]}
-    return Recipe("plan", ModelSpec("bert-base-uncased"), tables, runs=steps, **names)
+@pytest.fixture(autouse=True)
+def _restored_rates():
+    earlier = dict(device_rates)
+    yield
+    device_rates.clear()
+    device_rates.update(earlier)
 
 
-def _layer(tokens, hidden=768):
-    """Operations of a layer over a pair: 12 hidden^2 weights, and two products of attention."""
-    return 24 * tokens * hidden**2 + 4 * tokens**2 * hidden
+def _costs(*stages):
+    return {s: Cost(None, s.work_hours, s.max_devices, fixed_hours=0.0) for s in stages}
 
 
-def test_step_costs_its_epochs_thrice_and_a_validation_after_each():
-    step = RunSpec(["train"], TrainingConfig(epochs=3, global_batch_size=20))
-    trains, validates = iter_recipe_computations(_recipe(only=step))
-    each = 12 * _layer(MEAN_PAIR_TOKENS["wikiqa"])
-    assert trains.flops == pytest.approx(2 * 8_672 * 3 * 3 * each)
-    assert validates.flops == pytest.approx(2 * 3 * 1_126 * each)
-    assert (trains.is_training, trains.batch_size, validates.is_training) == (True, 20, False)
+def test_independent_stages_share_the_devices():
+    costs = _costs(*(EstimatedWork(f"run {n}", 1.0, 1.0) for n in range(5)))
+    assert [simulate(costs, n, 1) for n in (1, 2, 4, 8)] == [5.0, 3.0, 2.0, 1.0]
 
 
-def test_cascade_costs_its_mean_exit_also_in_a_step_that_starts_from_it():
-    learn = {"train": ["train"], "training": TrainingConfig(epochs=1), "loss": "uniform_exit"}
-    first = RunSpec(**learn, exit_layers=(4, 6, 8, 10, 12))
-    trains, _, again, _ = iter_recipe_computations(
-        _recipe(one=first, two=RunSpec(**learn, init_from="one"))
-    )
-    assert trains.flops == pytest.approx(2 * 8_672 * 3 * 8 * _layer(MEAN_PAIR_TOKENS["wikiqa"]))
-    assert again.flops == trains.flops
+def test_longest_chain_goes_first():
+    short = [EstimatedWork(f"short {n}", 1.0, 1.0) for n in range(4)]
+    first = EstimatedWork("first", 2.0, 1.0)
+    costs = _costs(*short, first, EstimatedWork("second", 2.0, 1.0, start=first))
+    assert simulate(costs, 2, 1) == 4.0
 
 
-def test_student_pays_for_its_teachers_logits():
-    teacher = RunSpec(["train"], TrainingConfig(epochs=1), model="roberta-large")
-    taught = {"teachers": ["teacher"], "loss": DistillationLoss()}
-    student = RunSpec(["train"], TrainingConfig(epochs=1), **taught)
-    stored = list(iter_recipe_computations(_recipe(teacher=teacher, student=student)))[-1]
-    assert stored.shape == ENCODER_SHAPES["roberta-large"]
-    assert stored.flops == pytest.approx(2 * 8_672 * 24 * _layer(MEAN_PAIR_TOKENS["wikiqa"], 1_024))
+def test_gang_waits_for_all_its_devices_and_is_not_passed():
+    class Scored(EstimatedWork):
+        RESOURCES = "device"
+
+    long, small = Scored("long", 3.0, 1.0), Scored("small", 1.0, 1.0)
+    gang = EstimatedWork("gang", 2.0, 2.0)
+    # The gang waits for the long stage; the small one, which has room beside it, waits behind it.
+    costs = _costs(long, gang, small)
+    assert simulate(costs, 2, 2) == pytest.approx(3.0 + 2.0 / (2 * SCALING_EFFICIENCY) + 1.0)
 
 
-def test_label_sets_of_asnq_are_counted_by_grade():
-    assert count_pairs(TableSpec("asnq", "train"), has_passages=False) == 20_377_568
-    assert (
-        count_pairs(
-            TableSpec("asnq", "train", corpus_options={"negative_grades": [3]}), has_passages=False
-        )
-        == 503_326
-    )
-    assert count_pairs(TableSpec("asnq", "dev"), has_passages=False) == 930_062 / 2
+def test_hours_fall_with_devices_and_side_by_side():
+    costs = _costs(*(EstimatedWork(f"run {n}", 1.0, 4.0) for n in range(16)))
+    hours = plan.estimate_hours(costs)
+    assert hours[1]["in sequence"] == hours[1]["side by side"] == 16.0
+    assert hours[64]["in sequence"] == hours[8]["in sequence"]  # a run feeds four devices
+    assert hours[64]["side by side"] == pytest.approx(1 / (4 * SCALING_EFFICIENCY))
+    assert hours[64]["devices of a gang"] == 4
 
 
-def test_devices_that_a_batch_cannot_feed_do_not_help():
-    work = Computation(EncoderShape(), True, 3.6e15, batch_size=32)
-    assert work.estimate_duration_s(1e12, 1) == 3_600
-    assert (
-        work.estimate_duration_s(1e12, 64)
-        == work.estimate_duration_s(1e12, 4)
-        == pytest.approx(1_000)
-    )
+def test_recipes_of_a_paper_share_their_equal_runs():
+    stages = [
+        stage
+        for path in sorted(plan.RECIPES.glob("cerberus_table*.yaml"))
+        for stage in build_stages(path)
+    ]
+    runs = [stage for stage in stages if isinstance(stage, TrainedRanker)]
+    assert (len(set(runs)), len(runs)) == (90, 144)
+
+
+@pytest.mark.parametrize("path", sorted(plan.RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_hours_of_every_stage_of_a_recipe_are_known(path):
+    costs = {stage: stage_cost(stage) for stage in build_stages(path)}
+    assert not [stage.kind for stage, cost in costs.items() if cost.hours is None]
 
 
 def test_rate_is_measured_on_the_device():
-    found = measure_rates(EncoderShape(64, 128, 64, 1), torch.device("cpu"), 0.01)
-    assert all(rate > 0 and math.isfinite(rate) for rate in found.values())
+    rates = measure_rates(EncoderShape(64, 128, 64, 1), torch.device("cpu"), 0.01)
+    assert 0 < rates.train_flops < math.inf
+    assert 0 < rates.score_flops < math.inf
 
 
-def test_plan_names_every_paper_and_scales_with_the_rate(tmp_path):
+def test_plan_names_every_paper_and_scales_with_the_rate(tmp_path, monkeypatch):
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    for name in ("tanda_figure4", "cascade_table3", "cerberus_teachers", "two_in_one_table1"):
+        shutil.copy(plan.RECIPES / f"{name}.yaml", recipes)
+    monkeypatch.setattr(plan, "RECIPES", recipes)
+    monkeypatch.setattr(plan, "DEVICE_COUNTS", (1, 8))
+    monkeypatch.setattr(
+        plan, "iter_pseudo_label_stages", lambda: iter([EstimatedWork("all", 1.0, 1.0)])
+    )
     for rate in ("100", "200"):
-        main(["--teraflops", rate, "--output", str(tmp_path / rate)])
+        plan.main(["--teraflops", rate, "--output", str(tmp_path / rate)])
     slow, fast = (json.loads((tmp_path / rate).read_text())["results"] for rate in ("100", "200"))
-    assert len(slow) == 5
-    for paper, cost in slow.items():
-        assert sorted(map(int, cost["hours"])) == list(DEVICE_COUNTS)
-        assert cost["hours"]["1"] == pytest.approx(2 * fast[paper]["hours"]["1"])
-        assert cost["hours"]["64"] <= cost["hours"]["8"] < cost["hours"]["1"]
+    assert set(slow["papers"]) == {*plan.PAPERS, plan.PSEUDO_LABEL_PAPER}
+    assert set(slow["recipes"]) == {path.stem for path in recipes.iterdir()}
+    for name, summary in slow["recipes"].items():
+        assert sorted(map(int, summary["hours"])) == [1, 8]
+        assert summary["hours"]["8"]["side by side"] < summary["hours"]["1"]["side by side"]
+        # All but the start of the workers and the copies of checkpoints takes twice as long.
+        assert summary["training"] == pytest.approx(2 * fast["recipes"][name]["training"], rel=0.05)
+
+
+def test_pseudo_label_paper_has_all_its_runs():
+    stages = list(plan.iter_pseudo_label_stages())
+    assert len(stages) == len(set(stages)) == 1_187
+    assert all(stage.hours() > 0 for stage in stages)
