@@ -51,10 +51,19 @@ class Run:
 
 def workers() -> list[psutil.Process]:
     """The training workers of this process' cluster."""
+    return _find_processes("RayTrainWorker")
+
+
+def count_nodes() -> int:
+    """The nodes of this process' cluster, with the head."""
+    return len(_find_processes("raylet/raylet"))
+
+
+def _find_processes(words: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(True):
         try:
-            if "RayTrainWorker" in " ".join(process.cmdline()):
+            if words in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:  # gone between the listing and the look
             continue

@@ -1,9 +1,15 @@
-"""Runs that want more than the cluster has finish one after another."""
+"""Runs that want more than the cluster has finish one after another; checks before a run starts."""
 
 import time
 
 import pytest
+import ray
 from running import workers
+
+from as2ray.distributed.cluster import check_shared
+from as2ray.distributed.plan import check_plan, node_resources
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ResourceError
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -23,3 +29,42 @@ def test_three_runs_with_room_for_one_finish_one_after_another(cluster, start):
         assert run.process.returncode == 0, run.output()
         assert run.losses()
     assert most_workers == 1
+
+
+@pytest.fixture
+def connected(cluster):
+    """This process is a driver of the cluster."""
+    ray.init(cluster.address, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def test_shared_folder_is_checked_on_the_nodes_that_live(cluster, connected, tmp_path):
+    lost = cluster.add_node(num_cpus=1)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("x")
+    paths = [tmp_path / "model", "org/model-of-a-hub"]
+    check_shared(paths, tmp_path)
+    cluster.remove_node(lost, allow_graceful=False)
+    assert lost.node_id in [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # for a while
+    check_shared(paths, tmp_path)
+
+
+def test_coordinator_and_plan_keep_to_nodes_with_the_labels(cluster, connected):
+    safe = cluster.add_node(num_cpus=3, labels={"ray.io/market-type": "on-demand"})
+    plan = {"driver_label_selector": {"ray.io/market-type": "on-demand"}}
+    check_plan(WorkersConfig(**plan))
+    coordinator = ray.get_actor("AutoscalingCoordinator", "AutoscalingCoordinator")
+    node_of = lambda actor: ray.get_runtime_context().get_node_id()  # noqa: E731
+    assert ray.get(coordinator.__ray_call__.remote(node_of)) == safe.node_id
+    assert [node["CPU"] for node in node_resources(plan["driver_label_selector"])] == [3]
+    with pytest.raises(ResourceError, match=r"has 3 CPU.* 1 workers fit on its nodes \(1 x 3 CPU"):
+        check_plan(
+            WorkersConfig(
+                num_workers=2,
+                num_data_cpus=2,
+                label_selector=plan["driver_label_selector"],
+                provision_timeout_s=1,
+            )
+        )
+    assert not [x for x in ray.util.placement_group_table().values() if x["state"] != "REMOVED"]
