@@ -243,9 +243,12 @@ class _Parts:
     def compare(self, system: str, sample: int, scores: Callable[[str], StoredScores]) -> None:
         """Evaluates a system on the tests; `scores` returns its scores of a table."""
         for test in self.study.reported:
-            stage = TableEvaluation(scores(test), tuple(self.study.measures))
-            self.experiment.add(f"evaluations/{system}-{sample}-{test}", stage)
-            self.experiment.compare(test, system, sample, stage)
+            name, measures = f"{system}-{sample}-{test}", tuple(self.study.measures)
+            stored = scores(test)
+            evaluation = TableEvaluation(stored, measures)
+            self.experiment.add(f"scores/{name}", stored)
+            self.experiment.add(f"evaluations/{name}", evaluation)
+            self.experiment.compare(test, system, sample, evaluation)
 
     def compare_ranker(self, system: str, sample: int, ranker: Stage) -> None:
         """Evaluates a ranker on the tests."""

@@ -119,7 +119,7 @@ class SampledTable(Stage):
     nested: bool
 
     def check(self, results: Mapping[Stage, Result]) -> None:
-        """Refuses a sample that is larger than what is known of the table."""
+        """Refuses a sample that is larger than the table, as far as its size is known."""
         limit = max_questions(self.table, results)
         if limit is not None and self.num_questions > limit:
             raise ConfigError(
@@ -128,7 +128,8 @@ class SampledTable(Stage):
             )
 
     def run(self, context: StageContext) -> Outputs:
-        """Draws the sample; raises a CorpusError if the table is smaller."""
+        """Draws the sample; refuses one that is larger than the table turned out to be."""
+        self.check(context.inputs)
         rows = read_table(context.path(self.table))
         sample = sample_questions(rows, self.num_questions, None, self.seed, self.nested)
         return write_table(sample, context.output)
