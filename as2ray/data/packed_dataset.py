@@ -137,7 +137,8 @@ class PackedDataset:
     shuffle_window: int = SHUFFLE_WINDOW
     """Number of sequences, about, that are shuffled and tokenized together."""
     num_shards: int = 1
-    """Number of shards that the spans of an epoch are dealt to; changes the order of examples."""
+    """Number of shards that the spans of an epoch are dealt to; changes the order of examples. A
+    window holds at least a span of every shard that the rank reads."""
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -157,18 +158,16 @@ class PackedDataset:
     @property
     def steps_per_window(self) -> int:
         """Number of steps, about, that are shuffled and tokenized together."""
-        return max(1, self.shuffle_window // (self.global_batch_size * self.reader.max_sequences))
+        return max(1, self._window_size // self.global_batch_size)
 
     @property
     def num_windows(self) -> int:
         """Number of shuffle windows of an epoch."""
-        if self.num_shards == 1:
-            return -(-self.steps // self.steps_per_window)
-        return -(-self.reader.num_examples // (self._span * self._spans_per_window))
+        return -(-self.reader.num_examples // self._window_size)
 
     def find_window(self, epoch: int, step: int) -> int:
         """Returns the window in which a step of an epoch begins."""
-        bounds = self._window_bounds(self._shuffle_spans(epoch)[1])
+        _, _, bounds = self._shuffle_spans(epoch)
         return int(np.searchsorted(bounds, step * self.global_batch_size, side="right")) - 1
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MicroBatch]:
@@ -217,27 +216,23 @@ class PackedDataset:
         return 1 << span.bit_length() - 1  # spans of a power of two do not cross row groups
 
     @property
-    def _spans_per_window(self) -> int:
-        """Number of spans of a window of several shards: as many of each shard."""
-        num_sequences = self.num_shards * self._span * self.reader.max_sequences
-        return self.num_shards * max(1, self.shuffle_window // num_sequences)
+    def _window_size(self) -> int:
+        """Number of examples of a window: whole steps, or whole spans of each of several shards."""
+        unit = self.num_shards * self._span if self.num_shards > 1 else self.global_batch_size
+        return unit * max(1, self.shuffle_window // (unit * self.reader.max_sequences))
 
-    def _shuffle_spans(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first example and length of the spans in the order of the epoch."""
-        total, span = self.reader.num_examples, self._span
-        starts = np.random.default_rng([self.seed, epoch]).permutation(-(-total // span)) * span
-        return starts, np.minimum(span, total - starts)
+    def _shuffle_spans(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Orders the spans of an epoch.
 
-    def _window_bounds(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the positions in the epoch where windows begin and end, shape [windows + 1].
-
-        Windows of one shard hold whole steps, those of several shards hold whole spans.
+        Returns:
+            The first example of each span, shape [spans]; the positions in the epoch between which
+            spans lie, shape [spans + 1], and between which windows lie, shape [windows + 1].
         """
-        if self.num_shards == 1:
-            bounds = np.arange(self.num_windows) * self.steps_per_window * self.global_batch_size
-        else:
-            bounds = (np.cumsum(lengths) - lengths)[:: self._spans_per_window]
-        return np.append(bounds, self.reader.num_examples)
+        total, span, size = self.reader.num_examples, self._span, self._window_size
+        starts = np.random.default_rng([self.seed, epoch]).permutation(-(-total // span)) * span
+        edges = np.append(0, np.cumsum(np.minimum(span, total - starts)))
+        begins = edges[:-1][:: size // span] if self.num_shards > 1 else np.arange(0, total, size)
+        return starts, edges, np.append(begins, total)
 
     def _order_share(self, epoch: int, window: int) -> tuple[int, int, np.ndarray, np.ndarray]:
         """Orders this rank's share of a window.
@@ -250,13 +245,11 @@ class PackedDataset:
             The positions in the epoch where the window begins and ends, the rows of this rank's
             examples, and their positions, ascending.
         """
-        starts, lengths = self._shuffle_spans(epoch)
-        begin, end = self._window_bounds(lengths)[window : window + 2].tolist()
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        is_inside = (ends > begin) & (begins < end)
-        starts = (starts + np.maximum(begin - begins, 0))[is_inside]
-        lengths = (np.minimum(ends, end) - np.maximum(begins, begin))[is_inside]
+        starts, edges, bounds = self._shuffle_spans(epoch)
+        begin, end = bounds[window : window + 2].tolist()
+        first, last = np.maximum(edges[:-1], begin), np.minimum(edges[1:], end)
+        is_inside = first < last
+        starts, lengths = (starts + first - edges[:-1])[is_inside], (last - first)[is_inside]
         sizes = np.array(
             [lengths[shard :: self.num_shards].sum() for shard in range(self.num_shards)]
         )
