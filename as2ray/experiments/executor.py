@@ -186,7 +186,10 @@ def run_graph(
     everything = sorted_stages(targets)
     stages = [stage for stage in everything if stage not in run.results]
     for stage in stages:
-        stage.check(run.results)
+        try:
+            stage.check(run.results)
+        except As2rayError as error:
+            raise type(error)(f"{_name(stage, names)!r}: {error.problem}", error.fix) from None
     if stages:
         backend.check(stages)
     log.info("%d stages: %d complete, %d to run", len(everything), len(run.results), len(stages))

@@ -8,9 +8,9 @@ import pytest
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
+from as2ray.experiments.recipe import Recipe, RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
-from pipelines.recipe import Recipe, RunSpec, read_recipe
-from pipelines.transfer_adapt import run
+from pipelines.transfer_adapt import PIPELINE
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -47,20 +47,19 @@ def recipe(common, learn):
 
 
 def test_teachers_are_scored_once_and_students_learn_from_what_was_stored(recipe, tmp_path):
-    run(recipe, tmp_path, HERE)
-    assert sorted(p.name for p in (tmp_path / "logits").iterdir()) == [
-        "target-first-seed0",
-        "target-second-seed0",
-    ]
-    made = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
-    run(recipe, tmp_path, HERE)
-    assert made == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("manifest.json")}
-    report = json.loads((tmp_path / "test.json").read_text())
+    out, store = tmp_path / "out", tmp_path / "store"
+    PIPELINE.run(recipe, out, HERE)
+    scores = [json.loads(path.read_text()) for path in store.glob("TableScores/*/manifest.json")]
+    assert [entries["inputs"]["score_kind"] for entries in scores].count("logits") == 2
+    made = {p: p.stat().st_mtime_ns for p in store.rglob("manifest.json")}
+    PIPELINE.run(recipe, out, HERE)
+    assert made == {p: p.stat().st_mtime_ns for p in store.rglob("manifest.json")}
+    report = json.loads((out / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == set(recipe.runs)
-    student = load(tmp_path / "rankers" / "heads-seed0" / "ranker")
+    student = load(out / "rankers" / "heads-seed0" / "ranker")
     assert len(student.network.heads[-1].networks) == 2
-    manifest = json.loads((tmp_path / "rankers" / "heads-seed0" / "manifest.json").read_text())
-    assert len(manifest["inputs"]["teachers"]) == 2
+    manifest = json.loads((out / "rankers" / "heads-seed0" / "manifest.json").read_text())
+    assert len(manifest["inputs"]["teacher_logits"]) == 2
 
 
 def test_step_taught_by_a_later_one_is_refused(recipe):

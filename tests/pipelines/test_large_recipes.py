@@ -13,8 +13,8 @@ import tiny
 
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
-from pipelines.distill import Recipe, run
-from pipelines.recipe import RunSpec, read_recipe
+from as2ray.experiments.recipe import RunSpec, read_recipe
+from pipelines.distill import PIPELINE, Recipe
 
 ELECTRA = {"max_position_embeddings": 512, "num_hidden_layers": 2}
 PUBLISHED = {
@@ -111,15 +111,18 @@ def test_large_teachers_teach_a_student_with_a_head_for_each(encoders, folder, d
         measure_speed=False,
     )
     out = folder / "out"
-    run(small, out, WorkersConfig(num_workers=0))
+    PIPELINE.run(small, out, WorkersConfig(num_workers=0))
 
     rows = json.loads((out / "wikiqa-test.json").read_text())["rows"]
     assert [row["system"] for row in rows] == names
     for teacher, width in widths.items():
         config = json.loads((out / "rankers" / f"{teacher}-seed0/ranker/config.json").read_text())
         assert config["hidden_size"] == width
-        [part] = (out / "logits" / f"wikiqa-train-{teacher}-seed0").glob("*.parquet")
-        stored = pq.read_table(part)
-        assert stored.column_names == ["candidate_id", "not_answer", "answer"]
-        assert pc.all(pc.is_finite(stored["answer"])).as_py()
+    logits = [
+        table
+        for table in map(pq.read_table, (folder / "store" / "TableScores").glob("*/*.parquet"))
+        if table.column_names == ["candidate_id", "not_answer", "answer"]
+    ]
+    assert len(logits) == len(widths)
+    assert all(pc.all(pc.is_finite(table["answer"])).as_py() for table in logits)
     assert load(out / "rankers" / "cerberus-seed0" / "ranker").network.heads[-1].num_outputs == 3

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from as2ray.errors import ConfigError
-from pipelines.recipe import Recipe, read_recipe
+from as2ray.experiments.recipe import Recipe, read_recipe
 
 RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
 TANDA = "pipelines/recipes/tanda_table3.yaml"
@@ -20,7 +20,7 @@ def test_recipe_has_profiles_and_only_the_cluster_s_names_shared_storage(path):
 
 
 def _workers(*more):
-    return read_recipe(Recipe, ["--config", TANDA, "--output", "out", *more])[2]
+    return read_recipe(Recipe, ["--config", TANDA, "--output", "out", *more])[1].workers
 
 
 def test_profile_is_the_plan_and_flags_change_it():

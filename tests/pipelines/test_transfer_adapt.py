@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, LeakError, StaleStageError
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec, read_recipe
+from as2ray.experiments.store import Store
 from as2ray.experiments.tables import read_table
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.listwise import ListwiseLoss
@@ -211,31 +213,30 @@ def test_step_whose_name_cannot_name_a_folder_is_refused(recipe, name):
         replace(recipe, runs={**recipe.runs, name: RunSpec(["target"])})
 
 
-@pytest.mark.parametrize("removed", [None, "best", "last"])
-def test_stage_killed_while_it_clears_up_keeps_all_and_trains_no_more(
-    recipe, tmp_path, monkeypatch, removed
-):
-    one = {"runs": {"fine-tune": recipe.runs["fine-tune"]}, "seeds": [0]}
-    recipe, rmtree = replace(recipe, **one), shutil.rmtree
+@pytest.mark.parametrize("moment", ["before the manifest", "after the manifest"])
+def test_run_killed_at_its_end_is_not_trained_again(recipe, tmp_path, monkeypatch, moment):
+    recipe = replace(recipe, runs={"fine-tune": recipe.runs["fine-tune"]}, seeds=[0])
+    rmtree, commit = shutil.rmtree, Store.commit
 
-    def killed(path, *how, **more):
-        if Path(path).parent.name != "fine-tune-seed0.part":
-            return rmtree(path, *how, **more)
-        if removed is not None:
-            rmtree(Path(path) / removed)
-        raise KeyboardInterrupt
+    def rmtree_but_not_scratch(path, *args, **options):
+        if Path(path).name == "scratch" and Path(path).parents[1].name == "TrainedRanker":
+            raise KeyboardInterrupt
+        return rmtree(path, *args, **options)
+
+    def commit_all_but_rankers(store, kind, *args):
+        if kind == "TrainedRanker":
+            raise KeyboardInterrupt
+        return commit(store, kind, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", killed)
+        if moment == "before the manifest":
+            patch.setattr(Store, "commit", commit_all_but_rankers)
+        else:
+            patch.setattr(shutil, "rmtree", rmtree_but_not_scratch)
         with pytest.raises(KeyboardInterrupt):
-            PIPELINE.run(recipe, tmp_path / "cut", HERE)
-    monkeypatch.setattr(
-        "pipelines.steps.train_on_ray", None
-    )  # what was trained is not trained again
-    PIPELINE.run(recipe, tmp_path / "cut", HERE)
-    stage = tmp_path / "cut" / "rankers" / "fine-tune-seed0"
-    assert [line["epoch"] for line in read_metrics(stage / "metrics.jsonl") if "epoch" in line] == [
-        1,
-        2,
-    ]
-    assert sorted(p.name for p in stage.iterdir()) == ["manifest.json", "metrics.jsonl", "ranker"]
+            PIPELINE.run(recipe, tmp_path / "out", HERE)
+    train_step = Mock(side_effect=AssertionError("trained again"))
+    monkeypatch.setattr("as2ray.training.trainer.Trainer._train_step", train_step)
+    PIPELINE.run(recipe, tmp_path / "out", HERE)
+    lines = read_metrics(tmp_path / "out" / "rankers" / "fine-tune-seed0" / "metrics.jsonl")
+    assert [line["epoch"] for line in lines if "epoch" in line] == [1, 2]

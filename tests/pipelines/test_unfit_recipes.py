@@ -11,14 +11,16 @@ from pydantic import ValidationError
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError, StaleStageError
 from as2ray.evaluation.fact_selection import FactSelectionConfig
+from as2ray.experiments.cascades import DropSearchConfig
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
+from as2ray.experiments.store import Store
+from as2ray.experiments.tables import prepared_table
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from pipelines import cascade, distill
-from pipelines.drop_search import Search
-from pipelines.recipe import Recipe, RunSpec, TableSpec
-from pipelines.steps import prepare_table
-from pipelines.transfer_adapt import run
+from pipelines.transfer_adapt import PIPELINE
 
 CASCADE = {"exit_layers": (1, 3), "loss": "uniform_exit"}
 TAUGHT = {"teachers": ["first"], "loss": DistillationLoss()}
@@ -35,7 +37,7 @@ def _with(recipe: Recipe, learn: dict, **other: object) -> Recipe:
 
 def _run_with(recipe: Recipe, step: RunSpec, folder: Path) -> None:
     changed = replace(recipe, runs={**recipe.runs, "again": step})
-    run(changed, folder, WorkersConfig(num_workers=0))
+    PIPELINE.run(changed, folder, WorkersConfig(num_workers=0))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_step_that_goes_on_with_a_cascade_or_with_heads_has_its_exits_and_heads(
 @pytest.mark.parametrize(
     ("other", "kind", "match"),
     [
-        ({"num_layers": 4}, ConfigError, "'other'.*num_layers=4 is not from 1 to 3"),
+        ({"num_layers": 4}, ConfigError, "'rankers/other-seed0': num_layers=4 is not from 1 to 3"),
         ({"init_from": "first", "num_layers": 4}, ConfigError, "num_layers=4 is not from 1 to 3"),
         (
             {"init_from": "first", **CASCADE, "exit_layers": (3,), "num_ranking_heads": 2},
@@ -99,7 +101,7 @@ def test_model_that_a_later_step_cannot_start_from_is_refused_before_anything_is
     recipe, learn, tmp_path, other, kind, match
 ):
     with pytest.raises(kind, match=match):
-        run(_with(recipe, learn, **other), tmp_path, WorkersConfig(num_workers=0))
+        PIPELINE.run(_with(recipe, learn, **other), tmp_path, WorkersConfig(num_workers=0))
     assert not (tmp_path / "rankers").exists()
 
 
@@ -124,10 +126,10 @@ def test_finished_steps_need_the_model_they_started_from_no_more(recipe, learn, 
     gone = tmp_path / "encoder"
     shutil.copytree(recipe.model.path, gone)
     recipe = replace(recipe, model=replace(recipe.model, path=str(gone)))
-    run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
+    PIPELINE.run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
     shutil.rmtree(gone)
     (tmp_path / "out" / "test.md").unlink()
-    run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
+    PIPELINE.run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
     assert (tmp_path / "out" / "test.md").is_file()
 
 
@@ -146,7 +148,7 @@ def test_table_that_is_trained_on_and_called_dev_beside_another_dev_is_refused(r
 
 def test_leak_of_a_table_that_no_step_trains_on_does_not_matter(recipe, tmp_path):
     tables = {**recipe.tables, "again": TableSpec("wikiqa", "test")}
-    run(replace(recipe, tables=tables), tmp_path, WorkersConfig(num_workers=0))
+    PIPELINE.run(replace(recipe, tables=tables), tmp_path, WorkersConfig(num_workers=0))
 
 
 @pytest.mark.parametrize(
@@ -179,8 +181,8 @@ def test_sequential_ranker_that_does_not_grow_is_refused_before_anything_is_trai
 ):
     steps = {"deep": RunSpec(**learn), "shallow": RunSpec(num_layers=1, **learn)}
     given = {**common, "runs": steps, "baseline": "deep", "seeds": [0]}
-    with pytest.raises(ConfigError, match=r"'s' of .*'deep': 3, 'shallow': 1"):
-        cascade.run(
+    with pytest.raises(ConfigError, match=r"'rankers/s-seed0': .*\[3, 1\] layers"):
+        cascade.PIPELINE.run(
             cascade.Recipe(**given, sequential_rankers={"s": ["deep", "shallow"]}),
             tmp_path,
             WorkersConfig(num_workers=0),
@@ -194,7 +196,7 @@ def test_searches_and_names_of_distillation_are_in_range(recipe, wrong):
     with pytest.raises((ConfigError, ValidationError)):
         distill.Recipe(**{**vars(recipe), **wrong})
     with pytest.raises(ValidationError):
-        Search(num_trials=-1)
+        DropSearchConfig(num_trials=-1)
     with pytest.raises(ValidationError):
         FactSelectionConfig(top_k_passages=0)
 
@@ -203,15 +205,21 @@ def test_release_that_changed_under_a_prepared_table_is_told(recipe, tmp_path, m
     root = tmp_path / "data"
     shutil.copytree(os.environ["AS2RAY_DATA"], root)
     monkeypatch.setenv("AS2RAY_DATA", str(root))
-    made = prepare_table(tmp_path / "table", recipe.tables["test"])
-    assert prepare_table(tmp_path / "table", recipe.tables["test"]) == made
+    store = Store(str(tmp_path / "store"))
+
+    def prepare() -> None:
+        stage = prepared_table(recipe.tables["test"], {})
+        run_graph([stage], store, SequentialBackend(store, WorkersConfig(num_workers=0)))
+
+    prepare()
+    prepare()
     path = root / "wikiqa" / "WikiQA-test.tsv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[: len(lines) // 2]))
     with pytest.raises(StaleStageError, match=r"WikiQA-test\.tsv"):
-        prepare_table(tmp_path / "table", recipe.tables["test"])
+        prepare()
     shutil.rmtree(root)
-    assert prepare_table(tmp_path / "table", recipe.tables["test"]) == made
+    prepare()
 
 
 def test_measure_that_nothing_computes_is_refused(recipe):
