@@ -50,6 +50,10 @@ class TrainingError(As2rayError):
     """A run of training cannot go on."""
 
 
+class SearchError(TrainingError):
+    """A search of hyperparameters has no trial from which to choose."""
+
+
 class StaleStageError(As2rayError):
     """An output folder holds a stage that was made from something else."""
 

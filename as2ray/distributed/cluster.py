@@ -9,6 +9,11 @@ from tempfile import NamedTemporaryFile
 
 import ray
 from ray.exceptions import NodeDiedError, RayTaskError, TaskUnschedulableError, WorkerCrashedError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from as2ray.errors import As2rayError, ResourceError
@@ -27,6 +32,9 @@ have new shapes, and a worker would grow by about 4 GB."""
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """Environment variable: seconds that Ray Train waits for the resources of its workers."""
+
+PLACEMENT_GROUP = "placement_group"
+"""File in the folder of a run with the id of its workers' placement group."""
 
 _start_timeout_of_user = os.environ.get(START_TIMEOUT)
 
@@ -121,6 +129,26 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def record_placement_group(folder: str | Path) -> None:
+    """Writes the id of the placement group of this worker into the folder of its run."""
+    group = get_current_placement_group()
+    if group is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / PLACEMENT_GROUP).write_text(group.id.hex())
+
+
+def release_placement_group(folder: Path) -> None:
+    """Removes the placement group of a run that has ended, if it still exists.
+
+    Where the controller of a run was killed, Ray Train leaves that to a process that asks the
+    dashboard, which may not be there.
+    """
+    with suppress(FileNotFoundError):
+        group_id = ray.PlacementGroupID(bytes.fromhex((folder / PLACEMENT_GROUP).read_text()))
+        remove_placement_group(PlacementGroup(group_id))
+        (folder / PLACEMENT_GROUP).unlink()
 
 
 @contextmanager

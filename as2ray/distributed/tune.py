@@ -1,28 +1,112 @@
-"""Hyperparameter searches with Ray Tune and Optuna, over stored scores or over training runs."""
+"""Hyperparameter searches with Optuna under Ray Tune, over stored scores or over training runs."""
 
+import csv
+import json
+import logging
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
 import ray
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
+from as2ray.distributed.cluster import PLACEMENT_GROUP, release_placement_group
 from as2ray.distributed.plan import max_concurrent_runs
-from as2ray.distributed.train import open_checkpoint, train_on_ray
 from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import SearchError
+from as2ray.tables.atomic import atomic_file
+from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob
+from as2ray.training.tracking import read_metrics
 
-Metrics = Mapping[str, float]
+logger = logging.getLogger(__name__)
+
+JOURNAL, STUDY = "optuna.journal", "search"
+"""Optuna's storage in the folder of a search, which `optuna-dashboard` can show, and its study."""
+
+CONTROLLER, TRIALS = "controller", "trials.jsonl"
+
+MAX_TRIAL_FAILURES = 2
+"""Restarts of a trial, besides those of its workers; it resumes from its last checkpoint."""
+
+NO_PROGRESS_S = 300.0
+"""Seconds without progress after which a search says what it waits for."""
+
+ABORT_TIMEOUT_S = 60.0
+"""Seconds that the workers of a trial that is stopped early have to end."""
+
+TUNE_ENVIRONMENT = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+"""Settings of Tune: no files of loggers for each trial, and no tables on the console."""
+
+warnings.filterwarnings("ignore", category=ExperimentalWarning, module=__name__)
 
 
-def run_search(
-    run_trial: Callable[[Mapping[str, Any], Any], Metrics],
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a search."""
+
+    number: int
+    """From 1, in the order of their start."""
+    params: dict[str, Any]
+    state: str
+    """`running`, `finished`, `stopped` early by ASHA, or `failed`."""
+    values: dict[str, float]
+    duration_s: float
+    epoch: float | None = None
+    """Epochs that it trained."""
+    ranker: str | None = None
+    """Folder of the ranker that it trained."""
+
+    def describe(self, num_trials: int, is_best: bool = False) -> str:
+        """Returns a line for the log."""
+        head = f"trial {self.number}/{num_trials} {describe_params(self.params)}"
+        if self.state == "failed":
+            return f"{head}: failed"
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        values += " (best so far)" if is_best else ""
+        end = f"; stopped early at epoch {self.epoch or 0:.2g}" if self.state == "stopped" else ""
+        return f"{head} -> {values}, {self.duration_s:.3g} s{end}"
+
+
+@dataclass(frozen=True)
+class TrainingSearch:
+    """What a search over training runs found."""
+
+    params: dict[str, Any]
+    """Parameters of the best trial."""
+    value: float
+    """Its dev measure."""
+    ranker: Path
+    """Folder of the ranker that it trained."""
+    trials: list[Trial]
+
+    @property
+    def failed_trials(self) -> list[int]:
+        """Numbers of the trials that failed."""
+        return [trial.number for trial in self.trials if trial.state == "failed"]
+
+
+def search_scores(
+    evaluate: Callable[[Mapping[str, Any], Any], Metrics],
     space: Callable[[Any], None],
     modes: Mapping[str, str],
     data: Any,
@@ -30,57 +114,36 @@ def run_search(
     num_trials: int = 100,
     seed: int = 0,
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Runs an Optuna search for several measures at once.
+    """Runs an Optuna search whose trials evaluate stored scores, one after the other in one actor.
+
+    The trials follow from the seed. A search that was interrupted in the same folder is resumed.
 
     Args:
-        run_trial: `run_trial(choice, data)` returns the measures of a trial.
-        space: Samples a choice from an Optuna trial (define-by-run).
+        evaluate: `evaluate(params, data)` returns the measures of a trial. Its module should load
+            quickly, because the actor loads it too.
+        space: Samples parameters from an Optuna trial (define-by-run).
         modes: `min` or `max` for each measure.
         data: Data that every trial reads; stored once in the object store.
-        folder: Folder of Ray Tune's files.
+        folder: Folder of Optuna's journal, of the table of trials and of the plots. `scratch` in it
+            holds what a resumed search needs.
         num_trials: Number of trials.
         seed: Seed of the sampler.
 
     Returns:
-        The choice and the measures of every trial.
+        Parameters and measures of every trial that did not fail.
+
+    Raises:
+        SearchError: All trials failed.
+        KeyboardInterrupt: The search was interrupted.
     """
-    data_ref = ray.put(data)
-
-    def run(config: dict[str, Any]) -> None:
-        tune.report(dict(run_trial(config, ray.get(data_ref))))
-
-    names = list(modes)
-    searcher = OptunaSearch(
-        space=space, metric=names, mode=[modes[name] for name in names], seed=seed
-    )
-    results = _run_tuner(run, {"search_alg": searcher, "num_samples": num_trials}, None, folder)
-    return [(dict(r.config), {name: float(r.metrics[name]) for name in names}) for r in results]
-
-
-def run_grid(
-    run_trial: Callable[[Any, Any], list[Any]],
-    choices: Sequence[Any],
-    data: Any,
-    folder: str | Path,
-) -> list[Any]:
-    """Runs one trial for every choice; returns their results in one list.
-
-    Args:
-        run_trial: `run_trial(choice, data)` returns a list of plain values. It should take much
-            longer than Ray Tune needs to start a trial.
-        choices: One for each trial.
-        data: Data that every trial reads; stored once in the object store.
-        folder: Folder of Ray Tune's files.
-    """
-    if not choices:
+    if not num_trials:
         return []
-    data_ref = ray.put(data)
-
-    def run(config: dict[str, Any]) -> None:
-        tune.report({"results": run_trial(config["choice"], ray.get(data_ref))})
-
-    results = _run_tuner(run, {}, {"choice": tune.grid_search(list(choices))}, folder)
-    return [value for result in results for value in result.metrics["results"]]
+    trainable = tune.with_parameters(_ScoreTrial, evaluate=evaluate, data=data)
+    search = _Search(Path(folder).resolve(), dict(modes), num_trials)
+    trials = search.run(
+        tune.with_resources(trainable, {"cpu": 1}), space, seed, max_concurrent_trials=1
+    )
+    return [(trial.params, trial.values) for trial in trials if trial.state == "finished"]
 
 
 def search_training(
@@ -89,59 +152,442 @@ def search_training(
     folder: str | Path,
     workers: WorkersConfig,
     num_trials: int = 20,
-    grace_period: int = 1,
+    grace_epochs: float = 1.0,
     seed: int = 0,
-) -> tuple[dict[str, Any], float]:
+) -> TrainingSearch:
     """Runs an Optuna search over training runs, in which ASHA stops bad runs early.
 
-    A search that was interrupted is resumed; finished trials are not run again.
+    Runs are compared after equal numbers of epochs. A search that was interrupted in the same
+    folder is resumed; trials that ended are not run again.
 
     Args:
         create_job: Creates the training run of a choice.
-        space: Samples a choice from an Optuna trial (define-by-run).
-        folder: Folder of Ray Tune's files, which TensorBoard can show.
+        space: Samples parameters from an Optuna trial (define-by-run).
+        folder: Folder as in `search_scores`, with TensorBoard's files of each trial.
         workers: Resources of each trial; with `num_workers=0` it trains in its own process.
         num_trials: Number of trials.
-        grace_period: Evaluations before a trial may be stopped.
+        grace_epochs: Epochs before a trial may be stopped; at least its warm-up.
         seed: Seed of the sampler.
 
-    Returns:
-        The choice with the highest dev measure, and that measure.
+    Raises:
+        SearchError: All trials failed.
+        KeyboardInterrupt: The search was interrupted.
     """
-    folder = Path(folder).resolve()
+    search = _Search(Path(folder).resolve(), {SELECTION_METRIC: "max"}, num_trials, workers)
 
-    def run(config: dict[str, Any]) -> None:
-        trial_folder = folder / "runs" / tune.get_context().get_trial_id()
-        if workers.num_workers == 0:
+    def run(params: dict[str, Any]) -> None:
+        run_folder = search.run_folder(tune.get_context().get_trial_name())
+        job = create_job(params)
+        if workers.num_workers:
+            from as2ray.distributed.train import train_on_ray
+
+            ranker = train_on_ray(job, run_folder, workers, [_TuneReport()])
+        else:
             from as2ray.training.run_job import run_job
 
-            run_job(create_job(config), trial_folder, _RayTuneCheckpointStore())
-        else:
-            train_on_ray(create_job(config), trial_folder, workers, [TuneReportCallback()])
+            run_job(job, run_folder, _TuneCheckpointStore(run_folder, workers.resume_interval_s))
+            ranker = run_folder / BEST / "ranker"
+        lines = read_metrics(run_folder / "metrics.jsonl")
+        evaluations = [line for line in lines if SELECTION_METRIC in line]
+        selected = max(evaluations, key=lambda line: line[job.training.select_by])
+        epoch = evaluations[-1]["epoch"]
+        report = {SELECTION_METRIC: selected[SELECTION_METRIC], "epoch": epoch}
+        tune.report({**report, "finished": True, "ranker": str(ranker)})
 
-    trial_resources = tune.PlacementGroupFactory([_trial_resources(workers)])
-    trainable = tune.with_resources(run, trial_resources)
-    if tune.Tuner.can_restore(str(folder)):
-        tuner = tune.Tuner.restore(str(folder), trainable=trainable, resume_errored=True)
-    else:
-        searcher = OptunaSearch(space=space, metric=SELECTION_METRIC, mode="max", seed=seed)
-        tuner = tune.Tuner(
-            trainable,
-            tune_config=tune.TuneConfig(
-                metric=SELECTION_METRIC,
-                mode="max",
-                num_samples=num_trials,
-                max_concurrent_trials=max_concurrent_runs(workers) if workers.num_workers else None,
-                search_alg=searcher,
-                scheduler=ASHAScheduler(max_t=10_000, grace_period=grace_period),
-            ),
-            run_config=tune.RunConfig(name=folder.name, storage_path=str(folder.parent), verbose=0),
+    trials = search.run(
+        tune.with_resources(run, tune.PlacementGroupFactory([_trial_resources(workers)])),
+        space,
+        seed,
+        max_concurrent_trials=max_concurrent_runs(workers) if workers.num_workers else None,
+        # A trial is compared at each rung by its first evaluation there, not by later ones.
+        scheduler=ASHAScheduler(
+            time_attr="epoch", max_t=10_000, grace_period=grace_epochs, stop_last_trials=False
+        ),
+    )
+    # The value of a trial that was stopped is not that of a whole run.
+    best = max(
+        [trial for trial in trials if trial.state == "finished"],
+        key=lambda trial: trial.values[SELECTION_METRIC],
+    )
+    return TrainingSearch(
+        best.params, best.values[SELECTION_METRIC], Path(best.ranker or ""), trials
+    )
+
+
+def describe_params(params: Mapping[str, Any]) -> str:
+    """Returns parameters as text: `alpha 0.1 learning_rate 7.7e-05`."""
+    return " ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in params.items()
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """One run of Ray Tune with a persistent study, its files and its log."""
+
+    folder: Path
+    modes: dict[str, str]
+    num_trials: int
+    workers: WorkersConfig | None = None
+    """Workers of each trial, if trials train."""
+
+    @property
+    def scratch(self) -> Path:
+        """Folder of what a resumed search needs."""
+        return self.folder / "scratch"
+
+    def run_folder(self, name: str) -> Path:
+        """Returns the folder of a trial's training run."""
+        return self.scratch / "runs" / name
+
+    def run(
+        self,
+        trainable: Any,
+        space: Callable[[Any], None],
+        seed: int,
+        scheduler: ASHAScheduler | None = None,
+        max_concurrent_trials: int | None = None,
+    ) -> list[Trial]:
+        """Runs or resumes the search, and writes its reports.
+
+        Args:
+            trainable: The trainable of Ray Tune.
+            space: Samples parameters from an Optuna trial.
+            seed: Seed of the sampler.
+            scheduler: Stops trials that train; without one, trials share an actor.
+            max_concurrent_trials: Maximum number of trials at the same time.
+
+        Returns:
+            All trials, in the order of their start.
+
+        Raises:
+            SearchError: All trials failed.
+            KeyboardInterrupt: The search was interrupted.
+        """
+        tune_folder = self.scratch / "tune"
+        self.release_workers()
+        if self._can_resume(tune_folder):
+            tuner = tune.Tuner.restore(str(tune_folder), trainable, resume_errored=True)
+        else:
+            metric, mode = next(iter(self.modes.items()))
+            is_single = len(self.modes) == 1
+            tuner = tune.Tuner(
+                trainable,
+                tune_config=tune.TuneConfig(
+                    metric=metric if scheduler else None,
+                    mode=mode if scheduler else None,
+                    num_samples=self.num_trials,
+                    max_concurrent_trials=max_concurrent_trials,
+                    scheduler=scheduler,
+                    search_alg=OptunaSearch(
+                        space=space,
+                        metric=metric if is_single else list(self.modes),
+                        mode=mode if is_single else list(self.modes.values()),
+                        storage=self._create_study(),
+                        study_name=STUDY,
+                        seed=seed,
+                    ),
+                    reuse_actors=scheduler is None,
+                    trial_name_creator=_trial_name,
+                    trial_dirname_creator=_trial_name,
+                ),
+                run_config=tune.RunConfig(
+                    name=tune_folder.name,
+                    storage_path=str(self.scratch),
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=MAX_TRIAL_FAILURES),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                    callbacks=[_SearchLog(self), *([TBXLoggerCallback()] if scheduler else [])],
+                ),
+            )
+        try:
+            with _signals(), _environment(TUNE_ENVIRONMENT):
+                tuner.fit()
+        finally:
+            self.release_workers()
+        trials = self.read_trials()
+        num_ended = sum(trial.state != "running" for trial in trials)
+        if num_ended < self.num_trials:
+            raise KeyboardInterrupt(
+                f"the search was interrupted after {num_ended} of {self.num_trials} trials; "
+                "run it again: it resumes"
+            )
+        self._write_reports(trials)
+        if not any(trial.state == "finished" for trial in trials):
+            raise SearchError(
+                f"none of the {self.num_trials} trials in {self.folder} finished",
+                fix="correct the causes, which the log tells, and run again: failed trials resume",
+            )
+        return trials
+
+    def _can_resume(self, tune_folder: Path) -> bool:
+        """Returns whether Tune has a snapshot; returns Optuna's journal to that state, or to none.
+
+        Trials that started after the snapshot are unknown to Tune, and start again.
+        """
+        journal, size = self.folder / JOURNAL, self.scratch / "journal_size"
+        if size.exists() and any(tune_folder.glob("experiment_state-*.json")):
+            os.truncate(journal, int(size.read_text()))
+            return True
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(tune_folder, ignore_errors=True)
+        for path in (journal, size, self.scratch / TRIALS):
+            path.unlink(missing_ok=True)
+        return False
+
+    def _create_study(self) -> JournalStorage:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = JournalStorage(_Journal(str(self.folder / JOURNAL)))
+        directions = [StudyDirection[f"{mode}imize".upper()] for mode in self.modes.values()]
+        study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions)
+        study.set_metric_names(list(self.modes))
+        return storage
+
+    def write_trial(self, trial: Trial) -> None:
+        """Appends the state of a trial to the search's file of trials."""
+        with (self.scratch / TRIALS).open("a") as file:
+            file.write(json.dumps(asdict(trial)) + "\n")
+
+    def read_trials(self) -> list[Trial]:
+        """Returns the last state of each trial that was started, in order."""
+        lines = read_metrics(self.scratch / TRIALS)
+        trials: dict[int, Any] = {int(line["number"]): line for line in lines}
+        return [Trial(**trials[number]) for number in sorted(trials)]
+
+    def release_workers(self) -> None:
+        """Removes the placement groups that killed trials have left."""
+        for path in self.run_folder("").glob(f"*/{PLACEMENT_GROUP}"):
+            release_placement_group(path.parent)
+
+    def _write_reports(self, trials: list[Trial]) -> None:
+        """Writes the table of trials as CSV and as Markdown, TensorBoard's files and plots."""
+        from as2ray.evaluation.report import markdown_table
+
+        params = list(dict.fromkeys(name for trial in trials for name in trial.params))
+        columns = ["trial", "state", *self.modes, "epoch", "seconds", *params]
+        rows = [
+            [
+                trial.number,
+                trial.state,
+                *(trial.values.get(name) for name in self.modes),
+                trial.epoch,
+                round(trial.duration_s, 2),
+                *(trial.params.get(name) for name in params),
+            ]
+            for trial in trials
+        ]
+        with (self.folder / "trials.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+        cells = [[_format(value) for value in row] for row in rows]
+        (self.folder / "search.md").write_text(markdown_table(columns, cells) + "\n")
+        for path in (self.scratch / "tune").glob("*/events.out.tfevents.*"):
+            copy = self.folder / "tensorboard" / path.parent.name / path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+        storage = JournalStorage(_Journal(str(self.folder / JOURNAL)))
+        _draw(optuna.load_study(study_name=STUDY, storage=storage), self.folder)
+
+
+class _SearchLog(tune.Callback):  # type: ignore[misc]
+    """Logs every trial and why none makes progress, and ends workers of trials that were stopped.
+
+    Args:
+        search: The search.
+    """
+
+    def __init__(self, search: _Search) -> None:
+        self.search = search
+        self.progress_at = time.monotonic()
+        self.trials = {trial.number: trial for trial in search.read_trials()}
+        self.controllers: dict[str, Any] = {}
+        """Controllers of Ray Train by name of the trial."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"search": self.search}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def get_state(self) -> None:
+        """Tune calls this with every snapshot; remembers the state of Optuna's journal."""
+        size = (self.search.folder / JOURNAL).stat().st_size
+        with atomic_file(self.search.scratch / "journal_size") as temporary:
+            temporary.write_text(str(size))
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """See `tune.Callback`."""
+        self._update(trial, "running")
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """See `tune.Callback`."""
+        self.progress_at = time.monotonic()
+        self.controllers[str(trial)] = result.pop(CONTROLLER, None)
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """See `tune.Callback`."""
+        is_finished = trial.last_result.get("finished", False)
+        controller = self.controllers.pop(str(trial), None)
+        if controller is not None and not is_finished:
+            # Without it, the controller is killed with the trial and its group stays reserved.
+            with suppress(RayError):  # It ends its own process.
+                ray.get(controller.abort.remote(), timeout=ABORT_TIMEOUT_S)
+        self._update(trial, "finished" if is_finished else "stopped")
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """See `tune.Callback`."""
+        self._update(trial, "failed")
+
+    def on_trial_recover(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """See `tune.Callback`."""
+        release_placement_group(self.search.run_folder(str(trial)))
+
+    def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
+        """Says every few minutes what a search waits for in which no trial has its workers."""
+        has_workers = any(
+            trial.status == "RUNNING" and self._has_workers(str(trial)) for trial in trials
         )
-    results = tuner.fit()
-    if results.num_errors == len(results):
-        raise results.errors[0]
-    best = results.get_best_result(SELECTION_METRIC, "max", scope="all")
-    return dict(best.config), float(best.metrics_dataframe[SELECTION_METRIC].max())
+        if has_workers:
+            self.progress_at = time.monotonic()
+        elif time.monotonic() - self.progress_at > NO_PROGRESS_S:
+            self.progress_at = time.monotonic()
+            total, free = ray.cluster_resources(), ray.available_resources()
+            resources = ", ".join(
+                f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU")
+            )
+            needed = self.search.workers or "1 CPU"
+            logger.warning(
+                "no trial has had its workers for %.0f minutes; the cluster has %s free, and each "
+                "trial needs %s",
+                NO_PROGRESS_S / 60,
+                resources,
+                needed,
+            )
+
+    def _has_workers(self, name: str) -> bool:
+        workers = self.search.workers
+        if workers is None or workers.num_workers == 0:
+            return True
+        return (self.search.run_folder(name) / PLACEMENT_GROUP).exists()
+
+    def _update(self, tune_trial: Any, state: str) -> None:
+        """Writes, and if it has ended logs, the state of a trial."""
+        self.progress_at = time.monotonic()
+        result = tune_trial.last_result or {}
+        trial = Trial(
+            number=_trial_number(tune_trial),
+            params=dict(tune_trial.config),
+            state=state,
+            values={name: float(result[name]) for name in self.search.modes if name in result},
+            duration_s=float(result.get("time_total_s", 0.0)),
+            epoch=result.get("epoch"),
+            ranker=result.get("ranker"),
+        )
+        others = [other for other in self.trials.values() if other.number != trial.number]
+        self.trials[trial.number] = trial
+        self.search.write_trial(trial)
+        if state == "running":
+            return
+        release_placement_group(self.search.run_folder(str(tune_trial)))
+        logger.info(
+            trial.describe(self.search.num_trials, _is_best(trial, others, self.search.modes))
+        )
+
+
+class _ScoreTrial(tune.Trainable):  # type: ignore[misc]
+    """Evaluates stored scores. A class of Tune takes a fifth of the time of a function."""
+
+    def setup(self, config: dict[str, Any], evaluate: Any, data: Any) -> None:
+        self.evaluate, self.data = evaluate, data
+
+    def step(self) -> dict[str, Any]:
+        measures = {name: float(v) for name, v in self.evaluate(self.config, self.data).items()}
+        return {**measures, "finished": True, "done": True}
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        return True
+
+
+class _TuneReport(TuneReportCallback):  # type: ignore[misc]
+    """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this."""
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
+    ) -> None:
+        if metrics[0]:  # A resume state has none.
+            controller = ray.get_runtime_context().current_actor
+            super().after_report(run_context, [{**metrics[0], CONTROLLER: controller}], None)
+
+
+class _TuneCheckpointStore(LocalCheckpointStore):
+    """Keeps the resume states of a run in the trial's own process; reports metrics to Tune."""
+
+    def report(self, metrics: Metrics) -> None:
+        """See `CheckpointStore`; Ray Tune may stop the trial here."""
+        tune.report(dict(metrics))
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal with a single writer: no lock, and no wait for the disk at every entry."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See `JournalFileBackend`."""
+        with open(self.path, "a") as file:
+            file.write("".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs))
+
+
+def _is_best(trial: Trial, others: list[Trial], modes: Mapping[str, str]) -> bool:
+    """Returns whether a finished trial is better than all others; always False for two measures."""
+    if len(modes) != 1 or trial.state != "finished":
+        return False
+    [(name, mode)] = modes.items()
+    sign = 1 if mode == "max" else -1
+    values = [sign * other.values[name] for other in others if other.state == "finished"]
+    return sign * trial.values[name] > max(values, default=float("-inf"))
+
+
+def _draw(study: optuna.Study, folder: Path) -> None:
+    """Draws the Pareto front of a search for several measures, else history and importance."""
+    from optuna.visualization import matplotlib as draw
+
+    finished = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    params = {name for trial in finished for name in trial.params}
+    if len(study.directions) > 1:
+        plots = {"pareto": draw.plot_pareto_front(study)}
+    else:
+        plots = {"history": draw.plot_optimization_history(study)}
+        if len(finished) > 1 and len(params) > 1:
+            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+            plots["importance"] = draw.plot_param_importances(study, evaluator=evaluator)
+            plots["parallel"] = draw.plot_parallel_coordinate(study)
+    for name, axes in plots.items():
+        axes.figure.savefig(folder / f"search-{name}.png", bbox_inches="tight")
+
+
+def _trial_number(trial: Any) -> int:
+    """Returns the number of a trial of Tune, with which its tag begins."""
+    return int(trial.experiment_tag.split("_")[0])
+
+
+def _trial_name(trial: Any) -> str:
+    """Returns the name of a trial and of its folder: `003-alpha=0.1,temperature=3`."""
+    params = ",".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in trial.evaluated_params.items()
+    )
+    return f"{_trial_number(trial):03d}-{params}"[:200]
+
+
+def _format(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _trial_resources(workers: WorkersConfig) -> dict[str, float]:
@@ -155,35 +601,29 @@ def _trial_resources(workers: WorkersConfig) -> dict[str, float]:
     return {"memory": 1.0}
 
 
-class _RayTuneCheckpointStore:
-    """Reports the checkpoints of a run in the trial's own process to Ray Tune."""
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Lets SIGTERM end a search as Ctrl-C does, and restores the handlers that Tune replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
-    def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """See `CheckpointStore`."""
-        return open_checkpoint(tune.get_checkpoint())
 
-    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """See `CheckpointStore`; Ray Tune may stop the trial here."""
-        ray_checkpoint = tune.Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
-        tune.report(dict(metrics), checkpoint=ray_checkpoint)
-        if checkpoint is not None:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def _run_tuner(
-    trainable: Callable[[dict[str, Any]], None],
-    tune_options: dict[str, Any],
-    param_space: dict[str, Any] | None,
-    folder: str | Path,
-) -> tune.ResultGrid:
-    folder = Path(folder).resolve()
-    tuner = tune.Tuner(
-        tune.with_resources(trainable, {"cpu": 1}),
-        param_space=param_space,
-        tune_config=tune.TuneConfig(reuse_actors=True, **tune_options),
-        run_config=tune.RunConfig(name=folder.name, storage_path=str(folder.parent), verbose=0),
-    )
-    results = tuner.fit()
-    if results.num_errors:
-        raise results.errors[0]
-    return results
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables of this process inside the block."""
+    previous = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+            os.environ.update({name: previous[name]} if name in previous else {})
