@@ -44,7 +44,7 @@ from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import LOGIT_COLUMNS, TEACHER_LOGITS, question_indices
 from as2ray.training.checkpoint_store import LocalCheckpointStore
-from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import TrackingConfig
 from as2ray.training.trainer import Trainer
 from as2ray.training.validation import EvalSet
@@ -187,7 +187,7 @@ def _build_student_workload(
             loss,
             _OnlineTeacherDataset(dataset, teachers) if is_online else dataset,
             config,
-            LocalCheckpointStore(path, SELECTION_METRIC),
+            LocalCheckpointStore(path),
             {"dev": dev},
             path,
             TrackingConfig(tensorboard=False),

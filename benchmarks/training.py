@@ -37,7 +37,7 @@ from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.training.checkpoint_store import LocalCheckpointStore
-from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import TrackingConfig
 from as2ray.training.trainer import Trainer
 from as2ray.training.validation import EvalSet
@@ -165,7 +165,7 @@ def _build_as2ray_workload(
             LOSSES["cross_entropy"],
             PackedDataset(reader, batch_size, seed=number),
             config,
-            LocalCheckpointStore(path, SELECTION_METRIC),
+            LocalCheckpointStore(path),
             {"dev": dev},
             path,
             TrackingConfig(tensorboard=False),

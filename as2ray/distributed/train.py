@@ -4,10 +4,10 @@ Only a worker imports `training.run_job`, and with it transformers: the controll
 starts a run, do not need them.
 """
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 from ray.train import (
     Checkpoint,
     CheckpointConfig,
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
     FailureConfig,
     RunConfig,
     ScalingConfig,
@@ -25,13 +27,18 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
-from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared, set_start_timeout
+from as2ray.distributed.cluster import (
+    WORKER_ENVIRONMENT,
+    check_shared,
+    record_placement_group,
+    set_start_timeout,
+)
 from as2ray.distributed.ingest import RayBatchSource
 from as2ray.distributed.plan import check_plan
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
-from as2ray.tables.atomic import atomic_file
+from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.tables.parquet import ParquetTable
-from as2ray.training.checkpoint_store import Metrics
+from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import TrainingJob
 
 
@@ -45,10 +52,11 @@ def train_on_ray(
 
     Args:
         job: The model, the tables and the settings.
-        folder: Folder of this run only, for the files of trackers; checkpoints go to
-            `workers.storage_path`, or by default to a folder of this run's name beside it.
+        folder: Folder of this run only, for the selected ranker and the files of trackers. Before
+            the run is complete, checkpoints are in `workers.storage_path`, or by default here.
         workers: Resources to use; with `num_workers=0` this process trains, without Ray.
-        callbacks: Callbacks of Ray Train, called with every report; unused if this process trains.
+        callbacks: Callbacks of Ray Train, called with the metrics of every evaluation, and with
+            none for every resume state; unused if this process trains.
 
     Returns:
         Folder of the ranker that was selected.
@@ -57,15 +65,22 @@ def train_on_ray(
     if workers.num_workers == 0:
         from as2ray.training.run_job import train
 
-        return train(job, folder)
+        return train(job, folder, workers.resume_interval_s)
+    selected = folder / BEST
+    if selected.exists():
+        return selected / "ranker"
     check_plan(workers)
     storage = Path(workers.storage_path).resolve() if workers.storage_path else folder.parent
     tables = ParquetTable.open([*job.train_tables, *job.eval_tables.values()])
     check_shared([*tables.paths, *chain.from_iterable(job.teacher_logits), job.model.path], storage)
     set_start_timeout(is_elastic=workers.min_workers is not None)
+    run_folder = storage / run_name(folder, storage)
+    store = _RayTrainCheckpointStore(
+        run_folder, workers.resume_interval_s, workers.preemption_check_steps, bool(callbacks)
+    )
     trainer = TorchTrainer(
         _train_worker,
-        train_loop_config={"job": job, "folder": str(folder), "workers": workers},
+        train_loop_config={"job": job, "folder": str(folder), "workers": workers, "store": store},
         scaling_config=ScalingConfig(
             num_workers=(workers.min_workers, workers.num_workers)
             if workers.min_workers
@@ -77,20 +92,21 @@ def train_on_ray(
             placement_strategy=workers.placement_strategy,
         ),
         run_config=RunConfig(
-            name=run_name(folder, storage),
+            name=run_folder.name,
             storage_path=str(storage),
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
             callbacks=list(callbacks),
-            checkpoint_config=CheckpointConfig(
-                num_to_keep=1,
-                checkpoint_score_attribute=job.training.select_by,
-                checkpoint_score_order="max",
-            ),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
     )
-    best = trainer.fit().get_best_checkpoint(job.training.select_by, "max")
-    return Path(best.path) / "ranker"
+    while not trainer.fit().return_value:
+        pass  # It stopped before a node was taken, and resumes on others.
+    if run_folder != folder:
+        with atomic_folder(selected) as copy:
+            shutil.copytree(run_folder / BEST, copy, dirs_exist_ok=True)
+        shutil.rmtree(run_folder, ignore_errors=True)
+    return selected / "ranker"
 
 
 def run_name(folder: Path, storage: Path) -> str:
@@ -114,17 +130,19 @@ def run_name(folder: Path, storage: Path) -> str:
     return path.read_text()
 
 
-def _train_worker(config: dict[str, Any]) -> None:
+def _train_worker(config: dict[str, Any]) -> bool:
+    """Trains; returns whether the run is complete."""
     from as2ray.training.run_job import run_job
 
     workers: WorkersConfig = config["workers"]
-    context = ray.train.get_context()
-    # Ray sets OMP_NUM_THREADS to the CPUs of a worker; the workers may use all cores of the node.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
-    run_job(
+    if ray.train.get_context().get_world_rank() == 0:
+        record_placement_group(config["folder"])
+    # Ray's own value counts data's CPUs too.
+    torch.set_num_threads(max(1, int(workers.cpus_per_worker)))
+    return run_job(
         config["job"],
         config["folder"],
-        _RayTrainCheckpointStore(),
+        config["store"],
         lambda dataset: RayBatchSource(dataset, workers.num_data_cpus / workers.num_workers),
     )
 
@@ -139,16 +157,39 @@ def open_checkpoint(checkpoint: Checkpoint | None) -> Iterator[Path | None]:
         yield Path(folder)
 
 
+@dataclass
 class _RayTrainCheckpointStore:
-    """Reports checkpoints to Ray Train, which keeps the best and the last."""
+    """Reports resume states to Ray Train, which uploads them in the background; keeps the last."""
+
+    folder: Path
+    resume_interval_s: float
+    check_every_steps: int
+    is_watched: bool
+    """Whether callbacks listen to the metrics."""
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
         """See `CheckpointStore`."""
         return open_checkpoint(ray.train.get_checkpoint())
 
-    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """See `CheckpointStore`; all workers wait for each other."""
-        ray_checkpoint = Checkpoint.from_directory(str(checkpoint)) if checkpoint else None
-        ray.train.report(dict(metrics), checkpoint=ray_checkpoint)
-        if checkpoint is not None:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    def save(self, checkpoint: Path | None) -> None:
+        """See `CheckpointStore`; Ray removes the folder after its upload."""
+        if checkpoint is not None:  # Waits for the upload before.
+            ray.train.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+        self._report({}, checkpoint)
+
+    def report(self, metrics: Metrics) -> None:
+        """See `CheckpointStore`."""
+        if self.is_watched:
+            self._report(dict(metrics), None)
+
+    def is_node_leaving(self) -> bool:
+        """See `CheckpointStore`; Ray learns of it within five seconds."""
+        return ray.train.get_preemption_info() is not None
+
+    def _report(self, metrics: dict[str, float], checkpoint: Path | None) -> None:
+        """Reports in the background; reports reach Ray in order, and all workers must call it."""
+        ray.train.report(
+            metrics,
+            checkpoint=Checkpoint.from_directory(str(checkpoint)) if checkpoint else None,
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        )

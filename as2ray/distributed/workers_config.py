@@ -46,6 +46,11 @@ class WorkersConfig:
     """Seconds to wait for the nodes that the plan needs; an autoscaler starts them."""
     max_failures: Annotated[int, Field(ge=-1)] = 3
     """Restarts of the workers after one of them died; -1 sets no limit, as in Ray Train."""
+    resume_interval_s: PositiveFloat = 600.0
+    """Seconds between two states from which a run resumes after a failure."""
+    preemption_check_steps: PositiveInt = 20
+    """Steps between two checks whether such a state is due, or a node is about to be taken. A check
+    takes some 10 ms; the steps in between must take less than the notice that a cloud gives."""
     storage_path: str | None = None
     """Folder for checkpoints during a run; with several nodes, one that all of them mount."""
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: reported during training, and read again to resume or to select one."""
+"""Resume states of a run: where they are kept, and when they are due."""
 
 import os
 import shutil
@@ -7,81 +7,86 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from as2ray.errors import ConfigError
 from as2ray.tables.atomic import atomic_folder
 
 Metrics = Mapping[str, float]
 
+BEST = "best"
+"""Folder in a run's folder, with the selected checkpoint. A run that has it is complete."""
+
 
 class CheckpointStore(Protocol):
-    """Keeps the checkpoints of a run. `distributed/train.py` has one that reports to Ray Train."""
+    """Keeps the resume states of a run. `distributed/train.py` has one for Ray Train.
+
+    A resume state is a folder with the weights, the optimizer's state and the progress of a run.
+    """
+
+    folder: Path
+    """Folder of the run, which all workers see; the best weights are written there."""
+    resume_interval_s: float
+    """Seconds between two resume states."""
+    check_every_steps: int
+    """Steps between two checks whether a resume state is due."""
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """Yields the last checkpoint of an interrupted run, or None if there is none."""
+        """Yields the last resume state of an interrupted run, or None if there is none."""
 
-    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
-        """Reports the metrics of an evaluation and moves the checkpoint folder into the store.
+    def save(self, checkpoint: Path | None) -> None:
+        """Moves a resume state into the store, possibly in the background.
 
-        Every worker calls it equally often; only rank 0 passes a checkpoint.
+        Every worker calls it, and only rank 0 passes a folder. When it returns, the resume state of
+        the call before is complete, whatever happens.
         """
+
+    def report(self, metrics: Metrics) -> None:
+        """Reports the metrics of an evaluation to a search; every worker calls it."""
+
+    def is_node_leaving(self) -> bool:
+        """Returns whether the run is about to lose a node; every worker calls it equally often."""
 
 
 class LocalCheckpointStore:
-    """Keeps the checkpoints `best` and `last` in a folder of this machine.
+    """Keeps the last resume state in the run's folder.
 
     Args:
-        folder: Folder of the checkpoints; a run resumes from those of an interrupted one.
-        select_by: Metric whose highest value is the best.
+        folder: Folder of the run; a run resumes from the state of an interrupted one.
+        resume_interval_s: Seconds between two resume states.
+        check_every_steps: Steps between two checks whether a resume state is due.
     """
 
-    def __init__(self, folder: str | Path, select_by: str) -> None:
+    def __init__(
+        self, folder: str | Path, resume_interval_s: float = 600.0, check_every_steps: int = 1
+    ) -> None:
         self.folder = Path(folder)
-        self.select_by = select_by
+        self.resume_interval_s, self.check_every_steps = resume_interval_s, check_every_steps
+        self._last = self.folder / "last"
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in ("best", "last"):
-            self._recover(name)
+        # A process that was killed inside `atomic_folder` leaves folders behind.
+        for path in self.folder.glob(".last-old-*"):
+            if not self._last.exists():
+                os.rename(path, self._last)
+        for path in self.folder.glob(".last-*"):
+            shutil.rmtree(path)
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
         """See `CheckpointStore`."""
-        return nullcontext(self._find_checkpoint("last"))
+        return nullcontext(self._last if self._last.exists() else None)
 
-    def best_checkpoint(self) -> Path | None:
-        """Returns the checkpoint with the highest `select_by`; of equal ones the latest, as Ray."""
-        return self._find_checkpoint("best")
-
-    def report(self, metrics: Metrics, checkpoint: Path | None) -> None:
+    def save(self, checkpoint: Path | None) -> None:
         """See `CheckpointStore`."""
         if checkpoint is None:
             return
-        if self.select_by not in metrics:
-            raise ConfigError(
-                f"the metric {self.select_by!r}, which selects the best checkpoint, is not among "
-                f"{sorted(metrics)}",
-                fix="select by a metric of an evaluation table of the run",
-            )
-        value, best = float(metrics[self.select_by]), self.best_checkpoint()
-        with atomic_folder(self.folder / "last", overwrite=True) as new_last:
+        with atomic_folder(self._last, overwrite=True) as new_last:
             for path in checkpoint.iterdir():
                 shutil.move(path, new_last)
-            checkpoint.rmdir()
-            if best is None or value >= float((best / "selection").read_text()):
-                with atomic_folder(self.folder / "best", overwrite=True) as new_best:
-                    shutil.copytree(
-                        new_last, new_best, copy_function=hardlink_or_copy, dirs_exist_ok=True
-                    )
-                    (new_best / "selection").write_text(repr(value))
+        checkpoint.rmdir()
 
-    def _find_checkpoint(self, name: str) -> Path | None:
-        path = self.folder / name
-        return path if path.is_dir() else None
+    def report(self, metrics: Metrics) -> None:
+        """Does nothing: no search listens."""
 
-    def _recover(self, name: str) -> None:
-        """Completes what a process that was killed inside `atomic_folder` left behind."""
-        for path in self.folder.glob(f".{name}-old-*"):
-            if self._find_checkpoint(name) is None:
-                os.rename(path, self.folder / name)
-        for path in self.folder.glob(f".{name}-*"):
-            shutil.rmtree(path)
+    def is_node_leaving(self) -> bool:
+        """Returns False: this machine stays."""
+        return False
 
 
 def hardlink_or_copy(source: str, target: str) -> None:

@@ -6,7 +6,7 @@ Whoever starts the workers sets up the process group; without one there is a sin
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from as2ray.models.precision import Dtype, resolve_dtype
 from as2ray.models.ranker import Ranker
 
 FULL_STATE_OPTIONS = StateDictOptions(
@@ -88,6 +89,12 @@ def all_reduce_max(value: int, device: torch.device) -> int:
     tensor = torch.tensor(value, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor)
+
+
+def agree_on_precision(precision: Dtype, device: torch.device) -> Literal["fp32", "bf16"]:
+    """Returns the precision of all workers; `auto` is bf16 only if all have hardware for it."""
+    is_fp32 = resolve_dtype(precision, device) == torch.float32
+    return "fp32" if all_reduce_max(int(is_fp32), device) else "bf16"
 
 
 def all_gather(value: Any) -> list[Any]:

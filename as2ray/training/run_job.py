@@ -18,9 +18,9 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
-from as2ray.training.checkpoint_store import CheckpointStore, LocalCheckpointStore
+from as2ray.training.checkpoint_store import BEST, CheckpointStore, LocalCheckpointStore
 from as2ray.training.job import TrainingJob
-from as2ray.training.trainer import BatchSource, Trainer, TrainerState
+from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
 
 
@@ -29,15 +29,20 @@ def run_job(
     folder: str | Path,
     checkpoint_store: CheckpointStore,
     create_batch_source: Callable[[PackedDataset], BatchSource] = lambda dataset: dataset,
-) -> TrainerState:
+) -> bool:
     """Trains in this process, which may be one of several in a process group.
 
     Args:
         job: The model, the tables and the settings.
         folder: Folder of the trackers' files.
-        checkpoint_store: Where checkpoints are reported to and resumed from.
+        checkpoint_store: Where the run is saved to and resumed from.
         create_batch_source: Wraps the data set in another source of the same packed batches.
+
+    Returns:
+        Whether the run is complete. It is not if it stopped because it is about to lose a node.
     """
+    if (checkpoint_store.folder / BEST).exists():
+        return True
     device = (
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
@@ -57,24 +62,22 @@ def run_job(
         folder,
         job.tracking,
     )
-    return trainer.fit()
+    return trainer.fit().has_ended
 
 
-def train(job: TrainingJob, folder: str | Path) -> Path:
+def train(job: TrainingJob, folder: str | Path, resume_interval_s: float = 600.0) -> Path:
     """Trains in this process only, without Ray.
 
     Args:
         job: The model, the tables and the settings.
         folder: Folder of checkpoints and trackers; a run that was interrupted there is resumed.
+        resume_interval_s: Seconds between two states from which it can be resumed.
 
     Returns:
         Folder of the ranker that was selected.
     """
-    checkpoint_store = LocalCheckpointStore(folder, job.training.select_by)
-    run_job(job, folder, checkpoint_store)
-    best = checkpoint_store.best_checkpoint()
-    assert best is not None  # the last step of a run is always evaluated
-    return best / "ranker"
+    run_job(job, folder, LocalCheckpointStore(folder, resume_interval_s))
+    return Path(folder) / BEST / RANKER
 
 
 def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:

@@ -5,14 +5,16 @@ It runs the same in a notebook, on a GPU machine without Ray and in a worker of 
 
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +27,9 @@ from as2ray.data.packed_dataset import MicroBatch
 from as2ray.errors import CheckpointError, ConfigError, TrainingError
 from as2ray.losses.base import Loss, StepContext
 from as2ray.models.ranker import Ranker
+from as2ray.tables.atomic import atomic_folder
 from as2ray.training import parallel
-from as2ray.training.checkpoint_store import CheckpointStore
+from as2ray.training.checkpoint_store import BEST, CheckpointStore
 from as2ray.training.config import SELECTION_METRIC, TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 from as2ray.training.tracking import Tracker, TrackingConfig, create_trackers, log_metrics
@@ -35,8 +38,8 @@ from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
 """Errors that a full disk causes: in files, in safetensors and in `torch.save`."""
 
-OPTIMIZER_FILE, STATE_FILE = "optimizer.pt", "trainer_state.json"
-"""Files of a checkpoint, beside its folder `ranker`."""
+RANKER, STATE_FILE, OPTIMIZER_FILE = "ranker", "progress.json", "optimizer.pt"
+"""Weights and progress in a checkpoint; a resume state has the optimizer's state too."""
 
 
 class BatchSource(Protocol):
@@ -64,8 +67,12 @@ class TrainerState:
     """Highest selection metric so far."""
     bad_evals: int = 0
     """Evaluations since then."""
-    should_stop: bool = False
-    """Whether `early_stopping_patience` is reached."""
+    best_step: int = 0
+    """Completed steps of the checkpoint that is selected so far."""
+    has_ended: bool = False
+    """Whether the last step or `early_stopping_patience` is reached."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision that all workers agreed on at the start; a resumed run keeps it."""
 
 
 class Trainer:
@@ -76,7 +83,7 @@ class Trainer:
         loss: The loss of each step.
         batch_source: Packed batches by epoch.
         config: Hyperparameters.
-        checkpoint_store: Where checkpoints are reported to and resumed from.
+        checkpoint_store: Where the run is saved to and resumed from.
         eval_sets: Evaluation tables by name; `dev` selects the best checkpoint.
         folder: Folder of the trackers' files.
         tracking: How the run is tracked.
@@ -105,13 +112,16 @@ class Trainer:
         _check_loss(loss, ranker)
         self.ranker, self.loss, self.batch_source = ranker, loss, batch_source
         self.config, self.checkpoint_store, self.eval_sets = config, checkpoint_store, eval_sets
-        ranker.dtype = config.precision
         ranker.set_gradient_checkpointing(config.gradient_checkpointing)
         self.model: nn.Module = parallel.wrap_distributed(ranker, config.fsdp)
         self.optimizer = create_optimizer(self.model, config, ranker.network.base_model_prefix)
         peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.lr_scales = [peak / config.learning_rate for peak in peaks]
         self.state = self._resume()
+        ranker.dtype = self.state.precision
+        self.saved_best_steps = (self.state.best_step,) * 2
+        self._remove_unused_weights()
+        self.is_interrupted = False
         self.interval = _Interval.start(ranker.device)
         self.tracking = tracking or TrackingConfig()
         self.trackers: list[Tracker] = []
@@ -119,10 +129,14 @@ class Trainer:
             self.trackers = create_trackers(self.tracking, Path(folder), self.state.global_step)
 
     def fit(self) -> TrainerState:
-        """Trains until the last epoch, or until early stopping."""
+        """Trains until the last epoch or early stopping, or until a node is about to be lost."""
+        self.saved_at = self.started_at = time.perf_counter()
+        self.outside_steps_s = 0.0
         try:
-            while self.state.epoch < self.config.epochs and not self.state.should_stop:
+            while self.state.epoch < self.config.epochs and not self.state.has_ended:
                 self._train_epoch()
+                if self.is_interrupted:
+                    break
         finally:
             for tracker in self.trackers:
                 tracker.close()
@@ -132,8 +146,10 @@ class Trainer:
         """Trains the rest of the current epoch."""
         self.model.train()
         batches = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
+        waiting_since = time.perf_counter()
         for _, group in groupby(batches, key=lambda micro_batch: micro_batch.step):
             micro_batches = list(group)
+            self.outside_steps_s += time.perf_counter() - waiting_since
             num_tokens = sum(micro_batch.batch.num_tokens for micro_batch in micro_batches)
             self.interval = self.interval.add_step(self._train_step(micro_batches), num_tokens)
             is_validation_due = self._is_validation_due()
@@ -143,10 +159,13 @@ class Trainer:
             if is_validation_due:
                 self._validate()
                 self.model.train()
-                # Tokens per second are those of training, without the time of validation.
-                self.interval = _Interval.start(self.ranker.device)
-                if self.state.should_stop:
+                if self.state.has_ended:
                     return
+            if self.state.global_step % self.checkpoint_store.check_every_steps == 0:
+                self._save_if_due()
+                if self.is_interrupted:
+                    return
+            waiting_since = time.perf_counter()
         self.state = replace(self.state, epoch=self.state.epoch + 1, epoch_step=0)
 
     def _train_step(self, micro_batches: list[MicroBatch]) -> Tensor:
@@ -233,53 +252,127 @@ class Trainer:
         log_metrics(self.trackers, self.state.global_step, metrics)
 
     def _validate(self) -> None:
-        """Evaluates, updates the best metric, and reports metrics and a checkpoint."""
-        metrics = validate(self.ranker, self.eval_sets)
-        metric, best_metric = metrics[SELECTION_METRIC], self.state.best_metric
-        bad_evals = 0 if metric > best_metric else self.state.bad_evals + 1
+        """Evaluates, reports the metrics, and writes weights that are the best so far."""
+        with self._pause():
+            metrics = validate(self.ranker, self.eval_sets)
+        metric, state = metrics[SELECTION_METRIC], self.state
+        bad_evals = 0 if metric > state.best_metric else state.bad_evals + 1
         patience = self.config.early_stopping_patience
+        is_last = state.global_step == self._total_steps()
+        has_ended = is_last or (patience is not None and bad_evals >= patience)
+        # Of equal checkpoints the latest is selected.
+        is_selected = has_ended if self.config.select_by == "epoch" else metric >= state.best_metric
         self.state = replace(
-            self.state,
-            best_metric=max(metric, best_metric),
+            state,
+            best_metric=max(metric, state.best_metric),
             bad_evals=bad_evals,
-            should_stop=patience is not None and bad_evals >= patience,
+            best_step=state.global_step if is_selected else state.best_step,
+            has_ended=has_ended,
         )
-        metrics["epoch"] = self.state.global_step / self.batch_source.steps
-        log_metrics(self.trackers, self.state.global_step, metrics)
-        self._save_checkpoint(metrics)
+        metrics["epoch"] = state.global_step / self.batch_source.steps
+        duration_s = time.perf_counter() - self.started_at
+        metrics["share_outside_steps"] = self.outside_steps_s / duration_s
+        log_metrics(self.trackers, state.global_step, metrics)
+        self.checkpoint_store.report(metrics)
+        if is_selected:
+            with self._pause():
+                self._write_best_weights()
+        best = self.checkpoint_store.folder / BEST
+        if has_ended and parallel.get_rank() == 0 and not best.exists():
+            os.rename(self._weights_folder(self.state.best_step), best)
 
-    def _save_checkpoint(self, metrics: Mapping[str, float]) -> None:
-        """Reports metrics and a checkpoint, which rank 0 writes to a temporary folder."""
-        model_state = parallel.get_model_state(self.model)
-        optimizer_state = parallel.get_optimizer_state(self.model, self.optimizer)
+    def _write_best_weights(self) -> None:
+        """Writes weights and progress into the run's folder; the optimizer's state stays here."""
+        weights = parallel.get_model_state(self.model)
         if parallel.get_rank() != 0:
-            self.checkpoint_store.report(metrics, None)
             return
-        folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
+        path = self._weights_folder(self.state.best_step)
+        with self._explain_errors(), atomic_folder(path, overwrite=True) as folder:
+            self._write_checkpoint(folder, weights)
+        self._remove_unused_weights()
+
+    def _save_if_due(self) -> None:
+        """Saves a resume state by the clock, or because a node is about to be lost."""
+        self.is_interrupted = self.checkpoint_store.is_node_leaving()
+        elapsed_s = time.perf_counter() - self.saved_at
+        is_due = self.is_interrupted or elapsed_s >= self.checkpoint_store.resume_interval_s
+        # The clocks of the workers differ.
+        if parallel.all_reduce_max(int(is_due), self.ranker.device):
+            with self._pause():
+                self._save()
+
+    def _save(self) -> None:
+        """Saves a resume state, which rank 0 writes to a temporary folder."""
+        weights = parallel.get_model_state(self.model)
+        optimizer_state = parallel.get_optimizer_state(self.model, self.optimizer)
+        folder = None
+        with self._explain_errors():
+            try:
+                if parallel.get_rank() == 0:
+                    folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
+                    self._write_checkpoint(folder, weights)
+                    torch.save(optimizer_state, folder / OPTIMIZER_FILE)
+                self.checkpoint_store.save(folder)
+            except BaseException:
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+        # The state before this one is complete, but this one may still be lost.
+        self.saved_best_steps = (self.saved_best_steps[1], self.state.best_step)
+        self._remove_unused_weights()
+        self.saved_at = time.perf_counter()
+
+    def _write_checkpoint(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        save(self.ranker, folder / RANKER, weights)
+        (folder / STATE_FILE).write_text(json.dumps(asdict(self.state)))
+
+    def _weights_folder(self, step: int) -> Path:
+        return self.checkpoint_store.folder / f"{BEST}-{step}"
+
+    def _remove_unused_weights(self) -> None:
+        """Removes weights that are not the best of a state from which the run may resume.
+
+        Weights that were written after that state are not valid for it: the steps that led to them
+        are repeated, and may round differently.
+        """
+        if parallel.get_rank() == 0:
+            steps = {*self.saved_best_steps, self.state.best_step}
+            valid = {self._weights_folder(step) for step in steps}
+            folder = self.checkpoint_store.folder
+            for path in {*folder.glob(f"{BEST}-*"), *folder.glob(f".{BEST}-*")} - valid:
+                shutil.rmtree(path)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Counts the time of the block as outside steps, and not in tokens per second."""
+        started_at = time.perf_counter()
+        yield
+        duration_s = time.perf_counter() - started_at
+        self.outside_steps_s += duration_s
+        self.interval = replace(self.interval, started_at=self.interval.started_at + duration_s)
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
         try:
-            save(self.ranker, folder / "ranker", model_state)
-            torch.save(optimizer_state, folder / OPTIMIZER_FILE)
-            (folder / STATE_FILE).write_text(json.dumps(asdict(self.state)))
-            self.checkpoint_store.report(metrics, folder)
+            yield
         except _WRITE_ERRORS as error:
             raise TrainingError(
                 f"the checkpoint after {self.state.global_step:,} steps was not written: {error}",
-                fix="make room for one checkpoint in TMPDIR and for two in the run's folder "
+                fix="make room for two checkpoints in TMPDIR and for four in the run's folder "
                 "(--workers.storage_path), and start the run again; it resumes",
             ) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _resume(self) -> TrainerState:
         with self.checkpoint_store.open_last_checkpoint() as folder:
             if folder is None:
-                return TrainerState()
+                precision = parallel.agree_on_precision(self.config.precision, self.ranker.device)
+                return TrainerState(precision=precision)
             if not (folder / STATE_FILE).exists():
                 raise CheckpointError(
                     f"{folder} has no {STATE_FILE}: an earlier version of as2ray wrote it",
                     fix="remove the run's folder and train again",
                 )
-            parallel.load_model_state(self.model, load_weights(self.ranker, folder / "ranker"))
+            parallel.load_model_state(self.model, load_weights(self.ranker, folder / RANKER))
             optimizer_state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
             parallel.load_optimizer_state(self.model, self.optimizer, optimizer_state)
             return TrainerState(**json.loads((folder / STATE_FILE).read_text()))

@@ -1,129 +1,89 @@
-import errno
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from as2ray.errors import ConfigError
-from as2ray.training.checkpoint_store import LocalCheckpointStore
+from as2ray.training.checkpoint_store import LocalCheckpointStore, hardlink_or_copy
 
 
 @pytest.fixture
 def run(tmp_path) -> LocalCheckpointStore:
-    return LocalCheckpointStore(tmp_path / "run", "dev/AP")
+    return LocalCheckpointStore(tmp_path / "run")
 
 
-def written(tmp_path, content: str) -> Path:
-    """A checkpoint of one file, in a folder of its own."""
-    folder = tmp_path / f"made-{content}"
+def write_state(tmp_path, content: str) -> Path:
+    """A resume state of one file, in a folder of its own."""
+    folder = tmp_path / f"state-{content}"
     folder.mkdir()
     (folder / "weights").write_text(content)
     return folder
 
 
-def held(run: LocalCheckpointStore) -> str | None:
-    """What a later try goes on with."""
+def read_last(run: LocalCheckpointStore) -> str | None:
+    """What a later attempt resumes from."""
     with run.open_last_checkpoint() as folder:
-        return None if folder is None else weights(folder)
+        return None if folder is None else (folder / "weights").read_text()
 
 
-def weights(folder: Path | None) -> str:
-    assert folder is not None
-    return (folder / "weights").read_text()
+def test_run_without_a_saved_state_has_none(run):
+    run.save(None)
+    assert read_last(run) is None
 
 
-def test_run_before_its_first_report_has_nothing(run):
-    assert held(run) is None
-    assert run.best_checkpoint() is None
+def test_run_of_another_process_resumes_from_the_last_state(run, tmp_path):
+    for content in ("first", "second"):
+        run.save(write_state(tmp_path, content))
+    assert read_last(LocalCheckpointStore(run.folder)) == "second"
+    assert not list(tmp_path.glob("state-*"))  # the folders were moved
 
 
-def test_run_after_reports_resumes_from_the_last_and_keeps_the_best(run, tmp_path):
-    for number, value in enumerate([0.5, 0.7, 0.6]):
-        run.report({"dev/AP": value}, written(tmp_path, str(number)))
-    assert held(run) == "2"
-    assert weights(run.best_checkpoint()) == "1"
-    assert not list(tmp_path.glob("made-*"))  # the checkpoints were taken over
+def test_run_killed_while_it_takes_a_state_over_still_has_the_older(run, tmp_path, monkeypatch):
+    run.save(write_state(tmp_path, "older"))
 
-
-@pytest.mark.parametrize("links", [True, False])
-def test_best_that_is_the_last_takes_no_room_of_its_own_where_files_have_two_names(
-    run, tmp_path, monkeypatch, links
-):
-    if not links:
-
-        def refused(*_):
-            raise OSError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(os, "link", refused)
-    run.report({"dev/AP": 0.5}, written(tmp_path, "first"))
-    best, last = (run.folder / name / "weights" for name in ("best", "last"))
-    assert best.samefile(last) == links
-    run.report({"dev/AP": 0.4}, written(tmp_path, "second"))
-    assert (best.read_text(), last.read_text()) == ("first", "second")
-
-
-def test_run_equal_values_keep_the_later_as_best(run, tmp_path):
-    for number in range(2):
-        run.report({"dev/AP": 0.5}, written(tmp_path, str(number)))
-    assert weights(run.best_checkpoint()) == "1"
-
-
-def test_run_of_another_process_goes_on_where_it_ended(run, tmp_path):
-    run.report({"dev/AP": 0.5}, written(tmp_path, "first"))
-    again = LocalCheckpointStore(run.folder, "dev/AP")
-    assert held(again) == "first"
-    again.report({"dev/AP": 0.4}, written(tmp_path, "second"))
-    assert weights(again.best_checkpoint()) == "first"
-    assert held(again) == "second"
-
-
-def test_run_report_without_a_checkpoint_changes_nothing(run):
-    run.report({"dev/AP": 0.5}, None)
-    assert held(run) is None
-
-
-def test_run_report_without_the_selecting_metric_is_refused_with_those_there(run, tmp_path):
-    with pytest.raises(ConfigError, match=r"metric 'dev/AP'.* not among \['test/AP'\]"):
-        run.report({"test/AP": 0.5}, written(tmp_path, "first"))
-
-
-@pytest.mark.parametrize("best", [True, False])
-def test_run_killed_while_it_takes_a_checkpoint_over_still_has_the_older(
-    run, tmp_path, monkeypatch, best
-):
-    run.report({"dev/AP": 0.5}, written(tmp_path, "older"))
-
-    def killed(source, target, *_, **__):
-        Path(target).mkdir(exist_ok=True)
+    def kill(source, target, *_, **__):
         (Path(target) / "half").touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         # Another file system than the temporary folder's: a move copies file by file.
-        patch.setattr(shutil, "copytree" if best else "move", killed)
+        patch.setattr(shutil, "move", kill)
         with pytest.raises(KeyboardInterrupt):
-            run.report({"dev/AP": 0.6 if best else 0.4}, written(tmp_path, "newer"))
-    again = LocalCheckpointStore(run.folder, "dev/AP")
-    assert held(again) == "older"
-    assert weights(again.best_checkpoint()) == "older"
-    again.report({"dev/AP": 0.9}, written(tmp_path, "newest"))
-    assert held(again) == "newest"
-    assert weights(again.best_checkpoint()) == "newest"
+            run.save(write_state(tmp_path, "newer"))
+    again = LocalCheckpointStore(run.folder)
+    assert read_last(again) == "older"
+    again.save(write_state(tmp_path, "newest"))
+    assert read_last(again) == "newest"
     assert not list(run.folder.rglob("half"))
 
 
 def test_run_killed_between_old_and_new_still_has_the_older(run, tmp_path, monkeypatch):
-    run.report({"dev/AP": 0.5}, written(tmp_path, "older"))
+    run.save(write_state(tmp_path, "older"))
 
-    def killed(source, target, rename=os.rename):
+    def kill(source, target, rename=os.rename):
         if Path(target).name == "last":
             raise KeyboardInterrupt
         rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", killed)
-        patch.setattr(os, "replace", killed)
+        patch.setattr(os, "rename", kill)
+        patch.setattr(os, "replace", kill)
         with pytest.raises(KeyboardInterrupt):
-            run.report({"dev/AP": 0.4}, written(tmp_path, "newer"))
-    assert held(LocalCheckpointStore(run.folder, "dev/AP")) == "older"
+            run.save(write_state(tmp_path, "newer"))
+    assert read_last(LocalCheckpointStore(run.folder)) == "older"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_copy_is_a_second_name_where_the_file_system_has_them(tmp_path, monkeypatch, has_links):
+    if not has_links:
+
+        def refuse(*_):
+            raise OSError("Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("new")
+    target.write_text("old")
+    hardlink_or_copy(str(source), str(target))
+    assert target.read_text() == "new"
+    assert source.samefile(target) == has_links

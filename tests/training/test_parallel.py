@@ -47,7 +47,7 @@ class Case:
 
 
 # 65 pairs in steps of 32: the last step of an epoch is one pair, and rank 1's share is empty.
-TRAINING = {"epochs": 2, "global_batch_size": 32}
+TRAINING = {"epochs": 2, "global_batch_size": 32, "select_by": "epoch"}
 CASES = {
     "copied": Case(),
     "copied-accumulating": Case(settings={"max_batch_tokens": 60}),
@@ -69,7 +69,7 @@ CASES = {
 def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str, Any]:
     """Runs a case in as many processes as there are; what is to be compared, on rank 0."""
     model = models[f"{case.family}-dropout" if case.dropout else case.family]
-    settings = {**TRAINING, **case.settings}
+    settings = {**TRAINING, **case.settings, "save_every_steps": 2 if case.stop_before else None}
     if case.exit_layers:
         settings |= {"exit_layers": case.exit_layers, "loss": get_loss("uniform_exit")}
     where = (model, root / "pairs", root / name)
@@ -87,6 +87,17 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     return {**found, "concurrent": loop.ranker.allow_parallel}
 
 
+def check_precision(rank: int) -> None:
+    """A worker whose hardware lacks bf16 makes all of them train in fp32."""
+    device, supports = torch.device("cpu"), torch.cpu._is_avx512_bf16_supported
+    for is_supported, expected in ((rank == 0, "fp32"), (rank < RANKS, "bf16")):
+        torch.cpu._is_avx512_bf16_supported = lambda: is_supported  # noqa: B023
+        torch.cpu._is_amx_tile_supported = lambda: False
+        assert parallel.agree_on_precision("auto", device) == expected
+    torch.cpu._is_avx512_bf16_supported = supports
+    assert parallel.agree_on_precision("bf16", device) == "bf16"
+
+
 def work(rank: int, models: dict[str, Path], root: Path) -> None:
     """One of two processes: all cases, one after the other."""
     torch.set_num_threads(1)
@@ -98,6 +109,7 @@ def work(rank: int, models: dict[str, Path], root: Path) -> None:
         world_size=RANKS,
         timeout=timedelta(seconds=300),  # ranks out of step fail, and do not hang the tests
     )
+    check_precision(rank)
     for name, case in CASES.items():
         found = run(case, models, root, name)
         torch.save(found, root / f"{name}-{rank}.pt")
@@ -137,7 +149,8 @@ def together(root, models) -> dict[str, list[dict[str, Any]]]:
     for name, case in CASES.items():
         if case.first_alone:
             where = (models[case.family], root / "pairs", root / name)
-            loop = create_trainer(*where, stop_before=case.stop_before, **TRAINING)
+            how = {"stop_before": case.stop_before, "save_every_steps": 2, **TRAINING}
+            loop = create_trainer(*where, **how)
             with pytest.raises(StopTrainingError):
                 loop.fit()
     mp.spawn(work, (models, root), nprocs=RANKS)
@@ -195,7 +208,7 @@ def test_two_copies_resumed_with_dropout_go_on_as_if_not_interrupted(together, r
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_write_a_whole_checkpoint(together, root, name):
-    ranker = load(root / name / "last" / "ranker")
+    ranker = load(root / name / "best" / "ranker")
     held, expected = ranker.state_dict(), together[name][0]["weights"]
     assert held.keys() == expected.keys()
     assert all(torch.equal(held[n], expected[n]) for n in held)

@@ -1,3 +1,5 @@
+import json
+
 import pyarrow.compute as pc
 import pytest
 import tiny
@@ -29,11 +31,18 @@ def test_ranker_of_a_run_is_its_best_or_its_last(checkpoint, corpus, tmp_path, s
         TrainingConfig(**settings, select_by=select_by),
         tracking=TrackingConfig(tensorboard=False),
     )
-    ranker = load(train(job, tmp_path / "run"), dtype="fp32")
+    selected = train(job, tmp_path / "run")
+    ranker = load(selected, dtype="fp32")
+    progress = json.loads((selected.parent / "progress.json").read_text())
+    assert progress["precision"] == "fp32"
+    assert progress["has_ended"] == (select_by == "epoch")
     maps = [x["dev/AP"] for x in read_logged(tmp_path / "run", "dev/AP")]
     assert maps[-1] < max(maps) - 0.05
     found = validate(ranker, {"dev": EvalSet.from_table(turned, ranker, 8_192)})["dev/AP"]
     assert found == pytest.approx(max(maps) if select_by == "dev/AP" else maps[-1], abs=1e-6)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert train(job, tmp_path / "run") == selected  # a complete run is not trained again
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
 
 
 def test_unknown_selection_is_refused():

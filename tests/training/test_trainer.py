@@ -2,6 +2,8 @@ import errno
 import os
 import shutil
 import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from as2ray.losses.exits import ExitLoss
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training import trainer as loop_module
+from as2ray.training.checkpoint_store import LocalCheckpointStore
 from as2ray.training.validation import EvalSet, validate
 
 LEARNING = {"num_hidden_layers": 2, "initializer_range": 0.1}
@@ -43,6 +46,11 @@ def small(tmp_path):
 
 def weights_of(loop) -> dict[str, torch.Tensor]:
     return {name: weights.clone() for name, weights in loop.ranker.state_dict().items()}
+
+
+def selected(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the ranker that a run selected."""
+    return load(folder / "best" / "ranker").state_dict()
 
 
 def equal(one, other) -> bool:
@@ -95,6 +103,7 @@ def test_gradient_checkpointing_with_dropout_trains_the_same_weights(checkpoint,
 
 
 MIDWAY = {"epochs": 2, "global_batch_size": 50, "eval_steps": 3, "log_every_steps": 2}
+MIDWAY |= {"save_every_steps": 3}
 """Of a run that is interrupted, and of one that is not."""
 
 
@@ -123,14 +132,14 @@ def test_interrupted_run_with_dropout_goes_on_as_if_it_had_not_been(
     for names in (["loss", "learning_rate"], ["dev/AP", "epoch"]):
         assert read_logged(tmp_path, *names) == read_logged(folder, *names)
     assert equal(weights_of(again), weights_of(loop))
-    best = [load(run / "best" / "ranker").state_dict() for run in (folder, tmp_path)]
-    assert equal(*best)
+    assert equal(*(selected(run) for run in (folder, tmp_path)))
 
 
 def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
     checkpoint, corpus, tmp_path
 ):
     model, settings = checkpoint("bert"), {"epochs": 3, "global_batch_size": 100}
+    settings["save_every_steps"] = 3
     whole = create_trainer(model, corpus, tmp_path / "whole", **settings)
     whole.fit()
     for stop_before in [(0, 4), (1, 2), (1, 4), (2, 0), (2, 1)]:
@@ -144,12 +153,135 @@ def test_run_interrupted_again_and_again_goes_on_as_if_it_had_not_been(
     assert read_logged(tmp_path / "cut", "loss") == read_logged(tmp_path / "whole", "loss")
 
 
+LEARN_THEN_UNLEARN = {
+    "epochs": 6,
+    "learning_rate": 5e-3,
+    "lr_scheduler_type": "constant",
+}
+
+
+def unlearn_after(num_steps: int) -> FunctionLoss:
+    """A loss that is minimized in so many steps, and maximized afterwards."""
+    calls = iter(range(1000))
+
+    def loss(logits, targets):
+        return cross_entropy(logits, targets) * (1 if next(calls) < num_steps else -1)
+
+    return FunctionLoss(loss)
+
+
+def test_validation_that_is_neither_better_nor_due_writes_nothing(checkpoint, corpus, tmp_path):
+    model, written = checkpoint("bert", None, **LEARNING), {}
+
+    class Store(LocalCheckpointStore):
+        def report(self, metrics):
+            written[metrics["dev/AP"]] = {path.name for path in self.folder.rglob("*")}
+
+    loop = create_trainer(
+        model,
+        corpus,
+        tmp_path,
+        loss=unlearn_after(4 * 13),
+        **LEARN_THEN_UNLEARN,
+    )
+    loop.checkpoint_store = Store(tmp_path)
+    loop.fit()
+    *_, before, after = written.values()
+    assert max(written) > list(written)[-2]
+    assert before == after
+    assert "optimizer.pt" not in {path.name for path in tmp_path.rglob("*")}
+
+
+def test_weights_written_after_a_resume_state_are_valid_only_if_the_repeated_steps_give_them(
+    checkpoint, corpus, tmp_path
+):
+    model = checkpoint("bert", None, **LEARNING)
+    # Validations every 4 steps, resume states every 7 steps; the run is killed after step 12.
+    how = {"epochs": 2, "eval_steps": 4, "save_every_steps": 7, "learning_rate": 5e-3}
+    create_trainer(model, corpus, tmp_path / "whole", **how).fit()
+    with pytest.raises(StopTrainingError):
+        create_trainer(model, corpus, tmp_path / "cut", stop_before=(0, 13), **how).fit()
+    maps = [x["dev/AP"] for x in read_logged(tmp_path / "cut", "dev/AP")]
+    assert maps == sorted(maps)  # steps 8 and 12 were better, after the state of step 7
+    assert {path.name for path in (tmp_path / "cut").glob("best-*")} == {"best-4", "best-12"}
+    again = create_trainer(model, corpus, tmp_path / "cut", **how)
+    assert (again.state.global_step, again.state.best_step) == (7, 4)
+    assert {path.name for path in (tmp_path / "cut").glob("best-*")} == {"best-4"}
+    again.fit()
+    assert read_logged(tmp_path / "cut", "loss") == read_logged(tmp_path / "whole", "loss")
+    assert equal(selected(tmp_path / "cut"), selected(tmp_path / "whole"))
+    assert not list((tmp_path / "cut").glob("*best-*"))
+
+
+def test_weights_of_the_state_before_are_kept_while_a_state_may_still_be_lost(
+    checkpoint, corpus, tmp_path
+):
+    class LosingStore(LocalCheckpointStore):
+        """Completes a resume state when the next one is saved, as a slow upload does."""
+
+        pending = None
+
+        def save(self, checkpoint):
+            super().save(self.pending)
+            self.pending = checkpoint
+
+    model = checkpoint("bert", None, **LEARNING)
+    how = {"epochs": 2, "eval_steps": 2, "learning_rate": 5e-3, "save_every_steps": 3}
+    create_trainer(model, corpus, tmp_path / "whole", **how).fit()
+    loop = create_trainer(model, corpus, tmp_path / "cut", stop_before=(0, 13), **how)
+    loop.checkpoint_store = LosingStore(tmp_path / "cut", 1e-9, 3)
+    with pytest.raises(StopTrainingError):
+        loop.fit()
+    shutil.rmtree(loop.checkpoint_store.pending)
+    again = create_trainer(model, corpus, tmp_path / "cut", **how)
+    assert again.state.global_step == 9
+    assert (tmp_path / "cut" / f"best-{again.state.best_step}" / "ranker").exists()
+    again.fit()
+    assert equal(selected(tmp_path / "cut"), selected(tmp_path / "whole"))
+
+
+def test_run_stops_with_a_resume_state_before_a_node_is_lost(checkpoint, corpus, tmp_path):
+    class LeavingStore(LocalCheckpointStore):
+        calls = 0
+
+        def is_node_leaving(self):
+            self.calls += 1
+            return self.calls == 3
+
+    model = checkpoint("bert")
+    create_trainer(model, corpus, tmp_path / "whole", epochs=2).fit()
+    loop = create_trainer(model, corpus, tmp_path / "cut", epochs=2)
+    loop.checkpoint_store = LeavingStore(tmp_path / "cut", 600.0, 5)
+    state = loop.fit()
+    assert (state.global_step, state.has_ended) == (15, False)
+    again = create_trainer(model, corpus, tmp_path / "cut", epochs=2)
+    assert again.state == state  # no step is repeated
+    assert again.fit().has_ended
+    assert read_logged(tmp_path / "cut", "loss") == read_logged(tmp_path / "whole", "loss")
+
+
+def test_share_outside_steps_has_the_time_of_validations(checkpoint, small, tmp_path):
+    class SlowEvalSet:
+        def evaluate(self, ranker):
+            time.sleep(0.5)
+            return {"AP": 0.5}
+
+    loop = create_trainer(checkpoint("bert"), small(64), tmp_path, epochs=2)
+    loop.eval_sets = {"dev": SlowEvalSet()}
+    started_at = time.perf_counter()
+    loop.fit()
+    duration_s = time.perf_counter() - started_at
+    share = read_logged(tmp_path, "share_outside_steps")[-1]["share_outside_steps"]
+    assert 2 * 0.5 / duration_s < share < 1
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("failing", ["weights", "moments", "taken over"])
 def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
     checkpoint, small, tmp_path, monkeypatch, failing
 ):
-    model, data, settings = checkpoint("bert"), small(64), {"epochs": 3, "global_batch_size": 16}
+    model, data = checkpoint("bert"), small(64)
+    settings = {"epochs": 3, "global_batch_size": 16, "save_every_steps": 4}
     whole = create_trainer(model, data, tmp_path / "whole", **settings)
     whole.fit()
     (tmp_path / "rooms").mkdir()
@@ -180,49 +312,30 @@ def test_full_disk_at_a_checkpoint_ends_the_run_and_keeps_the_one_before(
     assert equal(weights_of(again), weights_of(whole))
 
 
-def test_finished_run_started_again_trains_no_more(checkpoint, small, tmp_path):
-    model, data = checkpoint("bert"), small(64)
-    first = create_trainer(model, data, tmp_path / "run", epochs=1)
-    first.fit()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
-    again = create_trainer(model, data, tmp_path / "run", epochs=1)
-    assert again.fit() == first.state
-    assert equal(weights_of(again), weights_of(first))
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
-
-
 def test_early_stopping_ends_after_as_many_validations_without_a_gain(checkpoint, small, tmp_path):
     settings = {"epochs": 9, "global_batch_size": 32, "eval_steps": 2, "early_stopping_patience": 3}
     stuck = {"learning_rate": 1e-12, **settings}
     progress = create_trainer(checkpoint("bert"), small(160), tmp_path / "run", **stuck).fit()
-    assert progress.should_stop
+    assert progress.has_ended
     assert progress.global_step == 2 * (1 + 3)
     again = create_trainer(checkpoint("bert"), small(160), tmp_path / "run", **stuck)
     assert again.fit() == progress
 
 
-def test_best_checkpoint_is_the_best_validation_s_and_last_the_last_s(checkpoint, corpus, tmp_path):
-    calls = iter(range(1000))
-
-    def first_learn_then_unlearn(logits, targets):
-        return cross_entropy(logits, targets) * (1 if next(calls) < 4 * 13 else -1)
-
+def test_selected_checkpoint_is_that_of_the_best_validation(checkpoint, corpus, tmp_path):
     loop = create_trainer(
         checkpoint("bert", None, **LEARNING),
         corpus,
         tmp_path,
-        loss=FunctionLoss(first_learn_then_unlearn),
-        epochs=6,
-        learning_rate=5e-3,
-        lr_scheduler_type="constant",
+        loss=unlearn_after(4 * 13),
+        **LEARN_THEN_UNLEARN,
     )
     loop.fit()
     measured = [x["dev/AP"] for x in read_logged(tmp_path, "dev/AP")]
     assert measured[-1] < max(measured)
-    for name, expected in [("best", max(measured)), ("last", measured[-1])]:
-        ranker = load(tmp_path / name / "ranker", dtype="fp32")
-        found = validate(ranker, {"dev": EvalSet.from_table(DEV, ranker, 400)})
-        assert found == {"dev/AP": pytest.approx(expected)}
+    ranker = load(tmp_path / "best" / "ranker", dtype="fp32")
+    found = validate(ranker, {"dev": EvalSet.from_table(DEV, ranker, 400)})
+    assert found == {"dev/AP": pytest.approx(max(measured))}
 
 
 def test_every_pair_is_trained_on_once_an_epoch_the_remainder_too(checkpoint, small, tmp_path):
@@ -336,7 +449,7 @@ def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, sma
 def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, corpus, tmp_path):
     model = checkpoint("bert", None)
     how = {"exit_layers": (1, 2, 3), "loss": get_loss("uniform_exit"), "global_batch_size": 50}
-    how |= {"epochs": 2, "eval_steps": 1}
+    how |= {"epochs": 2, "eval_steps": 1, "save_every_steps": 1}
     whole = create_trainer(model, corpus, tmp_path / "whole", **how)
     whole.fit()
     for stop_before in [(0, 1), (0, 3), (1, 2)]:  # before some exit has learnt at all, too

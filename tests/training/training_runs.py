@@ -16,7 +16,7 @@ from as2ray.losses.base import Loss, StepContext
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import LocalCheckpointStore
-from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import TrackingConfig, read_metrics
 from as2ray.training.trainer import Trainer
 from as2ray.training.validation import EvalSet
@@ -69,9 +69,13 @@ def create_trainer(
     stop_before: tuple[int, int] | None = None,
     dev: pa.Table = DEV,
     log_every_steps: int = 1,
+    save_every_steps: int | None = None,
     **training: object,
 ) -> Trainer:
-    """A trainer over all pairs of `corpus`; by default in fp32 and with a high learning rate."""
+    """A trainer over all pairs of `corpus`; by default in fp32 and with a high learning rate.
+
+    With `save_every_steps` it saves resume states; by default a test ends before one is due.
+    """
     config = TrainingConfig(**{"precision": "fp32", "learning_rate": 3e-3, **training})
     ranker = init_ranker(model, max_length=40, exit_layers=exit_layers, seed=config.seed)
     dataset = PackedDataset(
@@ -87,7 +91,7 @@ def create_trainer(
         loss,
         dataset if stop_before is None else InterruptedSource(dataset, stop_before),
         config,
-        LocalCheckpointStore(folder, SELECTION_METRIC),
+        LocalCheckpointStore(folder, 1e-9 if save_every_steps else 600.0, save_every_steps or 1),
         {"dev": EvalSet.from_table(dev, ranker, 400)},
         folder,
         TrackingConfig(log_every_steps=log_every_steps, tensorboard=False),
