@@ -1,6 +1,7 @@
 """Pipelines: a recipe's graph and reports, run from Python or from a command line."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import As2rayError
+from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import Backend, SequentialBackend
-from as2ray.experiments.experiment import Experiment, Finished, dry_run, run_experiment
+from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
 
@@ -79,9 +81,10 @@ class Pipeline(Generic[R]):
             recipe, options = read_recipe(self.recipe_type, arguments)
         with exit_with_error(1):
             if options.dry_run:
+                os.environ.setdefault("HF_HUB_OFFLINE", "1")
                 experiment = self.build(recipe, options.data_dirs)
-                text = dry_run(experiment, _open_store(options.store, options.output))
-                sys.stdout.write(text + "\n")
+                store = _open_store(options.store, options.output)
+                sys.stdout.write(dry_run(experiment, store, options.workers) + "\n")
                 return
             self.run(
                 recipe,

@@ -186,10 +186,7 @@ def run_graph(
     everything = sorted_stages(targets)
     stages = [stage for stage in everything if stage not in run.results]
     for stage in stages:
-        try:
-            stage.check(run.results)
-        except As2rayError as error:
-            raise type(error)(f"{_name(stage, names)!r}: {error.problem}", error.fix) from None
+        check_stage(stage, run.results, names)
     if stages:
         backend.check(stages)
     log.info("%d stages: %d complete, %d to run", len(everything), len(run.results), len(stages))
@@ -225,6 +222,14 @@ def run_graph(
             log.info("%s: complete (%d of %d)", _name(stage, names), num_complete, len(everything))
     run.skipped = [s for s in stages if s not in run.results and s not in run.failures]
     return run
+
+
+def check_stage(stage: Stage, results: Mapping[Stage, Result], names: Mapping[Stage, str]) -> None:
+    """Checks before anything starts that a stage can run; raises its error with its name."""
+    try:
+        stage.check(results)
+    except As2rayError as error:
+        raise type(error)(f"{_name(stage, names)!r}: {error.problem}", error.fix) from None
 
 
 def _name(stage: Stage, names: Mapping[Stage, str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from as2ray.errors import StaleStageError
 from as2ray.evaluation.measures import EvaluationResult
-from as2ray.experiments.executor import Backend, GraphRun, complete_stages, run_graph
+from as2ray.experiments.executor import Backend, GraphRun, run_graph
 from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Outputs, Stage, sorted_stages
 from as2ray.experiments.store import LINKS, Store
@@ -185,23 +185,3 @@ def _write_links(experiment: Experiment, output: Path, run: GraphRun, store: Sto
             link.symlink_to(os.path.relpath(store.fetch(result), link.parent))
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(links, indent=2) + "\n")
-
-
-def dry_run(experiment: Experiment, store: Store) -> str:
-    """Returns the stages as a table, with what is stored; needs no data and no model."""
-    stages, names = sorted_stages(experiment.targets), experiment.names()
-    complete = complete_stages(experiment.targets, store)
-    header = ("stage", "kind", "data", "updates", "batch", "hours", "state")
-    rows: list[tuple[str, ...]] = [header]
-    for stage in stages:
-        columns = {"stage": names[stage], "kind": stage.kind, **stage.describe()}
-        columns["state"] = "stored" if stage in complete else "to run"
-        if columns.get("hours") is not None:
-            columns["hours"] = f"{columns['hours']:.2f}"
-        cells = (columns.get(column) for column in header)
-        rows.append(tuple("-" if cell is None else str(cell) for cell in cells))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    hours = sum(stage.hours() for stage in stages if stage not in complete)
-    summary = f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device"
-    return "\n".join([*lines, summary])

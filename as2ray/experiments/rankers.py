@@ -131,6 +131,10 @@ class TrainedRanker(Stage):
         shutil.copy(run_folder / METRICS, output)
         if (run_folder / "tensorboard").exists():
             shutil.copytree(run_folder / "tensorboard", output / "tensorboard", dirs_exist_ok=True)
+        return self.outputs(context)
+
+    def outputs(self, context: StageContext) -> Outputs:
+        """Returns what later stages check: the shape of the ranker, and its model's files."""
         return {"shape": self.shape(context.inputs), "model": model_sizes(self._model_folder())}
 
     def verify(self, result: Result) -> None:
@@ -151,9 +155,14 @@ class TrainedRanker(Stage):
         from as2ray.experiments.cost_model import training_cost
 
         cost = training_cost(self)
-        start = self.init_from.kind if self.init_from is not None else self.model.path
-        batch = self.training.global_batch_tokens or self.training.global_batch_size
-        return {"data": start, "updates": cost.num_updates, "batch": batch, "hours": cost.hours}
+        start = self.model.path if self.init_from is None else self.init_from
+        return {
+            "data": start,
+            "updates": cost.num_updates,
+            "batch": self.training.global_batch_tokens or self.training.global_batch_size,
+            "hours": cost.hours,
+            "source": f"model {start}" if self.init_from is None else None,
+        }
 
     def hours(self) -> float:
         """See `Stage`."""

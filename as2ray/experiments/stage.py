@@ -89,7 +89,10 @@ class Stage:
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns columns of the dry run, which are known without data or models."""
+        """Returns columns of the dry run, which are known without data or models.
+
+        A stage stands for its name; `source` is a line about what is read.
+        """
         return {}
 
     def hours(self) -> float:

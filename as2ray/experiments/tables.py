@@ -1,5 +1,6 @@
 """Stages of candidates tables: prepared from a release, sampled, checked for leaks."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -85,18 +86,18 @@ class PreparedTable(Stage):
         path = None if source == HUB else find_file(Path(source), names)
         return {path.name: path.stat().st_size} if path else {}
 
-    def num_pairs(self) -> float | None:
-        """Returns the published number of pairs, if there is one."""
-        from as2ray.experiments.cost_model import table_pairs
-
-        return table_pairs(self.spec)
-
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""
-        spec, num_pairs = self.spec, self.num_pairs()
+        from as2ray.experiments.cost_model import describe_source, table_pairs
+
+        spec, num_pairs = self.spec, table_pairs(self.spec)
+        source = describe_source(spec, self.data_dir)
+        state = "missing: " if source["is_present"] is False else ""
+        fix = f"; {source['fix']}" if source["fix"] else ""
         return {
             "data": f"{spec.corpus}/{spec.split} ({spec.question_filter})",
             "pairs": None if num_pairs is None else f"{num_pairs:,.0f}",
+            "source": f"{state}{source['corpus']} ({source['license']}): {source['source']}{fix}",
         }
 
 
@@ -143,7 +144,7 @@ def prepared_table(
     A task of a cluster knows neither the environment of this process nor its working folder.
     """
     source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
-    source = source if source == HUB else Path(source).absolute()
+    source = source if source == HUB else os.path.abspath(source)
     return PreparedTable(spec, without, str(source))
 
 

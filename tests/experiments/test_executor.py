@@ -7,8 +7,9 @@ from sleeping_stages import Cell, Failing, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError, TrainingError
+from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import ExperimentError, SequentialBackend, run_graph
-from as2ray.experiments.experiment import Experiment, dry_run, run_experiment
+from as2ray.experiments.experiment import Experiment, run_experiment
 from as2ray.experiments.stage import NOT_IDENTITY, Stage, critical_paths, sorted_stages
 from as2ray.experiments.store import Store
 
@@ -187,7 +188,7 @@ def test_dry_run_lists_what_is_stored_and_runs_nothing(store, tmp_path, log):
     experiment.add("one", Cell("one", log=str(log)))
     experiment.add("two", Cell("two", (Cell("one"),), log=str(log), expected_hours=2.5))
     run_stages(store, Cell("one", log=str(log)))
-    lines = dry_run(experiment, store).splitlines()
+    lines = dry_run(experiment, store, WORKERS).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["one", "two"]
     assert lines[1].endswith("stored")
     assert lines[2].endswith("to run")

@@ -1,0 +1,80 @@
+"""What an experiment would run: its stages, hours, sources and resources."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
+from as2ray.errors import CheckpointError
+from as2ray.experiments.executor import check_stage, complete_stages
+from as2ray.experiments.experiment import Experiment
+from as2ray.experiments.stage import Stage, sorted_stages
+from as2ray.experiments.store import Store
+
+COLUMNS = ("stage", "kind", "data", "pairs", "updates", "batch", "hours", "state")
+
+
+def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str:
+    """Describes a run that does not take place; needs no data, no model and no hub.
+
+    Args:
+        experiment: Its stages.
+        store: Where complete stages are looked up.
+        workers: Part of the cluster that a run would use.
+
+    Returns:
+        The named stages as a table, totals, what the stages to run read, and the resource plan.
+
+    Raises:
+        As2rayError: The experiment cannot run.
+    """
+    stages, names = sorted_stages(experiment.targets), experiment.names()
+    complete = complete_stages(experiment.targets, store)
+    waiting = [stage for stage in stages if stage not in complete]
+    sources: dict[str, None] = {}
+    for stage in waiting:
+        try:
+            check_stage(stage, complete, names)
+        except CheckpointError as error:
+            sources[f"missing: {error.problem}"] = None
+        if source := stage.describe().get("source"):
+            sources[source] = None
+    shown = set(experiment.stages.values())
+    rows = [
+        _format_row({"stage": stage, "kind": stage.kind, **stage.describe()}, state, names)
+        for stage in stages
+        if stage in shown or stage.describe()
+        for state in ["stored" if stage in complete else "to run"]
+    ]
+    lines = _align([COLUMNS, *rows])
+    hours = sum(stage.hours() for stage in waiting)
+    lines.append(f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device")
+    lines += ["", "reads:", *sources] if sources else []
+    return "\n".join([*lines, "", f"resources: {_describe_workers(stages, workers)}"])
+
+
+def _format_row(
+    columns: Mapping[str, Any], state: str, names: Mapping[Stage, str]
+) -> tuple[str, ...]:
+    cells = []
+    for column in COLUMNS:
+        value = state if column == "state" else columns.get(column)
+        value = names[value] if isinstance(value, Stage) else value
+        value = f"{value:.2f}" if isinstance(value, float) else value
+        cells.append("-" if value is None else str(value))
+    return tuple(cells)
+
+
+def _align(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _describe_workers(stages: list[Stage], workers: WorkersConfig) -> str:
+    if not workers.num_workers:
+        return "this process"
+    bundle = " + ".join(f"{amount:g} {name}" for name, amount in bundle_resources(workers).items())
+    num_runs = sum(stage.RESOURCES == "gang" for stage in stages)
+    return (
+        f"{num_runs} training runs of {workers.num_workers} workers with {bundle} each; as many at "
+        "the same time as fit on the cluster"
+    )

@@ -1,0 +1,50 @@
+"""Every shipped recipe can be shown before it is run, without data, models or a hub."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines import cascade, distill, pseudo_label, transfer_adapt, two_in_one
+
+RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
+
+
+def pipeline_of(path):
+    pipelines = {
+        "tanda": transfer_adapt,
+        "cascade": cascade,
+        "cerberus": distill,
+        "two": two_in_one,
+        "pseudo": pseudo_label,
+    }
+    if path.stem == "cerberus_teachers":
+        return transfer_adapt.PIPELINE
+    return pipelines[path.stem.partition("_")[0]].PIPELINE
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path / "nothing"))
+    return ["--output", str(tmp_path / "out"), "--dry_run"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_dry_run_of_a_recipe_lists_its_stages_and_what_is_missing(path, no_data, capsys, tmp_path):
+    pipeline_of(path).command(["--config", str(path), *no_data])
+    text = capsys.readouterr().out
+    assert "hours on one device" in text
+    assert "PreparedTable" in text
+    assert "TrainedRanker" in text or "FewShotRanker" in text
+    assert "missing: " in text
+    assert "data_dirs." in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_of_a_recipe_that_cannot_run_exits_with_its_error(no_data, capsys):
+    path = "pipelines/recipes/tanda_table3.yaml"
+    with pytest.raises(SystemExit) as raised:
+        transfer_adapt.PIPELINE.command(
+            ["--config", path, *no_data, "--runs.wikiqa.num_layers", "13"]
+        )
+    assert raised.value.code == 1
+    assert "'rankers/wikiqa-seed0': num_layers=13 is not from 1 to 12" in capsys.readouterr().err
