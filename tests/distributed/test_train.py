@@ -1,10 +1,27 @@
-"""Where runs under Ray Train keep their checkpoints; `tests/cluster` trains."""
+"""Where runs under Ray Train keep their checkpoints; `tests/cluster` loses nodes."""
 
+import json
+import os
 import shutil
+import signal
+import sys
+import time
+from pathlib import Path
 
+import pytest
+import ray.train
+import tiny
+import torch
 from ray.train import Checkpoint
 
-from as2ray.distributed.train import open_checkpoint, run_name
+from as2ray.checkpoints.loading import load
+from as2ray.distributed import train as train_module
+from as2ray.distributed.train import open_checkpoint, run_name, train_on_ray
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.run_job import train
+from as2ray.training.tracking import TrackingConfig, read_metrics
 
 
 def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
@@ -29,3 +46,81 @@ def test_checkpoint_is_read_where_it_lies_or_as_a_copy_that_goes(tmp_path):
 
 def test_run_in_its_own_folder_has_the_folder_s_name(tmp_path):
     assert run_name(tmp_path / "x.part" / "run", tmp_path / "x.part") == "run"
+
+
+def train_and_die(config):
+    """The function of a worker, which is killed while its second resume state is uploaded."""
+    folder, report, num_states = Path(config["folder"]), ray.train.report, 0
+    with open_checkpoint(ray.train.get_checkpoint()) as state:
+        progress = json.loads((state / "progress.json").read_text()) if state else {}
+    is_first = not progress
+    with (folder.parent / "starts").open("a") as file:
+        file.write(f"{progress.get('global_step', 0)} {torch.get_num_threads()}\n")
+
+    def upload_half(checkpoint, name):
+        (Path(ray.train.get_context().get_storage().experiment_fs_path) / name).mkdir()
+        (folder.parent / "uploading").touch()
+        time.sleep(600)
+
+    def report_and_die(metrics, checkpoint=None, **how):
+        nonlocal num_states
+        num_states += checkpoint is not None
+        is_fatal = is_first and num_states == 2
+        started_at = time.perf_counter()
+        report(metrics, checkpoint, checkpoint_upload_fn=upload_half if is_fatal else None, **how)
+        duration_s = time.perf_counter() - started_at
+        if is_fatal:
+            while not (folder.parent / "uploading").exists():
+                time.sleep(0.01)
+            (folder.parent / "report_s").write_text(str(duration_s))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ray.train.report = report_and_die
+    return train_module._train_worker(config)
+
+
+# Workers cannot import a module of tests.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.slow
+def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
+    checkpoint, corpus, tmp_path, ray_local, monkeypatch
+):
+    dev = tiny.write_corpus(tmp_path / "dev", tiny.candidates(20, seed=7))
+    job = TrainingJob(
+        ModelSpec(str(checkpoint("bert", None, num_hidden_layers=2)), max_length=32),
+        (str(corpus),),
+        {"dev": str(dev)},
+        TrainingConfig(
+            epochs=2, global_batch_size=16, learning_rate=3e-3, precision="fp32", eval_steps=5
+        ),
+        tracking=TrackingConfig(log_every_steps=1, tensorboard=False),
+    )
+    alone = train(job, tmp_path / "alone")
+    monkeypatch.setattr(train_module, "_train_worker", train_and_die)
+    workers = WorkersConfig(
+        resume_interval_s=0.001, preemption_check_steps=12, storage_path=str(tmp_path / "storage")
+    )
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    selected = train_on_ray(job, folder, workers)
+    # The first state is complete, the second is not. A worker has the threads of its CPUs.
+    assert (folder.parent / "starts").read_text().split("\n") == ["0 1", "12 1", ""]
+    assert float((folder.parent / "report_s").read_text()) < 60
+    losses, expected = (
+        {
+            line["step"]: line["loss"]
+            for line in read_metrics(run / "metrics.jsonl")
+            if "loss" in line
+        }
+        for run in (folder, tmp_path / "alone")
+    )
+    assert losses == pytest.approx(expected, abs=1e-4)
+    found, whole = (load(path).state_dict() for path in (selected, alone))
+    for name, weights in whole.items():
+        torch.testing.assert_close(found[name], weights, atol=1e-4, rtol=1e-3)
+    # Nothing is left on the storage, and the complete run is not started again.
+    assert not list((tmp_path / "storage").iterdir())
+    assert train_on_ray(job, folder, workers) == selected == folder / "best" / "ranker"
+    assert (folder.parent / "starts").read_text().count("\n") == 2
