@@ -123,7 +123,7 @@ class Ensemble(Stage):
                 partial(ensembles.suggest, num_members=num_members),
                 {"quality": "max"},
                 stored,
-                context.output / "search",
+                context.output,
                 self.num_trials,
             )
         equal = (1.0 / num_members,) * num_members

@@ -154,7 +154,7 @@ class DropSearch(Stage):
                 partial(drop_ratio_space.suggest, num_exits=num_exits),
                 {"quality": "max", "cost": "min"},
                 replay,
-                context.output / "search",
+                context.output,
                 self.search.num_trials,
                 self.search.seed,
             )

@@ -62,7 +62,7 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     systems = {*recipe.runs, "all", "pruning-searched"}
     report = json.loads((out / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == systems == set(recipe.systems())
-    pruning = load(out / "out" / "rankers" / "pruning-searched-seed0" / "ranker")
+    pruning = load(out / "rankers" / "pruning-searched-seed0" / "ranker")
     assert isinstance(pruning, CascadeRanker)
     assert pruning.exit_layers[-1] == 2
     assert pruning.network.heads[-1].num_outputs == 3
