@@ -105,4 +105,5 @@ def _capacity() -> Counter[str]:
     for node in node_resources():
         capacity.update(node)
     # Without an autoscaler there is no such configuration.
-    return capacity | Counter(cluster_state.get_max_resources_from_cluster_config() or {})
+    capacity |= Counter(cluster_state.get_max_resources_from_cluster_config() or {})
+    return capacity
