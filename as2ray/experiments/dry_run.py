@@ -47,7 +47,10 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
     ]
     lines = _align([COLUMNS, *rows])
     hours = sum(stage.hours() for stage in waiting)
-    lines.append(f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device")
+    lines.append(
+        f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device "
+        "of 200 TFLOP/s"
+    )
     lines += ["", "reads:", *sources] if sources else []
     return "\n".join([*lines, "", f"resources: {_describe_workers(stages, workers)}"])
 
