@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -30,7 +31,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from as2ray.distributed.cluster import PLACEMENT_GROUP, release_placement_group
 from as2ray.distributed.plan import max_concurrent_runs
-from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.errors import SearchError
 from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
@@ -73,14 +74,15 @@ class Trial:
     duration_s: float
     epoch: float | None = None
     """Epochs that it trained."""
-    ranker: str | None = None
-    """Folder of the ranker that it trained."""
+    name: str = ""
+    """Name of its folder."""
+    error: str | None = None
 
     def describe(self, num_trials: int, is_best: bool = False) -> str:
         """Returns a line for the log."""
         head = f"trial {self.number}/{num_trials} {describe_params(self.params)}"
-        if self.state == "failed":
-            return f"{head}: failed"
+        if self.error is not None:
+            return f"{head}: failed: {self.error}"
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
         values += " (best so far)" if is_best else ""
         end = f"; stopped early at epoch {self.epoch or 0:.2g}" if self.state == "stopped" else ""
@@ -97,6 +99,8 @@ class TrainingSearch:
     """Its dev measure."""
     ranker: Path
     """Folder of the ranker that it trained."""
+    run_folder: Path
+    """Folder of its run, with its metrics."""
     trials: list[Trial]
 
     @property
@@ -121,7 +125,7 @@ def search_scores(
     Args:
         evaluate: `evaluate(params, data)` returns the measures of a trial. Its module should load
             quickly, because the actor loads it too.
-        space: Samples parameters from an Optuna trial (define-by-run).
+        space: Samples parameters from an Optuna trial (define-by-run); it is pickled by its name.
         modes: `min` or `max` for each measure.
         data: Data that every trial reads; stored once in the object store.
         folder: Folder of Optuna's journal, of the table of trials and of the plots. `scratch` in it
@@ -181,18 +185,17 @@ def search_training(
         if workers.num_workers:
             from as2ray.distributed.train import train_on_ray
 
-            ranker = train_on_ray(job, run_folder, workers, [_TuneReport()])
+            train_on_ray(job, run_folder, workers, [_TuneReport()])
         else:
             from as2ray.training.run_job import run_job
 
             run_job(job, run_folder, _TuneCheckpointStore(run_folder, workers.resume_interval_s))
-            ranker = run_folder / BEST / "ranker"
         lines = read_metrics(run_folder / "metrics.jsonl")
         evaluations = [line for line in lines if SELECTION_METRIC in line]
         selected = max(evaluations, key=lambda line: line[job.training.select_by])
         epoch = evaluations[-1]["epoch"]
         report = {SELECTION_METRIC: selected[SELECTION_METRIC], "epoch": epoch}
-        tune.report({**report, "finished": True, "ranker": str(ranker)})
+        tune.report({**report, "finished": True})
 
     trials = search.run(
         tune.with_resources(run, tune.PlacementGroupFactory([_trial_resources(workers)])),
@@ -209,9 +212,9 @@ def search_training(
         [trial for trial in trials if trial.state == "finished"],
         key=lambda trial: trial.values[SELECTION_METRIC],
     )
-    return TrainingSearch(
-        best.params, best.values[SELECTION_METRIC], Path(best.ranker or ""), trials
-    )
+    run_folder = search.run_folder(best.name)
+    ranker = run_folder / BEST / "ranker"
+    return TrainingSearch(best.params, best.values[SELECTION_METRIC], ranker, run_folder, trials)
 
 
 def describe_params(params: Mapping[str, Any]) -> str:
@@ -454,16 +457,12 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
         elif time.monotonic() - self.progress_at > NO_PROGRESS_S:
             self.progress_at = time.monotonic()
             total, free = ray.cluster_resources(), ray.available_resources()
-            resources = ", ".join(
-                f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}" for name in ("CPU", "GPU")
-            )
-            needed = self.search.workers or "1 CPU"
+            names = [name for name in ("CPU", "GPU") if name in total]
             logger.warning(
-                "no trial has had its workers for %.0f minutes; the cluster has %s free, and each "
-                "trial needs %s",
+                "no trial has had its workers for %.3g minutes: %s are free, and each needs %s",
                 NO_PROGRESS_S / 60,
-                resources,
-                needed,
+                ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in names),
+                gang_resources(self.search.workers) if self.search.workers else "1 CPU",
             )
 
     def _has_workers(self, name: str) -> bool:
@@ -483,7 +482,8 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
             values={name: float(result[name]) for name in self.search.modes if name in result},
             duration_s=float(result.get("time_total_s", 0.0)),
             epoch=result.get("epoch"),
-            ranker=result.get("ranker"),
+            name=str(tune_trial),
+            error=_describe_error(tune_trial) if state == "failed" else None,
         )
         others = [other for other in self.trials.values() if other.number != trial.number]
         self.trials[trial.number] = trial
@@ -554,8 +554,10 @@ def _is_best(trial: Trial, others: list[Trial], modes: Mapping[str, str]) -> boo
 
 def _draw(study: optuna.Study, folder: Path) -> None:
     """Draws the Pareto front of a search for several measures, else history and importance."""
+    from matplotlib import pyplot
     from optuna.visualization import matplotlib as draw
 
+    plots: dict[str, Any]
     finished = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
     params = {name for trial in finished for name in trial.params}
     if len(study.directions) > 1:
@@ -568,6 +570,14 @@ def _draw(study: optuna.Study, folder: Path) -> None:
             plots["parallel"] = draw.plot_parallel_coordinate(study)
     for name, axes in plots.items():
         axes.figure.savefig(folder / f"search-{name}.png", bbox_inches="tight")
+        pyplot.close(axes.figure)
+
+
+def _describe_error(trial: Any) -> str:
+    """Returns the first line of the error of a trial of Tune, without Ray's around it."""
+    error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+    error = getattr(error, "cause", None) or error
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _trial_number(trial: Any) -> int:
