@@ -54,7 +54,7 @@ def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
             fix="set --workers.gpus_per_worker 1, or --workers.num_workers 1",
         )
     if ray.is_initialized():
-        place_coordinator(workers.driver_label_selector)
+        place_detached_actors(workers.driver_label_selector)
     deadline = time.monotonic() + workers.provision_timeout_s
     request = None
     try:
@@ -72,21 +72,28 @@ def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
             remove_placement_group(request)
 
 
-def place_coordinator(label_selector: Mapping[str, str]) -> None:
-    """Starts Ray's coordinator of autoscaling on a node that is not lost.
+def place_detached_actors(label_selector: Mapping[str, str]) -> None:
+    """Starts two actors that Ray keeps for all runs on a node that is not lost.
 
-    Ray would start it on the node of the first run, bound to that node: without the node, runs
-    would neither grow nor ask for nodes any more.
+    Ray would bind them to the node of the first run. An autoscaler could never stop that node. Once
+    it were lost, runs would not grow any more and wait without end for the statistics of Ray Data.
 
     Args:
         label_selector: Labels of the node; if this node has them, it is this one.
     """
-    from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator as start
-
     if has_labels(ray.get_runtime_context().get_node_labels(), label_selector):
-        start()
+        _start_detached_actors()
     else:
-        ray.get(ray.remote(num_cpus=0, label_selector=dict(label_selector))(start).remote())
+        task = ray.remote(num_cpus=0, label_selector=dict(label_selector))(_start_detached_actors)
+        ray.get(task.remote())
+
+
+def _start_detached_actors() -> None:
+    from ray.data._internal.cluster_autoscaler import get_or_create_autoscaling_coordinator
+    from ray.data._internal.stats import get_or_create_stats_actor
+
+    get_or_create_autoscaling_coordinator()
+    get_or_create_stats_actor()
 
 
 def max_concurrent_runs(workers: WorkersConfig) -> int:

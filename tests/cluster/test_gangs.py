@@ -50,21 +50,22 @@ def test_shared_folder_is_checked_on_the_nodes_that_live(cluster, connected, tmp
     check_shared(paths, tmp_path)
 
 
-def test_coordinator_and_plan_keep_to_nodes_with_the_labels(cluster, connected):
+def test_actors_of_ray_and_plan_keep_to_nodes_with_the_labels(cluster, connected):
     safe = cluster.add_node(num_cpus=3, labels={"ray.io/market-type": "on-demand"})
-    plan = {"driver_label_selector": {"ray.io/market-type": "on-demand"}}
-    check_plan(WorkersConfig(**plan))
-    coordinator = ray.get_actor("AutoscalingCoordinator", "AutoscalingCoordinator")
-    node_of = lambda actor: ray.get_runtime_context().get_node_id()  # noqa: E731
-    assert ray.get(coordinator.__ray_call__.remote(node_of)) == safe.node_id
-    assert [node["CPU"] for node in node_resources(plan["driver_label_selector"])] == [3]
+    labels = {"ray.io/market-type": "on-demand"}
+    check_plan(WorkersConfig(driver_label_selector=labels))
+    for name, namespace in [
+        ("AutoscalingCoordinator", "AutoscalingCoordinator"),
+        ("datasets_stats_actor", "_dataset_stats_actor"),
+    ]:
+        actor = ray.get_actor(name, namespace)
+        node = actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        assert ray.get(node) == safe.node_id
+    assert [node["CPU"] for node in node_resources(labels)] == [3]
+    two = WorkersConfig(
+        num_workers=2, num_data_cpus=2, label_selector=labels, provision_timeout_s=1
+    )
     with pytest.raises(ResourceError, match=r"has 3 CPU.* 1 workers fit on its nodes \(1 x 3 CPU"):
-        check_plan(
-            WorkersConfig(
-                num_workers=2,
-                num_data_cpus=2,
-                label_selector=plan["driver_label_selector"],
-                provision_timeout_s=1,
-            )
-        )
-    assert not [x for x in ray.util.placement_group_table().values() if x["state"] != "REMOVED"]
+        check_plan(two)
+    groups = ray.util.placement_group_table().values()
+    assert all(group["state"] == "REMOVED" for group in groups)
