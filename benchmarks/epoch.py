@@ -7,12 +7,18 @@ The corpus has the shape of the one that the Cascade Transformer and CERBERUS tr
 as in training, and sums a checksum over its rows. `--cached` tokenizes the corpus once and reads
 token ids. The baseline is a plain loop: `datasets` streams the same files through its shuffle
 buffer, and `tokenizers` encodes and pads batches of 32.
+
+    python -m benchmarks.epoch --pairs 1000000 --ranks 1,4,16,64
+
+This simulates ranks one after another: how many rows they decode together in an epoch, and how fast
+they pack the first window. Nothing is trained.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -20,12 +26,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 
 from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.data.packed_dataset import SHUFFLE_WINDOW, PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.tables.parquet import ParquetTable
+from as2ray.text.packing import TokenSequences
 from as2ray.text.tokenization import PairTokenizer
 from benchmarks import asnq_shaped
 from benchmarks.consuming import consume_epoch, is_exact
@@ -43,10 +52,19 @@ SAMPLE_SIZE = 100_000
 
 SMALL_EPOCH_SIZES = (16_384,)
 
+RANKS_BATCH_SIZE = 1_024
+NUM_SHARDS = 64
+SMALL_NUM_SHARDS = 2
+"""With so few shards, 16,384 pairs have spans of whole row groups."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
+    if args.ranks:
+        results = _measure_ranks(args)
+        write_report("epoch", args, build_rank_claims(results), {"ranks": results})
+        return
     sizes = (
         SMALL_EPOCH_SIZES
         if args.small
@@ -84,6 +102,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--pairs", type=int, default=asnq_shaped.PAPER_NUM_PAIRS, help="pairs of the epoch"
     )
     parser.add_argument("--cached", action="store_true", help="tokenize once, read token ids")
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(number) for number in text.split(",")],
+        help="numbers of ranks to simulate",
+    )
+    parser.add_argument("--shards", type=int, help="shards of the simulated ranks")
     parser.add_argument("--folder", type=Path, help="folder for the temporary corpus")
 
 
@@ -128,6 +152,96 @@ def build_claims(epochs: list[dict[str, Any]], baseline: dict[str, float]) -> li
             None,
         ),
     ]
+
+
+def build_rank_claims(results: Sequence[dict[str, Any]]) -> list[Claim]:
+    """Returns the claims about reading with different numbers of ranks."""
+    rates = [result["pairs_per_cpu_s"] for result in results]
+    claims = [
+        Claim(
+            f"{result['ranks']} ranks: decoded / used rows at most 1.1",
+            f"{result['decoded_per_used']:.3f}",
+            result["decoded_per_used"] <= 1.1,
+        )
+        for result in results
+    ]
+    claims += [
+        Claim(
+            f"{result['ranks']} ranks: pairs per second and CPU, memory",
+            f"{result['pairs_per_cpu_s']:,.0f}, {result['memory_mb']:,.0f} MB",
+            None,
+        )
+        for result in results
+    ]
+    spread = max(rates) / min(rates)
+    flat = _holds_if_several(rates, spread <= 1.2)
+    return [*claims, Claim("pairs per second and CPU flat within 20 %", f"{spread:.2f}", flat)]
+
+
+def _measure_ranks(args: argparse.Namespace) -> list[dict[str, Any]]:
+    data_root = args.data if asnq_shaped.has_source_files(args.data) else None
+    num_pairs = SMALL_EPOCH_SIZES[0] if args.small else args.pairs
+    num_shards = args.shards or (SMALL_NUM_SHARDS if args.small else NUM_SHARDS)
+    with TemporaryDirectory(prefix="as2ray-epoch-", dir=args.folder) as folder:
+        corpus_folder = run_in_new_process(
+            asnq_shaped.write_corpus,
+            Path(folder) / "texts",
+            num_pairs,
+            data_root,
+            asnq_shaped.PAPER_CANDIDATES_PER_QUESTION,
+        )
+        return [
+            run_in_new_process(_simulate_ranks, corpus_folder, num_ranks, num_shards)
+            for num_ranks in args.ranks
+        ]
+
+
+class _UntokenizedReader(PairReader):
+    """Reads texts and makes one token of each pair."""
+
+    def tokenize(self, table: pa.Table) -> TokenSequences:
+        ones = np.ones(table.num_rows, np.int32)
+        return TokenSequences(ones, ones, ones)
+
+
+def _simulate_ranks(corpus_folder: Path, num_ranks: int, num_shards: int) -> dict[str, Any]:
+    """Reads an epoch with every rank, and packs the first window on one core."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    limit_cores(1)
+    num_decoded, read_row_group = 0, pq.ParquetFile.read_row_group
+
+    def count_rows(file: pq.ParquetFile, group: int, columns: list[str]) -> pa.Table:
+        nonlocal num_decoded
+        num_decoded += file.metadata.row_group(group).num_rows
+        return read_row_group(file, group, columns)
+
+    files, tokenizer = (
+        ParquetTable.open(corpus_folder),
+        PairTokenizer.from_folder(packaged_minilm()),
+    )
+    dataset = PackedDataset(
+        PairReader(files, tokenizer), RANKS_BATCH_SIZE, world_size=num_ranks, num_shards=num_shards
+    )
+    ranks = [replace(dataset, rank=rank) for rank in range(num_ranks)]
+    started_at, num_packed = time.process_time(), 0
+    for rank in ranks:
+        num_packed += sum(len(m.batch) for m in rank.read_window(0, 0) if not m.is_empty)
+    packing_s, memory_mb = time.process_time() - started_at, getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    pq.ParquetFile.read_row_group = count_rows
+    started_at, num_used = time.process_time(), 0
+    for rank in ranks:
+        rank = replace(rank, reader=_UntokenizedReader(files, tokenizer))
+        num_used += sum(len(m.batch) for m in rank.epoch(0) if not m.is_empty)
+    if num_used != len(files):
+        raise RuntimeError(f"the ranks read {num_used:,} of {len(files):,} pairs")
+    return {
+        "ranks": num_ranks,
+        "shards": num_shards,
+        "decoded_per_used": num_decoded / num_used,
+        "reading_s": time.process_time() - started_at,
+        "pairs_per_cpu_s": num_packed / packing_s,
+        "memory_mb": memory_mb,
+    }
 
 
 def _holds_if_several(values: Sequence[float], holds: bool) -> bool | None:

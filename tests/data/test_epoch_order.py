@@ -13,6 +13,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from as2ray.data import packed_dataset
 from as2ray.data.list_reader import ListReader
@@ -24,6 +25,11 @@ from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.schema import LOGIT_COLUMNS, group_by_passage
 from as2ray.text.packing import TokenSequences
 from as2ray.text.tokenization import PairTokenizer
+from as2ray.training.checkpoint_store import LocalCheckpointStore
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.run_job import run_job
+from as2ray.training.tracking import TrackingConfig
 
 
 @dataclass(frozen=True)
@@ -263,3 +269,22 @@ def test_list_reader_does_not_carry_its_corpus_in_its_pickle(tokenizer, tmp_path
     rows = copy.sample_rows(np.arange(2_000), [1])
     np.testing.assert_array_equal(rows, reader.sample_rows(np.arange(2_000), [1]))
     assert set(rows[:, 0] % 100) == {7}
+
+
+def test_training_reads_the_shards_of_its_config(checkpoint, corpus, tmp_path):
+    datasets: list[PackedDataset] = []
+
+    def record(dataset: PackedDataset) -> PackedDataset:
+        datasets.append(dataset)
+        return dataset
+
+    settings = {"epochs": 1, "global_batch_size": 50, "precision": "fp32", "num_data_shards": 3}
+    job = TrainingJob(
+        ModelSpec(str(checkpoint("bert", None)), max_length=40),
+        *((str(corpus),), {"dev": str(corpus)}, TrainingConfig(**settings)),
+        tracking=TrackingConfig(tensorboard=False),
+    )
+    run_job(job, tmp_path, LocalCheckpointStore(tmp_path), record)
+    assert [dataset.num_shards for dataset in datasets] == [3]
+    with pytest.raises(ValidationError, match="num_data_shards"):
+        TrainingConfig(num_data_shards=0)

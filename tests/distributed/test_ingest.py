@@ -52,7 +52,13 @@ def test_rows_of_packed_batches_come_back_as_they_were(create_dataset, reader_ty
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("start", "more"), [(0, {}), (7, {}), (2, {"reader_type": ListReader, "shuffle_window": 48})]
+    ("start", "more"),
+    [
+        (0, {}),
+        (7, {}),
+        (2, {"reader_type": ListReader, "shuffle_window": 48}),
+        (6, {"num_shards": 5, "rank": 1, "world_size": 2}),
+    ],
 )
 def test_epoch_from_ray_data_equals_the_stream(ray_local, create_dataset, start, more):
     made = list(RayBatchSource(create_dataset(**more)).epoch(1, start))
