@@ -158,7 +158,12 @@ def max_questions(table: Stage, results: Mapping[Stage, Result]) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class FewShotRanker(TrainedRanker):
-    """A trained ranker whose epochs follow from the number of questions of its first table."""
+    """A trained ranker whose epochs follow from the number of questions of its first table.
+
+    It trains in the task of its stage: starting workers takes longer than most of these runs.
+    """
+
+    RESOURCES = "device"
 
     epochs: FewShotEpochs = dataclass_field(default_factory=FewShotEpochs)
 
@@ -174,6 +179,7 @@ class FewShotRanker(TrainedRanker):
 
     def run(self, context: StageContext) -> Outputs:
         """Trains, and reports the number of epochs."""
+        context = replace(context, workers=replace(context.workers, num_workers=0))
         return {**super().run(context), "epochs": self.job(context).training.epochs}
 
 
