@@ -6,11 +6,15 @@ import pytest
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.rankers import RANKER
+from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
-from pipelines.recipe import RunSpec, read_recipe
-from pipelines.search import Recipe, run
+from pipelines.search import PIPELINE, Recipe
 from tune_spaces import distillation
+
+HERE = WorkersConfig(num_workers=0)
 
 
 @pytest.fixture
@@ -31,30 +35,36 @@ def recipe(common, learn):
 
 
 @pytest.mark.slow
-def test_search_writes_the_best_settings_as_a_recipe_and_goes_on(recipe, tmp_path, ray_local):
-    path = run(recipe, tmp_path, WorkersConfig(num_workers=0))
-    found, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
-    student = found.runs["student"]
+def test_search_writes_the_best_settings_as_a_recipe_whose_student_is_that_of_the_search(
+    recipe, tmp_path, ray_local
+):
+    output = tmp_path / "out"
+    PIPELINE.run(recipe, output, HERE)
+    path = output / "best.yaml"
+    best, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
+    student = best.runs["student"]
     assert student.loss.alpha in distillation.ALPHA
     assert student.loss.temperature in distillation.TEMPERATURE
     assert student.loss.teacher_index == 0
     assert student.training.global_batch_size in distillation.GLOBAL_BATCH_SIZE
     assert student.training.epochs == 1
-    assert found.runs["teacher"] == recipe.runs["teacher"]
-    assert sorted(p.name for p in (tmp_path / "rankers").iterdir()) == ["teacher-seed0"]
-    runs = tmp_path / "search" / "tune" / "runs"
-    trials = sorted(p.name for p in runs.iterdir())
-    assert len(trials) == 2
-    before = path.read_text()
-    assert run(recipe, tmp_path, WorkersConfig(num_workers=0)).read_text() == before
-    assert sorted(p.name for p in runs.iterdir()) == trials
-    with pytest.raises(StaleStageError, match="trials"):
-        run(replace(recipe, num_trials=3), tmp_path, WorkersConfig(num_workers=0))
-
-
-def test_step_that_does_not_distil_is_refused(recipe):
-    with pytest.raises(ConfigError, match=r"student 'teacher'(.|\n)*\['student'\]"):
-        replace(recipe, student="teacher")
+    assert best.runs["teacher"] == recipe.runs["teacher"]
+    search = output / "search"
+    assert (search / "trials.csv").read_text().count("\n") == 3
+    assert (search / "optuna.journal").exists()
+    assert not (search / "scratch").exists()
+    before = {file: file.stat().st_mtime_ns for file in search.iterdir()}
+    PIPELINE.run(recipe, output, HERE)
+    assert {file: file.stat().st_mtime_ns for file in search.iterdir()} == before
+    with pytest.raises(StaleStageError, match="num_trials"):
+        PIPELINE.run(replace(recipe, num_trials=3), output, HERE)
+    # The written recipe shares the teacher of the search, and trains the same student.
+    rankers = Pipeline(distill.Recipe, distill.build, lambda recipe, finished: None)
+    rankers.run(replace(best, seeds=[0], measure_speed=False), tmp_path / "best", HERE)
+    weights = f"{RANKER}/model.safetensors"
+    written_out = tmp_path / "best" / "rankers" / "student-seed0" / weights
+    assert written_out.read_bytes() == (search / weights).read_bytes()
+    assert len(list((tmp_path / "store" / "TrainedRanker").iterdir())) == 2
 
 
 @pytest.mark.parametrize("student", ["teacher", "nobody", ""])

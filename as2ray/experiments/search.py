@@ -1,0 +1,119 @@
+"""Stages that choose among training runs: a search with Optuna, and the best run of a grid."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass as validated_dataclass
+
+from as2ray.errors import lookup
+from as2ray.experiments.rankers import METRICS, RANKER, TrainedRanker, copy_ranker
+from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.training.config import SELECTION_METRIC
+from as2ray.training.tracking import read_metrics
+from tune_spaces import TRAINING_SPACES
+
+
+@validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SearchConfig:
+    """A search for the settings of a training run."""
+
+    space: str = "distillation"
+    """Name of a space in `tune_spaces`."""
+    num_trials: PositiveInt = 20
+    """Number of trials."""
+    grace_epochs: PositiveFloat = 1.0
+    """Epochs before a trial may be stopped; at least its warm-up."""
+    seed: NonNegativeInt = 0
+    """Seed of Optuna's sampler."""
+
+    def __post_init__(self) -> None:
+        lookup(TRAINING_SPACES, self.space, "search space")
+
+
+@dataclass(frozen=True, eq=False)
+class TunedRanker(TrainedRanker):
+    """The best ranker of a search with Optuna under Ray Tune for the settings of a run.
+
+    The fields of `TrainedRanker` describe the run, whose settings the trials replace.
+    """
+
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    @classmethod
+    def create(cls, run: TrainedRanker, search: SearchConfig) -> "TunedRanker":
+        """Returns the search for the settings of a run."""
+        values = {each.name: getattr(run, each.name) for each in fields(TrainedRanker)}
+        return cls(**values, search=search)
+
+    def tuned_run(self, params: Mapping[str, Any]) -> TrainedRanker:
+        """Returns the run with the parameters of a trial. Trained alone, it gives equal weights."""
+        values = {each.name: getattr(self, each.name) for each in fields(TrainedRanker)}
+        run: TrainedRanker = TRAINING_SPACES[self.search.space].apply_params(
+            params, TrainedRanker(**values)
+        )
+        return run
+
+    @property
+    def grace_epochs(self) -> float:
+        """Epochs before a trial may be stopped: not before its warm-up has ended."""
+        warmup_epochs = self.training.warmup_ratio * self.training.epochs
+        return max(self.search.grace_epochs, warmup_epochs)
+
+    def run(self, context: StageContext) -> Outputs:
+        """Searches; keeps the ranker of the best trial, and the files of the search."""
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.distributed.tune import search_training
+
+        space, search = TRAINING_SPACES[self.search.space], self.search
+        with ray_session():
+            result = search_training(
+                partial(space.apply_params, student=self.job(context)),
+                space.suggest,
+                context.output,
+                context.workers,
+                search.num_trials,
+                self.grace_epochs,
+                search.seed,
+            )
+        copy_ranker(result.ranker, context.output)
+        shutil.copy(result.run_folder / METRICS, context.output)
+        return {
+            **self.outputs(context),
+            "choice": result.params,
+            "value": result.value,
+            "failed_trials": result.failed_trials,
+        }
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        return {**super().describe(), "hours": self.hours()}
+
+    def hours(self) -> float:
+        """Returns the hours of all trials, as if none were stopped."""
+        return self.search.num_trials * super().hours()
+
+
+@dataclass(frozen=True, eq=False)
+class BestRanker(Stage):
+    """Of several runs, such as those of a grid, the ranker with the highest dev MAP."""
+
+    rankers: tuple[TrainedRanker, ...]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Compares the highest dev MAP of each run."""
+        values = [
+            max(
+                metrics[SELECTION_METRIC]
+                for metrics in read_metrics(context.path(ranker) / METRICS)
+                if SELECTION_METRIC in metrics
+            )
+            for ranker in self.rankers
+        ]
+        best = values.index(max(values))
+        copy_ranker(context.path(self.rankers[best]) / RANKER, context.output)
+        shape = context.outputs(self.rankers[best])["shape"]
+        return {"best": best, "values": values, "shape": shape}

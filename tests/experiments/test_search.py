@@ -1,0 +1,77 @@
+"""Searches among training runs: what is searched, and the best run of a grid."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import tiny
+
+from as2ray.errors import ConfigError
+from as2ray.experiments.rankers import TrainedRanker
+from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
+from as2ray.experiments.stage import Stage
+from as2ray.losses.distillation import DistillationLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import TrackingConfig
+
+
+@dataclass(frozen=True, eq=False)
+class TinyTable(Stage):
+    num_questions: int
+    seed: int
+
+    def run(self, context):
+        tiny.write_corpus(context.output, tiny.candidates(self.num_questions, seed=self.seed))
+        return {"counts": {}, "fingerprint": f"{self.num_questions}-{self.seed}"}
+
+
+@pytest.fixture
+def run(checkpoint) -> TrainedRanker:
+    return TrainedRanker(
+        ModelSpec(str(checkpoint("bert", None)), max_length=32),
+        (TinyTable(40, 0),),
+        TinyTable(10, 7),
+        TrainingConfig(epochs=1, global_batch_size=32, learning_rate=1e-3, precision="fp32"),
+        tracking=TrackingConfig(tensorboard=False),
+    )
+
+
+def test_best_of_a_grid_is_one_of_its_runs_and_can_be_trained_further(run, complete):
+    rates = (1e-3, 1e-9)
+    grid = tuple(replace(run, training=replace(run.training, learning_rate=r)) for r in rates)
+    outputs, folder = complete(BestRanker(grid))
+    assert outputs["best"] == outputs["values"].index(max(outputs["values"]))
+    _, best_folder = complete(grid[outputs["best"]])
+    weights = "ranker/model.safetensors"
+    assert (folder / weights).read_bytes() == (best_folder / weights).read_bytes()
+    further, _ = complete(replace(run, init_from=BestRanker(grid)))
+    assert further["shape"] == outputs["shape"]
+
+
+def test_search_is_another_stage_than_its_run_and_than_one_of_another_budget(run):
+    searches = [TunedRanker.create(run, SearchConfig(num_trials=n)) for n in (20, 20, 21)]
+    assert len({run, *searches}) == 3
+    assert all(search.inputs == run.inputs for search in searches)
+
+
+def test_run_of_a_trial_is_the_run_with_its_parameters(run):
+    student = replace(run, loss=DistillationLoss(teacher_assignment="sum"))
+    search = TunedRanker.create(student, SearchConfig())
+    params = {"alpha": 0.1, "temperature": 3.0, "global_batch_size": 24, "learning_rate": 1e-5}
+    expected = replace(
+        student,
+        loss=DistillationLoss(teacher_assignment="sum", alpha=0.1, temperature=3.0),
+        training=replace(student.training, global_batch_size=24, learning_rate=1e-5),
+    )
+    assert search.tuned_run(params) == expected
+
+
+def test_no_trial_is_stopped_before_its_warm_up_ends(run):
+    long = replace(run, training=replace(run.training, epochs=20, warmup_ratio=0.25))
+    assert TunedRanker.create(long, SearchConfig(grace_epochs=2)).grace_epochs == 5.0
+    assert TunedRanker.create(long, SearchConfig(grace_epochs=6)).grace_epochs == 6.0
+
+
+def test_unknown_space_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown search space 'alpha'.*distillation"):
+        SearchConfig(space="alpha")
