@@ -55,6 +55,7 @@ class RayBatchSource:
     def _create_ray_dataset(self, epoch: int, first_window: int, start: int) -> "ray.data.Dataset":
         # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask
         # for none, and no task reads the window numbers.
+        node = ray.get_runtime_context().get_node_id()
         windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
         dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
             _pack_windows,
@@ -62,7 +63,9 @@ class RayBatchSource:
             fn_kwargs={"dataset": self.dataset, "epoch": epoch, "start": start},
             num_cpus=0,
             compute=ray.data.TaskPoolStrategy(size=max(1, round(self.num_cpus))),
-            label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
+            label_selector={"ray.io/node-id": node},
+            # Before a node is taken it accepts no tasks, while workers still run there.
+            fallback_strategy=[{"label_selector": {"ray.io/node-id": f"!{node}"}}],
         )
         options = dataset.context.execution_options
         options.preserve_order = True
