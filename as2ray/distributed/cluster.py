@@ -68,7 +68,7 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
         folders_of_files = [
-            sorted(filter(Path.is_file, Path(path).rglob("*"))) or [path] for path in paths
+            sorted(filter(Path.is_file, Path(path).rglob("*"))) or [Path(path)] for path in paths
         ]
         names = [probe.name, *map(str, chain.from_iterable(folders_of_files))]
         task = ray.remote(num_cpus=0)(file_sizes)
