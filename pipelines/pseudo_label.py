@@ -30,6 +30,7 @@ from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.few_shot import (
     BM25Weight,
+    EpochRuleRanker,
     FewShotConfig,
     FewShotRanker,
     InterpolatedRanker,
@@ -213,10 +214,11 @@ class _Parts:
 
     def ranker(
         self, name: str, table: Stage, start: Stage | None = None, sample: int = 0
-    ) -> FewShotRanker:
+    ) -> EpochRuleRanker:
         """Adds a ranker that is trained on a table."""
         study = self.study
-        ranker = FewShotRanker(
+        kind = FewShotRanker if isinstance(table, SampledTable) else EpochRuleRanker
+        ranker = kind(
             model=replace(study.model, path=absolute_model_path(study.model.path)),
             train=(table,),
             dev=self.tables["dev"],

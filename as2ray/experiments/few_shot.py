@@ -157,13 +157,8 @@ def max_questions(table: Stage, results: Mapping[Stage, Result]) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class FewShotRanker(TrainedRanker):
-    """A trained ranker whose epochs follow from the number of questions of its first table.
-
-    It trains in the task of its stage: starting workers takes longer than most of these runs.
-    """
-
-    RESOURCES = "device"
+class EpochRuleRanker(TrainedRanker):
+    """A trained ranker whose epochs follow from the number of questions of its first table."""
 
     epochs: FewShotEpochs = dataclass_field(default_factory=FewShotEpochs)
 
@@ -179,8 +174,21 @@ class FewShotRanker(TrainedRanker):
 
     def run(self, context: StageContext) -> Outputs:
         """Trains, and reports the number of epochs."""
-        context = replace(context, workers=replace(context.workers, num_workers=0))
         return {**super().run(context), "epochs": self.job(context).training.epochs}
+
+
+@dataclass(frozen=True, eq=False)
+class FewShotRanker(EpochRuleRanker):
+    """Such a ranker of a small sample, which trains in the task of its stage.
+
+    Starting workers takes longer than most of these runs.
+    """
+
+    RESOURCES = "device"
+
+    def run(self, context: StageContext) -> Outputs:
+        """Trains without workers."""
+        return super().run(replace(context, workers=replace(context.workers, num_workers=0)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 
@@ -14,7 +14,7 @@ from as2ray.distributed.score import ScoreKind, read_scores, score_table
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.experiments.recipe import LossSpec, Recipe, RunSpec
-from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import filtered_table
 from as2ray.losses.two_in_one import TwoInOneLoss
@@ -36,7 +36,7 @@ METRICS = "metrics.jsonl"
 class TrainedRanker(Stage):
     """The selected checkpoint of a training run, with its metrics."""
 
-    RESOURCES = "gang"
+    RESOURCES: ClassVar[Resources] = "gang"
 
     model: ModelSpec
     train: tuple[Stage, ...]

@@ -88,6 +88,10 @@ def test_study_reports_every_start_size_and_remedy(study, tmp_path):
     }
     assert epochs == {"general": 2, "pseudo": 1, "scratch+8-0": 2, "scratch+all-0": 1}
     assert len(question_ids(out / "tables" / "train-8-0")) == 8
+    # Small samples train in the task of their stage, all others with workers.
+    stages = build(study, {}).stages
+    assert stages["rankers/pseudo+8-0"].RESOURCES == "device"
+    assert {stages[f"rankers/{name}"].RESOURCES for name in ("pseudo", "pseudo+all-0")} == {"gang"}
     grid = outputs(out / "bm25")
     assert len(grid["grid"]) == 56
     assert grid["RR"] == max(point[2] for point in grid["grid"])
@@ -210,11 +214,10 @@ def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(small, tmp
 
 def test_study_that_shares_its_runs_with_another_trains_nothing(small, tmp_path):
     PIPELINE.run(small, tmp_path / "first", HERE)
-    rankers = tmp_path / "store" / "FewShotRanker"
-    trained = sorted(rankers.iterdir())
+    trained = sorted((tmp_path / "store").glob("*Ranker/*"))
     few_shot = replace(small.few_shot, remedies=("bm25_mixing",), published_results={"x": 0.5})
     PIPELINE.run(replace(small, few_shot=few_shot, measures=["AP"]), tmp_path / "second", HERE)
-    assert sorted(rankers.iterdir()) == trained
+    assert sorted((tmp_path / "store").glob("*Ranker/*")) == trained
     assert systems(tmp_path / "second" / "test.json") >= {"x", "pseudo+8, with BM25"}
 
 
@@ -230,9 +233,10 @@ def test_dry_run_of_a_recipe_needs_no_data(path, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AS2RAY_DATA", str(tmp_path / "nothing"))
     arguments = ["--config", str(path), "--output", str(tmp_path / "out"), "--dry_run", "true"]
     PIPELINE.command(arguments)
-    rows = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split("  ")[0]: line[lines[0].index("updates") :].split() for line in lines}
     assert {"bm25", "index", "tables/pseudo", "rankers/pseudo+all-0-towards"} <= rows.keys()
     # 32 epochs on 32 questions, and fewer on more.
-    few, more = (int(rows[f"rankers/scratch+{size}-0"][3]) for size in (32, 128))
+    few, more = (int(rows[f"rankers/scratch+{size}-0"][0]) for size in (32, 128))
     assert 0 < few < more < 4 * few
     assert not list(tmp_path.iterdir())
