@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
 from as2ray.checkpoints.packaged import resolve_model_path
+from as2ray.data.packed_dataset import ORDER_VERSION
 from as2ray.distributed.score import ScoreKind, read_scores, score_table
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
@@ -55,8 +56,8 @@ class TrainedRanker(Stage):
     """Checks that must succeed first."""
 
     def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
-        """Leaves out the path of the model if the run starts from another ranker."""
-        identity = super().identity(fingerprints)
+        """Adds the version of the order of examples; leaves out the path of an unused model."""
+        identity = {**super().identity(fingerprints), "order_version": ORDER_VERSION}
         if self.init_from is not None:
             identity["model"]["path"] = ""
         return identity
