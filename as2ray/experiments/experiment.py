@@ -144,11 +144,9 @@ def _check_same_recipe(experiment: Experiment, output: Path) -> None:
     """Names the keys that differ in the first stage that differs; later ones differ by it."""
     path = output / LINKS
     links = json.loads(path.read_text()) if path.is_file() else {}
-    names = {stage: name for name, stage in reversed(experiment.stages.items())}
-    for stage in sorted_stages(experiment.targets):
-        name = names.get(stage, "")
+    for name, identity in _identities(experiment).items():
         stored = _leaves(links.get(name, {}).get("inputs", {}))
-        current = _leaves(stage.identity({}))
+        current = _leaves(identity)
         keys = stored.keys() | current.keys()
         changed = sorted(key for key in keys if stored.get(key) != current.get(key))
         if stored and changed:
@@ -162,7 +160,26 @@ def _check_same_recipe(experiment: Experiment, output: Path) -> None:
             )
 
 
+def _identities(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Returns the identity of each named stage, inputs first; it contains those of unnamed inputs.
+
+    So a key of an unnamed stage that differs is told as itself, and not as another hash.
+    """
+    names = {stage: name for name, stage in reversed(experiment.stages.items())}
+    unnamed: dict[Stage, Any] = {}
+    identities = {}
+    for stage in sorted_stages(experiment.targets):
+        identity = stage.identity(unnamed)
+        if stage in names:
+            identities[names[stage]] = identity
+        else:
+            unnamed[stage] = identity
+    return identities
+
+
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         return {k: v for key in value for k, v in _leaves(value[key], f"{path}.{key}").items()}
     return {path.removeprefix("."): value}
@@ -173,11 +190,13 @@ def _write_links(experiment: Experiment, output: Path, run: GraphRun, store: Sto
     output.mkdir(parents=True, exist_ok=True)
     path = output / LINKS
     links = json.loads(path.read_text()) if path.is_file() else {}
+    identities = _identities(experiment)
     for name, stage in experiment.stages.items():
         if stage not in run.results:
             continue
         result = run.results[stage]
-        links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": stage.identity({})}
+        inputs = identities.get(name, stage.identity({}))
+        links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": inputs}
         if store.is_local:
             link = output / name
             link.parent.mkdir(parents=True, exist_ok=True)

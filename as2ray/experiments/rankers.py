@@ -32,6 +32,9 @@ RANKER = "ranker"
 
 METRICS = "metrics.jsonl"
 
+UNKNOWN_HOURS = 0.01
+"""Hours of a stage whose tables or model have no published size."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainedRanker(Stage):
@@ -169,7 +172,7 @@ class TrainedRanker(Stage):
         """See `Stage`."""
         from as2ray.experiments.cost_model import training_cost
 
-        return training_cost(self).hours or super().hours()
+        return training_cost(self).hours or UNKNOWN_HOURS
 
 
 class StoredScores(Stage):
@@ -211,7 +214,7 @@ class TableScores(StoredScores):
         """See `Stage`."""
         from as2ray.experiments.cost_model import scoring_cost
 
-        return scoring_cost(self).hours or super().hours()
+        return scoring_cost(self).hours or UNKNOWN_HOURS
 
 
 @dataclass(frozen=True, eq=False)

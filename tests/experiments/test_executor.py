@@ -172,6 +172,17 @@ def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, t
     assert runs(log) == ["a", "new", "b"]
 
 
+def test_key_of_an_unnamed_input_that_differs_is_told_as_itself(store, tmp_path):
+    for name in ("before", "after"):
+        experiment = Experiment()
+        experiment.add("cells/a", Cell("a", (Cell(name),)))
+        if name == "before":
+            run_named(store, tmp_path / "output", experiment)
+            continue
+        with pytest.raises(StaleStageError, match="name: 'before' -> 'after'"):
+            run_named(store, tmp_path / "output", experiment)
+
+
 def test_reports_are_written_of_what_is_complete_before_the_error_is_raised(store, tmp_path):
     experiment, reports = Experiment(), []
     experiment.add("bad", Failing("no good"))
