@@ -127,7 +127,8 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
     [
         {
             "as2ray.outputs": {"torch", "transformers", "ray"},
-            "pipelines.trials": {"torch", "transformers", "ray", "matplotlib"},
+            "pipelines.distill": {"torch", "transformers", "ray", "matplotlib"},
+            "as2ray.experiments.cascades": {"torch", "transformers", "ray", "matplotlib"},
             "tune_spaces.distillation": {"transformers", "ray"},
             "as2ray.losses": {"transformers", "ray"},
             "as2ray.training.job": {"transformers", "ray"},
