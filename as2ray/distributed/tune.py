@@ -80,13 +80,14 @@ class Trial:
 
     def describe(self, num_trials: int, is_best: bool = False) -> str:
         """Returns a line for the log."""
-        head = f"trial {self.number}/{num_trials} {describe_params(self.params)}"
+        params = " ".join(f"{name} {_format(value)}" for name, value in self.params.items())
+        head = f"trial {self.number}/{num_trials} {params}"
         if self.error is not None:
             return f"{head}: failed: {self.error}"
-        values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
-        values += " (best so far)" if is_best else ""
-        end = f"; stopped early at epoch {self.epoch or 0:.2g}" if self.state == "stopped" else ""
-        return f"{head} -> {values}, {self.duration_s:.3g} s{end}"
+        values = ", ".join(f"{name} {_format(value)}" for name, value in self.values.items())
+        best = " (best so far)" if is_best else ""
+        end = f"; stopped early at epoch {self.epoch:.2g}" if self.state == "stopped" else ""
+        return f"{head} -> {values}{best}, {self.duration_s:.3g} s{end}"
 
 
 @dataclass(frozen=True)
@@ -215,14 +216,6 @@ def search_training(
     run_folder = search.run_folder(best.name)
     ranker = run_folder / BEST / "ranker"
     return TrainingSearch(best.params, best.values[SELECTION_METRIC], ranker, run_folder, trials)
-
-
-def describe_params(params: Mapping[str, Any]) -> str:
-    """Returns parameters as text: `alpha 0.1 learning_rate 7.7e-05`."""
-    return " ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in params.items()
-    )
 
 
 @dataclass(frozen=True)
@@ -367,22 +360,18 @@ class _Search:
         """Writes the table of trials as CSV and as Markdown, TensorBoard's files and plots."""
         from as2ray.evaluation.report import markdown_table
 
-        params = list(dict.fromkeys(name for trial in trials for name in trial.params))
-        columns = ["trial", "state", *self.modes, "epoch", "seconds", *params]
         rows = [
-            [
-                trial.number,
-                trial.state,
-                *(trial.values.get(name) for name in self.modes),
-                trial.epoch,
-                round(trial.duration_s, 2),
-                *(trial.params.get(name) for name in params),
-            ]
+            {"trial": trial.number, "state": trial.state, **trial.values, "epoch": trial.epoch}
+            | {"seconds": round(trial.duration_s, 2), **trial.params}
             for trial in trials
         ]
+        rows = [{k: v for k, v in row.items() if v is not None} for row in rows]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
         with (self.folder / "trials.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([columns, *rows])
-        cells = [[_format(value) for value in row] for row in rows]
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        cells = [[_format(row.get(name, "")) for name in columns] for row in rows]
         (self.folder / "search.md").write_text(markdown_table(columns, cells) + "\n")
         for path in (self.scratch / "tune").glob("*/events.out.tfevents.*"):
             copy = self.folder / "tensorboard" / path.parent.name / path.name
@@ -449,10 +438,10 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
 
     def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
         """Says every few minutes what a search waits for in which no trial has its workers."""
-        has_workers = any(
-            trial.status == "RUNNING" and self._has_workers(str(trial)) for trial in trials
-        )
-        if has_workers:
+        workers, is_running = self.search.workers, any(t.status == "RUNNING" for t in trials)
+        if workers is not None and workers.num_workers:
+            is_running = any(self.search.run_folder("").glob(f"*/{PLACEMENT_GROUP}"))
+        if is_running:
             self.progress_at = time.monotonic()
         elif time.monotonic() - self.progress_at > NO_PROGRESS_S:
             self.progress_at = time.monotonic()
@@ -462,14 +451,8 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
                 "no trial has had its workers for %.3g minutes: %s are free, and each needs %s",
                 NO_PROGRESS_S / 60,
                 ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in names),
-                gang_resources(self.search.workers) if self.search.workers else "1 CPU",
+                gang_resources(workers) if workers else "1 CPU",
             )
-
-    def _has_workers(self, name: str) -> bool:
-        workers = self.search.workers
-        if workers is None or workers.num_workers == 0:
-            return True
-        return (self.search.run_folder(name) / PLACEMENT_GROUP).exists()
 
     def _update(self, tune_trial: Any, state: str) -> None:
         """Writes, and if it has ended logs, the state of a trial."""
@@ -595,8 +578,6 @@ def _trial_name(trial: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    if value is None:
-        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

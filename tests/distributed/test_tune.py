@@ -15,8 +15,11 @@ import ray
 import tiny
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.distributed import tune
+from as2ray.distributed.cluster import record_placement_group, release_placement_group
 from as2ray.distributed.tune import search_scores, search_training
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import SearchError, TrainingError
@@ -146,6 +149,25 @@ def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatc
     assert "0 of 2 CPU are free, and each needs 1 CPU" in caplog.text
 
 
+def test_group_of_a_run_whose_controller_was_killed_is_released(ray_local, tmp_path):
+    @ray.remote(num_cpus=0)
+    class Controller:
+        def start_worker(self):
+            group = placement_group([{"CPU": 1}])
+            strategy = PlacementGroupSchedulingStrategy(group)
+            worker = ray.remote(record_placement_group).options(scheduling_strategy=strategy)
+            ray.get(worker.remote(tmp_path))
+            return group
+
+    controller = Controller.remote()
+    group = ray.get(controller.start_worker.remote())
+    ray.kill(controller)
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    for _ in range(2):
+        release_placement_group(tmp_path)
+        assert ray.util.placement_group_table(group)["state"] == "REMOVED"
+
+
 @pytest.fixture
 def job(corpus, checkpoint, tmp_path):
     dev = tiny.write_corpus(tmp_path / "dev", tiny.candidates(20, seed=7))
@@ -184,7 +206,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
     assert result.value > result.trials[1].values["dev/AP"]
     assert (result.ranker / "model.safetensors").exists()
     lines = [record.getMessage() for record in caplog.records if record.name == tune.__name__]
-    assert lines[0].startswith("trial 1/3 x 0.549 number 0 -> dev/AP ")
+    assert lines[0].startswith("trial 1/3 x 0.5488 number 0 -> dev/AP ")
     assert "(best so far)" in lines[0]
     assert lines[1].endswith("; stopped early at epoch 1.1")
     assert lines[2].endswith(": failed: TrainingError: the loss is nan")
