@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import tiny
 
+from as2ray.experiments.recipe import TableSpec
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from as2ray.experiments.recipe import TableSpec
 
 
 def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
