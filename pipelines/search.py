@@ -21,7 +21,7 @@ from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import TrainedRanker, trained_rankers
 from as2ray.experiments.search import SearchConfig, TunedRanker
-from as2ray.experiments.stage import plain
+from as2ray.experiments.stage import plain, sorted_stages
 from as2ray.experiments.tables import leak_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
@@ -62,6 +62,10 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables))
     student = rankers[recipe.student, recipe.seeds_of(recipe.student)[0]]
     assert isinstance(student, TrainedRanker)
+    needed = set(sorted_stages(student.inputs))
+    for (name, seed), ranker in rankers.items():
+        if ranker in needed:
+            experiment.add(f"rankers/{name}-seed{seed}", ranker)
     search = SearchConfig("distillation", recipe.num_trials, recipe.grace_epochs)
     experiment.add("search", TunedRanker.create(student, search))
     return experiment
