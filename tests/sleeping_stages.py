@@ -67,3 +67,10 @@ def runs(log: Path) -> list[str]:
     """Names of the cells that ran, in order."""
     files = sorted(log.iterdir(), key=lambda path: int(path.name.split("-")[-2]))
     return [path.name.rsplit("-", 2)[0] for path in files]
+
+
+def skip_published_counts() -> None:
+    """Lets made-up releases have sizes of their own, in a worker of Ray."""
+    from as2ray.corpora.corpus import Corpus
+
+    Corpus.check_counts = lambda *_: False

@@ -6,6 +6,7 @@ only inside the functions that build models, because pytest-xdist's controller b
 
 from __future__ import annotations
 
+import csv
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -169,3 +170,26 @@ def write_checkpoint(
     network_of(family, len(tokenizer), labels, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
+    """Writes a made-up split of WikiQA in the format of its release."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
+    header += ["Sentence", "Label"]
+    with (folder / f"WikiQA-{split}.tsv").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
+        writer.writerow(header)
+        for row in candidates(questions, seed=seed).to_pylist():
+            question = f"{row['question']} {split}"
+            writer.writerow(
+                [
+                    row["question_id"],
+                    question,
+                    "D1",
+                    "T",
+                    row["candidate_id"],
+                    row["candidate"],
+                    row["label"],
+                ]
+            )

@@ -1,18 +1,27 @@
 """Experiments on several nodes: side by side, after lost processes and nodes, queued fairly."""
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 import sleeping_stages
+import tiny
 from sleeping_stages import Cell, Failing, KilledOnce, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import TrainingError
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.ray_backend import RayBackend
+from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
 from as2ray.experiments.store import Store
+from as2ray.losses.distillation import DistillationLoss
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec
+from as2ray.training.tracking import TrackingConfig
+from pipelines import transfer_adapt
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -22,7 +31,10 @@ def nodes(cluster):
     """Four nodes of one CPU each, and a head without any; this process is connected."""
     for _ in range(4):
         cluster.add_node(num_cpus=1, object_store_memory=10**8)
-    environment = {"env_vars": {"PYTHONPATH": str(Path(sleeping_stages.__file__).parent)}}
+    environment = {
+        "env_vars": {"PYTHONPATH": str(Path(sleeping_stages.__file__).parent)},
+        "worker_process_setup_hook": "sleeping_stages.skip_published_counts",
+    }
     ray.init(address=cluster.address, logging_level="ERROR", runtime_env=environment)
     yield cluster
     ray.shutdown()
@@ -95,3 +107,59 @@ def test_nothing_smaller_passes_the_head_of_the_queue(nodes, tmp_path):
     assert backend.admits(small, [gang])
     assert not backend.admits(gang, [gang])
     assert not backend.admits(small, [small] * 8)  # as many as may run
+
+
+@pytest.fixture
+def recipe(checkpoint, tmp_path, monkeypatch):
+    """A teacher and its student."""
+    for split, seed, questions in (("train", 0, 40), ("dev", 1, 10), ("test", 2, 12)):
+        tiny.write_wikiqa(tmp_path / "data" / "wikiqa", split, seed, questions)
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("as2ray.corpora.corpus.Corpus.check_counts", lambda *_: False)
+    training = TrainingConfig(epochs=1, global_batch_size=16, learning_rate=1e-3, precision="fp32")
+    return Recipe(
+        title="Tiny",
+        model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
+        tables={split: TableSpec("wikiqa", split) for split in ("train", "dev", "test")},
+        dev="dev",
+        tests=["test"],
+        runs={
+            "first": RunSpec(["train"], training),
+            "student": RunSpec(
+                ["train"], training, num_layers=1, teachers=["first"], loss=DistillationLoss()
+            ),
+        },
+        baseline="first",
+        seeds=[0],
+        tracking=TrackingConfig(tensorboard=False),
+    )
+
+
+def test_recipe_on_nodes_equals_the_recipe_in_one_process(nodes, recipe, tmp_path):
+    here, there = tmp_path / "here" / "out", tmp_path / "there" / "out"
+    transfer_adapt.PIPELINE.run(recipe, here, WorkersConfig(num_workers=0))
+    workers = WorkersConfig(num_workers=1, cpus_per_worker=0.5, num_data_cpus=0.5)
+    transfer_adapt.PIPELINE.run(recipe, there, workers)
+    assert (there / "test.json").read_bytes() == (here / "test.json").read_bytes()
+    for run in recipe.runs:
+        for file in (
+            "rankers/{}-seed0/ranker/model.safetensors",
+            "evaluations/{}-seed0-test/ranking.run",
+        ):
+            path = file.format(run)
+            assert (there / path).read_bytes() == (here / path).read_bytes(), path
+    links = [json.loads((output / "stages.json").read_text()) for output in (here, there)]
+    assert links[0] == links[1]
+
+
+def test_second_recipe_trains_only_what_the_first_one_has_not(nodes, recipe, tmp_path):
+    workers = WorkersConfig(num_workers=0)
+    small = replace(recipe, runs={"first": recipe.runs["first"]})
+    transfer_adapt.PIPELINE.run(small, tmp_path / "small", workers)
+    manifests = tmp_path / "store" / "TrainedRanker"
+    first = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
+    transfer_adapt.PIPELINE.run(recipe, tmp_path / "large", workers)
+    both = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
+    assert len(first) == 1
+    assert len(both) == 2
+    assert first.items() <= both.items()

@@ -1,6 +1,5 @@
 """Made-up corpora in the formats of real releases."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -10,27 +9,6 @@ from as2ray.experiments.recipe import TableSpec
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-
-
-def _write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
-    header = ["QuestionID", "Question", "DocumentID", "DocumentTitle", "SentenceID"]
-    header += ["Sentence", "Label"]
-    with (folder / f"WikiQA-{split}.tsv").open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
-        writer.writerow(header)
-        for row in tiny.candidates(questions, seed=seed).to_pylist():
-            question = f"{row['question']} {split}"
-            writer.writerow(
-                [
-                    row["question_id"],
-                    question,
-                    "D1",
-                    "T",
-                    row["candidate_id"],
-                    row["candidate"],
-                    row["label"],
-                ]
-            )
 
 
 def _write_qnli(folder: Path) -> None:
@@ -55,7 +33,7 @@ def releases(tmp_path_factory) -> Path:
     for name in ("wikiqa", "qnli", "asnq"):
         (root / name).mkdir()
     for seed, (split, questions) in enumerate({"train": 40, "dev": 10, "test": 12}.items()):
-        _write_wikiqa(root / "wikiqa", split, seed, questions)
+        tiny.write_wikiqa(root / "wikiqa", split, seed, questions)
     _write_qnli(root / "qnli")
     _write_asnq(root / "asnq")
     return root
