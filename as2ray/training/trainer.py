@@ -121,7 +121,7 @@ class Trainer:
         ranker.dtype = self.state.precision
         self.saved_best_steps = (self.state.best_step,) * 2
         self._remove_unused_weights()
-        self.is_interrupted = False
+        self.is_stopping, self.steps_s = self.state.has_ended, 0.0
         self.interval = _Interval.start(ranker.device)
         self.tracking = tracking or TrackingConfig()
         self.trackers: list[Tracker] = []
@@ -131,12 +131,9 @@ class Trainer:
     def fit(self) -> TrainerState:
         """Trains until the last epoch or early stopping, or until a node is about to be lost."""
         self.saved_at = self.started_at = time.perf_counter()
-        self.outside_steps_s = 0.0
         try:
-            while self.state.epoch < self.config.epochs and not self.state.has_ended:
+            while self.state.epoch < self.config.epochs and not self.is_stopping:
                 self._train_epoch()
-                if self.is_interrupted:
-                    break
         finally:
             for tracker in self.trackers:
                 tracker.close()
@@ -146,26 +143,24 @@ class Trainer:
         """Trains the rest of the current epoch."""
         self.model.train()
         batches = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
-        waiting_since = time.perf_counter()
         for _, group in groupby(batches, key=lambda micro_batch: micro_batch.step):
             micro_batches = list(group)
-            self.outside_steps_s += time.perf_counter() - waiting_since
+            started_at = time.perf_counter()
             num_tokens = sum(micro_batch.batch.num_tokens for micro_batch in micro_batches)
             self.interval = self.interval.add_step(self._train_step(micro_batches), num_tokens)
             is_validation_due = self._is_validation_due()
             if is_validation_due or self.interval.num_steps >= self.tracking.log_every_steps:
                 self._log_interval(self.interval)
                 self.interval = _Interval.start(self.ranker.device)
+            self.steps_s += time.perf_counter() - started_at
             if is_validation_due:
                 self._validate()
                 self.model.train()
-                if self.state.has_ended:
-                    return
-            if self.state.global_step % self.checkpoint_store.check_every_steps == 0:
-                self._save_if_due()
-                if self.is_interrupted:
-                    return
-            waiting_since = time.perf_counter()
+                # Tokens per second are those of training, without the time of validation.
+                self.interval = _Interval.start(self.ranker.device)
+            self.is_stopping = self.state.has_ended or self._save_if_due()
+            if self.is_stopping:
+                return
         self.state = replace(self.state, epoch=self.state.epoch + 1, epoch_step=0)
 
     def _train_step(self, micro_batches: list[MicroBatch]) -> Tensor:
@@ -253,8 +248,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Evaluates, reports the metrics, and writes weights that are the best so far."""
-        with self._pause():
-            metrics = validate(self.ranker, self.eval_sets)
+        metrics = validate(self.ranker, self.eval_sets)
         metric, state = metrics[SELECTION_METRIC], self.state
         bad_evals = 0 if metric > state.best_metric else state.bad_evals + 1
         patience = self.config.early_stopping_patience
@@ -270,13 +264,11 @@ class Trainer:
             has_ended=has_ended,
         )
         metrics["epoch"] = state.global_step / self.batch_source.steps
-        duration_s = time.perf_counter() - self.started_at
-        metrics["share_outside_steps"] = self.outside_steps_s / duration_s
+        metrics["share_outside_steps"] = 1 - self.steps_s / (time.perf_counter() - self.started_at)
         log_metrics(self.trackers, state.global_step, metrics)
         self.checkpoint_store.report(metrics)
         if is_selected:
-            with self._pause():
-                self._write_best_weights()
+            self._write_best_weights()
         best = self.checkpoint_store.folder / BEST
         if has_ended and parallel.get_rank() == 0 and not best.exists():
             os.rename(self._weights_folder(self.state.best_step), best)
@@ -291,15 +283,20 @@ class Trainer:
             self._write_checkpoint(folder, weights)
         self._remove_unused_weights()
 
-    def _save_if_due(self) -> None:
-        """Saves a resume state by the clock, or because a node is about to be lost."""
-        self.is_interrupted = self.checkpoint_store.is_node_leaving()
-        elapsed_s = time.perf_counter() - self.saved_at
-        is_due = self.is_interrupted or elapsed_s >= self.checkpoint_store.resume_interval_s
+    def _save_if_due(self) -> bool:
+        """Saves a resume state by the clock, or because a node is about to be lost.
+
+        Returns whether a node is about to be lost.
+        """
+        store = self.checkpoint_store
+        if self.state.global_step % store.check_every_steps:
+            return False
+        is_leaving = store.is_node_leaving()
+        is_due = is_leaving or time.perf_counter() - self.saved_at >= store.resume_interval_s
         # The clocks of the workers differ.
         if parallel.all_reduce_max(int(is_due), self.ranker.device):
-            with self._pause():
-                self._save()
+            self._save()
+        return is_leaving
 
     def _save(self) -> None:
         """Saves a resume state, which rank 0 writes to a temporary folder."""
@@ -341,15 +338,6 @@ class Trainer:
             folder = self.checkpoint_store.folder
             for path in {*folder.glob(f"{BEST}-*"), *folder.glob(f".{BEST}-*")} - valid:
                 shutil.rmtree(path)
-
-    @contextmanager
-    def _pause(self) -> Iterator[None]:
-        """Counts the time of the block as outside steps, and not in tokens per second."""
-        started_at = time.perf_counter()
-        yield
-        duration_s = time.perf_counter() - started_at
-        self.outside_steps_s += duration_s
-        self.interval = replace(self.interval, started_at=self.interval.started_at + duration_s)
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
