@@ -11,9 +11,11 @@ in TANDA, Table 1.
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, field
+from dataclasses import dataclass as stage_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,20 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.asnq import GRADE_COUNTS
 from as2ray.corpora.natural_questions import ASNQ_OPTIONS
-from as2ray.corpora.preparation import prepare_splits
-from as2ray.corpora.record_conversion import Quarantine, convert_in_process, with_quarantine
+from as2ray.corpora.preparation import prepare_splits, release_path
+from as2ray.corpora.record_conversion import (
+    ConvertAll,
+    Quarantine,
+    convert_in_process,
+    with_quarantine,
+)
 from as2ray.corpora.registry import get_corpus
-from as2ray.distributed.build import convert_on_ray
-from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.experiments.stage import manifest, stage
+from as2ray.evaluation.report import markdown_table
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
 from as2ray.tables.filters import QuestionFilter
 from as2ray.text.sentences import versioned_name
-from pipelines.recipe import command
 
 log = logging.getLogger(__name__)
 
@@ -84,95 +91,106 @@ class Recipe:
         return asdict(get_corpus(self.corpus).parse_options(options))
 
 
-def run(
-    recipe: Recipe,
-    output: str | Path,
-    workers: WorkersConfig,
-    data_dirs: Mapping[str, str] | None = None,
-) -> Path:
-    """Builds the corpus unless it exists, and writes the report.
+@stage_dataclass(frozen=True, eq=False)
+class BuiltCorpus(Stage):
+    """A corpus of graded candidates, as Parquet files."""
 
-    Args:
-        recipe: The corpus to build.
-        output: Folder of the stages.
-        workers: Part of the cluster to use: its `num_data_cpus`. Without workers, this process.
-        data_dirs: Folder or file of the corpus; by default its folder in AS2RAY_DATA.
+    RESOURCES = "pool"
 
-    Returns:
-        The folder of the Parquet files.
+    corpus: str
+    split: str
+    corpus_options: dict[str, Any]
+    sentence_splitter: str
+    """Name and version."""
+    question_filter: QuestionFilter
+    max_bad_records: int = field(default=0, metadata=NOT_IDENTITY)
+    source: str = field(default="", metadata=NOT_IDENTITY)
+    """Absolute folder or file of the release."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Converts the records, with workers in `num_data_cpus` tasks of Ray."""
+        quarantine = Quarantine(self.max_bad_records)
+        convert_all: ConvertAll = convert_in_process
+        if context.workers.num_workers:
+            from as2ray.distributed.build import convert_on_ray
+
+            convert_all = convert_on_ray(context.workers.num_data_cpus)
+        corpus = with_quarantine(get_corpus(self.corpus), quarantine, convert_all)
+        release, splits = context.scratch / "release", {self.split: self.question_filter}
+        shutil.rmtree(release, ignore_errors=True)
+        manifest = prepare_splits(corpus, self.source, release, splits, **self.corpus_options)
+        for path in sorted((release / self.split).glob("*.parquet")):
+            path.rename(context.output / path.name)
+        quarantine.write(context.output / "quarantine.jsonl")
+        outputs = manifest["splits"][self.split]
+        grades, num_bad = _count_grades(context.output), len(quarantine.rejected)
+        return {**outputs, "grades": grades, "bad": num_bad, "content": outputs["fingerprint"]}
+
+
+def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph, which is one stage.
 
     Raises:
-        CorpusError: The corpus already consists of candidates, or too many records are rejected.
+        CorpusError: The corpus already consists of candidates.
     """
-    folder, options = Path(output).resolve(), recipe.resolved()
-    quarantine = Quarantine(recipe.max_bad_records)
-    convert_all = (
-        convert_on_ray(workers.num_data_cpus) if workers.num_workers else convert_in_process
+    corpus, options = get_corpus(recipe.corpus), recipe.resolved()
+    with_quarantine(corpus, Quarantine())
+    stage = BuiltCorpus(
+        recipe.corpus,
+        recipe.split,
+        options,
+        versioned_name(options["sentence_splitter"]),
+        recipe.question_filter,
+        recipe.max_bad_records,
+        os.path.abspath(release_path(corpus, data_dirs.get(recipe.corpus))),
     )
-    corpus = with_quarantine(get_corpus(recipe.corpus), quarantine, convert_all)
-    source = (data_dirs or {}).get(recipe.corpus)
+    experiment = Experiment()
+    experiment.add(f"{recipe.corpus}-{recipe.split}", stage)
+    return experiment
+
+
+def report(recipe: Recipe, finished: Finished) -> None:
+    """Writes the counts by grade beside those of ASNQ (TANDA, Table 1)."""
     name = f"{recipe.corpus}-{recipe.split}"
-    inputs = {
-        "corpus": recipe.corpus,
-        "split": recipe.split,
-        "corpus_options": options,
-        "sentence_splitter": versioned_name(options["sentence_splitter"]),
-        "question_filter": recipe.question_filter,
-    }
-
-    def make(part: Path) -> Mapping[str, Any]:
-        shutil.rmtree(part / "release", ignore_errors=True)
-        splits = {recipe.split: recipe.question_filter}
-        release = prepare_splits(corpus, source, part / "release", splits, **options)
-        for path in sorted((part / "release" / recipe.split).glob("*.parquet")):
-            path.rename(part / path.name)
-        shutil.rmtree(part / "release")
-        quarantine.write(part / "quarantine.jsonl")
-        entry = release["splits"][recipe.split]
-        return {**entry, "grades": _grades(part), "bad": len(quarantine.rejected)}
-
-    path = stage(folder / name, inputs, make)
-    text = report(recipe, manifest(path))
-    (folder / f"{name}.md").write_text(text)
-    log.info("\n%s", text)
-    return path
+    for stage in finished.named(name).values():
+        text = format_counts(recipe, stage.identity({}), finished.outputs(stage))
+        finished.write(f"{name}.md", text)
+        log.info("\n%s", text)
 
 
-def report(recipe: Recipe, entries: Mapping[str, Any]) -> str:
-    """Compares the counts by grade with ASNQ's (TANDA, Table 1), as Markdown.
+def format_counts(recipe: Recipe, inputs: Mapping[str, Any], outputs: Outputs) -> str:
+    """Compares the counts by grade with ASNQ's, as Markdown.
 
     Args:
         recipe: The corpus that was built.
-        entries: The manifest of its stage.
+        inputs: Identity of its stage.
+        outputs: What its stage reported.
     """
-    inputs, outputs = entries["inputs"], entries["outputs"]
     counts = outputs["counts"]
     split = recipe.split if recipe.split in NUM_QUESTIONS else "train"
     asnq_counts = GRADE_COUNTS["train" if split == "train" else "dev-all"]
-    lines = [
-        f"# {recipe.corpus}, {recipe.split}",
-        "",
-        f"{counts['num_questions']:,} questions, {counts['num_pairs']:,} pairs, "
-        f"{counts['num_positives']:,} positives; {outputs['bad']:,} bad records left out; "
-        f"fingerprint {outputs['fingerprint']}.",
-        f"Options: {json.dumps(inputs['corpus_options'])}; sentence splitter "
-        f"{inputs['sentence_splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
-        f"{NUM_QUESTIONS[split]:,} questions.",
-        "",
-        "| grade | sentences | here | per question | ASNQ | per question |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for grade, (description, asnq_count) in enumerate(zip(GRADE_DESCRIPTIONS, asnq_counts), 1):
         count = outputs["grades"][str(grade)]
-        lines.append(
-            f"| {grade} | {description} | {count:,} "
-            f"| {count / max(1, counts['num_questions']):.2f} "
-            f"| {asnq_count:,} | {asnq_count / NUM_QUESTIONS[split]:.2f} |"
+        mean, asnq_mean = (
+            count / max(1, counts["num_questions"]),
+            asnq_count / NUM_QUESTIONS[split],
         )
-    return "\n".join(lines) + "\n"
+        numbers = (f"{count:,}", f"{mean:.2f}", f"{asnq_count:,}", f"{asnq_mean:.2f}")
+        rows.append((str(grade), description, *numbers))
+    columns = ("grade", "sentences", "here", "per question", "ASNQ", "per question")
+    return (
+        f"# {recipe.corpus}, {recipe.split}\n\n"
+        f"{counts['num_questions']:,} questions, {counts['num_pairs']:,} pairs, "
+        f"{counts['num_positives']:,} positives; {outputs['bad']:,} bad records left out; "
+        f"fingerprint {outputs['fingerprint']}.\n"
+        f"Options: {json.dumps(inputs['corpus_options'])}; sentence splitter "
+        f"{inputs['sentence_splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
+        f"{NUM_QUESTIONS[split]:,} questions.\n\n{markdown_table(columns, rows)}"
+    )
 
 
-def _grades(folder: Path) -> dict[str, int]:
+def _count_grades(folder: Path) -> dict[str, int]:
     """Counts the rows of each grade in the Parquet files of a folder."""
     rows = np.zeros(5, np.int64)
     for path in folder.glob("*.parquet"):
@@ -181,10 +199,7 @@ def _grades(folder: Path) -> dict[str, int]:
     return {str(grade): int(rows[grade]) for grade in range(1, 5)}
 
 
-def main() -> None:
-    """Runs the command line."""
-    command(Recipe, run)
-
+PIPELINE = Pipeline(Recipe, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

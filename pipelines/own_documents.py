@@ -8,51 +8,39 @@ documents. Labeled questions (`--labeled_tables`, prepared tables) are trained o
 hundred help.
 """
 
-import logging
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal, get_args
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
-from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.saving import save
-from as2ray.corpora.leaks import check_leaks
-from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, CorpusError
-from as2ray.experiments.stage import MANIFEST, digest, stage
+from as2ray.errors import ConfigError
+from as2ray.experiments.bm25 import INDEX, DocumentIndex, LabelledTable, SplitTable
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.documents import (
+    CalibratedRanker,
+    GeneratedQueries,
+    GivenQueries,
+    labeled_tables,
+)
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
+from as2ray.experiments.stage import Stage
 from as2ray.models.calibration import CalibrationMethod
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
-from as2ray.retrieval.query_generation import QuerySource, generate_queries
-from as2ray.retrieval.question_answering import QuestionAnswerer
-from as2ray.retrieval.sentence_index import SentenceIndex
-from as2ray.tables.fingerprint import fingerprint
-from as2ray.tables.schema import count_table, validate_table
+from as2ray.retrieval.query_generation import QuerySource
 from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec, TrainingJob
-from pipelines.generator import QuestionGenerator
-from pipelines.labels import INDEX, index_documents, label_queries, split_train_dev, too_few
-from pipelines.recipe import described
-from pipelines.steps import TABLE, Plan, check_model, table, train_ranker
-
-log = logging.getLogger(__name__)
+from as2ray.training.job import ModelSpec
 
 DEV_SHARE = 10
 """About one of this number of questions selects the checkpoint and calibrates the scores."""
-
-QUERIES = pa.schema([("id", pa.string()), ("text", pa.string()), ("source_sentence", pa.int64())])
-"""Schema of stored questions: the fields of `Query`."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -61,8 +49,6 @@ class OwnDocuments:
 
     documents: str
     """A folder of text, Markdown, HTML, JSON lines or Parquet files, or one such table."""
-    output: str
-    """Folder of the stages."""
     questions: str | None = None
     """A file of questions, one per line; without it they are made from the documents."""
     query_sources: list[QuerySource] = field(default_factory=lambda: ["headings", "words"])
@@ -99,8 +85,6 @@ class OwnDocuments:
     """Minimum share of correct answers among those that are given."""
     ask: list[Annotated[str, Field(pattern=r"\S")]] = field(default_factory=list)
     """Questions to answer at the end."""
-    workers: WorkersConfig = field(default_factory=WorkersConfig)
-    """Part of the machine to use."""
     num_shards: PositiveInt = 1
     """Number of shards of the index."""
 
@@ -119,67 +103,71 @@ class OwnDocuments:
         return self
 
 
-def run(own: OwnDocuments) -> Path:
-    """Makes what does not exist yet.
-
-    Args:
-        own: Documents and settings.
-
-    Returns:
-        The folder of the ranker that answers.
+def build(own: OwnDocuments, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: index, questions, BM25's labels, one or two runs, and calibration.
 
     Raises:
-        ConfigError: The output is among the documents, there are too few questions, or the model
-            does not have the layers or exits.
-        CorpusError: No documents, or a labeled table that is none or has only one label.
+        ConfigError: The file of questions cannot be used.
+        CorpusError: There are no documents, or a labeled table is none or has only one label.
         LeakError: The labeled tables share questions.
-        CheckpointError: The model is neither an encoder nor a ranker.
     """
-    folder = Path(own.output).resolve()
-    documents = Path(own.documents).resolve()
-    _check_output(folder, documents)
-    if not (folder / "pseudo" / MANIFEST).is_file():
-        check_model(own.model)
+    experiment = Experiment()
     queries = None
     if own.questions is not None:
-        queries = _read_questions(own.questions, own.max_questions)
-    labeled = _store_labeled_tables(folder / "tables", own.labeled_tables)
-    index = index_documents(folder / "index", documents, own.index, own.num_shards)
-    if queries is None:
-        queries = _make_queries(folder / "questions", index, own)
-    pseudo_labeled = label_queries(
-        folder / "tables" / "labeled", index, queries, own.pseudo_labels, divides=True
+        queries = GivenQueries.from_queries(_read_questions(own.questions, own.max_questions))
+    labeled = labeled_tables(own.labeled_tables)
+    index = DocumentIndex.from_documents(own.documents, own.index, own.num_shards)
+    add_ranker(experiment, own, index, labeled, queries)
+    return experiment
+
+
+def add_ranker(
+    experiment: Experiment,
+    own: OwnDocuments,
+    index: Stage,
+    labeled: Mapping[str, Stage],
+    queries: Stage | None = None,
+) -> None:
+    """Adds what leads from an index of documents to a ranker that answers from it.
+
+    Args:
+        experiment: Its stages are added here.
+        own: Settings.
+        index: Index of the documents.
+        labeled: Labeled tables `train`, `dev`, or both.
+        queries: Questions of the user; by default they are made from the documents.
+    """
+    experiment.add("index", index)
+    generator = own.query_generator and absolute_model_path(own.query_generator)
+    queries = queries or GeneratedQueries(
+        index, tuple(own.query_sources), own.max_questions, generator, own.prompt
     )
-    tables = split_train_dev(folder / "tables", pseudo_labeled, DEV_SHARE)
-    loss = "uniform_exit" if own.model.exit_layers else "margin_ranking"
-    training, fine_tuning = (
-        _with_head_learning_rate(training, own.model)
-        for training in (own.training, own.fine_tuning)
+    experiment.add("questions", queries)
+    pseudo_labeled = LabelledTable(index, queries, own.pseudo_labels, min_questions=2)
+    tables = {
+        "labeled": pseudo_labeled,
+        "train": SplitTable(pseudo_labeled, "train", DEV_SHARE),
+        "dev": SplitTable(pseudo_labeled, "dev", DEV_SHARE),
+        **{f"labeled-{name}": table for name, table in labeled.items()},
+    }
+    for name, table in tables.items():
+        experiment.add(f"tables/{name}", table)
+    ranker = TrainedRanker(
+        model=replace(own.model, path=absolute_model_path(own.model.path)),
+        train=(tables["train"],),
+        dev=tables["dev"],
+        training=_with_head_learning_rate(own.training, own.model),
+        loss="uniform_exit" if own.model.exit_layers else "margin_ranking",
     )
-    job = TrainingJob(own.model, (str(tables["train"]),), {"dev": str(tables["dev"])}, training)
-    job = replace(job, loss=loss)
-    ranker = train_ranker(folder / "pseudo", Plan(job, tables), own.workers)
+    experiment.add("pseudo", ranker)
     dev = labeled.get("dev", tables["dev"])
     if "train" in labeled:
-        tables = {"train": labeled["train"], "dev": dev}
-        job = replace(job, train_tables=(str(labeled["train"]),), eval_tables={"dev": str(dev)})
-        job = replace(job, training=fine_tuning)
-        ranker = train_ranker(folder / "adapted", Plan(job, tables, ranker), own.workers)
-    answering = _calibrate(folder / "answering", ranker, dev, own) / "ranker"
-    sys.stdout.write(f"{_format_answers(own, SentenceIndex.open(index / INDEX), answering)}\n")
-    return answering
-
-
-def _check_output(folder: Path, documents: Path) -> None:
-    """Checks that the next run would not read the output as documents."""
-    if not folder.is_relative_to(documents):
-        return
-    if not any(part.startswith(".") for part in folder.relative_to(documents).parts):
-        raise ConfigError(
-            f"output {folder} is inside documents {documents}, where all folders but hidden ones "
-            "are read as documents",
-            fix="choose another output",
-        )
+        training = _with_head_learning_rate(own.fine_tuning, own.model)
+        train = (labeled["train"],)
+        ranker = replace(ranker, init_from=ranker, train=train, dev=dev, training=training)
+        experiment.add("adapted", ranker)
+    calibrated = CalibratedRanker(ranker, dev, own.calibration_method, own.min_precision)
+    experiment.add("answering", calibrated)
 
 
 def _with_head_learning_rate(training: TrainingConfig, model: ModelSpec) -> TrainingConfig:
@@ -207,97 +195,49 @@ def _read_questions(source: str, max_questions: int | None) -> list[Query]:
     return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
 
 
-def _make_queries(folder: Path, index: Path, own: OwnDocuments) -> list[Query]:
-    """Makes a stage with questions from the documents; returns them."""
+def report(own: OwnDocuments, finished: Finished) -> None:
+    """Prints the answers to the questions in `ask`, and the command that asks more."""
+    from as2ray.checkpoints.loading import load
+    from as2ray.retrieval.question_answering import QuestionAnswerer
+    from as2ray.retrieval.sentence_index import SentenceIndex
 
-    def make(part: Path) -> Mapping[str, Any]:
-        generator = None
-        if own.query_generator is not None:
-            generator = QuestionGenerator(own.query_generator, own.prompt)
-        queries = generate_queries(
-            SentenceIndex.open(index / INDEX),
-            own.query_sources,
-            own.max_questions,
-            query_generator=generator,
-        )
-        if len(queries) < 2:
-            raise too_few(f"only {len(queries)} questions were made from {own.query_sources}")
-        rows = pa.Table.from_pylist([query._asdict() for query in queries], QUERIES)
-        pq.write_table(rows, part / TABLE, compression="zstd")
-        return {"questions": len(queries)}
-
-    how = {
-        "query_sources": own.query_sources,
-        "max_questions": own.max_questions,
-        "query_generator": own.query_generator,
-        "prompt": own.prompt,
-    }
-    found = table(stage(folder, {"index": digest(index), **how}, make))
-    return [Query(**row) for row in found.to_pylist()]
-
-
-def _store_labeled_tables(
-    folder: Path, sources: Mapping[Literal["train", "dev"], str]
-) -> dict[str, Path]:
-    """Checks the labeled tables, then copies them to stages."""
-    tables: dict[str, pa.Table] = {}
-    for name, source in sources.items():
-        rows = validate_table(table(Path(source)), source)
-        if not 0 < count_table(rows).num_positives < rows.num_rows:
-            raise CorpusError(
-                f"{source} has {count_table(rows)}; it needs both labels: answers, and candidates "
-                "that are none"
+    for stage in finished.named("answering").values():
+        index = finished.path(finished.experiment.stages["index"]) / INDEX
+        lines = []
+        if own.ask:
+            answerer = QuestionAnswerer(
+                SentenceIndex.open(index), load(finished.path(stage) / RANKER)
             )
-        tables[name] = rows
-    check_leaks(tables)
-    return {name: _store_table(folder / f"labeled-{name}", rows) for name, rows in tables.items()}
+            for question in own.ask:
+                lines.append(f"\n{question}")
+                answers = answerer.ask(question).answers
+                lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in answers]
+                lines += [] if answers else ["  no answer"]
+        command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
+        where = (
+            f"--index {finished.output}/index/{INDEX} --model {finished.output}/answering/{RANKER}"
+        )
+        sys.stdout.write("\n".join([*lines, f'\n{command} ask "..." {where}\n']))
 
 
-def _store_table(folder: Path, rows: pa.Table) -> Path:
-    outputs = {"fingerprint": fingerprint(rows)}
+class OwnDocumentsPipeline(Pipeline[OwnDocuments]):
+    """Refuses an output that the next run would read as documents."""
 
-    def make(part: Path) -> Mapping[str, Any]:
-        pq.write_table(rows, part / TABLE, row_group_size=4_096, compression="zstd")
-        return outputs
-
-    return stage(folder, outputs, make)
-
-
-def _calibrate(folder: Path, ranker: Path, dev: Path, own: OwnDocuments) -> Path:
-    """Makes a stage with the ranker, calibrated and with a threshold for abstention."""
-
-    def make(part: Path) -> dict[str, Any]:
-        loaded = load(ranker / "ranker")
-        loaded.calibrate(table(dev), own.calibration_method, own.min_precision)
-        save(loaded, part / "ranker")
-        return {"threshold": loaded.threshold}
-
-    how = {"calibration_method": own.calibration_method, "min_precision": own.min_precision}
-    inputs = {"ranker": digest(ranker), "dev": digest(dev), **how}
-    return stage(folder, inputs, make)
+    def run(self, recipe: OwnDocuments, output: str | Path, *args: Any, **options: Any) -> Finished:
+        """See `Pipeline`."""
+        folder, documents = Path(output).resolve(), Path(recipe.documents).resolve()
+        if folder.is_relative_to(documents):
+            parts = folder.relative_to(documents).parts
+            if not any(part.startswith(".") for part in parts):
+                raise ConfigError(
+                    f"output {folder} is inside documents {documents}, where all folders but "
+                    "hidden ones are read as documents",
+                    fix="choose another output",
+                )
+        return super().run(recipe, output, *args, **options)
 
 
-def _format_answers(own: OwnDocuments, index: SentenceIndex, ranker: Path) -> str:
-    """Returns the answers to the questions in `ask`, and the command that asks more."""
-    lines = []
-    if own.ask:
-        answerer = QuestionAnswerer(index, load(ranker))
-        for question in own.ask:
-            lines.append(f"\n{question}")
-            answers = answerer.ask(question).answers
-            lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in answers]
-            lines += [] if answers else ["  no answer"]
-    where = Path(own.output) / "index" / INDEX
-    command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
-    return "\n".join([*lines, f'\n{command} ask "..." --index {where} --model {ranker}'])
-
-
-def main() -> None:
-    """Runs the command line."""
-    own = described(OwnDocuments)
-    with ray_session() if own.workers.num_workers else nullcontext():
-        run(own)
-
+PIPELINE = OwnDocumentsPipeline(OwnDocuments, build, report)
 
 if __name__ == "__main__":
-    main()
+    PIPELINE.command()

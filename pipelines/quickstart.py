@@ -7,36 +7,35 @@ The documents are part of every CPython, so nothing is downloaded. The steps are
 that people wrote and labeled. Other questions of this kind are the test.
 """
 
-import logging
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass as stage_dataclass
 from dataclasses import field
-from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
 from as2ray.corpora import python_reference
-from as2ray.distributed.cluster import ray_session
-from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.evaluation import plots
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import build_report, save_report, to_markdown
-from as2ray.experiments.stage import stage
+from as2ray.experiments.bm25 import write_stage_index
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.rankers import METRICS, TableEvaluation, TableScores
+from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.experiments.tables import prepared_table, read_table
+from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import read_metrics
 from pipelines import own_documents
 from pipelines.own_documents import OwnDocuments
-from pipelines.recipe import TableSpec, described
-from pipelines.steps import evaluate_ranker, prepare_table, table
 
-log = logging.getLogger(__name__)
-
+OUTPUT = "output/quickstart"
 CORPUS = "python_reference"
 MEASURES = ("AP", "RR", "P@1")
 SAMPLES = (
@@ -44,14 +43,13 @@ SAMPLES = (
     "What happens when I modify a list while looping over it?",
     "Can I catch several exception types at once?",
 )
+RUNS = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Quickstart:
     """Adapts a small encoder to the Python language reference and answers questions from it."""
 
-    output: str = "output/quickstart"
-    """Folder of the stages."""
     model: ModelSpec = field(
         default_factory=lambda: ModelSpec(packaged.MINILM_NAME, max_length=128)
     )
@@ -66,82 +64,93 @@ class Quickstart:
         default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
     """Hyperparameters of the second run, on the labeled questions."""
-    workers: WorkersConfig = field(default_factory=WorkersConfig)
-    """Part of the machine to use."""
+
+    def own_documents(self) -> OwnDocuments:
+        """Returns the settings of the adaptation."""
+        return OwnDocuments(
+            documents="",
+            max_questions=self.max_questions,
+            model=self.model,
+            training=self.training,
+            fine_tuning=self.fine_tuning,
+            min_precision=0.3,  # One first answer of three is correct.
+            ask=list(SAMPLES),
+        )
 
 
-def run(quickstart: Quickstart) -> None:
-    """Writes the documents, adapts the model, compares it with BM25 and answers questions."""
-    folder = Path(quickstart.output).resolve()
-    data = {
+@stage_dataclass(frozen=True, eq=False)
+class ReferenceIndex(Stage):
+    """An index of the Python reference, which it writes as a folder of Markdown files."""
+
+    python: str
+    """Version of Python."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Writes the documents, and indexes them."""
+        for document in python_reference.load_documents():
+            name = re.sub(r"[^a-zA-Z0-9/ .-]", "_", document.id)
+            path = context.output / "documents" / "reference" / f"{name}.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            title = document.id.partition("/")[2]
+            path.write_text("\n\n".join([f"# {title}", *document.sentences]), encoding="utf-8")
+        documents = context.output / "documents" / "reference"
+        return write_stage_index(context, documents, IndexConfig())
+
+
+def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:
+    """Returns the graph: that of own documents, and the evaluations of both runs."""
+    specs = {
         # Of some 40 negatives of a question; an epoch samples one.
         "train": TableSpec(CORPUS, "train", max_negatives=6),
         "dev": TableSpec(CORPUS, "dev"),
         "test": TableSpec(CORPUS, "test"),
     }
-    tables = {split: prepare_table(folder / "written" / split, data[split]) for split in data}
-    own = OwnDocuments(
-        documents=str(_documents(folder / "documents")),
-        output=str(folder),
-        max_questions=quickstart.max_questions,
-        labeled_tables={split: str(tables[split]) for split in ("train", "dev")},
-        model=quickstart.model,
-        training=quickstart.training,
-        fine_tuning=quickstart.fine_tuning,
-        min_precision=0.3,  # One first answer of three is correct.
-        ask=list(SAMPLES),
-        workers=quickstart.workers,
-    )
-    own_documents.run(own)
-    _report(folder, tables["test"])
-    sys.stdout.write(f"Report: {folder / 'report.md'}\n")
+    tables = {split: prepared_table(spec, data_dirs) for split, spec in specs.items()}
+    experiment = Experiment()
+    experiment.add("written/test", tables["test"])
+    labeled = {split: tables[split] for split in ("train", "dev")}
+    index = ReferenceIndex(sys.version.split()[0])
+    own_documents.add_ranker(experiment, quickstart.own_documents(), index, labeled)
+    for run, name in RUNS.items():
+        scores = TableScores(experiment.stages[run], tables["test"])
+        evaluation = experiment.add(f"evaluations/{run}", TableEvaluation(scores, MEASURES))
+        experiment.compare("test", name, 0, evaluation)
+    return experiment
 
 
-def _documents(folder: Path) -> Path:
-    """Makes a stage with the reference as a folder of Markdown files."""
-    documents = python_reference.load_documents()
+def report(quickstart: Quickstart, finished: Finished) -> None:
+    """Prints answers, and compares the rankers of both runs with BM25."""
+    from as2ray.evaluation import plots
 
-    def make(part: Path) -> Mapping[str, Any]:
-        for document in documents:
-            path = part / "reference" / f"{re.sub(r'[^a-zA-Z0-9/ .-]', '_', document.id)}.md"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            title = document.id.partition("/")[2]
-            path.write_text("\n\n".join([f"# {title}", *document.sentences]), encoding="utf-8")
-        return {"documents": len(documents)}
+    own_documents.report(quickstart.own_documents(), finished)
+    tests, runs = finished.named("written/test"), {run: finished.named(run) for run in RUNS}
+    if not tests or not all(runs.values()):
+        return
+    rows = read_table(finished.path(tests[""]))
+    bm25 = {0: evaluate(rows, BM25().score_candidates(rows), MEASURES)}
+    systems = {"BM25": bm25, **finished.evaluations()["test"]}
+    comparison = build_report("Python reference, test questions", systems, baseline="BM25")
+    save_report(comparison, finished.output / "report.md")
+    measures = {row.system: row.measures for row in comparison.rows}
+    path = finished.output / "measures.png"
+    plots.bar_chart(measures, comparison.title, "mean over questions", path)
+    losses = {}
+    for run, stages in runs.items():
+        lines = read_metrics(finished.path(stages[""]) / METRICS)
+        losses[run] = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    plots.loss_curve(losses, "Training", finished.output / "loss.png")
+    sys.stdout.write(f"\n{to_markdown(comparison)}\nReport: {finished.output / 'report.md'}\n")
 
-    stage(folder, {"python": sys.version.split()[0]}, make)
-    return folder / "reference"
 
-
-def _report(folder: Path, test: Path) -> None:
-    """Compares the rankers of both runs with BM25."""
-    rows = table(test)
-    systems = {"BM25": {0: evaluate(rows, BM25().score_candidates(rows), MEASURES)}}
-    steps = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
-    for step, name in steps.items():
-        run = folder / "runs" / step
-        found = evaluate_ranker(run, folder / step, {"test": test}, MEASURES, "raw")
-        systems[name] = {0: found["test"]}
-    made = build_report("Python reference, test questions", systems, baseline="BM25")
-    save_report(made, folder / "report.md")
-    spreads = {row.system: row.measures for row in made.rows}
-    plots.bar_chart(spreads, made.title, "mean over questions", folder / "measures.png")
-    lines = {step: read_metrics(folder / step / "metrics.jsonl") for step in steps}
-    losses = {
-        step: [(x["step"], x["loss"]) for x in told if "loss" in x] for step, told in lines.items()
-    }
-    plots.loss_curve(losses, "Training", folder / "loss.png")
-    sys.stdout.write("\n" + to_markdown(made) + "\n")
+PIPELINE = Pipeline(Quickstart, build, report)
 
 
 def main() -> None:
-    """Runs the command line."""
-    quickstart = described(Quickstart)
-    if quickstart.workers.num_workers == 0:
-        run(quickstart)
-    else:
-        with ray_session():
-            run(quickstart)
+    """Runs the command line, by default with the output `output/quickstart`."""
+    arguments = sys.argv[1:]
+    if not any(argument.startswith("--output") for argument in arguments):
+        arguments = ["--output", OUTPUT, *arguments]
+    PIPELINE.command(arguments)
 
 
 if __name__ == "__main__":

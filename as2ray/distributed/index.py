@@ -1,13 +1,19 @@
-"""Builds an index in shards on a Ray cluster."""
+"""Builds an index in shards on a Ray cluster; maps functions over tasks and actors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from ray.util import ActorPool
 
+from as2ray.distributed.cluster import unwrap_ray_errors
+from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
 from as2ray.retrieval.index_writer import IndexConfig, write_index
+
+T = TypeVar("T")
 
 
 def build_sharded(
@@ -41,20 +47,50 @@ def build_sharded(
             "CPUs of the largest node"
         )
 
-    def map_on_ray(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        task, function_ref = ray.remote(num_cpus=cpus_per_shard)(_call), ray.put(function)
-        results: list[Any] = ray.get([task.remote(function_ref, value) for value in arguments])
-        return results
-
     return write_index(
         documents,
         folder,
         config,
         num_shards=num_shards,
         overwrite=overwrite,
-        map_function=map_on_ray,
+        map_function=partial(map_on_ray, num_cpus=cpus_per_shard),
     )
 
 
-def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+def map_on_ray(
+    function: Callable[[Any], T], arguments: Iterable[Any], num_cpus: float = 1.0
+) -> list[T]:
+    """Calls a function with each argument, in tasks; returns the results in order."""
+    task, function_ref = ray.remote(num_cpus=num_cpus)(_call), ray.put(function)
+    with unwrap_ray_errors():
+        results: list[T] = ray.get([task.remote(function_ref, value) for value in arguments])
+    return results
+
+
+def _call(function: Callable[[Any], T], argument: Any) -> T:
     return function(argument)
+
+
+def map_on_actors(
+    create: Callable[[], Callable[[Any], T]], arguments: Iterable[Any], workers: WorkersConfig
+) -> Iterator[T]:
+    """Calls what `create` returns with each argument, in actors; yields the results in order.
+
+    Args:
+        create: Called once by each actor, for example to load a model.
+        arguments: The arguments.
+        workers: Number and resources of the actors.
+    """
+    actor = ray.remote(num_cpus=workers.cpus_per_worker, num_gpus=workers.gpus_per_worker)(_Caller)
+    pool = ActorPool([actor.remote(create) for _ in range(workers.num_workers)])
+    with unwrap_ray_errors():
+        yield from pool.map(lambda caller, value: caller.call.remote(value), arguments)
+
+
+class _Caller:
+    def __init__(self, create: Callable[[], Callable[[Any], Any]]) -> None:
+        self.function = create()
+
+    def call(self, argument: Any) -> Any:
+        """Calls the function."""
+        return self.function(argument)

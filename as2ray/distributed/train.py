@@ -137,8 +137,7 @@ def _train_worker(config: dict[str, Any]) -> bool:
     workers: WorkersConfig = config["workers"]
     if ray.train.get_context().get_world_rank() == 0:
         record_placement_group(config["folder"])
-    # Ray's own value counts data's CPUs too.
-    torch.set_num_threads(max(1, int(workers.cpus_per_worker)))
+    torch.set_num_threads(max(1, int(bundle_resources(workers).get("CPU", 1.0))))
     return run_job(
         config["job"],
         config["folder"],

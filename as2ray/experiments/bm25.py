@@ -4,11 +4,13 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +24,27 @@ from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
 from as2ray.experiments.tables import TABLE, read_table, write_table
 from as2ray.retrieval.documents import list_parts
 from as2ray.retrieval.index_writer import IndexConfig, write_index
-from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
+from as2ray.retrieval.pseudo_labels import (
+    PseudoLabelConfig,
+    PseudoLabelResult,
+    Query,
+    label_queries,
+    merge_pseudo_labels,
+)
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.filters import QuestionFilter, filter_mask
-from as2ray.tables.schema import CANDIDATE_SCHEMA, count_table, from_rows, question_offsets
+from as2ray.tables.schema import CANDIDATE_SCHEMA, batched, count_table, from_rows, question_offsets
 from as2ray.text.bm25 import BM25
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 INDEX = "index"
 """Folder of the index in a stage that makes one."""
+
+QUERIES_PER_TASK = 500
+"""Questions that a task labels, or retrieves candidates for."""
 
 BM25_SCORES = "bm25_scores.npy"
 """File of a stage with retrieved candidates: BM25's score of each row."""
@@ -89,7 +102,7 @@ class CandidateIndex(Stage):
         source = context.scratch / "texts.parquet"
         pq.write_table(pa.table({"text": list(dict.fromkeys(texts))}), source)
         config = IndexConfig(self.bm25.chosen(context), sentence_splitter="lines")
-        return _write_index(context, source, config)
+        return write_stage_index(context, source, config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +136,7 @@ class DocumentIndex(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Indexes the documents, with one task of Ray per shard if there are workers."""
-        return _write_index(context, Path(self.source), self.config, self.num_shards)
+        return write_stage_index(context, Path(self.source), self.config, self.num_shards)
 
 
 def hash_documents(source: Path) -> str:
@@ -141,7 +154,7 @@ def hash_documents(source: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write_index(
+def write_stage_index(
     context: StageContext, source: Path, config: IndexConfig, num_shards: int = 0
 ) -> Outputs:
     """Writes an index into the folder of a stage; 0 shards are one that this process writes."""
@@ -165,6 +178,8 @@ def _write_index(
 class LabelledTable(Stage):
     """A candidates table of questions that BM25 labels."""
 
+    RESOURCES = "pool"
+
     index: Stage
     queries: Stage
     """A table, or stored questions (`write_queries`)."""
@@ -180,8 +195,8 @@ class LabelledTable(Stage):
             ConfigError: Fewer than `min_questions` have both.
         """
         queries = read_queries(context.path(self.queries))
-        index = SentenceIndex.open(context.path(self.index) / INDEX)
-        labelled = generate_pseudo_labels(index, queries, self.config)
+        label = partial(_label_queries, context.path(self.index), self.config)
+        labelled = merge_pseudo_labels(_map_queries(context, label, queries))
         counts, left_out = count_table(labelled.table), dict(labelled.skipped)
         log.info("pseudo-labels: %s, left out %s", counts, left_out)
         if counts.num_questions < self.min_questions:
@@ -190,6 +205,24 @@ class LabelledTable(Stage):
                 f"left out {left_out}"
             )
         return {**write_table(labelled.table, context.output), "left_out": left_out}
+
+
+def _label_queries(
+    index: Path, config: PseudoLabelConfig, queries: Sequence[Query]
+) -> PseudoLabelResult:
+    return label_queries(SentenceIndex.open(index / INDEX), queries, config)
+
+
+def _map_queries(
+    context: StageContext, function: Callable[[Sequence[Query]], T], queries: Iterable[Query]
+) -> list[T]:
+    """Calls a function with groups of questions, in tasks of Ray if there are workers."""
+    groups = list(batched(queries, QUERIES_PER_TASK))
+    if not context.workers.num_workers:
+        return [function(group) for group in groups]
+    from as2ray.distributed.index import map_on_ray
+
+    return map_on_ray(function, groups)
 
 
 def too_few_questions(problem: str) -> ConfigError:
@@ -243,6 +276,8 @@ def read_queries(folder: Path) -> list[Query]:
 class RetrievedTable(Stage):
     """The candidates that BM25 retrieves, instead of each question's own."""
 
+    RESOURCES = "pool"
+
     table: Stage
     """The questions. Their positives are recognized by their text."""
     index: CandidateIndex
@@ -258,7 +293,9 @@ class RetrievedTable(Stage):
         contain, and those for which it misses all positives, which `no_all_negative` removes.
         """
         rows = read_table(context.path(self.table))
-        index = SentenceIndex.open(context.path(self.index) / INDEX)
+        queries = read_queries(context.path(self.table))
+        retrieve = partial(_retrieve, context.path(self.index), self.depth)
+        results = chain.from_iterable(_map_queries(context, retrieve, queries))
         positives: dict[str, dict[str, float]] = {}
         names = ("question_id", "candidate", "label")
         for id, text, label in zip(*(rows[name].to_pylist() for name in names)):
@@ -267,11 +304,7 @@ class RetrievedTable(Stage):
         retrieved: list[tuple[str, str, str, str, int]] = []
         scores: list[float] = []
         counts = {"finds nothing": 0, "misses all positives": 0}
-        for id, question, *_ in read_queries(context.path(self.table)):
-            hits = index.search(question, self.depth)
-            candidates = dict(
-                zip(index.texts([hit.index for hit in hits]), (hit.score for hit in hits))
-            )
+        for (id, question, *_), candidates in zip(queries, results):
             answers = positives.get(id, {})
             counts["finds nothing"] += not candidates
             counts["misses all positives"] += bool(answers) and answers.keys().isdisjoint(
@@ -288,6 +321,17 @@ class RetrievedTable(Stage):
         np.save(context.output / BM25_SCORES, np.array(scores))
         table = from_rows(retrieved, CANDIDATE_SCHEMA)
         return {**write_table(table, context.output), "bm25": counts}
+
+
+def _retrieve(index: Path, depth: int, queries: Sequence[Query]) -> list[dict[str, float]]:
+    """Returns the texts that BM25 retrieves for each question, with their scores."""
+    sentences = SentenceIndex.open(index / INDEX)
+    retrieved = []
+    for query in queries:
+        hits = sentences.search(query.text, depth)
+        texts = sentences.texts([hit.index for hit in hits])
+        retrieved.append(dict(zip(texts, (hit.score for hit in hits))))
+    return retrieved
 
 
 @dataclass(frozen=True, eq=False)

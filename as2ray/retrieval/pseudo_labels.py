@@ -5,7 +5,7 @@ and negatives are sampled uniformly from the top 100.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
@@ -74,7 +74,31 @@ def generate_pseudo_labels(
     Raises:
         CorpusError: No question has a positive and a negative.
     """
-    config = config or PseudoLabelConfig()
+    return merge_pseudo_labels([label_queries(index, queries, config or PseudoLabelConfig())])
+
+
+def merge_pseudo_labels(results: Sequence[PseudoLabelResult]) -> PseudoLabelResult:
+    """Merges the labels of several groups of questions, in order.
+
+    Raises:
+        CorpusError: No question has a positive and a negative.
+    """
+    skipped: Counter[str] = Counter()
+    for result in results:
+        skipped.update(result.skipped)
+    table = pa.concat_tables([result.table for result in results])
+    if not table.num_rows:
+        raise CorpusError(
+            f"no question shares words with two sentences of the documents: {dict(skipped)}",
+            fix="give other questions, or more documents",
+        )
+    return PseudoLabelResult(table, skipped)
+
+
+def label_queries(
+    index: SentenceIndex, queries: Iterable[Query], config: PseudoLabelConfig
+) -> PseudoLabelResult:
+    """Labels questions; a question's labels do not depend on the others."""
     rows: list[tuple[str, str, str, str, int, str]] = []
     skipped: Counter[str] = Counter()
     for query in queries:
@@ -90,11 +114,6 @@ def generate_pseudo_labels(
             sentence = index.sentence(sentence_index)
             candidate = (f"{query.id}-{sentence_index}", sentence.text, int(rank == 0))
             rows.append((query.id, query.text, *candidate, sentence.document_id))
-    if not rows:
-        raise CorpusError(
-            f"no question shares words with two sentences of the documents: {dict(skipped)}",
-            fix="give other questions, or more documents",
-        )
     schema = CANDIDATE_SCHEMA.append(pa.field("document_id", pa.string()))
     return PseudoLabelResult(from_rows(rows, schema), skipped)
 

@@ -6,7 +6,8 @@ sentence's words: it retrieves that sentence, and a ranker learns to look for wo
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import Final, Literal
 
@@ -22,6 +23,8 @@ QuerySource = Literal["headings", "leading", "words", "generator"]
 
 QueryGenerator = Callable[[Sequence[str]], Sequence[str]]
 """Returns a question for each sentence, or an empty string."""
+
+MapFunction = Callable[[QueryGenerator, Iterable[list[str]]], Iterator[Sequence[str]]]
 
 MIN_HEADING_WORDS: Final = 2
 """Minimum number of words of a heading that becomes a question."""
@@ -46,6 +49,7 @@ def generate_queries(
     max_questions: PositiveInt | None = None,
     seed: int = 0,
     query_generator: QueryGenerator | None = None,
+    map_function: MapFunction = map,
 ) -> list[Query]:
     """Generates questions for the sentences of documents, in their order, without duplicates.
 
@@ -56,6 +60,8 @@ def generate_queries(
             in random order until it has generated so many.
         seed: Seed of the sampling.
         query_generator: Generates questions for the source `generator`.
+        map_function: Calls the generator with each batch of sentences, in order; by default in this
+            process.
 
     Raises:
         ConfigError: The source `generator` has no `query_generator`.
@@ -66,7 +72,8 @@ def generate_queries(
     query_of_text: dict[str, Query] = {}
     for source in query_sources:
         if source == "generator" and query_generator is not None:
-            queries = _generate_with_model(index, query_generator, max_questions, seed)
+            generate = partial(map_function, query_generator)
+            queries = _generate_with_model(index, generate, max_questions, seed)
         else:
             queries = _generate_from_source(index, source, random)
         for query in queries:
@@ -98,15 +105,19 @@ def _generate_from_source(
 
 
 def _generate_with_model(
-    index: SentenceIndex, query_generator: QueryGenerator, max_questions: int | None, seed: int
+    index: SentenceIndex,
+    generate: Callable[[Iterable[list[str]]], Iterator[Sequence[str]]],
+    max_questions: int | None,
+    seed: int,
 ) -> Iterator[Query]:
     """Generates questions until `max_questions` are distinct; yields in the sentences' order."""
     order: Sequence[int] = range(len(index))
     if max_questions is not None:
         order = Random(f"{seed} sentences").sample(order, len(order))
     question_of_sentence, distinct = dict[int, str](), set[str]()
-    for batch in batched(order, GENERATOR_BATCH):
-        for sentence, text in zip(batch, query_generator(index.texts(batch))):
+    batches = list(batched(order, GENERATOR_BATCH))
+    for batch, texts in zip(batches, generate(map(index.texts, batches))):
+        for sentence, text in zip(batch, texts):
             if question := text.strip():
                 question_of_sentence[sentence] = question
                 distinct.add(question.casefold())

@@ -8,10 +8,9 @@ from pydantic import ValidationError
 from as2ray.corpora.preparation import read_split
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CorpusError
-from as2ray.experiments.stage import manifest
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
-from pipelines.build_asnq import Recipe, run
+from pipelines.build_asnq import PIPELINE, Recipe
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -34,8 +33,9 @@ def squad(tmp_path):
 @pytest.mark.cluster
 def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, tmp_path):
     recipe = Recipe("squad", "dev", max_bad_records=1)
-    made = run(recipe, tmp_path / "out", HERE, squad)
-    found = manifest(made)["outputs"]
+    PIPELINE.run(recipe, tmp_path / "out", HERE, squad)
+    made = tmp_path / "out" / "squad-dev"
+    found = json.loads((made / "manifest.json").read_text())["outputs"]
     assert found["counts"] == {"num_questions": 3, "num_pairs": 9, "num_positives": 3}
     assert found["grades"] == {"1": 0, "2": 0, "3": 6, "4": 3}
     assert found["fingerprint"] == fingerprint(ParquetTable.open(made).to_table())
@@ -53,13 +53,13 @@ def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, t
 
 def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, tmp_path):
     with pytest.raises(CorpusError, match=r"1 bad records, such as .*article 1"):
-        run(Recipe("squad", "dev"), tmp_path / "out", HERE, squad)
+        PIPELINE.run(Recipe("squad", "dev"), tmp_path / "out", HERE, squad)
     assert not (tmp_path / "out" / "squad-dev").exists()
 
 
 def test_corpus_that_is_candidates_already_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="'wikiqa' is candidates already"):
-        run(Recipe("wikiqa", "dev"), tmp_path / "out", HERE)
+        PIPELINE.run(Recipe("wikiqa", "dev"), tmp_path / "out", HERE)
     assert not (tmp_path / "out").exists()
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -12,13 +13,16 @@ from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, ConfigError, CorpusError, LeakError, StaleStageError
+from as2ray.experiments.bm25 import DocumentIndex, read_queries
+from as2ray.experiments.documents import GeneratedQueries
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.store import Store
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
-from pipelines import own_documents
-from pipelines.labels import index_documents, questions_of
-from pipelines.own_documents import OwnDocuments, _make_queries, _read_questions, run
+from pipelines.own_documents import PIPELINE, OwnDocuments, _read_questions
 
+HERE = WorkersConfig(num_workers=0)
 TINY = TrainingConfig(epochs=1, global_batch_size=8, learning_rate=1e-3, precision="fp32")
 
 
@@ -38,16 +42,42 @@ def documents(tmp_path):
 def own(checkpoint, documents, tmp_path):
     return OwnDocuments(
         documents=str(documents),
-        output=str(tmp_path / "out"),
         model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
         training=TINY,
         fine_tuning=TINY,
         ask=["metal in kovarin"],
-        workers=WorkersConfig(num_workers=0),
     )
 
 
-def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp_path, capsys):
+@pytest.fixture
+def run(tmp_path):
+    """Runs the pipeline; returns the folder of the ranker that answers."""
+
+    def run_here(own, output=tmp_path / "out"):
+        PIPELINE.run(own, output, HERE)
+        return Path(output) / "answering" / "ranker"
+
+    return run_here
+
+
+@pytest.fixture
+def make_queries(tmp_path):
+    """Makes questions from an index; returns them."""
+    store = Store(str(tmp_path / "store"))
+
+    def make(documents, own):
+        index = DocumentIndex.from_documents(documents, IndexConfig())
+        stage = GeneratedQueries(
+            index, tuple(own.query_sources), own.max_questions, own.query_generator, own.prompt
+        )
+        graph = run_graph([stage], store, SequentialBackend(store, HERE))
+        graph.raise_failures({})
+        return read_queries(store.fetch(graph.results[stage]))
+
+    return make
+
+
+def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp_path, capsys, run):
     ranker = run(own)
     shown = capsys.readouterr().out
     assert "metal in kovarin" in shown
@@ -68,15 +98,15 @@ def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp
         ]
     )
     assert ".md" in capsys.readouterr().out
-    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     assert run(own) == ranker
-    assert made == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("manifest.json")}
+    assert made == {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     (tmp_path / "documents" / "0.md").write_text("Other words.")
     with pytest.raises(StaleStageError, match="documents"):
         run(own)
 
 
-def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
+def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path, run):
     lines = [f"what {kind} has {topic}" for topic in tiny.TOPICS for kind in ("metal", "glass")]
     (tmp_path / "questions.txt").write_text("\n".join(lines) + "\n\n")
     annotated = tiny.write_corpus(tmp_path / "annotated", tiny.candidates(12))
@@ -105,21 +135,23 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path):
         (["zebras sleep", "metal kovarin", "metal zelimut"], ["metal kovarin", "metal zelimut"]),
     ],
 )
-def test_questions_that_leave_a_part_empty_are_divided_all_the_same(own, tmp_path, lines, parts):
+def test_questions_that_leave_a_part_empty_are_divided_all_the_same(
+    own, tmp_path, lines, parts, run
+):
     (tmp_path / "few.txt").write_text("\n".join(lines))
     run(replace(own, questions=str(tmp_path / "few.txt"), ask=[]))
-    each = [questions_of(tmp_path / "out" / "tables" / part) for part in ("train", "dev")]
+    each = [read_queries(tmp_path / "out" / "tables" / part) for part in ("train", "dev")]
     assert sorted(query.text for part in each for query in part) == parts
     assert [len(part) for part in each] == [1, 1]
 
 
-def test_finished_output_runs_again_without_the_model_that_it_started_from(own, tmp_path):
+def test_finished_output_runs_again_without_the_model_that_it_started_from(own, tmp_path, run):
     base = shutil.copytree(own.model.path, tmp_path / "base")
     own = replace(own, model=ModelSpec(str(base), max_length=32), ask=[])
     ranker = run(own)
     shutil.rmtree(base)
     assert run(own) == ranker
-    shutil.rmtree(tmp_path / "out" / "pseudo")
+    shutil.rmtree((tmp_path / "out" / "pseudo").resolve())
     with pytest.raises(CheckpointError, match="base"):
         run(own)
 
@@ -131,7 +163,9 @@ def test_file_of_questions_ends_a_question_at_the_end_of_a_line_alone(tmp_path):
     assert texts == ["what is metal?", "what\u2028is\x0cglass?"]
 
 
-def test_questions_that_a_generator_has_asked_are_read_again(own, documents, tmp_path, monkeypatch):
+def test_questions_that_a_generator_has_asked_are_read_again(
+    own, documents, monkeypatch, make_queries
+):
     class Asks:
         def __init__(self, path, prompt):
             assert path == "t5"
@@ -139,26 +173,23 @@ def test_questions_that_a_generator_has_asked_are_read_again(own, documents, tmp
         def __call__(self, sentences):
             return [f"What about {sentence}" for sentence in sentences]
 
-    monkeypatch.setattr(own_documents, "QuestionGenerator", Asks)
+    monkeypatch.setattr("as2ray.experiments.documents.QuestionGenerator", Asks)
     own = replace(
         own, query_sources=["headings", "generator"], query_generator="t5", max_questions=6
     )
-    index = index_documents(tmp_path / "index", documents, IndexConfig())
-    queries = _make_queries(tmp_path / "made", index, own)
+    queries = make_queries(documents, own)
     assert len(queries) == 6
-    monkeypatch.delattr(own_documents, "QuestionGenerator")
-    assert _make_queries(tmp_path / "made", index, own) == queries
-    with pytest.raises(StaleStageError, match="prompt"):
-        _make_queries(tmp_path / "made", index, replace(own, prompt="ask:"))
+    monkeypatch.delattr("as2ray.experiments.documents.QuestionGenerator")
+    assert make_queries(documents, own) == queries
 
 
-def test_documents_that_make_too_few_questions_leave_room_for_other_kinds(own, tmp_path):
+def test_documents_that_make_too_few_questions_leave_room_for_other_kinds(
+    own, tmp_path, make_queries
+):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.txt").write_text("Kovarin has metal things inside. Zelimut has glass.")
-    index = index_documents(tmp_path / "index", tmp_path / "plain", IndexConfig())
     with pytest.raises(ConfigError, match="only 0 questions were made"):
-        _make_queries(tmp_path / "made", index, replace(own, query_sources=["headings"]))
-    assert not (tmp_path / "made").exists()
+        make_queries(tmp_path / "plain", replace(own, query_sources=["headings"]))
 
 
 def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
@@ -170,7 +201,7 @@ def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
     assert max(numbers) > 10
 
 
-def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
+def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path, run):
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(ConfigError, match="no question"):
         run(replace(own, questions=str(tmp_path / "none.txt")))
@@ -200,7 +231,7 @@ def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"num_layers": 99}, {"exit_layers": (2, 99)}])
 def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_read(
-    own, tmp_path, wrong
+    own, tmp_path, wrong, run
 ):
     with pytest.raises(ConfigError, match="layers"):
         run(replace(own, model=replace(own.model, **wrong)))
@@ -211,7 +242,7 @@ def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_re
     assert not (tmp_path / "out").exists()
 
 
-def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(own, tmp_path):
+def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(own, tmp_path, run):
     rows = tiny.candidates(6)
     answers = rows.filter([label == 1 for label in rows["label"].to_pylist()])
     folders = {
@@ -225,8 +256,8 @@ def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(o
     assert not (tmp_path / "out").exists()
 
 
-def test_output_among_the_documents_is_refused_unless_nobody_reads_it(own, documents):
+def test_output_among_the_documents_is_refused_unless_nobody_reads_it(own, documents, run):
     for output in (documents, documents / "out"):
         with pytest.raises(ConfigError, match="inside documents"):
-            run(replace(own, output=str(output)))
-    assert run(replace(own, output=str(documents / ".out"), ask=[])).is_dir()
+            run(own, output)
+    assert run(replace(own, ask=[]), documents / ".out" / "out").is_dir()

@@ -9,7 +9,7 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines import quickstart
-from pipelines.quickstart import Quickstart, run
+from pipelines.quickstart import PIPELINE, Quickstart
 
 TINY = TrainingConfig(epochs=1, global_batch_size=256, learning_rate=1e-3, precision="fp32")
 
@@ -17,14 +17,12 @@ TINY = TrainingConfig(epochs=1, global_batch_size=256, learning_rate=1e-3, preci
 @pytest.mark.slow
 def test_quickstart_trains_reports_answers_and_can_be_asked(checkpoint, tmp_path, capsys):
     asked = Quickstart(
-        output=str(tmp_path / "out"),
         model=ModelSpec(str(checkpoint("bert", None)), max_length=48),
         max_questions=100,
         training=TINY,
         fine_tuning=TINY,
-        workers=WorkersConfig(num_workers=0),
     )
-    run(asked)
+    PIPELINE.run(asked, tmp_path / "out", WorkersConfig(num_workers=0))
     out = capsys.readouterr().out
     assert all(row in out for row in ("BM25", "MiniLM, BM25's labels", "MiniLM, then written"))
     assert all(question in out for question in quickstart.SAMPLES)

@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from as2ray.errors import CheckpointError
-from pipelines.generator import QuestionGenerator
+from as2ray.retrieval.query_generator import QuestionGenerator
 
 
 @pytest.fixture(scope="module")

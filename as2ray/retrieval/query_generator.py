@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
 from as2ray.errors import CheckpointError
 
 
@@ -21,6 +18,8 @@ class QuestionGenerator:
     """
 
     def __init__(self, path: str, prompt: str = "", max_question_tokens: int = 32) -> None:
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
             self.model = AutoModelForSeq2SeqLM.from_pretrained(path).eval()
@@ -31,7 +30,6 @@ class QuestionGenerator:
             ) from error
         self.prompt, self.max_question_tokens = prompt, max_question_tokens
 
-    @torch.inference_mode()
     def __call__(self, sentences: Sequence[str]) -> list[str]:
         """Returns a question for each sentence."""
         texts = [self.prompt + sentence for sentence in sentences]

@@ -1,0 +1,140 @@
+"""Stages of a user's own documents: questions, labeled tables, a calibrated ranker."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from as2ray.corpora.leaks import check_leaks
+from as2ray.errors import CorpusError
+from as2ray.experiments.bm25 import INDEX, too_few_questions, write_queries
+from as2ray.experiments.rankers import RANKER
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.tables import read_table, write_table
+from as2ray.models.calibration import CalibrationMethod
+from as2ray.retrieval.pseudo_labels import Query
+from as2ray.retrieval.query_generation import QuerySource, generate_queries
+from as2ray.retrieval.query_generator import QuestionGenerator
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.schema import count_table, validate_table
+
+
+@dataclass(frozen=True, eq=False)
+class GivenQueries(Stage):
+    """Questions of a user."""
+
+    queries: tuple[Query, ...] = field(metadata=NOT_IDENTITY)
+    content_hash: str
+
+    @classmethod
+    def from_queries(cls, queries: list[Query]) -> "GivenQueries":
+        """Returns the stage of these questions."""
+        lines = "\n".join(f"{query.id} {query.text}" for query in queries)
+        return cls(tuple(queries), hashlib.sha256(lines.encode()).hexdigest()[:16])
+
+    def run(self, context: StageContext) -> Outputs:
+        """Stores them."""
+        return write_queries(self.queries, context.output)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedQueries(Stage):
+    """Questions that are made from the sentences of an index."""
+
+    RESOURCES = "pool"
+
+    index: Stage
+    query_sources: tuple[QuerySource, ...]
+    max_questions: int | None
+    query_generator: str | None
+    """Folder or hub id of a sequence-to-sequence model for the source `generator`."""
+    prompt: str
+    """Text before each sentence that the generator reads."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Generates them; with workers, the generator runs in actors.
+
+        Raises:
+            ConfigError: Fewer than two questions were made.
+        """
+        generator: Any = None
+        map_function: Any = map
+        if self.query_generator is not None:
+            generator = partial(QuestionGenerator, self.query_generator, self.prompt)
+        if generator is not None and context.workers.num_workers:
+            from as2ray.distributed.index import map_on_actors
+
+            map_function = partial(map_on_actors, workers=context.workers)
+        elif generator is not None:
+            generator = generator()
+        queries = generate_queries(
+            SentenceIndex.open(context.path(self.index) / INDEX),
+            self.query_sources,
+            self.max_questions,
+            query_generator=generator,
+            map_function=map_function,
+        )
+        if len(queries) < 2:
+            sources = list(self.query_sources)
+            raise too_few_questions(f"only {len(queries)} questions were made from {sources}")
+        return write_queries(queries, context.output)
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledTable(Stage):
+    """A user's candidates table."""
+
+    source: str = field(metadata=NOT_IDENTITY)
+    """Absolute path of its folder."""
+    content_hash: str
+
+    def run(self, context: StageContext) -> Outputs:
+        """Copies it."""
+        rows = validate_table(read_table(Path(self.source)), self.source)
+        return write_table(rows, context.output)
+
+
+def labeled_tables(sources: Mapping[Any, str]) -> dict[str, Stage]:
+    """Returns the stages of a user's candidates tables, by name.
+
+    Raises:
+        CorpusError: A folder has no candidates table, or its table has one label only.
+        LeakError: Two tables share questions.
+    """
+    tables = {name: validate_table(read_table(Path(s)), s) for name, s in sources.items()}
+    for name, rows in tables.items():
+        if not 0 < count_table(rows).num_positives < rows.num_rows:
+            raise CorpusError(
+                f"{sources[name]} has {count_table(rows)}; it needs both labels: answers, and "
+                "candidates that are none"
+            )
+    check_leaks(tables)
+    return {
+        name: LabeledTable(str(Path(sources[name]).absolute()), fingerprint(rows))
+        for name, rows in tables.items()
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedRanker(Stage):
+    """A ranker whose scores are probabilities, with a threshold below which it abstains."""
+
+    RESOURCES = "device"
+
+    ranker: Stage
+    dev: Stage
+    method: CalibrationMethod
+    min_precision: float
+
+    def run(self, context: StageContext) -> Outputs:
+        """Fits the calibration on dev."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+
+        ranker = load(context.path(self.ranker) / RANKER)
+        ranker.calibrate(read_table(context.path(self.dev)), self.method, self.min_precision)
+        save(ranker, context.output / RANKER)
+        return {"threshold": ranker.threshold}
