@@ -90,6 +90,12 @@ def checkpoint(tmp_path_factory, published) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory) -> Path:
+    """A tiny sequence-to-sequence model that generates questions."""
+    return tiny.write_seq2seq(tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """Folder of Parquet files with 400 pairs that a tiny network can learn."""
     folder = tmp_path_factory.mktemp("corpus")

@@ -193,3 +193,26 @@ def write_wikiqa(folder: Path, split: str, seed: int, questions: int) -> None:
                     row["label"],
                 ]
             )
+
+
+def write_seq2seq(folder: Path) -> Path:
+    """Writes a random T5 that says something about everything."""
+    import torch
+    import transformers
+
+    tokenizer = published_tokenizer("bert")
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer),
+        **{"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+        decoder_start_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():  # as it is born it repeats its first token, which is no word
+        for weights in model.parameters():
+            weights.normal_()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

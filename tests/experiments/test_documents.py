@@ -1,0 +1,90 @@
+"""Stages of own documents give the same with and without Ray."""
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.experiments import bm25
+from as2ray.experiments.bm25 import (
+    BM25Grid,
+    CandidateIndex,
+    DocumentIndex,
+    LabelledTable,
+    RetrievedTable,
+)
+from as2ray.experiments.documents import GeneratedQueries, labeled_tables
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.store import Store
+from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
+
+WORKERS = (WorkersConfig(num_workers=0), WorkersConfig(num_workers=2, cpus_per_worker=0.5))
+
+
+@pytest.fixture
+def documents(tmp_path) -> Path:
+    root = tmp_path / "documents"
+    root.mkdir()
+    for number, topic in enumerate(tiny.TOPICS):
+        lines = [f"The {topic} has {word} of kind {n} inside." for n, word in enumerate(tiny.WORDS)]
+        (root / f"{number}.md").write_text(f"# All about {topic}\n\n" + "\n\n".join(lines[:12]))
+    return root
+
+
+def files_with_and_without_ray(stage, folder):
+    """The files of a stage by name, from each kind of workers."""
+    results = []
+    for number, workers in enumerate(WORKERS):
+        store = Store(str(folder / f"store-{number}"))
+        graph = run_graph([stage], store, SequentialBackend(store, workers))
+        graph.raise_failures({})
+        output = store.fetch(graph.results[stage])
+        files = [path for path in output.rglob("*") if path.is_file()]
+        results.append(
+            {
+                str(path.relative_to(output)): path.read_bytes()
+                for path in files
+                if path.name != "manifest.json"
+            }
+        )
+    return results
+
+
+@pytest.fixture
+def queries_in_groups(monkeypatch):
+    monkeypatch.setattr(bm25, "QUERIES_PER_TASK", 3)
+
+
+@pytest.mark.slow
+def test_index_questions_and_labels_are_the_same_from_tasks_of_ray(
+    documents, tmp_path, ray_local, queries_in_groups
+):
+    index = DocumentIndex.from_documents(documents, IndexConfig(), num_shards=2)
+    queries = GeneratedQueries(index, ("headings", "words"), None, None, "")
+    here, there = files_with_and_without_ray(
+        LabelledTable(index, queries, PseudoLabelConfig()), tmp_path
+    )
+    assert here.keys() == {"part-00000.parquet"}
+    assert here == there
+
+
+@pytest.mark.slow
+def test_retrieved_candidates_are_the_same_from_tasks_of_ray(
+    corpus, tmp_path, ray_local, queries_in_groups
+):
+    [table] = labeled_tables({"train": str(corpus)}).values()
+    grid = BM25Grid(table, ((0.9, 0.4), (1.2, 0.75)))
+    retrieved = RetrievedTable(table, CandidateIndex((table,), grid), 7, append_missed=True)
+    here, there = files_with_and_without_ray(retrieved, tmp_path)
+    assert here.keys() == {"part-00000.parquet", "bm25_scores.npy"}
+    assert here == there
+
+
+@pytest.mark.slow
+def test_generator_asks_the_same_in_actors_of_ray(documents, tmp_path, ray_local, seq2seq):
+    index = DocumentIndex.from_documents(documents, IndexConfig())
+    queries = GeneratedQueries(index, ("generator",), 8, str(seq2seq), "ask: ")
+    here, there = files_with_and_without_ray(queries, tmp_path)
+    assert here == there
