@@ -40,6 +40,7 @@ from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.tables.parquet import ParquetTable
 from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import TrainingJob
+from as2ray.training.tracking import stage_name
 
 
 def train_on_ray(
@@ -125,8 +126,7 @@ def run_name(folder: Path, storage: Path) -> str:
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as temporary:
-            stage = folder.parent.name.removesuffix(".part")
-            temporary.write_text(f"{stage}-{uuid4().hex[:8]}")
+            temporary.write_text(f"{stage_name(folder)}-{uuid4().hex[:8]}")
     return path.read_text()
 
 

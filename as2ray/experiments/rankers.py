@@ -1,5 +1,6 @@
 """Stages of rankers: trained, scored on a table, evaluated."""
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +23,7 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.schema import TableCounts
 from as2ray.tables.trec import write_run
-from as2ray.training.checkpoint_store import hardlink_or_copy
+from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import TrackingConfig
@@ -135,7 +136,8 @@ class TrainedRanker(Stage):
         shutil.copy(run_folder / METRICS, output)
         if (run_folder / "tensorboard").exists():
             shutil.copytree(run_folder / "tensorboard", output / "tensorboard", dirs_exist_ok=True)
-        return self.outputs(context)
+        progress = json.loads((selected.parent / STATE_FILE).read_text())
+        return {**self.outputs(context), "precision": progress["precision"]}
 
     def outputs(self, context: StageContext) -> Outputs:
         """Returns what later stages check: the shape of the ranker, and its model's files."""

@@ -14,6 +14,9 @@ Metrics = Mapping[str, float]
 BEST = "best"
 """Folder in a run's folder, with the selected checkpoint. A run that has it is complete."""
 
+STATE_FILE = "progress.json"
+"""File of a checkpoint with the progress of its run."""
+
 
 class CheckpointStore(Protocol):
     """Keeps the resume states of a run. `distributed/train.py` has one for Ray Train.

@@ -140,11 +140,13 @@ def create_trackers(config: TrackingConfig, folder: Path, resumed_step: int) -> 
     if config.tensorboard:
         trackers.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
     if config.mlflow_uri:
-        # In a pipeline every run's folder is called `run`; the stage above it tells them apart.
-        stage = folder.parent.name.removesuffix(".part")
-        name = stage if folder.name == "run" else folder.name
-        trackers.append(MLflowTracker(config.mlflow_uri, name))
+        trackers.append(MLflowTracker(config.mlflow_uri, stage_name(folder)))
     return trackers
+
+
+def stage_name(folder: Path) -> str:
+    """Returns what tells runs apart; in an experiment the stage, whose folder has `scratch/run`."""
+    return folder.parents[1].name if folder.parts[-2:] == ("scratch", "run") else folder.name
 
 
 def log_metrics(trackers: Sequence[Tracker], step: int, metrics: Metrics) -> None:

@@ -29,7 +29,7 @@ from as2ray.losses.base import Loss, StepContext
 from as2ray.models.ranker import Ranker
 from as2ray.tables.atomic import atomic_folder
 from as2ray.training import parallel
-from as2ray.training.checkpoint_store import BEST, CheckpointStore
+from as2ray.training.checkpoint_store import BEST, STATE_FILE, CheckpointStore
 from as2ray.training.config import SELECTION_METRIC, TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 from as2ray.training.tracking import Tracker, TrackingConfig, create_trackers, log_metrics
@@ -38,7 +38,7 @@ from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
 """Errors that a full disk causes: in files, in safetensors and in `torch.save`."""
 
-RANKER, STATE_FILE, OPTIMIZER_FILE = "ranker", "progress.json", "optimizer.pt"
+RANKER, OPTIMIZER_FILE = "ranker", "optimizer.pt"
 """Weights and progress in a checkpoint; a resume state has the optimizer's state too."""
 
 
