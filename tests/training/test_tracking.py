@@ -57,7 +57,9 @@ def test_mlflow_run_holds_the_metrics(tmp_path):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     # A pipeline's runs are all called `run`: they have the name of the stage that they make.
     made = create_trackers(
-        TrackingConfig(tensorboard=False, mlflow_uri=uri), tmp_path / "TrainedRanker" / "x-seed0" / "scratch" / "run", 0
+        TrackingConfig(tensorboard=False, mlflow_uri=uri),
+        tmp_path / "TrainedRanker" / "x-seed0" / "scratch" / "run",
+        0,
     )
     (tracker,) = (one for one in made if isinstance(one, MLflowTracker))
     tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
