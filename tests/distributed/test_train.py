@@ -26,7 +26,7 @@ from as2ray.training.tracking import TrackingConfig, read_metrics
 
 def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
     # A pipeline's runs are all called alike, and Ray resumes whatever has the name.
-    folders = [tmp_path / "rankers" / f"step-seed{n}.part" / "run" for n in range(2)]
+    folders = [tmp_path / "rankers" / f"step-seed{n}" / "scratch" / "run" for n in range(2)]
     names = [run_name(folder, tmp_path / "storage") for folder in folders]
     assert len(set(names)) == 2
     assert names == [run_name(folder, tmp_path / "storage") for folder in folders]
