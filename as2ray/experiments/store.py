@@ -23,7 +23,6 @@ from uuid import uuid4
 import pyarrow.fs as pa_fs
 from fsspec.core import url_to_fs
 from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from as2ray.errors import ConfigError, StaleStageError, lookup
 from as2ray.experiments.stage import Result, Stage
@@ -59,10 +58,10 @@ class StoredStage:
 
     kind: str
     digest: str
-    num_bytes: int = 0
-    is_complete: bool = False
+    num_bytes: int
+    is_complete: bool
     """Whether it has a manifest; otherwise it is an interrupted or a running attempt."""
-    has_lease: bool = False
+    has_lease: bool
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,12 @@ class Store:
         match = re.match(r"([\w+.:-]+):/+(.*?)/*$", self.uri)
         if match is None or match[1] == "file":
             # Absolute, as workers of Ray have another working directory.
-            path = Path(self.uri if match is None else f"/{match[2]}").expanduser().absolute()
-            uri = str(path)
+            path = self.uri if match is None else f"/{match[2]}"
+            uri = str(Path(path).expanduser().absolute())
         else:
-            driver = lookup(DRIVERS, match[1], "scheme of a store")
+            uri, driver = f"{match[1]}://{match[2]}", lookup(DRIVERS, match[1], "scheme of a store")
             if find_spec(driver) is None:
-                raise ConfigError(
-                    f"{self.uri} needs the package {driver}", fix=f"pip install {driver}"
-                )
-            uri = f"{match[1]}://{match[2]}"
+                raise ConfigError(f"{uri} needs the package {driver}", f"pip install {driver}")
         object.__setattr__(self, "uri", uri)
 
     @property
@@ -105,17 +101,14 @@ class Store:
     @cached_property
     def _files(self) -> DirFileSystem:
         """The file system of the store; its paths start below the root."""
-        if self.is_local:
-            return DirFileSystem(self.uri, LocalFileSystem())
         # No cache of listings: other processes write to the store.
         filesystem, root = url_to_fs(self.uri, use_listings_cache=False)
         return DirFileSystem(root, filesystem)
 
     @property
     def _local_root(self) -> Path:
-        if self.is_local:
-            return Path(self.uri)
-        return Path(self.cache).expanduser().absolute() / str(self._files.path)
+        cache = Path(self.cache).expanduser().absolute()
+        return Path(self.uri) if self.is_local else cache / str(self._files.path)
 
     def work_folder(self, kind: str, digest: str) -> Path:
         """Returns the local folder that a stage writes into."""
@@ -128,13 +121,11 @@ class Store:
             StaleStageError: The manifest is of another version.
         """
         content = self._read(f"{kind}/{digest}/{MANIFEST}")
-        if content is None:
-            return None
-        manifest: dict[str, Any] = json.loads(content)
-        if manifest.get("format_version") != FORMAT_VERSION:
+        manifest: dict[str, Any] | None = None if content is None else json.loads(content)
+        if manifest and (version := manifest.get("format_version")) != FORMAT_VERSION:
             raise StaleStageError(
-                f"{self.uri}/{kind}/{digest} has format_version {manifest.get('format_version')}; "
-                f"this version of as2ray reads {FORMAT_VERSION}",
+                f"{self.uri}/{kind}/{digest} has format_version {version}; this version of as2ray "
+                f"reads {FORMAT_VERSION}",
                 fix="remove the folder, or give another --store",
             )
         return manifest
@@ -194,10 +185,8 @@ class Store:
                     raise StaleStageError(f"{self.uri}/{kind}/{digest} was removed")
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                self._files.get(
-                    [f"{kind}/{digest}/{name}" for name in manifest["files"]],
-                    [str(folder / name) for name in manifest["files"]],
-                )
+                paths = [folder / name for name in manifest["files"]]
+                self._files.get([self._name(path) for path in paths], [str(path) for path in paths])
                 (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         return folder
 
@@ -211,18 +200,15 @@ class Store:
                 `files` (bytes by name) are added.
         """
         folder, name = self.work_folder(kind, digest), f"{kind}/{digest}"
-        paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-        sizes = {
-            file: path.stat().st_size
-            for file, path in paths.items()
-            if not file.startswith((MANIFEST, LEASE, f"{SCRATCH}/")) and path.is_file()
-        }
+        names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))]
+        names = [each for each in names if not each.startswith((MANIFEST, LEASE, f"{SCRATCH}/"))]
+        sizes = {n: (folder / n).stat().st_size for n in names if (folder / n).is_file()}
         entries = {"format_version": FORMAT_VERSION, **manifest, "files": sizes}
         content = (json.dumps(entries, indent=2) + "\n").encode()
         if self.is_local:
             self._write(f"{name}/{MANIFEST}", content)
         else:
-            self._files.put([str(paths[f]) for f in sizes], [f"{name}/{f}" for f in sizes])
+            self._files.put([str(folder / f) for f in sizes], [f"{name}/{f}" for f in sizes])
             with _locked(folder):  # A process that fetches it waits for the local manifest.
                 self._write(f"{name}/{MANIFEST}", content)
                 (folder / MANIFEST).write_bytes(content)
@@ -256,13 +242,12 @@ class Store:
         Raises:
             ConfigError: There are none, or the store cannot be read.
         """
-        files: dict[tuple[str, str], dict[str, int]] = {}
+        files: dict[tuple[str, ...], dict[str, int]] = {}
         with self._explained():
             entries = self._files.find("", detail=True)
         for path, entry in entries.items():
-            kind, digest, name = [*path.split("/", 2), "", ""][:3]
-            if name:
-                files.setdefault((kind, digest), {})[name] = entry["size"]
+            if len(parts := path.split("/", 2)) == 3:
+                files.setdefault((parts[0], parts[1]), {})[parts[2]] = entry["size"]
         if not files:
             raise ConfigError(f"{self.uri} has no stages", fix="correct --store")
         return [
@@ -295,14 +280,11 @@ class Store:
             if (name := names.pop()) not in needed:
                 needed.add(name)
                 names += (self.manifest(*name.split("/")) or {}).get("built_on", [])
-        for stage in stages:
-            name = f"{stage.kind}/{stage.digest}"
-            lease = self._read_lease(f"{name}/{LEASE}") if stage.has_lease else {}
+        for stage in [each for each in stages if each.has_lease]:
+            lease = self._read_lease(f"{stage.kind}/{stage.digest}/{LEASE}")
             if lease and not _is_stale(lease):
-                raise ConfigError(
-                    f"{_process(lease['owner'])} is running {name} in {self.uri}",
-                    fix="wait until it is finished",
-                )
+                problem = f"{_process(lease['owner'])} is running {stage.kind}/{stage.digest}"
+                raise ConfigError(f"{problem} in {self.uri}", fix="wait until it is finished")
         removed = [stage for stage in stages if f"{stage.kind}/{stage.digest}" not in needed]
         for stage in [] if dry_run else removed:
             self.remove(stage.kind, stage.digest)
