@@ -5,7 +5,7 @@ from typing import Any
 
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.errors import CheckpointError
-from as2ray.experiments.executor import check_stage, complete_stages
+from as2ray.experiments.executor import check_stage
 from as2ray.experiments.experiment import Experiment
 from as2ray.experiments.stage import Stage, sorted_stages
 from as2ray.experiments.store import Store
@@ -28,7 +28,7 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
         As2rayError: The experiment cannot run.
     """
     stages, names = sorted_stages(experiment.targets), experiment.names()
-    complete = complete_stages(experiment.targets, store)
+    complete = store.find_all(stages)
     waiting = [stage for stage in stages if stage not in complete]
     sources: dict[str, None] = {}
     for stage in waiting:
@@ -39,28 +39,24 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
         if source := stage.describe().get("source"):
             sources[source] = None
     shown = set(experiment.stages.values())
-    rows = [
-        _format_row({"stage": stage, "kind": stage.kind, **stage.describe()}, state, names)
-        for stage in stages
-        if stage in shown or stage.describe()
-        for state in ["stored" if stage in complete else "to run"]
-    ]
+    rows = []
+    for stage in stages:
+        columns = stage.describe()
+        if stage in shown or columns:
+            state = "stored" if stage in complete else "to run"
+            columns = {"stage": stage, "kind": stage.kind, **columns, "state": state}
+            rows.append(_format_row(columns, names))
     lines = _align([COLUMNS, *rows])
-    hours = sum(stage.hours() for stage in waiting)
-    lines.append(
-        f"{len(stages)} stages, {len(complete)} stored; {hours:.1f} hours on one device "
-        "of 200 TFLOP/s"
-    )
+    hours, counts = sum(s.hours() for s in waiting), f"{len(stages)} stages, {len(complete)} stored"
+    lines.append(f"{counts}; {hours:.1f} hours on one device of 200 TFLOP/s")
     lines += ["", "reads:", *sources] if sources else []
     return "\n".join([*lines, "", f"resources: {_describe_workers(stages, workers)}"])
 
 
-def _format_row(
-    columns: Mapping[str, Any], state: str, names: Mapping[Stage, str]
-) -> tuple[str, ...]:
+def _format_row(columns: Mapping[str, Any], names: Mapping[Stage, str]) -> tuple[str, ...]:
     cells = []
     for column in COLUMNS:
-        value = state if column == "state" else columns.get(column)
+        value = columns.get(column)
         value = names[value] if isinstance(value, Stage) else value
         value = f"{value:.2f}" if isinstance(value, float) else value
         cells.append("-" if value is None else str(value))
@@ -77,7 +73,5 @@ def _describe_workers(stages: list[Stage], workers: WorkersConfig) -> str:
         return "this process"
     bundle = " + ".join(f"{amount:g} {name}" for name, amount in bundle_resources(workers).items())
     num_runs = sum(stage.RESOURCES == "gang" for stage in stages)
-    return (
-        f"{num_runs} training runs of {workers.num_workers} workers with {bundle} each; as many at "
-        "the same time as fit on the cluster"
-    )
+    runs = f"{num_runs} training runs of {workers.num_workers} workers with {bundle} each"
+    return f"{runs}; as many at the same time as fit on the cluster"

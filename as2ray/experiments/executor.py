@@ -5,9 +5,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,9 +78,8 @@ def execute(
 class Backend(Protocol):
     """Where stages run."""
 
-    @property
-    def max_parallel(self) -> int:
-        """Maximum number of stages that run at the same time; 1 keeps the recipe's order."""
+    max_parallel: int
+    """Maximum number of stages that run at the same time; 1 keeps the recipe's order."""
 
     def check(self, stages: Sequence[Stage]) -> None:
         """Checks before anything starts that these stages can run; raises with numbers if not."""
@@ -104,7 +104,6 @@ class SequentialBackend:
     store: Store
     workers: WorkersConfig
     max_parallel: int = 1
-    _inputs: dict[Stage, Mapping[Stage, Result]] = field(default_factory=dict)
 
     def check(self, stages: Sequence[Stage]) -> None:
         """See `Backend`."""
@@ -115,8 +114,7 @@ class SequentialBackend:
 
     def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
         """See `Backend`."""
-        self._inputs[stage] = inputs
-        return stage
+        return partial(execute, stage, inputs, self.store, self.workers)
 
     def wait(self, handles: Sequence[Any]) -> Any:
         """See `Backend`."""
@@ -124,7 +122,8 @@ class SequentialBackend:
 
     def result(self, handle: Any) -> Result:
         """See `Backend`."""
-        return execute(handle, self._inputs.pop(handle), self.store, self.workers)
+        result: Result = handle()
+        return result
 
 
 @dataclass
@@ -145,16 +144,11 @@ class GraphRun:
                 f"{_name(stage, names)}: {(str(error) or repr(error)).splitlines()[0]}"
                 for stage, error in self.failures.items()
             )
+            count = f"{len(self.failures)} stages failed, and {len(self.skipped)} build on them"
             raise ExperimentError(
-                f"{len(self.failures)} stages failed, and {len(self.skipped)} build on them: "
-                f"{causes}",
+                f"{count}: {causes}",
                 fix="correct the causes and run again; complete stages are not repeated",
             )
-
-
-def complete_stages(targets: Sequence[Stage], store: Store) -> dict[Stage, Result]:
-    """Returns the stages that the store has, as far as their inputs are known."""
-    return store.find_all(sorted_stages(targets))
 
 
 def run_graph(
@@ -180,10 +174,10 @@ def run_graph(
         As2rayError: A source of a complete stage has changed, or a stage cannot run; nothing has
             started then.
     """
-    names, run = names or {}, GraphRun(complete_stages(targets, store))
+    names, everything = names or {}, sorted_stages(targets)
+    run = GraphRun(store.find_all(everything))
     for stage, result in run.results.items():
         stage.verify(result)
-    everything = sorted_stages(targets)
     stages = [stage for stage in everything if stage not in run.results]
     for stage in stages:
         check_stage(stage, run.results, names)
@@ -240,10 +234,8 @@ def _name(stage: Stage, names: Mapping[Stage, str]) -> str:
 def _packages() -> dict[str, str]:
     versions = {}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
