@@ -142,38 +142,37 @@ def run_experiment(
 
 def _check_same_recipe(experiment: Experiment, output: Path) -> None:
     """Names the keys that differ in the first stage that differs; later ones differ by it."""
-    path = output / LINKS
-    links = json.loads(path.read_text()) if path.is_file() else {}
-    for name, identity in _identities(experiment).items():
-        stored = _leaves(links.get(name, {}).get("inputs", {}))
+    links, names = _read_links(output), experiment.names()
+    for stage, identity in _identities(experiment).items():
+        stored = _leaves(links.get(names[stage], {}).get("inputs", {}))
         current = _leaves(identity)
-        keys = stored.keys() | current.keys()
-        changed = sorted(key for key in keys if stored.get(key) != current.get(key))
+        keys = sorted(stored.keys() | current.keys())
+        changed = [key for key in keys if stored.get(key) != current.get(key)]
         if stored and changed:
-            changes = "; ".join(
-                f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in changed[:8]
-            )
+            changes = [f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in changed[:8]]
             raise StaleStageError(
-                f"{output / name} is of another recipe; {len(changed)} keys differ "
-                f"(output -> recipe): {changes}",
+                f"{output / names[stage]} is of another recipe; {len(changed)} keys differ "
+                f"(output -> recipe): {'; '.join(changes)}",
                 fix="choose another --output; what both recipes share is not made again",
             )
 
 
-def _identities(experiment: Experiment) -> dict[str, dict[str, Any]]:
+def _read_links(output: Path) -> dict[str, Any]:
+    path = output / LINKS
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _identities(experiment: Experiment) -> dict[Stage, dict[str, Any]]:
     """Returns the identity of each named stage, inputs first; it contains those of unnamed inputs.
 
     So a key of an unnamed stage that differs is told as itself, and not as another hash.
     """
-    names = {stage: name for name, stage in reversed(experiment.stages.items())}
+    named = set(experiment.stages.values())
     unnamed: dict[Stage, Any] = {}
-    identities = {}
+    identities: dict[Stage, Any] = {}
     for stage in sorted_stages(experiment.targets):
-        identity = stage.identity(unnamed)
-        if stage in names:
-            identities[names[stage]] = identity
-        else:
-            unnamed[stage] = identity
+        group = identities if stage in named else unnamed
+        group[stage] = stage.identity(unnamed)
     return identities
 
 
@@ -188,19 +187,15 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 def _write_links(experiment: Experiment, output: Path, run: GraphRun, store: Store) -> None:
     """Writes which stage stands for each name, and on a disk a symbolic link to its folder."""
     output.mkdir(parents=True, exist_ok=True)
-    path = output / LINKS
-    links = json.loads(path.read_text()) if path.is_file() else {}
-    identities = _identities(experiment)
+    links, identities = _read_links(output), _identities(experiment)
     for name, stage in experiment.stages.items():
-        if stage not in run.results:
+        if not (result := run.results.get(stage)):
             continue
-        result = run.results[stage]
-        inputs = identities.get(name, stage.identity({}))
-        links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": inputs}
+        links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": identities[stage]}
         if store.is_local:
             link = output / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(store.fetch(result), link.parent))
-    with atomic_file(path) as temporary:
+    with atomic_file(output / LINKS) as temporary:
         temporary.write_text(json.dumps(links, indent=2) + "\n")
