@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -37,11 +38,6 @@ OTHER_PAIR_TOKENS = 50
 """Those of any other corpus."""
 PASSAGE_TOKENS = 150
 """Mean tokens of a question with a passage of HotpotQA."""
-SENTENCES_PER_PARAGRAPH = 4.7
-"""Candidates of a question of SQuAD whose scope is its paragraph."""
-PASSAGES_PER_QUESTION = {"train": 4, "dev": 10, "fullwiki": 10}
-"""Passages of a question of HotpotQA; a joint model trains on as many irrelevant ones as relevant
-ones."""
 
 START_HOURS = 20 / 3_600
 """Duration of the start of training workers, which was measured as 17 to 21 s."""
@@ -98,9 +94,8 @@ class Cost:
         if self.work_hours is None:
             return None
         num_used = max(1.0, min(num_devices, self.max_devices))
-        return self.fixed_hours + self.work_hours / num_used / (
-            SCALING_EFFICIENCY if num_used > 1 else 1.0
-        )
+        efficiency = SCALING_EFFICIENCY if num_used > 1 else 1.0
+        return self.fixed_hours + self.work_hours / num_used / efficiency
 
 
 class TableSize(NamedTuple):
@@ -127,28 +122,24 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     """
     corpus, known = get_corpus(spec.corpus), _KNOWN_SIZES["corpora"].get(spec.corpus, {})
     options: Any = corpus.parse_options(spec.corpus_options)
-    counts = corpus.published_count(
-        spec.split, spec.question_filter, options
-    ) or corpus.published_count(spec.split, "raw", options)
+    filters = (spec.question_filter, "raw")
+    counts = [corpus.published_count(spec.split, each, options) for each in filters]
     num_questions = known.get("questions", {}).get(spec.split, math.nan)
     num_pairs = num_questions * known.get("candidates", math.nan)
     num_positives = num_questions * known.get("positives", 1.0)
-    if counts is not None:
-        num_questions, num_pairs, num_positives = (
-            float(n) for n in (counts.num_questions, counts.num_pairs, counts.num_positives)
-        )
+    if published := counts[0] or counts[1]:
+        num_questions, num_pairs, num_positives = map(float, astuple(published)[:3])
     elif spec.corpus == "asnq":
         grades = GRADE_COUNTS["train" if spec.split == "train" else "dev-all"]
         num_pairs = sum(grades[grade - 1] for grade in {*options.negative_grades, 4})
         num_pairs /= 2 if spec.split in ("dev", "test") else 1
     elif spec.corpus == "squad":
-        is_paragraph = options.candidate_scope == "paragraph"
-        per_question = SENTENCES_PER_PARAGRAPH if is_paragraph else known["candidates"]
+        per_question = known["candidates_of_scope"][options.candidate_scope]
         num_pairs = num_questions * min(per_question, options.max_candidates or math.inf)
     if spec.max_negatives is not None:
         num_pairs = min(num_pairs, num_positives + num_questions * spec.max_negatives)
     if by_passages:
-        num_pairs = num_questions * PASSAGES_PER_QUESTION.get(spec.split, math.nan)
+        num_pairs = num_questions * known.get("passages", {}).get(spec.split, math.nan)
     share = min(1.0, (spec.num_questions or math.inf) / num_questions)
     tokens = PASSAGE_TOKENS if by_passages else MEAN_PAIR_TOKENS.get(corpus.name, OTHER_PAIR_TOKENS)
     return TableSize(num_questions * share, num_pairs * share, num_positives * share, tokens)
@@ -210,8 +201,7 @@ def ranker_layers(ranker: Stage) -> list[RankerLayers]:
     if not isinstance(ranker, TrainedRanker):
         parts = [layers for each in ranker.inputs if (layers := ranker_layers(each))]
         has_members = hasattr(ranker, "members") or hasattr(ranker, "member_scores")
-        parts = parts if has_members else parts[:1]
-        return [layers for part in parts for layers in part]
+        return list(chain.from_iterable(parts if has_members else parts[:1]))
     root = ranker
     while isinstance(root.init_from, TrainedRanker):
         root = root.init_from
@@ -297,19 +287,12 @@ def describe_source(spec: TableSpec, data_dir: str | None) -> Mapping[str, Any]:
     """
     corpus = get_corpus(spec.corpus)
     source, names = release_path(corpus, data_dir), corpus.files.get(spec.split, ())
-    entry: dict[str, Any] = {
-        "corpus": corpus.name,
-        "license": corpus.license,
-        "files": names,
-        "fix": "",
-    }
+    entry: dict[str, Any] = {"corpus": corpus.name, "license": corpus.license, "files": names}
     if source == HUB:
-        return {**entry, "source": f"{corpus.hub} on the hub", "is_present": None}
-    entry |= {"source": str(Path(source).absolute()), "is_present": True}
+        return {**entry, "source": f"{corpus.hub} on the hub", "is_present": None, "fix": ""}
+    entry |= {"source": str(Path(source).absolute()), "is_present": True, "fix": ""}
     if names and find_file(Path(source), names) is None:
         fix = f"put {' or '.join(names)} (or with .gz) there, or set --data_dirs.{corpus.name}"
-        entry |= {
-            "is_present": False,
-            "fix": fix + (f" (`{HUB}` downloads it)" if corpus.hub else ""),
-        }
+        fix += f" (`{HUB}` downloads it)" if corpus.hub else ""
+        entry |= {"is_present": False, "fix": fix}
     return entry
