@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from graphlib import TopologicalSorter
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -108,7 +107,7 @@ class Stage:
     def inputs(self) -> tuple["Stage", ...]:
         """Stages whose files it reads, or that must succeed before it."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return tuple(dict.fromkeys(stage for value in values for stage in _iter_stages(value)))
+        return tuple(dict.fromkeys(_iter_stages(values)))
 
     def identity(self, fingerprints: Mapping["Stage", str]) -> dict[str, Any]:
         """Returns everything that changes the result, as plain values.
@@ -140,10 +139,9 @@ class Stage:
 def _iter_stages(value: Any) -> Iterator[Stage]:
     if isinstance(value, Stage):
         yield value
-    elif isinstance(value, Mapping):
-        yield from (stage for item in value.values() for stage in _iter_stages(item))
-    elif isinstance(value, list | tuple):
-        yield from (stage for item in value for stage in _iter_stages(item))
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _iter_stages(item)
 
 
 def plain(value: Any, fingerprints: Mapping[Stage, str] | None = None) -> Any:
@@ -176,12 +174,10 @@ def sorted_stages(targets: Iterable[Stage]) -> list[Stage]:
 
 def critical_paths(stages: Iterable[Stage]) -> dict[Stage, float]:
     """Returns the hours from the start of each stage to the end of the longest chain it begins."""
-    stages = list(stages)
-    users: dict[Stage, list[Stage]] = {stage: [] for stage in stages}
-    for stage in stages:
+    stages = sorted_stages(stages)
+    hours = dict.fromkeys(stages, 0.0)
+    for stage in reversed(stages):  # Its users come first, so the chains behind it are known.
+        hours[stage] += stage.hours()
         for each in stage.inputs:
-            users[each].append(stage)
-    hours: dict[Stage, float] = {}
-    for stage in reversed(list(TopologicalSorter({s: s.inputs for s in stages}).static_order())):
-        hours[stage] = stage.hours() + max((hours[user] for user in users[stage]), default=0.0)
+            hours[each] = max(hours[each], hours[stage])
     return hours
