@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,8 @@ class LeakCheck(Stage):
 
     def run(self, context: StageContext) -> None:
         """Compares each training table with each held-out one."""
-        for train in self.train.items():
-            for held_out in self.held_out.items():
-                tables = {
-                    name: read_table(context.path(stage)) for name, stage in (train, held_out)
-                }
-                check_leaks(tables)
+        for pair in product(self.train.items(), self.held_out.items()):
+            check_leaks({name: read_table(context.path(stage)) for name, stage in pair})
 
 
 def read_table(folder: Path) -> pa.Table:
@@ -144,8 +141,7 @@ def prepared_table(
     A task of a cluster knows neither the environment of this process nor its working folder.
     """
     source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
-    source = source if source == HUB else os.path.abspath(source)
-    return PreparedTable(spec, without, str(source))
+    return PreparedTable(spec, without, HUB if source == HUB else os.path.abspath(source))
 
 
 def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, PreparedTable]:
@@ -161,9 +157,9 @@ def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, Prep
 
 def leak_checks(recipe: Recipe, tables: Mapping[str, Stage]) -> tuple[Stage, ...]:
     """Returns the stages that must succeed before a run trains: one where leaks are an error."""
-    held_out = recipe.held_out()
-    train = {table for run in recipe.runs.values() for table in run.train} - held_out
+    names = recipe.held_out()
+    train = {table for run in recipe.runs.values() for table in run.train} - names
     if recipe.on_leak != "error" or not train:
         return ()
-    names = (sorted(train), sorted(held_out))
-    return (LeakCheck(*({name: tables[name] for name in group} for group in names)),)
+    held_out = {name: tables[name] for name in sorted(names)}
+    return (LeakCheck({name: tables[name] for name in sorted(train)}, held_out),)
