@@ -64,10 +64,8 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
         is_string = _field_type(kinds, keys) in (str, str | None) and text != "null"
         value = text if is_string else _parse_yaml(text, flag)
         if flag.endswith("+"):
-            value = [
-                *_list_at(defaults | tree, keys),
-                *(value if isinstance(value, list) else [value]),
-            ]
+            items = value if isinstance(value, list) else [value]
+            value = [*_list_at(defaults | tree, keys), *items]
         for key in reversed(keys[1:]):
             value = {key: value}
         merge_into(tree, {keys[0]: value})
