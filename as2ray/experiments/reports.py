@@ -31,17 +31,12 @@ def write_reports(
         if baseline not in systems:
             log.warning("no report of %s: its baseline %r is not complete", test, baseline)
             continue
-        report = build_report(
-            f"{recipe.title}: {test}",
-            systems,
-            baseline=baseline,
-            published_results=recipe.published_results.get(test),
-        )
+        title, published = f"{recipe.title}: {test}", recipe.published_results.get(test)
+        report = build_report(title, systems, baseline=baseline, published_results=published)
         save_report(report, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(report))
         measures = {row.system: row.measures for row in report.rows}
-        path = finished.output / f"{test}.png"
-        plots.bar_chart(measures, report.title, "mean over questions", path)
+        plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:
             _plot_learning_curve(recipe, finished, test)
 
