@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -60,9 +61,8 @@ class Pipeline(Generic[R]):
         experiment = self.build(recipe, data_dirs or {})
 
         def run_on(backend: Backend) -> Finished:
-            return run_experiment(
-                experiment, output, place, backend, lambda f: self.report(recipe, f), fail_fast
-            )
+            report = partial(self.report, recipe)
+            return run_experiment(experiment, output, place, backend, report, fail_fast)
 
         if not workers.num_workers:
             return run_on(SequentialBackend(place, workers))
@@ -86,15 +86,8 @@ class Pipeline(Generic[R]):
                 store = _open_store(options.store, options.output)
                 sys.stdout.write(dry_run(experiment, store, options.workers) + "\n")
                 return
-            self.run(
-                recipe,
-                options.output,
-                options.workers,
-                options.data_dirs,
-                store=options.store,
-                max_parallel=options.max_parallel,
-                fail_fast=options.fail_fast,
-            )
+            settings = {n: getattr(options, n) for n in ("store", "max_parallel", "fail_fast")}
+            self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
 
 
 @contextmanager
