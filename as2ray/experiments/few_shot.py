@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.corpora.registry import get_corpus
@@ -35,6 +35,7 @@ from as2ray.experiments.rankers import (
     TrainedRanker,
     copy_ranker,
 )
+from as2ray.experiments.recipe import NON_EMPTY, STRICT, Share
 from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import (
     TABLE,
@@ -47,8 +48,6 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.training.job import TrainingJob
 
 log = logging.getLogger(__name__)
-
-STRICT = ConfigDict(extra="forbid")
 
 Remedy = Literal["bm25_mixing", "weight_interpolation"]
 """A remedy against few-shot training that makes a ranker worse."""
@@ -80,12 +79,7 @@ class FewShotEpochs:
 class FewShotConfig(FewShotEpochs):
     """Numbers of questions, samples and epochs of few-shot training, and its remedies."""
 
-    num_questions: Annotated[tuple[PositiveInt | None, ...], Field(min_length=1)] = (
-        32,
-        128,
-        512,
-        None,
-    )
+    num_questions: Annotated[tuple[PositiveInt | None, ...], NON_EMPTY] = (32, 128, 512, None)
     """Numbers of labeled questions; `null` stands for all of them."""
     num_samples: PositiveInt = 3
     """Samples of each number of questions, except of all."""
@@ -93,9 +87,7 @@ class FewShotConfig(FewShotEpochs):
     """Whether a larger sample contains the smaller sample with the same index."""
     remedies: tuple[Remedy, ...] = ("bm25_mixing", "weight_interpolation")
     """Remedies that are applied to every few-shot ranker."""
-    interpolation_weights: Annotated[
-        tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)
-    ] = START_WEIGHTS
+    interpolation_weights: Annotated[tuple[Share, ...], NON_EMPTY] = START_WEIGHTS
     """Weights of the start that dev chooses among. A single weight is applied whatever dev says, to
     keep abilities that dev does not measure."""
     published_results: dict[str, float] = dataclass_field(default_factory=dict)
@@ -151,9 +143,8 @@ def max_questions(table: Stage, results: Mapping[Stage, Result]) -> int | None:
     spec, corpus = table.spec, get_corpus(table.spec.corpus)
     options = corpus.parse_options(spec.corpus_options)
     published = corpus.published_count(spec.split, spec.question_filter, options)
-    limits = [published.num_questions] if published else []
-    limits += [spec.num_questions] if spec.num_questions is not None else []
-    return min(limits, default=None)
+    limits = [published.num_questions if published else None, spec.num_questions]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +194,8 @@ class BM25Weight(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Chooses the weight; the smallest of equals."""
-        weight = best_bm25_weight(
-            *_load_scores(context, self.scores, self.bm25_scores), self.measure
-        )
+        scores = _load_scores(context, self.scores, self.bm25_scores)
+        weight = best_bm25_weight(*scores, self.measure)
         return {"bm25_weight": weight, "content": f"{weight:g}"}
 
 
@@ -256,23 +246,17 @@ class InterpolatedRanker(Stage):
         from as2ray.models.weight_interpolation import interpolate_weights
 
         start = load(context.path(self.start) / RANKER, device="cpu").state_dict()
-        dev = context.path(self.dev)
+        dev, workers = context.path(self.dev), context.workers
         rows = filtered_table(dev, self.question_filter)
         quality = {}
         for weight in self.start_weights:
             folder = context.scratch / str(weight)
-            ranker = load(context.path(self.ranker) / RANKER, device="cpu")
-            interpolate_weights(ranker, start, weight)
-            save(ranker, folder / RANKER)
-            score_table(
-                dev,
-                folder / RANKER,
-                folder / "scores",
-                context.workers,
-                "score",
-                question_filter=self.question_filter,
-            )
-            scores = read_scores(folder / "scores")["score"].to_numpy()
+            ranker, output = folder / RANKER, folder / "scores"
+            model = load(context.path(self.ranker) / RANKER, device="cpu")
+            interpolate_weights(model, start, weight)
+            save(model, ranker)
+            score_table(dev, ranker, output, workers, "score", question_filter=self.question_filter)
+            scores = read_scores(output)["score"].to_numpy()
             quality[weight] = evaluate(rows, scores, [self.measure]).measures[self.measure]
         best = max(self.start_weights, key=lambda weight: (quality[weight], -weight))
         log.info("%.2f of its start", best)
