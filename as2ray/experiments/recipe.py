@@ -42,6 +42,12 @@ T = TypeVar("T")
 STRICT = ConfigDict(extra="forbid")
 """Unknown keys are errors."""
 
+NON_EMPTY = Field(min_length=1)
+"""At least one value."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+
 LeakPolicy = Literal["error", "drop", "keep"]
 """What to do with training questions that are also in a dev or test table."""
 
@@ -88,7 +94,7 @@ class TableSpec:
     """Questions to keep: `raw`, `no_all_negative` or `clean`."""
     corpus_options: dict[str, Any] = field(default_factory=dict)
     """Options of the corpus."""
-    label_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
+    label_noise: Share = 0.0
     """Share of the labels that is flipped (TANDA, Table 5)."""
     num_questions: PositiveInt | None = None
     """Sample this number of questions."""
@@ -102,7 +108,7 @@ class TableSpec:
 class RunSpec:
     """A training run, and a row of the results."""
 
-    train: Annotated[list[str], Field(min_length=1)]
+    train: Annotated[list[str], NON_EMPTY]
     """Names of the tables to train on; several are read as one corpus."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Hyperparameters."""
@@ -123,7 +129,7 @@ class RunSpec:
     """Name of a loss (the Cascade Transformer's is `uniform_exit`), or a loss with settings."""
     teachers: list[str] = field(default_factory=list)
     """Earlier runs whose rankers are the teachers."""
-    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] | None = None
+    seeds: Annotated[list[NonNegativeInt], NON_EMPTY] | None = None
     """Subset of the recipe's seeds; by default all of them."""
 
 
@@ -147,9 +153,7 @@ class Recipe:
     """System against which the others are tested; or a system for each reported table."""
     seeds: list[NonNegativeInt] = field(default_factory=lambda: [0, 1, 2])
     """Each run is trained once with each seed."""
-    measures: Annotated[list[str], Field(min_length=1)] = field(
-        default_factory=lambda: ["AP", "RR", "P@1"]
-    )
+    measures: Annotated[list[str], NON_EMPTY] = field(default_factory=lambda: ["AP", "RR", "P@1"])
     """Names of ir-measures."""
     question_filter: QuestionFilter = "clean"
     """Questions of the tests that are evaluated."""
@@ -165,10 +169,8 @@ class Recipe:
     def __post_init__(self) -> None:
         check_names("run", self.runs)
         check_names("table", self.tables)
-        names = {self.dev, *self.reported()}
-        for name, run in self.runs.items():
-            names |= {*run.train, *([run.dev] if run.dev else [])}
-            earlier = list(self.runs)[: list(self.runs).index(name)]
+        for number, (name, run) in enumerate(self.runs.items()):
+            earlier = list(self.runs)[:number]
             sources = [*([run.init_from] if run.init_from else []), *run.teachers]
             if not set(sources) <= set(earlier):
                 raise ConfigError(
@@ -176,8 +178,7 @@ class Recipe:
                     f"both must be among the runs before it: {earlier}"
                 )
             shared = set(self.seeds).intersection(*(self.seeds_of(source) for source in sources))
-            seeds = self.seeds_of(name)
-            if not shared.issuperset(seeds) or not seeds:
+            if not (seeds := self.seeds_of(name)) or not shared.issuperset(seeds):
                 raise ConfigError(
                     f"run {name!r} has seeds {seeds}; the recipe and the runs that it builds on "
                     f"share the seeds {sorted(shared)}"
@@ -186,23 +187,19 @@ class Recipe:
             self._check_tables(name)
         dev_tables = {self.dev, *(run.dev for run in self.runs.values())} - {None}
         if "dev" in self.tests and dev_tables != {"dev"}:
-            raise ConfigError(
-                "a test is named 'dev', but other tables select checkpoints; in metrics, `dev` is "
-                "the table that selects",
-                fix="rename the table",
-            )
+            problem = "a test is named 'dev', but other tables select, whose metrics have this name"
+            raise ConfigError(problem, fix="rename the table")
+        names = self.held_out().union(*(run.train for run in self.runs.values()))
         if unknown := sorted(names - self.tables.keys()):
-            raise ConfigError(
-                f"the tables {unknown} are not described; `tables` has {sorted(self.tables)}"
-            )
+            known = sorted(self.tables)
+            raise ConfigError(f"the tables {unknown} are not described; `tables` has {known}")
         if not self.reported():
             raise ConfigError("no table is reported; name at least one under `tests`")
         for measure in self.measures:
             parse_measure(measure)
-        if unknown := sorted(n for n in self.published_results if n not in self.may_print()):
-            raise ConfigError(
-                f"published_results of {unknown}; the reports are {sorted(self.may_print())}"
-            )
+        reports = sorted(self.may_print())
+        if unknown := sorted(self.published_results.keys() - reports):
+            raise ConfigError(f"published_results of {unknown}; the reports are {reports}")
         systems = self.systems()
         baselines = {test: self.against(test) for test in self.reported()}
         if wrong := {t: b for t, b in baselines.items() if b not in systems}:
@@ -236,22 +233,23 @@ class Recipe:
         elif bool(exits) != isinstance(loss, ExitLoss) or (num_heads and not exits):
             raise ConfigError(
                 f"run {name!r} has loss {run.loss!r}, exit_layers {list(exits)} and {num_heads} "
-                "ranking heads; exits need a loss such as 'uniform_exit', other losses need a "
-                "model without exits, and heads need exits below them",
+                "ranking heads; exits and a loss such as 'uniform_exit' need each other, and heads "
+                "need exits below them",
                 fix="set `exit_layers`, or choose another loss",
             )
 
     def _check_tables(self, name: str) -> None:
         """Checks that a run has tables, each once, and does not train on a held-out table."""
         run, held_out = self.runs[name], self.held_out()
-        is_valid = len(run.train) == len(set(run.train)) > 0
+        is_listed_twice = len(run.train) > len(set(run.train))
         # In the inputs of a stage, the run's dev table has this name.
-        is_valid = is_valid and ("dev" not in run.train or (run.dev or self.dev) == "dev")
-        if not is_valid or (self.on_leak != "keep" and held_out & set(run.train)):
+        hides_dev = "dev" in run.train and (run.dev or self.dev) != "dev"
+        is_held_out = self.on_leak != "keep" and held_out & set(run.train)
+        if is_listed_twice or hides_dev or is_held_out:
             raise ConfigError(
                 f"run {name!r} trains on {run.train}, and {sorted(held_out)} are held out; a run "
-                "needs at least one table, each named once, none of them held out (unless "
-                "`on_leak` is `keep`), and no table named 'dev' except its dev table"
+                "names each table once, none of them held out (unless `on_leak` is `keep`), and "
+                "no table 'dev' except its dev table"
             )
 
     def held_out(self) -> set[str]:
@@ -288,9 +286,8 @@ class Recipe:
         seeds_of_members = {member: self.seeds_of(member) for member in members}
         shared = [s for s in self.seeds if all(s in seeds for seeds in seeds_of_members.values())]
         if not shared:
-            raise ConfigError(
-                f"{name!r} is made of runs that share no seed; theirs are {seeds_of_members}"
-            )
+            problem = f"{name!r} is made of runs that share no seed; theirs are {seeds_of_members}"
+            raise ConfigError(problem)
         return shared
 
     def exits_of(self, run: str) -> tuple[int, ...]:
@@ -320,10 +317,8 @@ def check_names(kind: str, names: Iterable[str]) -> None:
     """
     for name in names:
         if not re.fullmatch(r"[\w.+-]+", name):
-            raise ConfigError(
-                f"the {kind} name {name!r} may only have letters, digits and . + - _, because it "
-                "names a folder"
-            )
+            problem = f"the {kind} name {name!r} names a folder"
+            raise ConfigError(f"{problem}; it may only have letters, digits and . + - _")
 
 
 @dataclass(frozen=True, config=STRICT)
