@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from as2ray.data.packed_dataset import ORDER_VERSION
 from as2ray.distributed.score import ScoreKind, read_scores, score_table
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
-from as2ray.experiments.recipe import LossSpec, Recipe, RunSpec
+from as2ray.experiments.recipe import LossSpec, Recipe
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import filtered_table
@@ -82,43 +83,36 @@ class TrainedRanker(Stage):
         """
         if self in results:
             return _stored_shape(results[self])
-        loss, start, start_shape = self.loss, self.init_from, None
-        if start is not None:
-            start_shape = (
-                start.shape(results)
-                if isinstance(start, TrainedRanker)
-                else _stored_shape(results.get(start))
-            )
+        start, start_shape = self.init_from, None
+        if start is None:
+            num_layers = model_num_layers(self.model.path)
+        else:
+            stored = _stored_shape(results.get(start))
+            start_shape = start.shape(results) if isinstance(start, TrainedRanker) else stored
             if start_shape is None:
                 return None
+            num_layers = start_shape.num_layers
+        is_joint = isinstance(self.loss, TwoInOneLoss)
+        extracts = isinstance(self.loss, TwoInOneLoss) and self.loss.answer_loss
         return check_model_spec(
-            self.model,
-            start_shape.num_layers if start_shape else model_num_layers(self.model.path),
-            start_shape,
-            is_joint=isinstance(loss, TwoInOneLoss),
-            extract_answers=isinstance(loss, TwoInOneLoss) and loss.answer_loss,
+            self.model, num_layers, start_shape, is_joint=is_joint, extract_answers=extracts
         )
 
     def job(self, context: StageContext) -> TrainingJob:
         """Returns the training job with the folders of its inputs."""
-        path = (
-            resolve_model_path(self.model.path)
-            if self.init_from is None
-            else str(context.path(self.init_from) / RANKER)
-        )
+
+        def paths(stages: Iterable[Stage]) -> tuple[str, ...]:
+            return tuple(str(context.path(stage)) for stage in stages)
+
+        start, evaluated = self.init_from, {"dev": self.dev, **self.watched}
+        path = str(context.path(start) / RANKER) if start else resolve_model_path(self.model.path)
         return TrainingJob(
             model=replace(self.model, path=path),
-            train_tables=tuple(str(context.path(table)) for table in self.train),
-            eval_tables={
-                name: str(context.path(table))
-                for name, table in {"dev": self.dev, **self.watched}.items()
-            },
+            train_tables=paths(self.train),
+            eval_tables=dict(zip(evaluated, paths(evaluated.values()))),
             training=self.training,
             loss=self.loss,
-            teacher_logits=tuple(
-                tuple(str(context.path(logits)) for logits in teacher)
-                for teacher in self.teacher_logits
-            ),
+            teacher_logits=tuple(paths(logits) for logits in self.teacher_logits),
             tracking=self.tracking,
         )
 
@@ -141,11 +135,11 @@ class TrainedRanker(Stage):
 
     def outputs(self, context: StageContext) -> Outputs:
         """Returns what later stages check: the shape of the ranker, and its model's files."""
-        return {"shape": self.shape(context.inputs), "model": model_sizes(self._model_folder())}
+        return {"shape": self.shape(context.inputs), "model": self._model_sizes()}
 
     def verify(self, result: Result) -> None:
         """Refuses a run whose model folder has changed; one whose model is gone is kept."""
-        stored, current = result.outputs.get("model", {}), model_sizes(self._model_folder())
+        stored, current = result.outputs.get("model"), self._model_sizes()
         if stored and current and stored != current:
             raise StaleStageError(
                 f"{self.model.path} had files of {stored} bytes when a run started from it, and "
@@ -153,8 +147,11 @@ class TrainedRanker(Stage):
                 fix="give the changed model another path, or choose another --store",
             )
 
-    def _model_folder(self) -> Path:
-        return Path(self.model.path if self.init_from is None else "")
+    def _model_sizes(self) -> dict[str, int]:
+        """Returns the size of each file of a local model folder in bytes; {} if there is none."""
+        folder, is_unused = Path(self.model.path), self.init_from is not None
+        paths = [] if is_unused or not folder.is_dir() else sorted(folder.iterdir())
+        return {path.name: path.stat().st_size for path in paths if path.is_file()}
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""
@@ -244,10 +241,10 @@ def copy_ranker(source: Path, output: Path) -> None:
 
 def _stored_shape(result: Result | None) -> RankerShape | None:
     """Returns the shape of the ranker of a complete stage, if the stage reported it."""
-    if result is None or not result.outputs.get("shape"):
-        return None
-    values = dict(result.outputs["shape"])
-    return RankerShape(**{**values, "exit_layers": tuple(values["exit_layers"])})
+    values = result.outputs.get("shape") if result else None
+    return (
+        RankerShape(**{**values, "exit_layers": tuple(values["exit_layers"])}) if values else None
+    )
 
 
 def model_num_layers(path: str) -> int:
@@ -263,13 +260,6 @@ def model_num_layers(path: str) -> int:
     from as2ray.checkpoints.initialization import encoder_num_layers
 
     return encoder_num_layers(resolve_model_path(path))
-
-
-def model_sizes(folder: Path) -> dict[str, int]:
-    """Returns the size of each file of a local model folder in bytes; {} if there is none."""
-    if not folder.name or not folder.is_dir():
-        return {}
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def save_evaluations(results: Mapping[str, EvaluationResult], folder: Path) -> dict[str, Any]:
@@ -317,51 +307,34 @@ def trained_rankers(
     """
     _check_joint_runs(recipe, passages is not None)
     rankers: dict[tuple[str, int], TrainedRanker] = {}
-    for seed in recipe.seeds:
-        for name in [name for name in recipe.runs if seed in recipe.seeds_of(name)]:
-            run = recipe.runs[name]
-            is_joint = isinstance(run.loss, TwoInOneLoss)
-            run_tables = (passages or {}) if is_joint else tables
-            teachers = [rankers[teacher, seed] for teacher in run.teachers]
-            start = rankers[run.init_from, seed] if run.init_from else None
-            ranker = trained_ranker(recipe, run, seed, run_tables, start, teachers, after)
-            rankers[name, seed] = ranker
-    return rankers
-
-
-def trained_ranker(
-    recipe: Recipe,
-    run: RunSpec,
-    seed: int,
-    tables: Mapping[str, Stage],
-    init_from: Stage | None = None,
-    teachers: Sequence[Stage] = (),
-    after: tuple[Stage, ...] = (),
-) -> TrainedRanker:
-    """Returns the stage of one run of a recipe with one seed."""
-    model = replace(
-        recipe.model,
-        path=absolute_model_path(run.model or recipe.model.path),
-        num_layers=run.num_layers,
-        exit_layers=run.exit_layers,
-        num_ranking_heads=run.num_ranking_heads,
-    )
-    train = tuple(tables[name] for name in run.train)
     tests = recipe.tests if recipe.plot_learning_curves else []
-    return TrainedRanker(
-        model=model,
-        train=train,
-        dev=tables[run.dev or recipe.dev],
-        training=replace(run.training, seed=run.training.seed + seed),
-        loss=run.loss,
-        init_from=init_from,
-        teacher_logits=tuple(
-            tuple(TableScores(teacher, table, "logits") for table in train) for teacher in teachers
-        ),
-        watched={test: tables[test] for test in tests},
-        tracking=recipe.tracking,
-        after=after,
-    )
+    for seed, (name, run) in product(recipe.seeds, recipe.runs.items()):
+        if seed not in recipe.seeds_of(name):
+            continue
+        run_tables = (passages or {}) if isinstance(run.loss, TwoInOneLoss) else tables
+        train = tuple(run_tables[table] for table in run.train)
+        teachers = [rankers[teacher, seed] for teacher in run.teachers]
+        rankers[name, seed] = TrainedRanker(
+            model=replace(
+                recipe.model,
+                path=absolute_model_path(run.model or recipe.model.path),
+                num_layers=run.num_layers,
+                exit_layers=run.exit_layers,
+                num_ranking_heads=run.num_ranking_heads,
+            ),
+            train=train,
+            dev=run_tables[run.dev or recipe.dev],
+            training=replace(run.training, seed=run.training.seed + seed),
+            loss=run.loss,
+            init_from=rankers[run.init_from, seed] if run.init_from else None,
+            teacher_logits=tuple(
+                tuple(TableScores(each, table, "logits") for table in train) for each in teachers
+            ),
+            watched={test: run_tables[test] for test in tests},
+            tracking=recipe.tracking,
+            after=after,
+        )
+    return rankers
 
 
 def absolute_model_path(path: str) -> str:
@@ -376,14 +349,13 @@ def evaluation(recipe: Recipe, ranker: Stage, table: Stage) -> TableEvaluation:
 
 
 def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:
-    joint = {name for name, run in recipe.runs.items() if isinstance(run.loss, TwoInOneLoss)}
+    joint = [name for name, run in recipe.runs.items() if isinstance(run.loss, TwoInOneLoss)]
+    if joint and not has_passages:
+        problem = f"run {joint[0]!r} trains a joint model, which only `pipelines.two_in_one` does"
+        raise ConfigError(problem)
     for name, run in recipe.runs.items():
-        if name in joint and not has_passages:
+        if teachers := sorted({*joint} & {*run.teachers}):
             raise ConfigError(
-                f"run {name!r} trains a joint model, which only `pipelines.two_in_one` does"
-            )
-        if joint_teachers := sorted(joint & {*run.teachers}):
-            raise ConfigError(
-                f"run {name!r} has the joint models {joint_teachers} as teachers; teachers must "
-                "rank candidates one by one"
+                f"run {name!r} has the joint models {teachers} as teachers; teachers must rank "
+                "candidates one by one"
             )
