@@ -26,6 +26,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 from as2ray.errors import ConfigError, StaleStageError, lookup
 from as2ray.experiments.stage import Result, Stage
+from as2ray.tables.atomic import atomic_file
 
 FORMAT_VERSION = 3
 """Version of the manifest; a manifest of another version is refused."""
@@ -226,12 +227,10 @@ class Store:
     def restore(self, folder: Path) -> None:
         """Downloads the published files of a folder below a work folder, unless they are there."""
         for name in [] if self.is_local else self._files.find(self._name(folder)):
-            path = self._local_root / name
-            if not path.exists():
+            if not (path := self._local_root / name).exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_name(f"{path.name}.part")
-                self._files.get_file(name, str(part))
-                os.replace(part, path)
+                with atomic_file(path) as temporary:
+                    self._files.get_file(name, str(temporary))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._local_root).as_posix()
