@@ -8,15 +8,13 @@ search for drop ratios and exits that the paper leaves as future work.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from as2ray.errors import ConfigError
-from as2ray.evaluation.cascade_replay import OperatingPoint
 from as2ray.evaluation.report import build_report, markdown_table, save_report
 from as2ray.experiments.cascades import (
     DropSearch,
@@ -28,13 +26,13 @@ from as2ray.experiments.cascades import (
     iter_systems,
 )
 from as2ray.experiments.command import Pipeline
+from as2ray.experiments.comparison import check_members, start_experiment
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import TableScores, TrainedRanker, evaluation, trained_rankers
 from as2ray.experiments.recipe import Recipe as BaseRecipe
-from as2ray.experiments.recipe import check_names
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.tables import leak_checks, table_stages
+from as2ray.experiments.tables import leak_checks
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -54,17 +52,8 @@ class Recipe(BaseRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_names("sequential ranker", self.sequential_rankers)
-        for name, members in self.sequential_rankers.items():
-            if name in self.runs:
-                raise ConfigError(f"{name!r} is the name of a run and of a sequential ranker")
-            wrong = [run for run in members if run not in self.runs or self.is_cascade(run)]
-            if wrong or not members:
-                raise ConfigError(
-                    f"sequential ranker {name!r} of {members}: its members must be runs that train "
-                    "pointwise rankers"
-                )
-            self.seeds_shared(name, members)
+        pointwise = [name for name in self.runs if not self.is_cascade(name)]
+        check_members(self, "sequential ranker", self.sequential_rankers, pointwise)
 
     def systems(self) -> list[str]:
         """Returns pointwise rankers, and the exits, drop ratios and search of each cascade."""
@@ -75,7 +64,7 @@ class Recipe(BaseRecipe):
                 continue
             exits = self.exits_of(name) if name in self.runs else ()
             names += [system for system, _, _ in iter_systems(name, exits, self.drop_ratios)]
-            names += [f"{name}, searched"] if name in self.runs else []
+            names += [f"{name}, searched"] if exits else []
         return names
 
     def is_cascade(self, run: str) -> bool:
@@ -85,74 +74,47 @@ class Recipe(BaseRecipe):
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: rankers, scores of all their exits, replays, and searched cascades."""
-    experiment = Experiment()
-    tables = table_stages(recipe, data_dirs)
-    for name, table in tables.items():
-        experiment.add(f"tables/{name}", table)
+    experiment, tables = start_experiment(recipe, data_dirs)
     trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
-    for (name, seed), ranker in trained.items():
-        experiment.add(f"rankers/{name}-seed{seed}", ranker)
-        if recipe.is_cascade(name):
-            _add_cascade(experiment, recipe, tables, name, seed, ranker)
-            continue
-        for test in recipe.tests:
-            experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
+    rankers: dict[tuple[str, int], Stage] = {**trained}
     for name, members in recipe.sequential_rankers.items():
         for seed in recipe.seeds_shared(name, members):
-            sequential = SequentialRanker(tuple(trained[member, seed] for member in members))
-            experiment.add(f"rankers/{name}-seed{seed}", sequential)
-            _add_replays(experiment, recipe, tables, name, seed, sequential, ())
+            rankers[name, seed] = SequentialRanker(tuple(trained[run, seed] for run in members))
+    first_seeds: dict[str, int] = {}
+    drop_ratios, measures = tuple(recipe.drop_ratios), tuple(recipe.measures)
+    for (name, seed), ranker in rankers.items():
+        stage_name, first_test = f"{name}-seed{seed}", tables[recipe.tests[0]]
+        is_timed = recipe.measure_speed and first_seeds.setdefault(name, seed) == seed
+        experiment.add(f"rankers/{stage_name}", ranker)
+        if name in recipe.runs and not recipe.is_cascade(name):
+            for test in recipe.tests:
+                experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
+            continue
+        scores = {test: _exit_scores(recipe, ranker, tables[test]) for test in recipe.tests}
+        exits = recipe.exits_of(name) if name in recipe.runs else ()
+        for test, stage in scores.items():
+            replay = ReplayEvaluation(stage, name, exits, drop_ratios, measures)
+            experiment.add(f"replays/{stage_name}-{test}", replay)
+            for system, _, _ in iter_systems(name, exits, drop_ratios):
+                experiment.compare(test, system, seed, replay, system)
+        if is_timed:
+            experiment.add(f"times/{stage_name}", RankingTime(ranker, first_test, drop_ratios))
+        if not isinstance(ranker, TrainedRanker):
+            continue
+        search = DropSearch(ranker, _exit_scores(recipe, ranker, ranker.dev), recipe.search)
+        searched = experiment.add(f"searched/{stage_name}", search)
+        for test, stage in scores.items():
+            chosen = SearchedReplay(stage, searched, measures)
+            experiment.add(f"searched-replays/{stage_name}-{test}", chosen)
+            experiment.compare(test, f"{name}, searched", seed, chosen)
+        if is_timed:
+            time = RankingTime(searched, first_test, (None,))
+            experiment.add(f"times/{stage_name}-searched", time)
     return experiment
 
 
-def _add_cascade(
-    experiment: Experiment,
-    recipe: Recipe,
-    tables: Mapping[str, Stage],
-    name: str,
-    seed: int,
-    cascade: TrainedRanker,
-) -> None:
-    """Adds the replays of a cascade, and its search on the dev table of its run."""
-    stage_name, exits = f"{name}-seed{seed}", recipe.exits_of(name)
-    scores = _add_replays(experiment, recipe, tables, name, seed, cascade, exits)
-    dev = TableScores(cascade, cascade.dev, "exits", recipe.question_filter)
-    searched = DropSearch(cascade, dev, recipe.search)
-    experiment.add(f"searched/{stage_name}", searched)
-    for test in recipe.tests:
-        replay = SearchedReplay(scores[test], searched, tuple(recipe.measures))
-        experiment.add(f"searched-replays/{stage_name}-{test}", replay)
-        experiment.compare(test, f"{name}, searched", seed, replay)
-    if recipe.measure_speed and seed == recipe.seeds_of(name)[0]:
-        first_test = tables[recipe.tests[0]]
-        experiment.add(f"times/{stage_name}-searched", RankingTime(searched, first_test, (None,)))
-
-
-def _add_replays(
-    experiment: Experiment,
-    recipe: Recipe,
-    tables: Mapping[str, Stage],
-    name: str,
-    seed: int,
-    ranker: Stage,
-    exits: tuple[int, ...],
-) -> dict[str, TableScores]:
-    """Adds the evaluations of each exit and drop ratio; returns the scores of all exits by test."""
-    stage_name, drop_ratios = f"{name}-seed{seed}", tuple(recipe.drop_ratios)
-    scores = {
-        test: TableScores(ranker, tables[test], "exits", recipe.question_filter)
-        for test in recipe.tests
-    }
-    for test, stage in scores.items():
-        replay = ReplayEvaluation(stage, name, exits, drop_ratios, tuple(recipe.measures))
-        experiment.add(f"replays/{stage_name}-{test}", replay)
-        for system, _, _ in iter_systems(name, exits, drop_ratios):
-            experiment.compare(test, system, seed, replay, system)
-    members = recipe.sequential_rankers.get(name, [name])
-    if recipe.measure_speed and seed == recipe.seeds_shared(name, members)[0]:
-        first_test = tables[recipe.tests[0]]
-        experiment.add(f"times/{stage_name}", RankingTime(ranker, first_test, drop_ratios))
-    return scores
+def _exit_scores(recipe: Recipe, ranker: Stage, table: Stage) -> TableScores:
+    return TableScores(ranker, table, "exits", recipe.question_filter)
 
 
 def report(recipe: Recipe, finished: Finished) -> None:
@@ -171,45 +133,32 @@ def report(recipe: Recipe, finished: Finished) -> None:
 
 def _write_costs(finished: Finished, test: str) -> None:
     """Writes cost and quality, means over the seeds (last column of Table 3)."""
-    points: dict[str, list[OperatingPoint]] = {}
-    for name, stage in finished.named("replays/").items():
-        if name.endswith(f"-{test}"):
-            for system, values in finished.outputs(stage)["points"].items():
-                points.setdefault(system, []).append(OperatingPoint(**values))
-    for name, stage in finished.named("searched-replays/").items():
-        if name.endswith(f"-{test}"):
-            system = f"{name.rpartition('-seed')[0]}, searched"
-            point = OperatingPoint(**finished.outputs(stage)["point"])
+    points: dict[str, list[dict[str, Any]]] = {}
+    for (of_test, system, _), (stage, name) in finished.experiment.evaluations.items():
+        outputs = finished.outputs(stage) if of_test == test and finished.has(stage) else {}
+        point = outputs.get("points", {}).get(name, outputs.get("point"))
+        if point is not None:
             points.setdefault(system, []).append(point)
-    rows = [
-        (
-            system,
-            f"{mean(point.map for point in seeds):.4f}",
-            _format_saving(mean(point.relative_layers for point in seeds)),
-            _format_saving(mean(point.relative_flops for point in seeds)),
-        )
-        for system, seeds in points.items()
-    ]
+    rows = []
+    for system, seeds in points.items():
+        keys = ("map", "relative_layers", "relative_flops")
+        quality, layers, flops = (mean(point[key] for point in seeds) for key in keys)
+        rows.append((system, f"{quality:.4f}", _format_saving(layers), _format_saving(flops)))
     columns = ("system", "MAP", "layers (the paper's formula)", "operations")
     finished.write(f"{test}-cost.md", markdown_table(columns, rows))
-    entries = {system: [asdict(point) for point in seeds] for system, seeds in points.items()}
-    finished.write_json(f"{test}-cost.json", entries)
+    finished.write_json(f"{test}-cost.json", points)
 
 
 def _write_times(finished: Finished) -> None:
     """Writes counted and measured savings of the rankers of each first seed."""
-    rows = [
-        (
-            f"{name.rpartition('-seed')[0]}, exits {', '.join(map(str, outputs['exit_layers']))}",
-            ", ".join(f"{ratio:.2f}" for ratio in saving["drop_ratios"]),
-            _format_saving(saving["relative_layers"]),
-            _format_saving(saving["relative_flops"]),
-            saving["speedup"],
-        )
-        for name, stage in finished.named("times/").items()
-        for outputs in [finished.outputs(stage)]
-        for saving in outputs["savings"]
-    ]
+    rows = []
+    for name, stage in finished.named("times/").items():
+        exits = ", ".join(map(str, finished.outputs(stage)["exit_layers"]))
+        for saving in finished.outputs(stage)["savings"]:
+            ratios = ", ".join(f"{ratio:.2f}" for ratio in saving["drop_ratios"])
+            costs = (_format_saving(saving[f"relative_{kind}"]) for kind in ("layers", "flops"))
+            ranker = f"{name.rpartition('-seed')[0]}, exits {exits}"
+            rows.append((ranker, ratios, *costs, saving["speedup"]))
     columns = ("ranker", "drop", "layers", "operations", "times as fast")
     finished.write("time.md", markdown_table(columns, rows))
 

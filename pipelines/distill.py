@@ -24,6 +24,7 @@ from as2ray.evaluation.measures import mean_average_precision
 from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.cascades import DropSearch, DropSearchConfig
 from as2ray.experiments.command import Pipeline
+from as2ray.experiments.comparison import check_members, start_experiment
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import (
     RANKER,
@@ -32,10 +33,9 @@ from as2ray.experiments.rankers import (
     trained_rankers,
 )
 from as2ray.experiments.recipe import Recipe as BaseRecipe
-from as2ray.experiments.recipe import check_names
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.experiments.tables import leak_checks, read_table, table_stages
+from as2ray.experiments.tables import leak_checks, read_table
 from tune_spaces import ensembles
 
 TIMED_PAIRS = 2_048
@@ -59,19 +59,10 @@ class Recipe(BaseRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_names("ensemble", self.ensembles)
-        for name, members in self.ensembles.items():
-            if name in self.runs:
-                raise ConfigError(f"{name!r} is the name of a run and of an ensemble")
-            if not members or not set(members) <= self.runs.keys():
-                raise ConfigError(
-                    f"ensemble {name!r} of {members}: its members must be runs of the recipe"
-                )
-            self.seeds_shared(name, members)
+        check_members(self, "ensemble", self.ensembles, self.runs)
         for name in self.teacher_agreement:
             run = self.runs.get(name)
-            num_heads = 0 if run is None else run.num_ranking_heads
-            if run is None or not num_heads or num_heads != len(run.teachers):
+            if run is None or not 0 < run.num_ranking_heads == len(run.teachers):
                 raise ConfigError(
                     f"teacher_agreement of {name!r} needs a run with as many ranking heads as "
                     "teachers"
@@ -108,30 +99,23 @@ class Ensemble(Stage):
         from as2ray.distributed.tune import search_scores
         from as2ray.models.ensemble import EnsembleRanker
 
-        num_members = len(self.member_scores)
+        output, num_members = context.output, len(self.member_scores)
         tables = [read_scores(context.path(scores)) for scores in self.member_scores]
         rows = read_table(context.path(self.member_scores[0].table))
-        stored = (
-            # A member's last exit is its score.
-            np.stack([table[table.column_names[-1]].to_numpy() for table in tables], 1),
-            rows["question_id"].to_numpy(),
-            rows["label"].to_numpy(),
-        )
+        # A member's last exit is its score.
+        stacked = np.stack([table[table.column_names[-1]].to_numpy() for table in tables], 1)
+        stored = (stacked, rows["question_id"].to_numpy(), rows["label"].to_numpy())
+        suggest = partial(ensembles.suggest, num_members=num_members)
         with ray_session():
             trials = search_scores(
-                evaluate_params,
-                partial(ensembles.suggest, num_members=num_members),
-                {"quality": "max"},
-                stored,
-                context.output,
-                self.num_trials,
+                evaluate_params, suggest, {"quality": "max"}, stored, output, self.num_trials
             )
         equal = (1.0 / num_members,) * num_members
         weights = [ensembles.apply_params(params, num_members) for params, _ in trials]
         best = max([*weights, equal], key=lambda w: ensemble_map(w, stored))
         folders = [context.path(scores.ranker) / RANKER for scores in self.member_scores]
         members = [load(folder, device="cpu") for folder in folders]
-        save(EnsembleRanker(members, best), context.output / RANKER)
+        save(EnsembleRanker(members, best), output / RANKER)
         dev_map, equal_map = (ensemble_map(w, stored) for w in (best, equal))
         return {"weights": best, "dev MAP": dev_map, "equal weights": equal_map}
 
@@ -159,24 +143,21 @@ class TeacherAgreement(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Compares the stored scores."""
-        rows = read_table(context.path(self.scores.table))
-        heads = _columns(read_scores(context.path(self.head_scores)))
-        teachers = {
-            name: read_scores(context.path(scores))["score"].to_numpy()
-            for name, scores in self.teacher_scores.items()
-        }
-        agreement = head_teacher_agreement(rows, heads, teachers)
-        outputs = {"heads": [*heads], "teachers": [*teachers], "agreement": agreement.tolist()}
+
+        def read(scores: TableScores) -> dict[str, np.ndarray]:
+            stored = read_scores(context.path(scores))
+            names = [name for name in stored.column_names if not name.endswith("_id")]
+            return {name: stored[name].to_numpy().astype(float) for name in names}
+
+        rows, heads = read_table(context.path(self.scores.table)), read(self.head_scores)
+        teachers = {name: read(scores)["score"] for name, scores in self.teacher_scores.items()}
+        agreement = head_teacher_agreement(rows, heads, teachers).tolist()
+        outputs = {"heads": [*heads], "teachers": [*teachers], "agreement": agreement}
         if len(teachers) % 2 == 0:
             return outputs
-        student = read_scores(context.path(self.scores))["score"].to_numpy()
-        majority = measure_majority_agreement(rows, student, teachers)
+        majority = measure_majority_agreement(rows, read(self.scores)["score"], teachers)
         cases = ("all_right", "majority_right", "minority_right")
         return {**outputs, "majority": {case: getattr(majority, case) for case in cases}}
-
-
-def _columns(table: Any) -> dict[str, np.ndarray]:
-    return {name: table[name].to_numpy().astype(float) for name in table.column_names}
 
 
 @stage_dataclass(frozen=True, eq=False)
@@ -207,24 +188,19 @@ class RankingTimes(Stage):
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: rankers, ensembles of them, searched students, evaluations of all."""
-    experiment = Experiment()
-    tables = table_stages(recipe, data_dirs)
-    for name, table in tables.items():
-        experiment.add(f"tables/{name}", table)
+    experiment, tables = start_experiment(recipe, data_dirs)
     trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
     rankers: dict[tuple[str, int], Stage] = {**trained}
+    dev = tables[recipe.dev]
     for name, members in recipe.ensembles.items():
         for seed in recipe.seeds_shared(name, members):
-            member_scores = tuple(
-                TableScores(trained[member, seed], tables[recipe.dev], "exits")
-                for member in members
-            )
-            rankers[name, seed] = Ensemble(member_scores, recipe.num_ensemble_trials)
+            scores = tuple(TableScores(trained[run, seed], dev, "exits") for run in members)
+            rankers[name, seed] = Ensemble(scores, recipe.num_ensemble_trials)
     for name in recipe.searches():
         for seed in recipe.seeds_of(name):
             student = trained[name, seed]
-            scores = TableScores(student, student.dev, "exits", recipe.question_filter)
-            rankers[f"{name}-searched", seed] = DropSearch(student, scores, recipe.search)
+            on_dev = TableScores(student, student.dev, "exits", recipe.question_filter)
+            rankers[f"{name}-searched", seed] = DropSearch(student, on_dev, recipe.search)
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)
         for test in recipe.tests:
@@ -250,15 +226,10 @@ def report(recipe: Recipe, finished: Finished) -> None:
     for name, stage in finished.named("agreement/").items():
         _write_agreement(finished, name, finished.outputs(stage))
     for stage in finished.named("latency").values():
-        rows = [
-            (
-                system,
-                f"{values['num_parameters']:,}",
-                "{:,.1f} ± {:,.1f}".format(*values["latency_us"]),
-                values["slowdown"],
-            )
-            for system, values in finished.outputs(stage).items()
-        ]
+        rows = []
+        for system, values in finished.outputs(stage).items():
+            time = "{:,.1f} ± {:,.1f}".format(*values["latency_us"])
+            rows.append((system, f"{values['num_parameters']:,}", time, values["slowdown"]))
         columns = ("system", "parameters", "µs a pair", "times the baseline's")
         finished.write("latency.md", markdown_table(columns, rows))
 

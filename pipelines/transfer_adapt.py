@@ -9,19 +9,17 @@ Figure 4 of the paper are recipes.
 from collections.abc import Mapping
 
 from as2ray.experiments.command import Pipeline
+from as2ray.experiments.comparison import start_experiment
 from as2ray.experiments.experiment import Experiment
 from as2ray.experiments.rankers import evaluation, trained_rankers
 from as2ray.experiments.recipe import Recipe
 from as2ray.experiments.reports import write_reports
-from as2ray.experiments.tables import leak_checks, table_stages
+from as2ray.experiments.tables import leak_checks
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: tables, rankers, and each ranker's evaluation on each test."""
-    experiment = Experiment()
-    tables = table_stages(recipe, data_dirs)
-    for name, table in tables.items():
-        experiment.add(f"tables/{name}", table)
+    experiment, tables = start_experiment(recipe, data_dirs)
     rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables))
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from as2ray.errors import StaleStageError
 from as2ray.evaluation.measures import EvaluationResult
@@ -14,6 +14,8 @@ from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Outputs, Stage, sorted_stages
 from as2ray.experiments.store import LINKS, Store
 from as2ray.tables.atomic import atomic_file
+
+S = TypeVar("S", bound=Stage)
 
 Evaluations = dict[str, dict[str, dict[int, EvaluationResult]]]
 """Evaluations by test, system and seed."""
@@ -27,7 +29,7 @@ class Experiment:
     evaluations: dict[tuple[str, str, int], tuple[Stage, str]] = field(default_factory=dict)
     """By test, system and seed: the stage with the evaluation, and its name in that stage."""
 
-    def add(self, name: str, stage: Stage) -> Stage:
+    def add(self, name: str, stage: S) -> S:
         """Names a stage, which will run with all that it builds on; returns it."""
         self.stages[name] = stage
         return stage
