@@ -10,11 +10,11 @@ ends. `python -m pipelines.table_1` puts the ends of several targets side by sid
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import ConfigError
@@ -43,7 +43,7 @@ from as2ray.experiments.rankers import (
     TableScores,
     absolute_model_path,
 )
-from as2ray.experiments.recipe import STRICT, LossSpec, TableSpec
+from as2ray.experiments.recipe import NON_EMPTY, STRICT, LossSpec, TableSpec
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import prepared_table
 from as2ray.losses import get_loss
@@ -87,7 +87,7 @@ class Study:
     dev: TableSpec
     """Selects k1 and b, checkpoints (by AP; also those of rankers that are evaluated zero-shot) and
     the weights of the remedies."""
-    tests: Annotated[dict[str, TableSpec], Field(min_length=1)]
+    tests: Annotated[dict[str, TableSpec], NON_EMPTY]
     """Tables that are reported."""
     out_of_domain_tests: dict[str, TableSpec] = field(default_factory=dict)
     """Tests on other collections; they are reported too, but keep their own candidates."""
@@ -110,9 +110,7 @@ class Study:
     loss: LossSpec = "margin_ranking"
     """Loss of every run; one of exits if the model has `exit_layers`. Distillation is not
     possible."""
-    measures: Annotated[list[str], Field(min_length=1)] = field(
-        default_factory=lambda: ["RR", "AP", "P@1"]
-    )
+    measures: Annotated[list[str], NON_EMPTY] = field(default_factory=lambda: ["RR", "AP", "P@1"])
     """Names of ir-measures; the first one is plotted, and selects the weights of the remedies."""
     question_filter: QuestionFilter = "no_all_negative"
     """Questions to evaluate."""
@@ -137,30 +135,23 @@ class Study:
             )
         for measure in self.measures:
             parse_measure(measure)
-        loss = get_loss(self.loss)
-        has_exit_loss = isinstance(loss, ExitLoss)
-        has_exits = bool(self.model.exit_layers)
-        if isinstance(loss, DistillationLoss | TwoInOneLoss) or has_exit_loss != has_exits:
+        loss, exits = get_loss(self.loss), self.model.exit_layers
+        is_for_others = isinstance(loss, DistillationLoss | TwoInOneLoss)
+        if is_for_others or isinstance(loss, ExitLoss) != bool(exits):
             raise ConfigError(
-                f"loss {self.loss!r} of a model with exit_layers {self.model.exit_layers}; exits "
-                "need a loss such as 'uniform_exit', others one such as 'margin_ranking', and "
-                "there are no teachers and no joint models",
+                f"loss {self.loss!r} of a model with exit_layers {exits}; exits need a loss such "
+                "as 'uniform_exit', others one such as 'margin_ranking', and there are no teachers "
+                "and no joint models",
                 fix="choose another loss, or change model.exit_layers",
             )
-        if self.retrieval_depth is None:
-            return
-        if self.out_of_domain_tests:
+        keep_own = list(self.out_of_domain_tests)
+        if self.retrieval_depth and (keep_own or self.question_filter != "raw"):
             raise ConfigError(
-                f"retrieval_depth={self.retrieval_depth} retrieves candidates, and the "
-                f"out_of_domain_tests {list(self.out_of_domain_tests)} keep their own",
-                fix="leave one of the two out",
-            )
-        if self.question_filter != "raw":
-            raise ConfigError(
-                f"retrieval_depth={self.retrieval_depth} needs question_filter='raw', not "
-                f"{self.question_filter!r}: a question whose positives BM25 misses counts as 0",
-                fix="set question_filter: raw, and filters of dev and the tests that remove "
-                "questions without a positive",
+                f"retrieval_depth={self.retrieval_depth} retrieves candidates; out_of_domain_tests "
+                f"{keep_own} keep their own, and with question_filter {self.question_filter!r} a "
+                "question whose positives BM25 misses would not count as 0",
+                fix="leave out out_of_domain_tests, and set question_filter: raw, and filters of "
+                "dev and the tests that remove questions without a positive",
             )
 
     @property
@@ -171,48 +162,48 @@ class Study:
 
 def build(study: Study, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: BM25, starts, few-shot rankers with their remedies, and evaluations."""
-    parts = _Parts.from_study(study, data_dirs)
-    parts.compare(BM25, 0, parts.bm25_scores)
-    for start, ranker in _starts(parts):
-        if ranker is not None:
-            parts.compare_ranker(start, 0, ranker)
-        for size in study.few_shot.num_questions:
-            for sample in range(study.few_shot.num_samples if size is not None else 1):
-                _add_few_shot(parts, start, ranker, size, sample)
-    return parts.experiment
+    graph, few_shot = _StudyExperiment(study, data_dirs), study.few_shot
+    tables = graph.tables
+    graph.compare_scores(BM25, 0, graph.bm25_scores)
+    queries = tables.get("unlabeled_questions", tables["train"])
+    labelled = LabelledTable(graph.index, queries, study.pseudo_labels)
+    sources = {name: tables[name] for name in study.transfer_sources}
+    sources[PSEUDO] = graph.add(f"tables/{PSEUDO}", labelled)
+    starts = {name: graph.add_ranker(name, table) for name, table in sources.items()}
+    for start in (SCRATCH, *starts):
+        if start in starts:
+            graph.compare_ranker(start, 0, starts[start])
+        for size in few_shot.num_questions:
+            for sample in range(few_shot.num_samples if size is not None else 1):
+                _add_few_shot(graph, start, starts.get(start), size, sample)
+    return graph
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What the rankers of a study share."""
+class _StudyExperiment(Experiment):
+    """An experiment with the tables and the index of a study.
 
-    study: Study
-    experiment: Experiment
-    tables: Mapping[str, Stage]
-    """All tables of the study by name."""
-    index: CandidateIndex
-    """Index of all candidates of the target."""
+    Args:
+        study: Its settings.
+        data_dirs: Folders of corpora by name.
+    """
 
-    @classmethod
-    def from_study(cls, study: Study, data_dirs: Mapping[str, str]) -> "_Parts":
-        """Prepares tables, tunes BM25 on dev, and retrieves candidates if the study says so."""
-        experiment, tables = Experiment(), _prepared_tables(study, data_dirs)
-        for name, table in tables.items():
-            experiment.add(f"tables/{name}", table)
-        bm25 = BM25Grid(tables["dev"], tuple(param_grid()))
-        experiment.add("bm25", bm25)
+    def __init__(self, study: Study, data_dirs: Mapping[str, str]) -> None:
+        super().__init__()
+        self.study, self.tables = study, _prepared_tables(study, data_dirs)
+        for name, table in self.tables.items():
+            self.add(f"tables/{name}", table)
+        bm25 = self.add("bm25", BM25Grid(self.tables["dev"], tuple(param_grid())))
         names = ["train", "unlabeled_questions", "dev", *study.tests]
-        names += [f"documents-{number}" for number in range(len(study.extra_documents))]
-        index = CandidateIndex(tuple(tables[name] for name in names if name in tables), bm25)
-        experiment.add("index", index)
-        if study.retrieval_depth is not None:
-            for name in ("train", "dev", *study.tests):
-                is_train = name == "train"
-                table = RetrievedTable(tables[name], index, study.retrieval_depth, is_train)
-                tables[name] = experiment.add(f"retrieved/{name}", table)
-        return cls(study, experiment, tables, index)
+        names += [name for name in self.tables if name.startswith("documents-")]
+        indexed = tuple(self.tables[name] for name in names if name in self.tables)
+        self.index = self.add("index", CandidateIndex(indexed, bm25))
+        if (depth := study.retrieval_depth) is None:
+            return
+        for name in ("train", "dev", *study.tests):
+            table = RetrievedTable(self.tables[name], self.index, depth, name == "train")
+            self.tables[name] = self.add(f"retrieved/{name}", table)
 
-    def ranker(
+    def add_ranker(
         self, name: str, table: Stage, start: Stage | None = None, sample: int = 0
     ) -> EpochRuleRanker:
         """Adds a ranker that is trained on a table."""
@@ -228,96 +219,74 @@ class _Parts:
             tracking=study.tracking,
             epochs=study.few_shot.epochs_rule,
         )
-        self.experiment.add(f"rankers/{name}", ranker)
-        return ranker
+        return self.add(f"rankers/{name}", ranker)
 
     def bm25_scores(self, table: str) -> BM25Scores:
         """Returns the stage of BM25's scores: those of the index if candidates are retrieved."""
-        is_retrieved = self.study.retrieval_depth is not None
-        bm25 = self.index if is_retrieved else self.index.bm25
+        bm25 = self.index.bm25 if self.study.retrieval_depth is None else self.index
         return BM25Scores(self.tables[table], bm25, self.study.question_filter)
 
     def scores(self, ranker: Stage, table: str) -> TableScores:
         """Returns the stage of a ranker's scores."""
-        stage = self.tables[table]
-        return TableScores(ranker, stage, question_filter=self.study.question_filter)
-
-    def compare(self, system: str, sample: int, scores: Callable[[str], StoredScores]) -> None:
-        """Evaluates a system on the tests; `scores` returns its scores of a table."""
-        for test in self.study.reported:
-            name, measures = f"{system}-{sample}-{test}", tuple(self.study.measures)
-            stored = scores(test)
-            evaluation = TableEvaluation(stored, measures)
-            self.experiment.add(f"scores/{name}", stored)
-            self.experiment.add(f"evaluations/{name}", evaluation)
-            self.experiment.compare(test, system, sample, evaluation)
+        return TableScores(ranker, self.tables[table], question_filter=self.study.question_filter)
 
     def compare_ranker(self, system: str, sample: int, ranker: Stage) -> None:
         """Evaluates a ranker on the tests."""
-        self.compare(system, sample, lambda test: self.scores(ranker, test))
+        self.compare_scores(system, sample, lambda test: self.scores(ranker, test))
+
+    def compare_scores(
+        self, system: str, sample: int, scores: Callable[[str], StoredScores]
+    ) -> None:
+        """Evaluates a system on the tests; `scores` returns its scores of a table."""
+        for test in self.study.reported:
+            name = f"{system}-{sample}-{test}"
+            stored = self.add(f"scores/{name}", scores(test))
+            evaluation = TableEvaluation(stored, tuple(self.study.measures))
+            self.compare(test, system, sample, self.add(f"evaluations/{name}", evaluation))
 
 
 def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, Stage]:
     """Returns the prepared tables; questions of dev and the tests are left out of all others."""
-
-    def table(spec: TableSpec, without: tuple[Stage, ...] = ()) -> Stage:
-        return prepared_table(spec, data_dirs, without)
-
-    tables = {name: table(spec) for name, spec in study.reported.items()}
-    tables["dev"] = table(study.dev, tuple(tables.values()))
+    tables: dict[str, Stage] = {}
+    for name, spec in study.reported.items():
+        tables[name] = prepared_table(spec, data_dirs)
+    tables["dev"] = prepared_table(study.dev, data_dirs, tuple(tables.values()))
     held_out = tuple(tables.values())
-    tables["train"] = table(study.train, held_out)
-    for name, spec in study.transfer_sources.items():
-        tables[name] = table(spec, held_out)
+    others = {"train": study.train, **study.transfer_sources}
     if study.unlabeled_questions is not None:
-        tables["unlabeled_questions"] = table(study.unlabeled_questions, held_out)
+        others["unlabeled_questions"] = study.unlabeled_questions
+    for name, spec in others.items():
+        tables[name] = prepared_table(spec, data_dirs, held_out)
     for number, spec in enumerate(study.extra_documents):
-        tables[f"documents-{number}"] = table(spec)
+        tables[f"documents-{number}"] = prepared_table(spec, data_dirs)
     return tables
 
 
-def _starts(parts: _Parts) -> Iterator[tuple[str, Stage | None]]:
-    """Yields name and ranker of each start; `scratch` has no ranker."""
-    yield SCRATCH, None
-    for name in parts.study.transfer_sources:
-        yield name, parts.ranker(name, parts.tables[name])
-    queries = parts.tables.get("unlabeled_questions", parts.tables["train"])
-    labelled = LabelledTable(parts.index, queries, parts.study.pseudo_labels)
-    parts.experiment.add(f"tables/{PSEUDO}", labelled)
-    yield PSEUDO, parts.ranker(PSEUDO, labelled)
-
-
 def _add_few_shot(
-    parts: _Parts, start: str, ranker: Stage | None, size: int | None, sample: int
+    graph: _StudyExperiment, start: str, ranker: Stage | None, size: int | None, sample: int
 ) -> None:
     """Trains a start on a sample of the target, applies the remedies, and evaluates all."""
-    study, few_shot = parts.study, parts.study.few_shot
-    measure = study.measures[0]
-    system = f"{start}+{'all' if size is None else size}"
-    table = parts.tables["train"]
+    study, few_shot = graph.study, graph.study.few_shot
+    measure, question_filter = study.measures[0], study.question_filter
+    system, table = f"{start}+{size or 'all'}", graph.tables["train"]
     if size is not None:
         table = SampledTable(table, size, sample, few_shot.nested_samples)
-        parts.experiment.add(f"tables/train-{size}-{sample}", table)
-    tuned = parts.ranker(f"{system}-{sample}", table, ranker, sample)
-    parts.compare_ranker(system, sample, tuned)
+        graph.add(f"tables/train-{size}-{sample}", table)
+    tuned = graph.add_ranker(f"{system}-{sample}", table, ranker, sample)
+    graph.compare_ranker(system, sample, tuned)
     if "bm25_mixing" in few_shot.remedies:
-        weight = BM25Weight(parts.scores(tuned, "dev"), parts.bm25_scores("dev"), measure)
-        parts.compare(
-            f"{system}, with BM25",
-            sample,
-            lambda test: MixedScores(
-                parts.tables[test],
-                study.question_filter,
-                parts.scores(tuned, test),
-                parts.bm25_scores(test),
-                weight,
-            ),
-        )
+        weight = BM25Weight(graph.scores(tuned, "dev"), graph.bm25_scores("dev"), measure)
+
+        def mix(test: str) -> MixedScores:
+            scores, bm25 = graph.scores(tuned, test), graph.bm25_scores(test)
+            return MixedScores(graph.tables[test], question_filter, scores, bm25, weight)
+
+        graph.compare_scores(f"{system}, with BM25", sample, mix)
     if "weight_interpolation" in few_shot.remedies and ranker is not None:
-        dev, weights = parts.tables["dev"], few_shot.interpolation_weights
-        moved = InterpolatedRanker(tuned, ranker, dev, measure, study.question_filter, weights)
-        parts.experiment.add(f"rankers/{system}-{sample}-towards", moved)
-        parts.compare_ranker(f"{system}, towards its start", sample, moved)
+        dev, weights = graph.tables["dev"], few_shot.interpolation_weights
+        moved = InterpolatedRanker(tuned, ranker, dev, measure, question_filter, weights)
+        graph.add(f"rankers/{system}-{sample}-towards", moved)
+        graph.compare_ranker(f"{system}, towards its start", sample, moved)
 
 
 def report(study: Study, finished: Finished) -> None:
@@ -349,14 +318,13 @@ def _plot_curve(study: Study, finished: Finished, test: str, systems: Systems) -
     if not finished.has(train):
         return
     num_all = finished.outputs(train)["counts"]["num_questions"]
-    sizes = [num_all if size is None else size for size in study.few_shot.num_questions]
+    sizes = {"": 0} | {str(n or "all"): n or num_all for n in study.few_shot.num_questions}
     series: dict[str, list[tuple[float, float]]] = {}
     for name, by_sample in systems.items():
         start, _, size = name.partition("+")
-        if "," in name:
+        if size not in sizes:
             continue  # Remedies are only in the report.
-        xs = [0] if not size else [num_all if size == "all" else int(size)]
-        xs = [0, *sizes] if name == BM25 else xs
+        xs = sizes.values() if name == BM25 else [sizes[size]]
         points = [(float(x), each.measures[measure]) for each in by_sample.values() for x in xs]
         series.setdefault(start, []).extend(points)
     path = finished.output / f"{test}-curve.png"

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 from jsonargparse import CLI
 
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.report import markdown_table
 from as2ray.evaluation.seeds import align_by_question, average_over_seeds
 from as2ray.experiments.command import exit_with_error
 
@@ -33,34 +36,30 @@ def table_cells(systems: Systems, transfer_sources: Sequence[str], measure: str)
         transfer_sources: Starts that were trained on other corpora.
         measure: Name of the measure.
     """
+    averaged = {
+        name: average_over_seeds([result.per_question for result in by_sample.values()])
+        for name, by_sample in systems.items()
+    }
     cells = {}
     for start in [*transfer_sources, "BM25", "pseudo", "scratch"]:
         cells[start] = ["", ""]
         for place, name in enumerate((start, f"{start}+all")):
-            if name in systems:
-                values = average_over_seeds([e.per_question for e in systems[name].values()])
-                mean = sum(values[measure].to_pylist()) / values.num_rows
-                cells[start][place] = f"{mean:.4f}{_mark(systems, name, measure)}"
+            if name in averaged:
+                mean = np.mean(averaged[name][measure])
+                cells[start][place] = f"{mean:.4f}{_mark(averaged, name, measure)}"
     return cells
 
 
-def _mark(systems: Systems, name: str, measure: str) -> str:
-    if name == "pseudo":
-        return "#" if _differ(systems, "BM25", name, measure) else ""
-    if name in ("BM25", "scratch") or "+" in name or "pseudo" not in systems:
-        return ""
-    return "*" if _differ(systems, "pseudo", name, measure) else ""
-
-
-def _differ(systems: Systems, first: str, second: str, measure: str) -> bool:
+def _mark(averaged: Mapping[str, pa.Table], name: str, measure: str) -> str:
+    """Returns the mark of a zero-shot result that differs from what it is compared with."""
     from scipy import stats
 
-    tables = [
-        average_over_seeds([e.per_question for e in systems[name].values()])
-        for name in (first, second)
-    ]
+    other, mark = ("BM25", "#") if name == "pseudo" else ("pseudo", "*")
+    if name in ("BM25", "scratch") or "+" in name or other not in averaged:
+        return ""
+    pairs = align_by_question([averaged[other], averaged[name]], measure)
     # Of two that are equal on every question the p-value is no number, and they do not differ.
-    return bool(stats.ttest_rel(*align_by_question(tables, measure)).pvalue < SIGNIFICANT)
+    return mark if stats.ttest_rel(*pairs).pvalue < SIGNIFICANT else ""
 
 
 def format_table(targets: Mapping[str, Cells], measure: str) -> str:
@@ -70,14 +69,13 @@ def format_table(targets: Mapping[str, Cells], measure: str) -> str:
         targets: Cells by target, of one study or of several.
         measure: Name of the measure.
     """
-    starts = list(dict.fromkeys(start for cells in targets.values() for start in cells))
-    heads = " | ".join(f"{target} ZS | {target} FS" for target in targets)
-    lines = [f"| {measure} | {heads} |", "|" + "---|" * (1 + 2 * len(targets))]
-    for start in starts:
-        values = [value for cells in targets.values() for value in cells.get(start, ("", ""))]
-        lines.append(f"| {start} | {' | '.join(values)} |")
+    columns = [measure, *(f"{target} {kind}" for target in targets for kind in ("ZS", "FS"))]
+    rows: dict[str, list[str]] = {s: [s] for cells in targets.values() for s in cells}
+    for start, row in rows.items():
+        for cells in targets.values():
+            row += cells.get(start, ("", ""))
     marks = "*: differs from pseudo; #: pseudo differs from BM25; paired t-test, p < 0.01."
-    return "\n".join([*lines, "", marks])
+    return f"{markdown_table(columns, rows.values())}\n\n{marks}"
 
 
 def combine_studies(studies: Sequence[str]) -> str:

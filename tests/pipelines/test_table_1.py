@@ -27,7 +27,7 @@ def test_targets_stand_side_by_side_and_gaps_stay_empty(study):
     lines = combine_studies([one, two]).splitlines()
     assert lines[:5] == [
         "| RR | squad ZS | squad FS | wikiqa ZS | wikiqa FS |",
-        "|---|---|---|---|---|",
+        "| --- | --- | --- | --- | --- |",
         "| wikiqa | 0.5* | 0.7 |  |  |",
         "| BM25 | 0.4 |  | 0.3 |  |",
         "| squad |  |  | 0.6 | 0.8 |",
