@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ class SequentialRanker(Stage):
         """Checks that every member has more layers than the one before it."""
         shapes = [member.shape(results) for member in self.members]
         num_layers = [shape.num_layers for shape in shapes if shape]
-        if any(a >= b for a, b in pairwise(num_layers)):
+        if num_layers != sorted(set(num_layers)):
             raise ConfigError(
                 f"a sequential ranker of members with {num_layers} layers: every ranker needs more "
                 "layers than the one before it"
@@ -109,16 +108,13 @@ class ReplayEvaluation(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Replays all of them."""
         replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
-        results, points = {}, {}
-        for system, exits, drop_ratio in iter_systems(
-            self.name, self.exit_layers, self.drop_ratios
-        ):
+        results, points, rows = {}, {}, replay.table
+        systems = iter_systems(self.name, self.exit_layers, self.drop_ratios)
+        for name, exits, drop_ratio in systems:
             exits = exits or list(range(len(replay.exit_layers)))
-            sort_keys = replay.rank(exits, drop_ratio).sort_keys
-            results[system] = evaluate(
-                replay.table, sort_keys, self.measures, question_filter=question_filter
-            )
-            points[system] = replay.evaluate(exits, drop_ratio)
+            keys = replay.rank(exits, drop_ratio).sort_keys
+            results[name] = evaluate(rows, keys, self.measures, question_filter=question_filter)
+            points[name] = replay.evaluate(exits, drop_ratio)
         return {**save_evaluations(results, context.output), "points": points}
 
 
@@ -144,10 +140,8 @@ class DropSearch(Stage):
         replay = load_replay(context, self.scores)
         num_exits = len(replay.exit_layers)
         every = list(range(num_exits))
-        grid = [
-            replay.evaluate(every, ratios)
-            for ratios in (drop_ratio_space.param_grid(num_exits) if num_exits > 1 else ())
-        ]
+        ratios_grid = drop_ratio_space.param_grid(num_exits) if num_exits > 1 else ()
+        grid = [replay.evaluate(every, ratios) for ratios in ratios_grid]
         with ray_session():
             trials = search_scores(
                 evaluate_params,
@@ -158,10 +152,7 @@ class DropSearch(Stage):
                 self.search.num_trials,
                 self.search.seed,
             )
-        sampled = [
-            replay.evaluate(*drop_ratio_space.apply_params(params, num_exits))
-            for params, _ in trials
-        ]
+        sampled = [_evaluate_trial(params, replay) for params, _ in trials]
         undropped = replay.evaluate(every, 0.0)
         points = [*grid, *sampled, undropped]
         chosen = cheapest_point(points, undropped.map - self.search.max_map_loss)
@@ -188,16 +179,20 @@ class SearchedReplay(Stage):
         replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
         chosen = OperatingPoint(**context.outputs(self.search)["chosen"])
         exits = [replay.exit_layers.index(layer) for layer in chosen.exit_layers]
-        sort_keys = replay.rank(exits, chosen.drop_ratios).sort_keys
-        result = evaluate(replay.table, sort_keys, self.measures, question_filter=question_filter)
+        keys = replay.rank(exits, chosen.drop_ratios).sort_keys
+        result = evaluate(replay.table, keys, self.measures, question_filter=question_filter)
         point = replay.evaluate(exits, chosen.drop_ratios)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 
 def evaluate_params(params: Mapping[str, Any], replay: CascadeReplay) -> dict[str, float]:
     """Returns quality and cost of the exits and drop ratios of a trial."""
-    point = replay.evaluate(*drop_ratio_space.apply_params(params, len(replay.exit_layers)))
+    point = _evaluate_trial(params, replay)
     return {"quality": point.map, "cost": point.relative_flops}
+
+
+def _evaluate_trial(params: Mapping[str, Any], replay: CascadeReplay) -> OperatingPoint:
+    return replay.evaluate(*drop_ratio_space.apply_params(params, len(replay.exit_layers)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,11 +241,10 @@ def _draw(
     ]
     columns = ("exits", "drop ratios", "dev MAP", "operations", "")
     (folder / "pareto.md").write_text(markdown_table(columns, rows) + "\n", encoding="utf-8")
-    plots.pareto_plot(
-        {name: [(100 * p.relative_flops, p.map) for p in of] for name, of in points.items() if of},
-        [(100 * p.relative_flops, p.map) for p in front],
-        "Exits and drop ratios",
-        "operations, % of the whole encoder's",
-        "MAP (dev)",
-        folder / "pareto.png",
-    )
+
+    def locate(group: list[OperatingPoint]) -> list[tuple[float, float]]:
+        return [(100 * point.relative_flops, point.map) for point in group]
+
+    series = {name: locate(group) for name, group in points.items() if group}
+    labels = ("Exits and drop ratios", "operations, % of the whole encoder's", "MAP (dev)")
+    plots.pareto_plot(series, locate(front), *labels, folder / "pareto.png")
