@@ -25,7 +25,7 @@ from as2ray.corpora import hotpotqa
 from as2ray.corpora.preparation import release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import balance_passages
-from as2ray.distributed.score import read_scores
+from as2ray.distributed.score import ScoreKind, read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.fact_selection import (
     FactSelectionConfig,
@@ -37,6 +37,7 @@ from as2ray.evaluation.fact_selection import (
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.supporting_facts import consistency_gap, measure_facts
 from as2ray.experiments.command import Pipeline
+from as2ray.experiments.comparison import start_experiment
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import (
     TableScores,
@@ -48,13 +49,7 @@ from as2ray.experiments.recipe import Recipe as BaseRecipe
 from as2ray.experiments.recipe import RunSpec
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.experiments.tables import (
-    TABLE,
-    PreparedTable,
-    leak_checks,
-    read_table,
-    table_stages,
-)
+from as2ray.experiments.tables import TABLE, PreparedTable, leak_checks, read_table
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.parquet import write_part
 from as2ray.tables.schema import count_table, group_by_passage
@@ -80,17 +75,12 @@ class Recipe(BaseRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [
-            name
-            for name in self.fact_selection_tests
-            if name not in self.tables
-            or self.tables[name].corpus != hotpotqa.CORPUS.name
-            or name in self.tests
-        ]
-        if wrong or not self.fact_selection_tests:
+        hotpotqa_tables = {n for n, t in self.tables.items() if t.corpus == hotpotqa.CORPUS.name}
+        selected = self.fact_selection_tests
+        if not selected or not set(selected) <= hotpotqa_tables - set(self.tests):
             raise ConfigError(
-                f"fact_selection_tests {self.fact_selection_tests} must name at least one of the "
-                "recipe's tables of hotpotqa, and none of its tests",
+                f"fact_selection_tests {selected} must name at least one of the recipe's tables of "
+                "hotpotqa, and none of its tests",
                 fix="describe the table under `tables`; twice, if it is a test too",
             )
 
@@ -112,9 +102,7 @@ class Recipe(BaseRecipe):
         """Returns whether a run's ranker extracts short answers."""
         run = self.runs[name]
         has_answer_loss = isinstance(run.loss, TwoInOneLoss) and run.loss.answer_loss
-        return has_answer_loss or (
-            run.init_from is not None and self.extracts_answers(run.init_from)
-        )
+        return has_answer_loss or bool(run.init_from and self.extracts_answers(run.init_from))
 
 
 @stage_dataclass(frozen=True, eq=False)
@@ -146,12 +134,10 @@ class FactSelection(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Selects by the stored scores."""
         passages = group_by_passage(read_table(context.path(self.scores.table)))
-        stored = read_scores(context.path(self.scores))
+        stored, output = read_scores(context.path(self.scores)), context.output
         passage_scores, sentence_scores = self._centered_scores(passages, stored)
         selected = select_facts(passages, passage_scores, sentence_scores, self.config)
-        answers = _best_answers(passages, stored, selected)
-        output = context.output
-        prediction = selected.as_json(answers)
+        prediction = selected.as_json(_best_answers(passages, stored, selected))
         (output / "prediction.json").write_text(json.dumps(prediction, indent=2) + "\n")
         (output / "titles.json").write_text(json.dumps(selected.titles, indent=2) + "\n")
         if self.config.score_source != "joint":
@@ -163,11 +149,11 @@ class FactSelection(Stage):
         self, passages: pa.Table, stored: pa.Table
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores of passages and sentences around 0."""
-        if self.scores.score_kind != "passages":
+        if self.scores.score_kind == "passages":
+            sentence_scores = pc.list_flatten(stored["sentence_scores"]).to_numpy()
+        else:
             # In a cascade, only candidates that no stage dropped can have a score above 0.
             sentence_scores = stored["score"].to_numpy() - max(0, self.num_exits - 1) - 0.5
-            return max_sentence_score(passages, sentence_scores), sentence_scores
-        sentence_scores = pc.list_flatten(stored["sentence_scores"]).to_numpy()
         if self.config.score_source == "sentences":
             return max_sentence_score(passages, sentence_scores), sentence_scores
         return stored["score"].to_numpy(), sentence_scores
@@ -222,44 +208,36 @@ class FactEvaluation(Stage):
             both = measure_facts(gold, facts, titles, prediction["answer"])
             names = [name for name in both.column_names if name not in measured[""].column_names]
             measured[ANSWERS] = both.select(["question_id", *names])
-        results = {
-            name: EvaluationResult(
-                measures={m: float(np.mean(values[m])) for m in values.column_names[1:]},
-                per_question=values,
-                counts=count_table(rows),
-                question_filter=spec.question_filter,
-                ties="pessimistic",
-                relevance="label",
-                fingerprint=context.outputs(self.table)["fingerprint"],
+        counts, content = count_table(rows), context.outputs(self.table)["fingerprint"]
+        results = {}
+        for name, values in measured.items():
+            means = {m: float(np.mean(values[m])) for m in values.column_names[1:]}
+            results[name] = EvaluationResult(
+                means, values, counts, spec.question_filter, "pessimistic", "label", content
             )
-            for name, values in measured.items()
-        }
         return save_evaluations(results, context.output)
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: tables by passages, rankers, their rankings and selected facts."""
-    experiment = Experiment()
-    tables = table_stages(recipe, data_dirs)
+    experiment, tables = start_experiment(recipe, data_dirs)
     passages = _passage_tables(recipe, tables)
-    for name, table in [*tables.items(), *((f"{n}-passages", t) for n, t in passages.items())]:
-        experiment.add(f"tables/{name}", table)
+    for name, table in passages.items():
+        experiment.add(f"tables/{name}-passages", table)
     rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables), passages)
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)
         for test in recipe.tests:
             experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
         run, exits = recipe.runs[name], recipe.exits_of(name)
+        kind: ScoreKind = "passages" if isinstance(run.loss, TwoInOneLoss) else "score"
+        drop_ratio = recipe.drop_ratio if exits else None
+        has_answers = recipe.extracts_answers(name)
         config = replace(recipe.fact_selection, score_source=recipe.rule(run))
         for test in recipe.fact_selection_tests:
-            if isinstance(run.loss, TwoInOneLoss):
-                scores = TableScores(ranker, tables[test], "passages")
-            else:
-                drop_ratio = recipe.drop_ratio if exits else None
-                scores = TableScores(ranker, tables[test], drop_ratio=drop_ratio)
+            scores = TableScores(ranker, tables[test], kind, drop_ratio=drop_ratio)
             selection = FactSelection(scores, config, len(exits))
             experiment.add(f"selections/{name}-seed{seed}-{test}", selection)
-            has_answers = recipe.extracts_answers(name)
             facts = FactEvaluation(selection, tables[test], has_answers)
             experiment.compare(test, name, seed, facts)
             if has_answers:
