@@ -42,10 +42,8 @@ class RayBackend:
     def check(self, stages: Sequence[Stage]) -> None:
         """See `Backend`."""
         resources = {stage.RESOURCES for stage in stages}
-        if "gang" in resources:
-            check_plan(self.workers)
-        elif "pool" in resources:
-            check_plan(self.workers, allow_gpu_sharing=True)
+        if resources & {"gang", "pool"}:
+            check_plan(self.workers, allow_gpu_sharing="gang" not in resources)
 
     def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
         """See `Backend`: the stage fits beside what runs, counted over the whole cluster.
@@ -65,24 +63,20 @@ class RayBackend:
 
     def _demand(self, stage: Stage) -> dict[str, float]:
         """Returns the CPUs and GPUs that a stage occupies, in its task or in those it starts."""
-        if stage.RESOURCES in ("cpu", "device"):
-            cpus, gpus = self._task_resources(stage)
-            return {"CPU": cpus, "GPU": gpus}
-        return dict(gang_resources(self.workers))
+        return self._task_resources(stage) or gang_resources(self.workers)
 
-    def _task_resources(self, stage: Stage) -> tuple[float, float]:
-        """Returns the CPUs and GPUs of a stage's own task: none if others work for it."""
-        if stage.RESOURCES == "device":
-            return self.workers.cpus_per_worker, self.workers.gpus_per_worker
-        return (1.0 if stage.RESOURCES == "cpu" else 0.0), 0.0
+    def _task_resources(self, stage: Stage) -> dict[str, float]:
+        """Returns the CPUs and GPUs of a stage's own task; {} if others work for it."""
+        device = {"CPU": self.workers.cpus_per_worker, "GPU": self.workers.gpus_per_worker}
+        return {"cpu": {"CPU": 1.0}, "device": device}.get(stage.RESOURCES, {})
 
     def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
         """See `Backend`."""
-        num_cpus, num_gpus = self._task_resources(stage)
+        resources = self._task_resources(stage)
         task = ray.remote(max_retries=MAX_RETRIES)(execute).options(
             name=f"{stage.kind}-{stage.key}",
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
+            num_cpus=resources.get("CPU", 0.0),
+            num_gpus=resources.get("GPU", 0.0),
             label_selector=self.workers.driver_label_selector or None,
             runtime_env={"env_vars": WORKER_ENVIRONMENT},
         )
