@@ -21,7 +21,13 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
 from as2ray.errors import ConfigError
-from as2ray.experiments.bm25 import INDEX, DocumentIndex, LabelledTable, SplitTable
+from as2ray.experiments.bm25 import (
+    INDEX,
+    DocumentIndex,
+    LabelledTable,
+    SplitTable,
+    too_few_questions,
+)
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.documents import (
     CalibratedRanker,
@@ -32,6 +38,7 @@ from as2ray.experiments.documents import (
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
+from as2ray.experiments.store import Store
 from as2ray.models.calibration import CalibrationMethod
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
@@ -85,8 +92,8 @@ class OwnDocuments:
     """Minimum share of correct answers among those that are given."""
     ask: list[Annotated[str, Field(pattern=r"\S")]] = field(default_factory=list)
     """Questions to answer at the end."""
-    num_shards: PositiveInt = 1
-    """Number of shards of the index."""
+    num_shards: PositiveInt | None = None
+    """Maximum number of shards of the index; by default as many as workers."""
 
     @model_validator(mode="after")
     def _check_queries(self) -> "OwnDocuments":
@@ -138,9 +145,8 @@ def add_ranker(
         queries: Questions of the user; by default they are made from the documents.
     """
     experiment.add("index", index)
-    generator = own.query_generator and absolute_model_path(own.query_generator)
-    queries = queries or GeneratedQueries(
-        index, tuple(own.query_sources), own.max_questions, generator, own.prompt
+    queries = queries or GeneratedQueries.from_model(
+        index, own.query_sources, own.max_questions, own.query_generator, own.prompt
     )
     experiment.add("questions", queries)
     pseudo_labeled = LabelledTable(index, queries, own.pseudo_labels, min_questions=2)
@@ -187,12 +193,12 @@ def _read_questions(source: str, max_questions: int | None) -> list[Query]:
             f"{source} cannot be read as a file of questions in UTF-8: {error}"
         ) from error
     texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not texts:
-        raise ConfigError(f"{source} contains no question; write one per line, or give no file")
     queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
-    if max_questions is None or max_questions >= len(queries):
-        return queries
-    return [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
+    if max_questions is not None and max_questions < len(queries):
+        queries = [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
+    if len(queries) < 2:
+        raise too_few_questions(f"{len(queries)} questions, one per line, of {source}")
+    return queries
 
 
 def report(own: OwnDocuments, finished: Finished) -> None:
@@ -202,39 +208,43 @@ def report(own: OwnDocuments, finished: Finished) -> None:
     from as2ray.retrieval.sentence_index import SentenceIndex
 
     for stage in finished.named("answering").values():
-        index = finished.path(finished.experiment.stages["index"]) / INDEX
+        index, folder = finished.output / "index", finished.output / "answering"
+        if not finished.store.is_local:
+            index, folder = map(finished.path, (finished.experiment.stages["index"], stage))
+        index, ranker = index / INDEX, folder / RANKER
         lines = []
         if own.ask:
-            answerer = QuestionAnswerer(
-                SentenceIndex.open(index), load(finished.path(stage) / RANKER)
-            )
+            answerer = QuestionAnswerer(SentenceIndex.open(index), load(ranker))
             for question in own.ask:
                 lines.append(f"\n{question}")
                 answers = answerer.ask(question).answers
                 lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in answers]
                 lines += [] if answers else ["  no answer"]
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
-        where = (
-            f"--index {finished.output}/index/{INDEX} --model {finished.output}/answering/{RANKER}"
-        )
-        sys.stdout.write("\n".join([*lines, f'\n{command} ask "..." {where}\n']))
+        lines += [f'\n{command} ask "..." --index {index} --model {ranker}\n']
+        sys.stdout.write("\n".join(lines))
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):
-    """Refuses an output that the next run would read as documents."""
+    """Refuses an output, or a store, that the next run would read as documents."""
 
-    def run(self, recipe: OwnDocuments, output: str | Path, *args: Any, **options: Any) -> Finished:
+    def prepare(
+        self, recipe: OwnDocuments, output: str | Path, *args: Any
+    ) -> tuple[Experiment, Store]:
         """See `Pipeline`."""
-        folder, documents = Path(output).resolve(), Path(recipe.documents).resolve()
-        if folder.is_relative_to(documents):
-            parts = folder.relative_to(documents).parts
-            if not any(part.startswith(".") for part in parts):
+        experiment, store = super().prepare(recipe, output, *args)
+        documents = Path(recipe.documents).resolve()
+        folders = {"output": Path(output).resolve(), "store": Path(store.uri).resolve()}
+        for name, folder in folders.items():
+            if not folder.is_relative_to(documents):
+                continue
+            if not any(part.startswith(".") for part in folder.relative_to(documents).parts):
                 raise ConfigError(
-                    f"output {folder} is inside documents {documents}, where all folders but "
+                    f"{name} {folder} is inside documents {documents}, where all folders but "
                     "hidden ones are read as documents",
-                    fix="choose another output",
+                    fix=f"choose another --{name}",
                 )
-        return super().run(recipe, output, *args, **options)
+        return experiment, store
 
 
 PIPELINE = OwnDocumentsPipeline(OwnDocuments, build, report)

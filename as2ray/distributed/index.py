@@ -1,14 +1,14 @@
 """Builds an index in shards on a Ray cluster; maps functions over tasks and actors."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray.util import ActorPool
 
-from as2ray.distributed.cluster import unwrap_ray_errors
+from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
 from as2ray.retrieval.index_writer import IndexConfig, write_index
@@ -76,21 +76,42 @@ def map_on_actors(
 ) -> Iterator[T]:
     """Calls what `create` returns with each argument, in actors; yields the results in order.
 
+    An argument is read when an actor is free, so a caller that stops early stops the work. Actors
+    of a node that is lost start again on another one.
+
     Args:
         create: Called once by each actor, for example to load a model.
         arguments: The arguments.
         workers: Number and resources of the actors.
     """
-    actor = ray.remote(num_cpus=workers.cpus_per_worker, num_gpus=workers.gpus_per_worker)(_Caller)
-    pool = ActorPool([actor.remote(create) for _ in range(workers.num_workers)])
+    num_actors = workers.num_scoring_actors or workers.num_workers
+    actor = ray.remote(_Caller).options(
+        num_cpus=workers.cpus_per_worker,
+        num_gpus=workers.gpus_per_worker,
+        accelerator_type=workers.accelerator_type,
+        label_selector=workers.label_selector or None,
+        runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        max_restarts=-1,
+        max_task_retries=-1,
+    )
+    pool = ActorPool([actor.remote(create) for _ in range(num_actors)])
     with unwrap_ray_errors():
-        yield from pool.map(lambda caller, value: caller.call.remote(value), arguments)
+        for argument in arguments:
+            if not pool.has_free():
+                yield pool.get_next()
+            pool.submit(lambda caller, value: caller.call.remote(value), argument)
+        while pool.has_next():
+            yield pool.get_next()
 
 
 class _Caller:
     def __init__(self, create: Callable[[], Callable[[Any], Any]]) -> None:
-        self.function = create()
+        self.create = create
+
+    # Not in the constructor, whose errors Ray raises without their cause.
+    @cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return self.create()
 
     def call(self, argument: Any) -> Any:
-        """Calls the function."""
         return self.function(argument)

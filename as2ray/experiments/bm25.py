@@ -95,9 +95,7 @@ class CandidateIndex(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Collects the texts, and indexes them in one shard."""
         tables = (read_table(context.path(table)) for table in self.tables)
-        texts = (
-            " ".join(text.split()) for rows in tables for text in rows["candidate"].to_pylist()
-        )
+        texts = (" ".join(t.split()) for rows in tables for t in rows["candidate"].to_pylist())
         context.scratch.mkdir(parents=True, exist_ok=True)
         source = context.scratch / "texts.parquet"
         pq.write_table(pa.table({"text": list(dict.fromkeys(texts))}), source)
@@ -115,12 +113,12 @@ class DocumentIndex(Stage):
     """Absolute path of a folder of documents, or of a table of them."""
     content_hash: str
     config: IndexConfig
-    num_shards: int = field(default=1, metadata=NOT_IDENTITY)
-    """Maximum number of shards; they change no result."""
+    num_shards: int | None = field(default=None, metadata=NOT_IDENTITY)
+    """Maximum number of shards, by default as many as workers; they change no result."""
 
     @classmethod
     def from_documents(
-        cls, source: str | Path, config: IndexConfig, num_shards: int = 1
+        cls, source: str | Path, config: IndexConfig, num_shards: int | None = None
     ) -> "DocumentIndex":
         """Returns the stage for the documents as they are now.
 
@@ -136,7 +134,8 @@ class DocumentIndex(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Indexes the documents, with one task of Ray per shard if there are workers."""
-        return write_stage_index(context, Path(self.source), self.config, self.num_shards)
+        num_shards = self.num_shards or max(1, context.workers.num_workers)
+        return write_stage_index(context, Path(self.source), self.config, num_shards)
 
 
 def hash_documents(source: Path) -> str:
@@ -168,8 +167,7 @@ def write_stage_index(
         manifest = write_index(source, new, config, num_shards=num_shards, overwrite=True)
     shutil.rmtree(context.output / INDEX, ignore_errors=True)
     new.rename(context.output / INDEX)
-    names = ("documents", "sentences", "skipped", "fingerprint")
-    outputs = {name: manifest[name] for name in names}
+    outputs = {n: manifest[n] for n in ("documents", "sentences", "skipped", "fingerprint")}
     log.info("index: %s", outputs)
     return outputs
 
@@ -199,11 +197,9 @@ class LabelledTable(Stage):
         labelled = merge_pseudo_labels(_map_queries(context, label, queries))
         counts, left_out = count_table(labelled.table), dict(labelled.skipped)
         log.info("pseudo-labels: %s, left out %s", counts, left_out)
-        if counts.num_questions < self.min_questions:
-            raise too_few_questions(
-                f"{counts.num_questions} questions that BM25 can label of {len(queries)}, "
-                f"left out {left_out}"
-            )
+        if (number := counts.num_questions) < self.min_questions:
+            problem = f"{number} questions that BM25 can label of {len(queries)}"
+            raise too_few_questions(f"{problem}, left out {left_out}")
         return {**write_table(labelled.table, context.output), "left_out": left_out}
 
 
@@ -306,10 +302,9 @@ class RetrievedTable(Stage):
         counts = {"finds nothing": 0, "misses all positives": 0}
         for (id, question, *_), candidates in zip(queries, results):
             answers = positives.get(id, {})
+            has_none = answers.keys().isdisjoint(candidates)
             counts["finds nothing"] += not candidates
-            counts["misses all positives"] += bool(answers) and answers.keys().isdisjoint(
-                candidates
-            )
+            counts["misses all positives"] += bool(answers) and has_none
             if self.append_missed:
                 candidates |= {text: 0.0 for text in answers if text not in candidates}
             scores += candidates.values()
@@ -330,7 +325,7 @@ def _retrieve(index: Path, depth: int, queries: Sequence[Query]) -> list[dict[st
     for query in queries:
         hits = sentences.search(query.text, depth)
         texts = sentences.texts([hit.index for hit in hits])
-        retrieved.append(dict(zip(texts, (hit.score for hit in hits))))
+        retrieved.append({text: hit.score for text, hit in zip(texts, hits)})
     return retrieved
 
 

@@ -32,6 +32,17 @@ class Pipeline(Generic[R]):
     report: Callable[[R, Finished], Any]
     """Writes the reports of what is complete."""
 
+    def prepare(
+        self,
+        recipe: R,
+        output: str | Path,
+        data_dirs: Mapping[str, str],
+        store: str | Path | None = None,
+    ) -> tuple[Experiment, Store]:
+        """Returns the graph of a recipe and its store; see `run`."""
+        place = Store(str(store or Path(output).resolve().parent / "store"))
+        return self.build(recipe, data_dirs), place
+
     def run(
         self,
         recipe: R,
@@ -57,8 +68,7 @@ class Pipeline(Generic[R]):
         Raises:
             As2rayError: The recipe cannot run, the output is of another recipe, or a stage failed.
         """
-        place = _open_store(store, output)
-        experiment = self.build(recipe, data_dirs or {})
+        experiment, place = self.prepare(recipe, output, data_dirs or {}, store)
 
         def run_on(backend: Backend) -> Finished:
             report = partial(self.report, recipe)
@@ -82,9 +92,8 @@ class Pipeline(Generic[R]):
         with exit_with_error(1):
             if options.dry_run:
                 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-                experiment = self.build(recipe, options.data_dirs)
-                store = _open_store(options.store, options.output)
-                sys.stdout.write(dry_run(experiment, store, options.workers) + "\n")
+                prepared = self.prepare(recipe, options.output, options.data_dirs, options.store)
+                sys.stdout.write(dry_run(*prepared, options.workers) + "\n")
                 return
             settings = {n: getattr(options, n) for n in ("store", "max_parallel", "fail_fast")}
             self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
@@ -98,7 +107,3 @@ def exit_with_error(status: int) -> Iterator[None]:
     except As2rayError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(status)
-
-
-def _open_store(store: str | Path | None, output: str | Path) -> Store:
-    return Store(str(store or Path(output).resolve().parent / "store"))

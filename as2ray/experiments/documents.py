@@ -1,7 +1,7 @@
 """Stages of a user's own documents: questions, labeled tables, a calibrated ranker."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from as2ray.corpora.leaks import check_leaks
 from as2ray.errors import CorpusError
-from as2ray.experiments.bm25 import INDEX, too_few_questions, write_queries
+from as2ray.experiments.bm25 import INDEX, hash_documents, too_few_questions, write_queries
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
 from as2ray.experiments.tables import read_table, write_table
@@ -49,10 +49,27 @@ class GeneratedQueries(Stage):
     index: Stage
     query_sources: tuple[QuerySource, ...]
     max_questions: int | None
-    query_generator: str | None
-    """Folder or hub id of a sequence-to-sequence model for the source `generator`."""
+    query_generator: str | None = field(metadata=NOT_IDENTITY)
+    """Absolute folder or hub id of a sequence-to-sequence model for the source `generator`."""
     prompt: str
     """Text before each sentence that the generator reads."""
+    generator_content: str | None
+    """Hash of the folder, or the hub id."""
+
+    @classmethod
+    def from_model(
+        cls,
+        index: Stage,
+        query_sources: Iterable[QuerySource],
+        max_questions: int | None = None,
+        query_generator: str | None = None,
+        prompt: str = "",
+    ) -> "GeneratedQueries":
+        """Returns the stage for a generator as it is now; see the fields."""
+        content, path = query_generator, Path(query_generator or "").absolute()
+        if query_generator and path.is_dir():
+            query_generator, content = str(path), hash_documents(path)
+        return cls(index, tuple(query_sources), max_questions, query_generator, prompt, content)
 
     def run(self, context: StageContext) -> Outputs:
         """Generates them; with workers, the generator runs in actors.

@@ -1,7 +1,11 @@
+import os
+import time
+
 import pytest
 
-from as2ray.distributed.index import build_sharded
-from as2ray.errors import CorpusError, ResourceError
+from as2ray.distributed.index import build_sharded, map_on_actors
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import CheckpointError, CorpusError, ResourceError
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 
@@ -25,3 +29,39 @@ def test_index_built_by_tasks_is_the_one_built_here(tmp_path, ray_local):
     with pytest.raises(CorpusError, match="without"):
         build_sharded(documents, tmp_path / "no", num_shards=2, cpus_per_shard=0.5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["documents", "here", "there"]
+
+
+@pytest.mark.slow
+def test_actors_give_results_in_order_survive_a_crash_and_stop_with_their_caller(
+    tmp_path, ray_local
+):
+    workers, read = WorkersConfig(num_workers=2, cpus_per_worker=0.5), []
+
+    def create():
+        def square(number):
+            if number == 3 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os._exit(1)
+            time.sleep(0.1 * (number % 2))
+            (tmp_path / str(number)).touch()
+            return number * number
+
+        return square
+
+    def arguments():
+        for number in range(1000):
+            read.append(number)
+            yield number
+
+    def refuse():
+        raise CheckpointError("no model here", fix="give another")
+
+    results = map_on_actors(create, arguments(), workers)
+    assert [next(results) for _ in range(20)] == [number**2 for number in range(20)]
+    assert (tmp_path / "died").exists()
+    results.close()
+    time.sleep(1)
+    assert len(read) <= 25
+    assert len(list(tmp_path.iterdir())) <= 26
+    with pytest.raises(CheckpointError, match="no model here"):
+        list(map_on_actors(refuse, [1, 2], workers))

@@ -1,5 +1,6 @@
 """Stages of own documents give the same with and without Ray."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.store import Store
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
+from as2ray.retrieval.sentence_index import SentenceIndex
 
 WORKERS = (WorkersConfig(num_workers=0), WorkersConfig(num_workers=2, cpus_per_worker=0.5))
 
@@ -61,13 +63,15 @@ def queries_in_groups(monkeypatch):
 def test_index_questions_and_labels_are_the_same_from_tasks_of_ray(
     documents, tmp_path, ray_local, queries_in_groups
 ):
-    index = DocumentIndex.from_documents(documents, IndexConfig(), num_shards=2)
-    queries = GeneratedQueries(index, ("headings", "words"), None, None, "")
+    index = DocumentIndex.from_documents(documents, IndexConfig())
+    queries = GeneratedQueries.from_model(index, ("headings", "words"))
     here, there = files_with_and_without_ray(
         LabelledTable(index, queries, PseudoLabelConfig()), tmp_path
     )
     assert here.keys() == {"part-00000.parquet"}
     assert here == there
+    folders = [next((tmp_path / f"store-{k}").glob("DocumentIndex/*/index")) for k in range(2)]
+    assert [len(SentenceIndex.open(folder).shards) for folder in folders] == [1, 2]
 
 
 @pytest.mark.slow
@@ -82,9 +86,22 @@ def test_retrieved_candidates_are_the_same_from_tasks_of_ray(
     assert here == there
 
 
+def test_generator_is_named_by_its_content_and_not_by_its_place(documents, tmp_path, seq2seq):
+    index = DocumentIndex.from_documents(documents, IndexConfig())
+    copy = shutil.copytree(seq2seq, tmp_path / "copy")
+    stages = [
+        GeneratedQueries.from_model(index, ("generator",), query_generator=str(path))
+        for path in (seq2seq, copy)
+    ]
+    assert stages[0] == stages[1]
+    (copy / "model.safetensors").write_bytes(b"other weights")
+    again = GeneratedQueries.from_model(index, ("generator",), query_generator=str(copy))
+    assert again != stages[1]
+
+
 @pytest.mark.slow
 def test_generator_asks_the_same_in_actors_of_ray(documents, tmp_path, ray_local, seq2seq):
     index = DocumentIndex.from_documents(documents, IndexConfig())
-    queries = GeneratedQueries(index, ("generator",), 8, str(seq2seq), "ask: ")
+    queries = GeneratedQueries.from_model(index, ("generator",), 8, str(seq2seq), "ask: ")
     here, there = files_with_and_without_ray(queries, tmp_path)
     assert here == there

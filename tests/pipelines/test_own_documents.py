@@ -1,6 +1,7 @@
 """From a folder of documents to answers, end to end with a tiny encoder."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +68,8 @@ def make_queries(tmp_path):
 
     def make(documents, own):
         index = DocumentIndex.from_documents(documents, IndexConfig())
-        stage = GeneratedQueries(
-            index, tuple(own.query_sources), own.max_questions, own.query_generator, own.prompt
+        stage = GeneratedQueries.from_model(
+            index, own.query_sources, own.max_questions, own.query_generator, own.prompt
         )
         graph = run_graph([stage], store, SequentialBackend(store, HERE))
         graph.raise_failures({})
@@ -203,11 +204,15 @@ def test_more_questions_than_asked_for_are_drawn_from_all_of_them(tmp_path):
 
 def test_too_few_questions_or_unknown_annotations_are_refused(own, tmp_path, run):
     (tmp_path / "none.txt").write_text("\n")
-    with pytest.raises(ConfigError, match="no question"):
+    with pytest.raises(ConfigError, match=r"0 questions, one per line, of .*none"):
         run(replace(own, questions=str(tmp_path / "none.txt")))
     (tmp_path / "one.txt").write_text("metal?\n")
-    with pytest.raises(ConfigError, match="1 questions"):
+    with pytest.raises(ConfigError, match=r"1 questions, one per line, of .*one"):
         run(replace(own, questions=str(tmp_path / "one.txt")))
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "zebras.txt").write_text("zebras?\nmetal kovarin\n")
+    with pytest.raises(ConfigError, match="1 questions that BM25 can label of 2"):
+        run(replace(own, questions=str(tmp_path / "zebras.txt")))
     with pytest.raises(ConfigError, match="nowhere"):
         run(replace(own, questions=str(tmp_path / "nowhere.txt")))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9?\n")
@@ -257,7 +262,26 @@ def test_annotated_tables_of_one_label_or_the_same_questions_are_refused_first(o
 
 
 def test_output_among_the_documents_is_refused_unless_nobody_reads_it(own, documents, run):
+    content_hash = DocumentIndex.from_documents(documents, IndexConfig()).content_hash
     for output in (documents, documents / "out"):
-        with pytest.raises(ConfigError, match="inside documents"):
+        with pytest.raises(ConfigError, match=r"output .* is inside documents"):
             run(own, output)
+    # By default the store is beside the output.
+    with pytest.raises(ConfigError, match=r"store .* is inside documents") as error:
+        run(own, documents / ".out")
+    assert error.value.fix == "choose another --store"
+    assert {path.suffix for path in documents.iterdir()} == {".md"}
     assert run(replace(own, ask=[]), documents / ".out" / "out").is_dir()
+    assert DocumentIndex.from_documents(documents, IndexConfig()).content_hash == content_hash
+
+
+def test_dry_run_shows_the_stages_and_refuses_what_a_run_refuses(documents, tmp_path, capsys):
+    arguments = ["--documents", str(documents), "--dry_run", "--output"]
+    PIPELINE.command([*arguments, str(tmp_path / "out"), "--model.path", "org/unknown"])
+    shown = capsys.readouterr().out
+    assert re.search(r"^answering +CalibratedRanker .* to run$", shown, re.MULTILINE)
+    assert "missing: " in shown
+    with pytest.raises(SystemExit):
+        PIPELINE.command([*arguments, str(documents / "out")])
+    assert "inside documents" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
