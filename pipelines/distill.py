@@ -176,14 +176,11 @@ class RankingTimes(Stage):
 
         rankers = {name: load(context.path(s) / RANKER) for name, s in self.rankers.items()}
         latencies = measure_latencies(rankers, read_table(context.path(self.table))[:TIMED_PAIRS])
-        return {
-            name: {
-                "num_parameters": latency.num_parameters,
-                "latency_us": latency.latency_us,
-                "slowdown": str(latency.slowdown or ""),
-            }
-            for name, latency in latencies.items()
-        }
+        entries = {}
+        for name, latency in latencies.items():
+            values = {"num_parameters": latency.num_parameters, "latency_us": latency.latency_us}
+            entries[name] = {**values, "slowdown": str(latency.slowdown or "")}
+        return entries
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:

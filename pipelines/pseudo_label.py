@@ -10,7 +10,7 @@ ends. `python -m pipelines.table_1` puts the ends of several targets side by sid
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Annotated
 
@@ -129,8 +129,7 @@ class Study:
             )
         if self.training.epochs != PAPER.epochs:
             raise ConfigError(
-                f"training.epochs={self.training.epochs} has no effect: the epochs of a run depend "
-                "on its number of questions",
+                f"training.epochs={self.training.epochs} has no effect: few_shot determines epochs",
                 fix="set few_shot.epochs, .reference_questions, .epoch_decay and .min_epochs",
             )
         for measure in self.measures:
@@ -139,10 +138,9 @@ class Study:
         is_for_others = isinstance(loss, DistillationLoss | TwoInOneLoss)
         if is_for_others or isinstance(loss, ExitLoss) != bool(exits):
             raise ConfigError(
-                f"loss {self.loss!r} of a model with exit_layers {exits}; exits need a loss such "
-                "as 'uniform_exit', others one such as 'margin_ranking', and there are no teachers "
-                "and no joint models",
-                fix="choose another loss, or change model.exit_layers",
+                f"loss {self.loss!r} of a model with exit_layers {exits}; losses of exits are for "
+                "models with exits, and a study has no teachers and no joint models",
+                fix="choose a loss such as 'margin_ranking', or with exits 'uniform_exit'",
             )
         keep_own = list(self.out_of_domain_tests)
         if self.retrieval_depth and (keep_own or self.question_filter != "raw"):
@@ -247,19 +245,17 @@ class _StudyExperiment(Experiment):
 
 def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, Stage]:
     """Returns the prepared tables; questions of dev and the tests are left out of all others."""
-    tables: dict[str, Stage] = {}
-    for name, spec in study.reported.items():
-        tables[name] = prepared_table(spec, data_dirs)
-    tables["dev"] = prepared_table(study.dev, data_dirs, tuple(tables.values()))
-    held_out = tuple(tables.values())
+
+    def prepare(specs: Mapping[str, TableSpec], without: Iterable[Stage] = ()) -> dict[str, Stage]:
+        return {n: prepared_table(spec, data_dirs, tuple(without)) for n, spec in specs.items()}
+
+    tables = prepare(study.reported)
+    tables |= prepare({"dev": study.dev}, tables.values())
     others = {"train": study.train, **study.transfer_sources}
     if study.unlabeled_questions is not None:
         others["unlabeled_questions"] = study.unlabeled_questions
-    for name, spec in others.items():
-        tables[name] = prepared_table(spec, data_dirs, held_out)
-    for number, spec in enumerate(study.extra_documents):
-        tables[f"documents-{number}"] = prepared_table(spec, data_dirs)
-    return tables
+    documents = {f"documents-{n}": spec for n, spec in enumerate(study.extra_documents)}
+    return tables | prepare(others, tables.values()) | prepare(documents)
 
 
 def _add_few_shot(

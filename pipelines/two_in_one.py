@@ -248,10 +248,9 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
 def _passage_tables(recipe: Recipe, tables: Mapping[str, Stage]) -> dict[str, Stage]:
     """Returns the tables by passages of joint models, balanced if they are trained on."""
     joint = [run for run in recipe.runs.values() if isinstance(run.loss, TwoInOneLoss)]
-    train = {name for run in joint for name in run.train}
     watched = {run.dev or recipe.dev for run in joint}
     watched |= set(recipe.tests) if recipe.plot_learning_curves and joint else set()
-    names = dict.fromkeys(sorted(train), recipe.balance_passages)
+    names = {name: recipe.balance_passages for run in joint for name in run.train}
     names |= dict.fromkeys(sorted(watched), False)
     return {name: PassageTable(tables[name], balance) for name, balance in names.items()}
 
