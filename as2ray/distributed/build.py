@@ -24,7 +24,7 @@ from as2ray.corpora.record_conversion import (
 from as2ray.distributed.cluster import unwrap_ray_errors
 from as2ray.distributed.plan import node_resources
 from as2ray.errors import ResourceError
-from as2ray.tables.schema import batched
+from as2ray.tables.schema import batched, from_rows
 from as2ray.text.sentences import SentenceSplitter, get_splitter, register_splitter
 
 READ_TASK_CPUS = 0.5
@@ -32,6 +32,10 @@ READ_TASK_CPUS = 0.5
 would fuse the two, and a release of one packed file would be converted on one core."""
 
 STRING_LIST = pa.list_(pa.string())
+RECORD_SCHEMA = pa.schema([("source", STRING_LIST), ("text", pa.list_(pa.large_string()))])
+RESULT_SCHEMA = pa.schema(
+    [("table", pa.large_binary()), ("source", STRING_LIST), ("problem", STRING_LIST)]
+)
 
 
 def convert_on_ray(num_cpus: float) -> ConvertAll:
@@ -57,21 +61,12 @@ def _convert_on_ray(
     files = [{"path": str(path)} for path in paths]
     # A splitter that was registered in this process is not registered in the tasks'.
     splitter = get_splitter(options.sentence_splitter)
-    dataset = (
-        ray.data.from_items(files, override_num_blocks=len(files))
-        .map_batches(
-            _read_records,
-            batch_size=1,
-            fn_kwargs={"conversion": conversion},
-            num_cpus=READ_TASK_CPUS,
-        )
-        .map_batches(
-            _convert_batch,
-            batch_size=1,
-            batch_format="pyarrow",
-            fn_kwargs={"conversion": conversion, "options": options, "splitter": splitter},
-            num_cpus=1,
-        )
+    texts = ray.data.from_items(files, override_num_blocks=len(files)).map_batches(
+        _read_records, batch_size=1, fn_kwargs={"conversion": conversion}, num_cpus=READ_TASK_CPUS
+    )
+    settings = {"conversion": conversion, "options": options, "splitter": splitter}
+    dataset = texts.map_batches(
+        _convert_batch, batch_size=1, batch_format="pyarrow", fn_kwargs=settings, num_cpus=1
     )
     execution = dataset.context.execution_options
     execution.preserve_order = True
@@ -86,33 +81,20 @@ def _read_records(files: dict[str, np.ndarray], conversion: RecordConversion) ->
     """Yields tables of one row, which holds `RECORDS_PER_BATCH` records."""
     for path in files["path"].tolist():
         for batch in batched(conversion.read_records(Path(path)), RECORDS_PER_BATCH):
-            sources, texts = zip(*batch)
-            yield pa.table(
-                {
-                    "source": pa.array([sources], STRING_LIST),
-                    "text": pa.array([texts], pa.list_(pa.large_string())),
-                }
-            )
+            yield from_rows([list(zip(*batch))], RECORD_SCHEMA)
 
 
 def _convert_batch(
     rows: pa.Table, conversion: RecordConversion, options: PageOptions, splitter: SentenceSplitter
 ) -> pa.Table:
     register_splitter(splitter.name, splitter.version, splitter.split)
-    results = [
-        convert_records(conversion, map(Record, row["source"], row["text"]), options)
-        for row in rows.to_pylist()
-    ]
-    tables = [None if table is None else _to_ipc_bytes(table) for table, _ in results]
-    sources = [[record.source for record in rejected] for _, rejected in results]
-    problems = [[record.problem for record in rejected] for _, rejected in results]
-    return pa.table(
-        {
-            "table": pa.array(tables, pa.large_binary()),
-            "source": pa.array(sources, STRING_LIST),
-            "problem": pa.array(problems, STRING_LIST),
-        }
-    )
+    results = []
+    for row in rows.to_pylist():
+        records = map(Record, row["source"], row["text"])
+        table, rejected = convert_records(conversion, records, options)
+        content = None if table is None else _to_ipc_bytes(table)
+        results.append((content, [r.source for r in rejected], [r.problem for r in rejected]))
+    return from_rows(results, RESULT_SCHEMA)
 
 
 def _decode_results(rows: pa.Table) -> Iterator[ConversionResult]:

@@ -67,21 +67,17 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
-        folders_of_files = [
-            sorted(filter(Path.is_file, Path(path).rglob("*"))) or [Path(path)] for path in paths
-        ]
-        names = [probe.name, *map(str, chain.from_iterable(folders_of_files))]
-        task = ray.remote(num_cpus=0)(file_sizes)
-        pending = {
-            node["NodeManagerAddress"]: task.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(names)
-            for node in other_nodes
-        }
+        files = [sorted(filter(Path.is_file, Path(p).rglob("*"))) or [Path(p)] for p in paths]
+        names = [probe.name, *map(str, chain.from_iterable(files))]
+        pending = {}
+        for node in other_nodes:
+            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(num_cpus=0, scheduling_strategy=strategy)(file_sizes)
+            pending[node["NodeManagerAddress"]] = task.remote(names)
         sizes_by_node = {}
-        for node, sizes in pending.items():
+        for address, sizes in pending.items():
             with suppress(NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
-                sizes_by_node[node] = ray.get(sizes)
+                sizes_by_node[address] = ray.get(sizes)
         compare_files(names, file_sizes(names), sizes_by_node)
 
 
@@ -123,8 +119,7 @@ def ray_session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS", "local")
-    ray.init(address=address, logging_level="WARNING")
+    ray.init(address=os.environ.get("RAY_ADDRESS", "local"), logging_level="WARNING")
     try:
         yield
     finally:
@@ -133,8 +128,7 @@ def ray_session() -> Iterator[None]:
 
 def record_placement_group(folder: str | Path) -> None:
     """Writes the id of the placement group of this worker into the folder of its run."""
-    group = get_current_placement_group()
-    if group is not None:
+    if (group := get_current_placement_group()) is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / PLACEMENT_GROUP).write_text(group.id.hex())
 

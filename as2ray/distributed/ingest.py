@@ -21,6 +21,9 @@ from as2ray.text.packing import PackedBatch, ragged_arange
 ARRAY_FIELDS = ("token_ids", "token_types", "lengths", "markers")
 """Arrays of a `PackedBatch` that are columns; `positions` follows from `lengths`."""
 
+NUMBER_FIELDS = ("step", "num_examples", "is_last")
+"""Other fields of a `MicroBatch` that are columns."""
+
 MAX_PENDING_BYTES_PER_CPU = 128 * 1024**2
 """Bytes of packed batches in the object store for each CPU that makes them. Without a limit Ray
 Data fills half of the store, which is gigabytes, if training is slower than packing."""
@@ -43,19 +46,17 @@ class RayBatchSource:
         """Yields this worker's packed batches from step `start` of an epoch on."""
         if start >= self.steps:
             return
-        first_window = self.dataset.find_window(epoch, start)
-        batches = self._create_ray_dataset(epoch, first_window, start).iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=1
-        )
+        dataset = self._create_ray_dataset(epoch, start)
+        batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
         with unwrap_ray_errors():
             for rows in batches:
-                for row in range(rows.num_rows):
-                    yield from_row(rows, row)
+                yield from (from_row(rows, row) for row in range(rows.num_rows))
 
-    def _create_ray_dataset(self, epoch: int, first_window: int, start: int) -> "ray.data.Dataset":
+    def _create_ray_dataset(self, epoch: int, start: int) -> "ray.data.Dataset":
         # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask
         # for none, and no task reads the window numbers.
         node = ray.get_runtime_context().get_node_id()
+        first_window = self.dataset.find_window(epoch, start)
         windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
         dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
             _pack_windows,
@@ -69,9 +70,8 @@ class RayBatchSource:
         )
         options = dataset.context.execution_options
         options.preserve_order = True
-        options.resource_limits = ray.data.ExecutionResources(
-            object_store_memory=MAX_PENDING_BYTES_PER_CPU * max(1.0, self.num_cpus),
-        )
+        max_bytes = MAX_PENDING_BYTES_PER_CPU * max(1.0, self.num_cpus)
+        options.resource_limits = ray.data.ExecutionResources(object_store_memory=max_bytes)
         dataset.context.enable_progress_bars = False
         return dataset
 
@@ -88,18 +88,13 @@ def _pack_windows(
 def to_table(micro_batches: list[MicroBatch]) -> pa.Table:
     """Stores packed batches as the rows of an Arrow table."""
     batches = [m.batch for m in micro_batches]
-    columns = {
-        "step": pa.array([m.step for m in micro_batches]),
-        "num_examples": pa.array([m.num_examples for m in micro_batches]),
-        "is_last": pa.array([m.is_last for m in micro_batches]),
-        **{name: _to_list_array([getattr(b, name) for b in batches]) for name in ARRAY_FIELDS},
-    }
+    columns = {name: pa.array([getattr(m, name) for m in micro_batches]) for name in NUMBER_FIELDS}
+    arrays = {name: [getattr(b, name) for b in batches] for name in ARRAY_FIELDS}
     for name in batches[0].sequence_data:
-        columns[f"sequence_{name}"] = _to_list_array(
-            [b.sequence_data[name].ravel() for b in batches]
-        )
+        arrays[f"sequence_{name}"] = [b.sequence_data[name].ravel() for b in batches]
     for name in batches[0].marker_data:
-        columns[f"marker_{name}"] = _to_list_array([b.marker_data[name] for b in batches])
+        arrays[f"marker_{name}"] = [b.marker_data[name] for b in batches]
+    columns |= {name: _to_list_array(values) for name, values in arrays.items()}
     return pa.table(columns)
 
 
@@ -114,30 +109,14 @@ def from_row(table: pa.Table, row: int) -> MicroBatch:
     def values(name: str) -> np.ndarray:
         return np.array(table[name][row].values)
 
-    lengths = values("lengths")
-    names = table.column_names
-    batch = PackedBatch(
-        values("token_ids"),
-        values("token_types"),
-        ragged_arange(lengths),
-        lengths,
-        {
-            name.removeprefix("sequence_"): _reshape_sequence_data(values(name), len(lengths))
-            for name in names
-            if name.startswith("sequence_")
-        },
-        values("markers"),
-        {
-            name.removeprefix("marker_"): values(name)
-            for name in names
-            if name.startswith("marker_")
-        },
-    )
-    step, num_examples, is_last = (
-        table[name][row].as_py() for name in ("step", "num_examples", "is_last")
-    )
-    return MicroBatch(step, num_examples, is_last, batch)
+    def values_by_name(prefix: str) -> dict[str, np.ndarray]:
+        names = [name for name in table.column_names if name.startswith(prefix)]
+        return {name.removeprefix(prefix): values(name) for name in names}
 
-
-def _reshape_sequence_data(values: np.ndarray, num_sequences: int) -> np.ndarray:
-    return values if len(values) == num_sequences else values.reshape(num_sequences, -1)
+    lengths, sequence_data = values("lengths"), values_by_name("sequence_")
+    for name, data in sequence_data.items():
+        if len(data) != len(lengths):
+            sequence_data[name] = data.reshape(len(lengths), -1)
+    tokens = (values("token_ids"), values("token_types"), ragged_arange(lengths), lengths)
+    batch = PackedBatch(*tokens, sequence_data, values("markers"), values_by_name("marker_"))
+    return MicroBatch(**{name: table[name][row].as_py() for name in NUMBER_FIELDS}, batch=batch)

@@ -16,11 +16,9 @@ POLL_INTERVAL_S = 5.0
 
 def node_resources(label_selector: Mapping[str, str] | None = None) -> list[dict[str, float]]:
     """Returns the resources of each node of the cluster, or of those with the labels."""
-    return [
-        dict(node["Resources"])
-        for node in ray.nodes()
-        if node["Alive"] and has_labels(node["Labels"], label_selector or {})
-    ]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    selector = label_selector or {}
+    return [dict(node["Resources"]) for node in nodes if has_labels(node["Labels"], selector)]
 
 
 def has_labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
@@ -132,37 +130,29 @@ def check_capacity(workers: WorkersConfig, cluster: list[dict[str, float]]) -> N
 
 def _describe_plan(workers: WorkersConfig) -> str:
     gang, bundle = gang_resources(workers), bundle_resources(workers)
-    is_strict = "STRICT" in workers.placement_strategy
-    demands = {
-        "accelerator_type": workers.accelerator_type,
-        "label_selector": workers.label_selector,
-        "placement_strategy": workers.placement_strategy if is_strict else None,
-    }
+    names = ["accelerator_type", "label_selector"]
+    names += ["placement_strategy"] if "STRICT" in workers.placement_strategy else []
+    demands = [f", {name} {getattr(workers, name)}" for name in names if getattr(workers, name)]
     return (
         f"the plan needs {gang.get('CPU', 0):g} CPU and {gang.get('GPU', 0):g} GPU "
         f"({workers.required_workers} workers x {bundle.get('CPU', 0):g} CPU, with their share of "
         f"{workers.num_data_cpus:g} CPU for data, and {workers.gpus_per_worker:g} GPU"
-        f"{''.join(f', {name} {value}' for name, value in demands.items() if value)})"
+        f"{''.join(demands)})"
     )
 
 
 def _request_gang(workers: WorkersConfig) -> PlacementGroup:
     """Creates a group like the one that Ray Train will create for the required workers."""
-    num_workers = workers.required_workers
-    return placement_group(
-        [bundle_resources(workers)] * num_workers,
-        workers.placement_strategy,
-        bundle_label_selector=[workers.label_selector] * num_workers,
-    )
+    bundles = [bundle_resources(workers)] * workers.required_workers
+    labels = [workers.label_selector] * workers.required_workers
+    return placement_group(bundles, workers.placement_strategy, bundle_label_selector=labels)
 
 
 def _count_fitting_workers(workers: WorkersConfig, cluster: list[dict[str, float]]) -> int:
     """Returns the number of workers that fit on the nodes, placed as the plan says."""
     bundle = bundle_resources(workers)
-    numbers = [
-        int(min(node.get(name, 0.0) / amount for name, amount in bundle.items()) + 1e-9)
-        for node in cluster
-    ]
+    ratios = [[node.get(name, 0.0) / bundle[name] for name in bundle] for node in cluster]
+    numbers = [int(min(ratios_of_node) + 1e-9) for ratios_of_node in ratios]
     if workers.placement_strategy == "STRICT_PACK":
         return max(numbers, default=0)
     if workers.placement_strategy == "STRICT_SPREAD":

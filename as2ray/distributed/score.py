@@ -12,8 +12,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,11 +104,9 @@ def score_table(
         ResourceError: The actors do not fit on the cluster.
     """
     started_at = time.perf_counter()
-    folder = Path(folder).resolve()
+    files, ranker, folder = ParquetTable.open(table), Path(ranker).resolve(), Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    run = _ScoringRun(
-        ParquetTable.open(table), Path(ranker).resolve(), folder, kind, question_filter, drop_ratio
-    )
+    run = _ScoringRun(files, ranker, folder, kind, question_filter, drop_ratio)
     chunks = run.plan_chunks()
     missing = [chunk for chunk in chunks if not run.path(chunk["id"]).exists()]
     busy_s, num_actors = 0.0, 1
@@ -119,22 +116,12 @@ def score_table(
         scorer = ChunkScorer(run)
         busy_s = sum(scorer.score(chunk["id"], *run.read(chunk)) for chunk in missing)
     duration_s = time.perf_counter() - started_at
+    num_pairs, num_scored = (sum(c["num_pairs"] for c in group) for group in (chunks, missing))
     paths = [run.path(chunk["id"]) for chunk in chunks]
-    return ScoringSummary(
-        sum(chunk["num_pairs"] for chunk in chunks),
-        sum(chunk["num_pairs"] for chunk in missing),
-        duration_s,
-        sum(path.stat().st_size for path in paths),
-        busy_s / (num_actors * duration_s),
-        _read_facts(paths[0]) if paths else {},
-    )
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(
-        (pq.read_schema(path).metadata or {}).get(RANKER_FACTS, "{}")
-    )
-    return facts
+    num_bytes, busy_share = sum(p.stat().st_size for p in paths), busy_s / (num_actors * duration_s)
+    metadata = pq.read_schema(paths[0]).metadata if paths else None
+    facts = json.loads((metadata or {}).get(RANKER_FACTS, "{}"))
+    return ScoringSummary(num_pairs, num_scored, duration_s, num_bytes, busy_share, facts)
 
 
 def read_scores(folder: str | Path) -> pa.Table:
@@ -171,15 +158,10 @@ class _ScoringRun:
         cuts = np.append(np.arange(0, num_pairs, chunk_size), num_pairs)
         if starts is not None:
             cuts = np.unique(np.append(starts, num_pairs)[np.searchsorted(starts, cuts)])
-        return [
-            {
-                "id": index,
-                "begin": int(kept_rows[begin]),
-                "end": int(kept_rows[end - 1]) + 1,
-                "num_pairs": int(end - begin),
-            }
-            for index, (begin, end) in enumerate(pairwise(cuts))
-        ]
+        begins, ends = cuts[:-1], cuts[1:]
+        fields = [np.arange(len(begins)), kept_rows[begins], kept_rows[ends - 1] + 1, ends - begins]
+        names = ["id", "begin", "end", "num_pairs"]
+        return [dict(zip(names, map(int, values))) for values in zip(*fields)]
 
     def read(self, chunk: Mapping[str, int]) -> tuple[pa.Table, TokenSequences | None]:
         """Reads the rows of a chunk; tokenizes them if that needs no model."""
@@ -217,37 +199,28 @@ def _score_with_actors(
     from as2ray.distributed.plan import check_plan
 
     num_actors = min(workers.num_scoring_actors or workers.num_workers, len(chunks))
-    pool = replace(
-        workers,
-        num_workers=num_actors,
-        min_workers=workers.min_workers and min(workers.min_workers, num_actors),
-        num_data_cpus=workers.num_data_cpus * num_actors / workers.num_workers,
-    )
+    min_actors = workers.min_workers and min(workers.min_workers, num_actors)
+    num_cpus = workers.num_data_cpus * num_actors / workers.num_workers
+    pool = replace(workers, num_workers=num_actors, min_workers=min_actors, num_data_cpus=num_cpus)
     check_plan(pool, allow_gpu_sharing=True)
-    ranker_files = filter(Path.is_file, sorted(run.ranker.rglob("*")))
-    check_shared([*run.files.paths, *map(str, ranker_files)], run.folder)
+    check_shared([*run.files.paths, run.ranker], run.folder)
     # Nothing here waits for a CPU while the actors hold all of them: the blocks are made by this
     # process, and an actor reserves a worker's share of data's CPUs for the tasks that read.
-    dataset = (
-        ray.data.from_items(chunks, override_num_blocks=len(chunks))
-        .map_batches(
-            _read_chunk,
-            batch_size=1,
-            fn_kwargs={"run": run},
-            compute=ray.data.TaskPoolStrategy(size=math.ceil(pool.num_data_cpus)),
-            num_cpus=0,
-        )
-        .map_batches(
-            ChunkScorer,
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(min_size=pool.required_workers, max_size=num_actors),
-            fn_constructor_kwargs={"run": run, "num_threads": max(1, int(pool.cpus_per_worker))},
-            num_cpus=bundle_resources(pool).get("CPU", 0),
-            num_gpus=pool.gpus_per_worker,
-            accelerator_type=pool.accelerator_type,
-            label_selector=pool.label_selector or None,
-            runtime_env={"env_vars": WORKER_ENVIRONMENT},
-        )
+    readers = ray.data.TaskPoolStrategy(size=math.ceil(num_cpus))
+    actors = ray.data.ActorPoolStrategy(min_size=pool.required_workers, max_size=num_actors)
+    rows = ray.data.from_items(chunks, override_num_blocks=len(chunks)).map_batches(
+        _read_chunk, batch_size=1, fn_kwargs={"run": run}, compute=readers, num_cpus=0
+    )
+    dataset = rows.map_batches(
+        ChunkScorer,
+        batch_size=1,
+        compute=actors,
+        fn_constructor_kwargs={"run": run, "num_threads": max(1, int(pool.cpus_per_worker))},
+        num_cpus=bundle_resources(pool).get("CPU", 0),
+        num_gpus=pool.gpus_per_worker,
+        accelerator_type=pool.accelerator_type,
+        label_selector=pool.label_selector or None,
+        runtime_env={"env_vars": WORKER_ENVIRONMENT},
     )
     dataset.context.enable_progress_bars = False
     with unwrap_ray_errors():
@@ -297,13 +270,18 @@ class ChunkScorer:
             rows: Its rows.
             sequences: Their tokens; None if the ranker itself must tokenize them.
         """
+        from as2ray.models.sequential import SequentialRanker
+
         started_at = time.perf_counter()
         columns = self._predict(rows, sequences)
         busy_s = time.perf_counter() - started_at
         chunk = pa.table(columns).combine_chunks()
         self._check_finite(chunk, chunk_index)
         if self.run.kind == "exits":
-            chunk = chunk.replace_schema_metadata({RANKER_FACTS: json.dumps(self._facts())})
+            network = getattr(self.ranker, "network", None)
+            shape = network and asdict(EncoderShape.from_config(network.config))
+            facts = {"shape": shape, "sequential": isinstance(self.ranker, SequentialRanker)}
+            chunk = chunk.replace_schema_metadata({RANKER_FACTS: json.dumps(facts)})
         with atomic_file(self.run.path(chunk_index)) as path:
             write_part(chunk, path)
         return busy_s
@@ -317,19 +295,17 @@ class ChunkScorer:
             return self._predict_passages(group_by_passage(rows))
         tokens = sequences or ranker.tokenizer.encode(*_texts(rows))
         if kind == "score":
-            staged_scores = (
-                ranker.predict_sequences(tokens, question_indices(rows), drop_ratio)
-                if isinstance(ranker, PackedRanker)
-                else ranker.predict_table(rows, drop_ratio)
-            )
+            if isinstance(ranker, PackedRanker):
+                staged = ranker.predict_sequences(tokens, question_indices(rows), drop_ratio)
+            else:
+                staged = ranker.predict_table(rows, drop_ratio)
             ids = {name: rows[name] for name in ("question_id", "candidate_id")}
-            return {**ids, "score": staged_scores.sort_keys}
+            return {**ids, "score": staged.sort_keys}
         if kind == "exits":
-            scores = (
-                ranker.predict_sequence_exits(tokens)
-                if isinstance(ranker, PackedRanker)
-                else ranker.predict_exits(*_texts(rows))
-            )
+            if isinstance(ranker, PackedRanker):
+                scores = ranker.predict_sequence_exits(tokens)
+            else:
+                scores = ranker.predict_exits(*_texts(rows))
             layers = ranker.exit_layers or (len(ranker.encoder),)
             return {"tokens": tokens.lengths, **dict(zip(map(str, layers), scores.T))}
         if kind == "heads":
@@ -348,40 +324,20 @@ class ChunkScorer:
         if not isinstance(ranker, TwoInOneRanker):
             raise CheckpointError(f"{type(ranker).__name__} scores no passages")
         sentences = passages["candidate"].combine_chunks()
-        texts = sentences.to_pylist()
+        questions, texts = passages["question"].to_pylist(), sentences.to_pylist()
         spans: dict[int, Any] | None = None if ranker.network.answer is None else {}
-        scores, sentence_scores = ranker.predict_passages(
-            passages["question"].to_pylist(), texts, spans
-        )
-
-        def by_passage(values: Any) -> pa.Array:
-            return pa.ListArray.from_arrays(sentences.offsets, values)
-
-        columns = {
-            "question_id": passages["question_id"],
-            "passage_id": passages["passage_id"],
-            "score": scores,
-            "sentence_scores": by_passage(sentence_scores),
-        }
+        scores, sentence_scores = ranker.predict_passages(questions, texts, spans)
+        by_passage = partial(pa.ListArray.from_arrays, sentences.offsets)
+        columns = {name: passages[name] for name in ("question_id", "passage_id")}
+        columns |= {"score": scores, "sentence_scores": by_passage(sentence_scores)}
         if spans is not None:
-            answers = ranker.read_spans(texts, spans)
             # Spans have the order of the sentences; one that has no tokens has no span.
-            answer_of = dict(zip(sorted(spans), answers))
-            found = [answer_of.get(number) for number in range(len(sentence_scores))]
-            columns["answers"] = by_passage(pa.array([a and a.text for a in found]))
-            columns["answer_scores"] = by_passage(
-                pa.array([a and a.score for a in found], pa.float32())
-            )
+            answer_of = dict(zip(sorted(spans), ranker.read_spans(texts, spans)))
+            answers = [answer_of.get(number) for number in range(len(sentence_scores))]
+            answer_scores = pa.array([a and a.score for a in answers], pa.float32())
+            columns["answers"] = by_passage(pa.array([a and a.text for a in answers]))
+            columns["answer_scores"] = by_passage(answer_scores)
         return columns
-
-    def _facts(self) -> dict[str, Any]:
-        from as2ray.models.sequential import SequentialRanker
-
-        network = getattr(self.ranker, "network", None)
-        return {
-            "shape": network and asdict(EncoderShape.from_config(network.config)),
-            "sequential": isinstance(self.ranker, SequentialRanker),
-        }
 
     def _check_finite(self, chunk: pa.Table, chunk_index: int) -> None:
         for name, column in zip(chunk.column_names, chunk.columns):
