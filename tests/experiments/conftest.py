@@ -1,6 +1,25 @@
-"""A server that speaks S3, for tests of object stores."""
+"""Stages that are complete in a moment, and a server that speaks S3."""
 
 import pytest
+
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.store import Store
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """Runs stages: `complete(stage)` returns the outputs and the folder."""
+    store = Store(str(tmp_path / "store"))
+    backend = SequentialBackend(store, WorkersConfig(num_workers=0))
+
+    def run(stage):
+        graph_run = run_graph([stage], store, backend)
+        graph_run.raise_failures({})
+        result = graph_run.results[stage]
+        return result.outputs, store.fetch(result)
+
+    return run
 
 
 @pytest.fixture(scope="module")
