@@ -35,7 +35,7 @@ class Run:
         """Loss by step."""
         return told(self.folder, "loss")
 
-    def until(self, reached: Callable[[], bool], seconds: float = 400.0) -> None:
+    def until(self, reached: Callable[[], bool], seconds: float = 900.0) -> None:
         """Waits for something while the driver works."""
         deadline = time.monotonic() + seconds
         while not reached():
@@ -45,7 +45,7 @@ class Run:
 
     def output(self) -> str:
         """What the driver said, once it has ended."""
-        self.process.wait(timeout=400)
+        self.process.wait(timeout=900)
         return self.said.read_text()
 
 

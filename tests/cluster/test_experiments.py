@@ -58,7 +58,7 @@ def contents(folder):
 
 def test_twelve_cells_on_four_nodes_run_side_by_side_and_equal_those_in_sequence(nodes, tmp_path):
     first = Cell("first")
-    cells = [Cell(f"cell-{number}", (first,), seconds=2.0) for number in range(12)]
+    cells = [Cell(f"cell-{number}", (first,), seconds=3.0) for number in range(12)]
     run_on_ray(tmp_path / "warm", *[Cell(f"warm-{n}", seconds=1.0) for n in range(4)])
     started_at = time.perf_counter()
     run_on_ray(tmp_path / "parallel", *cells)

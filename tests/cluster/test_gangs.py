@@ -14,7 +14,7 @@ def test_three_runs_with_room_for_one_finish_one_after_another(cluster, start):
     cluster.add_node(num_cpus=2)
     runs = [start(1, pace=0.2, name=f"run-{number}") for number in range(3)]
     most_workers = 0
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 480
     while any(run.process.poll() is None for run in runs):
         assert time.monotonic() < deadline, [run.losses() for run in runs]
         most_workers = max(most_workers, len(workers()))

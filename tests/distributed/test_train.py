@@ -105,8 +105,8 @@ def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     selected = train_on_ray(job, folder, workers)
-    # The first state is complete, the second is not. A worker has the threads of its CPUs.
-    assert (folder.parent / "starts").read_text().split("\n") == ["0 1", "12 1", ""]
+    # The first state is complete, the second is not. A worker has the threads of its bundle.
+    assert (folder.parent / "starts").read_text().split("\n") == ["0 2", "12 2", ""]
     assert float((folder.parent / "report_s").read_text()) < 60
     losses, expected = (
         {

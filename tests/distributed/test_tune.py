@@ -60,7 +60,10 @@ def open_study(folder):
 def scores_search(ray_local, tmp_path_factory):
     """A search that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("search")
-    return folder, search_sum(folder)
+    handler = signal.getsignal(signal.SIGINT)
+    results = search_sum(folder)
+    assert signal.getsignal(signal.SIGINT) is handler
+    return folder, results
 
 
 def test_search_of_scores_leaves_a_study_a_table_and_plots(scores_search):
@@ -85,7 +88,6 @@ def test_search_of_scores_leaves_a_study_a_table_and_plots(scores_search):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum("scratch" not in path.parts for path in files) <= 10
     assert not os.environ.keys() & tune.TUNE_ENVIRONMENT.keys()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 SCRIPT = """
