@@ -11,8 +11,6 @@ in TANDA, Table 1.
 
 import json
 import logging
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from dataclasses import dataclass as stage_dataclass
@@ -26,7 +24,6 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.asnq import GRADE_COUNTS
 from as2ray.corpora.natural_questions import ASNQ_OPTIONS
-from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.record_conversion import (
     ConvertAll,
     Quarantine,
@@ -37,9 +34,10 @@ from as2ray.corpora.registry import get_corpus
 from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
-from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
+from as2ray.experiments.tables import PreparedTable, prepared_table
 from as2ray.tables.filters import QuestionFilter
-from as2ray.text.sentences import versioned_name
 
 log = logging.getLogger(__name__)
 
@@ -92,20 +90,16 @@ class Recipe:
 
 
 @stage_dataclass(frozen=True, eq=False)
-class BuiltCorpus(Stage):
+class BuiltCorpus(PreparedTable):
     """A corpus of graded candidates, as Parquet files."""
 
     RESOURCES = "pool"
 
-    corpus: str
-    split: str
-    corpus_options: dict[str, Any]
-    sentence_splitter: str
-    """Name and version."""
-    question_filter: QuestionFilter
     max_bad_records: int = field(default=0, metadata=NOT_IDENTITY)
-    source: str = field(default="", metadata=NOT_IDENTITY)
-    """Absolute folder or file of the release."""
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Refuses a corpus that already consists of candidates."""
+        with_quarantine(get_corpus(self.spec.corpus), Quarantine())
 
     def run(self, context: StageContext) -> Outputs:
         """Converts the records, with workers in `num_data_cpus` tasks of Ray."""
@@ -115,35 +109,18 @@ class BuiltCorpus(Stage):
             from as2ray.distributed.build import convert_on_ray
 
             convert_all = convert_on_ray(context.workers.num_data_cpus)
-        corpus = with_quarantine(get_corpus(self.corpus), quarantine, convert_all)
-        release, splits = context.scratch / "release", {self.split: self.question_filter}
-        shutil.rmtree(release, ignore_errors=True)
-        manifest = prepare_splits(corpus, self.source, release, splits, **self.corpus_options)
-        for path in sorted((release / self.split).glob("*.parquet")):
-            path.rename(context.output / path.name)
+        corpus = with_quarantine(get_corpus(self.spec.corpus), quarantine, convert_all)
+        outputs = self.prepare(context, corpus)
         quarantine.write(context.output / "quarantine.jsonl")
-        outputs = manifest["splits"][self.split]
-        grades, num_bad = _count_grades(context.output), len(quarantine.rejected)
-        return {**outputs, "grades": grades, "bad": num_bad, "content": outputs["fingerprint"]}
+        grades = _count_grades(context.output)
+        return {**outputs, "grades": grades, "bad": len(quarantine.rejected)}
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
-    """Returns the graph, which is one stage.
-
-    Raises:
-        CorpusError: The corpus already consists of candidates.
-    """
-    corpus, options = get_corpus(recipe.corpus), recipe.resolved()
-    with_quarantine(corpus, Quarantine())
-    stage = BuiltCorpus(
-        recipe.corpus,
-        recipe.split,
-        options,
-        versioned_name(options["sentence_splitter"]),
-        recipe.question_filter,
-        recipe.max_bad_records,
-        os.path.abspath(release_path(corpus, data_dirs.get(recipe.corpus))),
-    )
+    """Returns the graph, which is one stage."""
+    spec = TableSpec(recipe.corpus, recipe.split, recipe.question_filter, recipe.resolved())
+    data_dir = prepared_table(spec, data_dirs).data_dir
+    stage = BuiltCorpus(spec, data_dir=data_dir, max_bad_records=recipe.max_bad_records)
     experiment = Experiment()
     experiment.add(f"{recipe.corpus}-{recipe.split}", stage)
     return experiment
@@ -153,17 +130,18 @@ def report(recipe: Recipe, finished: Finished) -> None:
     """Writes the counts by grade beside those of ASNQ (TANDA, Table 1)."""
     name = f"{recipe.corpus}-{recipe.split}"
     for stage in finished.named(name).values():
-        text = format_counts(recipe, stage.identity({}), finished.outputs(stage))
+        splitter = stage.identity({})["sentence_splitter"]
+        text = format_counts(recipe, splitter, finished.outputs(stage))
         finished.write(f"{name}.md", text)
         log.info("\n%s", text)
 
 
-def format_counts(recipe: Recipe, inputs: Mapping[str, Any], outputs: Outputs) -> str:
+def format_counts(recipe: Recipe, sentence_splitter: str, outputs: Outputs) -> str:
     """Compares the counts by grade with ASNQ's, as Markdown.
 
     Args:
         recipe: The corpus that was built.
-        inputs: Identity of its stage.
+        sentence_splitter: Name and version.
         outputs: What its stage reported.
     """
     counts = outputs["counts"]
@@ -172,10 +150,7 @@ def format_counts(recipe: Recipe, inputs: Mapping[str, Any], outputs: Outputs) -
     rows = []
     for grade, (description, asnq_count) in enumerate(zip(GRADE_DESCRIPTIONS, asnq_counts), 1):
         count = outputs["grades"][str(grade)]
-        mean, asnq_mean = (
-            count / max(1, counts["num_questions"]),
-            asnq_count / NUM_QUESTIONS[split],
-        )
+        mean, asnq_mean = count / max(1, counts["num_questions"]), asnq_count / NUM_QUESTIONS[split]
         numbers = (f"{count:,}", f"{mean:.2f}", f"{asnq_count:,}", f"{asnq_mean:.2f}")
         rows.append((str(grade), description, *numbers))
     columns = ("grade", "sentences", "here", "per question", "ASNQ", "per question")
@@ -184,9 +159,9 @@ def format_counts(recipe: Recipe, inputs: Mapping[str, Any], outputs: Outputs) -
         f"{counts['num_questions']:,} questions, {counts['num_pairs']:,} pairs, "
         f"{counts['num_positives']:,} positives; {outputs['bad']:,} bad records left out; "
         f"fingerprint {outputs['fingerprint']}.\n"
-        f"Options: {json.dumps(inputs['corpus_options'])}; sentence splitter "
-        f"{inputs['sentence_splitter']}; filter {recipe.question_filter}. ASNQ's {split} split has "
-        f"{NUM_QUESTIONS[split]:,} questions.\n\n{markdown_table(columns, rows)}"
+        f"Options: {json.dumps(recipe.resolved())}; sentence splitter {sentence_splitter}; filter "
+        f"{recipe.question_filter}. ASNQ's {split} split has {NUM_QUESTIONS[split]:,} questions."
+        f"\n\n{markdown_table(columns, rows)}"
     )
 
 

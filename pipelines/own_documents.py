@@ -145,8 +145,9 @@ def add_ranker(
         queries: Questions of the user; by default they are made from the documents.
     """
     experiment.add("index", index)
-    queries = queries or GeneratedQueries.from_model(
-        index, own.query_sources, own.max_questions, own.query_generator, own.prompt
+    generator = own.query_generator and absolute_model_path(own.query_generator)
+    queries = queries or GeneratedQueries(
+        index, tuple(own.query_sources), own.max_questions, generator, own.prompt
     )
     experiment.add("questions", queries)
     pseudo_labeled = LabelledTable(index, queries, own.pseudo_labels, min_questions=2)

@@ -137,6 +137,10 @@ class DocumentIndex(Stage):
         num_shards = self.num_shards or max(1, context.workers.num_workers)
         return write_stage_index(context, Path(self.source), self.config, num_shards)
 
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        return {"data": self.source, "source": f"documents {self.source}"}
+
 
 def hash_documents(source: Path) -> str:
     """Returns a hash of the names and contents of all files below a path.

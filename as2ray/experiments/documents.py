@@ -1,17 +1,17 @@
 """Stages of a user's own documents: questions, labeled tables, a calibrated ranker."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from as2ray.corpora.leaks import check_leaks
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, StaleStageError
 from as2ray.experiments.bm25 import INDEX, hash_documents, too_few_questions, write_queries
 from as2ray.experiments.rankers import RANKER
-from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import read_table, write_table
 from as2ray.models.calibration import CalibrationMethod
 from as2ray.retrieval.pseudo_labels import Query
@@ -49,27 +49,10 @@ class GeneratedQueries(Stage):
     index: Stage
     query_sources: tuple[QuerySource, ...]
     max_questions: int | None
-    query_generator: str | None = field(metadata=NOT_IDENTITY)
+    query_generator: str | None = None
     """Absolute folder or hub id of a sequence-to-sequence model for the source `generator`."""
-    prompt: str
+    prompt: str = ""
     """Text before each sentence that the generator reads."""
-    generator_content: str | None
-    """Hash of the folder, or the hub id."""
-
-    @classmethod
-    def from_model(
-        cls,
-        index: Stage,
-        query_sources: Iterable[QuerySource],
-        max_questions: int | None = None,
-        query_generator: str | None = None,
-        prompt: str = "",
-    ) -> "GeneratedQueries":
-        """Returns the stage for a generator as it is now; see the fields."""
-        content, path = query_generator, Path(query_generator or "").absolute()
-        if query_generator and path.is_dir():
-            query_generator, content = str(path), hash_documents(path)
-        return cls(index, tuple(query_sources), max_questions, query_generator, prompt, content)
 
     def run(self, context: StageContext) -> Outputs:
         """Generates them; with workers, the generator runs in actors.
@@ -97,7 +80,26 @@ class GeneratedQueries(Stage):
         if len(queries) < 2:
             sources = list(self.query_sources)
             raise too_few_questions(f"only {len(queries)} questions were made from {sources}")
-        return write_queries(queries, context.output)
+        return {**write_queries(queries, context.output), "generator": self._generator_hash()}
+
+    def verify(self, result: Result) -> None:
+        """Refuses questions of a generator whose folder has changed; one that is gone is kept."""
+        stored, current = result.outputs.get("generator"), self._generator_hash()
+        if stored and current and stored != current:
+            raise StaleStageError(
+                f"{self.query_generator} has changed since it generated questions",
+                fix="give the changed model another path, or choose another --store",
+            )
+
+    def _generator_hash(self) -> str | None:
+        folder = Path(self.query_generator or "")
+        return hash_documents(folder) if self.query_generator and folder.is_dir() else None
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        generator = self.query_generator
+        source = generator and f"model {generator}"
+        return {"data": generator or "+".join(self.query_sources), "source": source}
 
 
 @dataclass(frozen=True, eq=False)

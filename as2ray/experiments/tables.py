@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from as2ray.corpora.corpus import HUB
+from as2ray.corpora.corpus import HUB, Corpus
 from as2ray.corpora.leaks import check_leaks
 from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import prepare_splits, release_path
@@ -48,10 +48,14 @@ class PreparedTable(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Prepares the release, samples questions and flips labels."""
+        return self.prepare(context, self.spec.corpus)
+
+    def prepare(self, context: StageContext, corpus: str | Corpus) -> Outputs:
+        """Runs the stage with the corpus of that name, or one with another reader."""
         spec, release, output = self.spec, context.scratch / "release", context.output
         shutil.rmtree(release, ignore_errors=True)
         manifest = prepare_splits(
-            spec.corpus,
+            corpus,
             self.data_dir,
             release,
             {spec.split: spec.question_filter},

@@ -7,6 +7,7 @@ import pytest
 import tiny
 
 from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import StaleStageError
 from as2ray.experiments import bm25
 from as2ray.experiments.bm25 import (
     BM25Grid,
@@ -64,7 +65,7 @@ def test_index_questions_and_labels_are_the_same_from_tasks_of_ray(
     documents, tmp_path, ray_local, queries_in_groups
 ):
     index = DocumentIndex.from_documents(documents, IndexConfig())
-    queries = GeneratedQueries.from_model(index, ("headings", "words"))
+    queries = GeneratedQueries(index, ("headings", "words"), None)
     here, there = files_with_and_without_ray(
         LabelledTable(index, queries, PseudoLabelConfig()), tmp_path
     )
@@ -86,22 +87,23 @@ def test_retrieved_candidates_are_the_same_from_tasks_of_ray(
     assert here == there
 
 
-def test_generator_is_named_by_its_content_and_not_by_its_place(documents, tmp_path, seq2seq):
+def test_questions_of_a_generator_that_has_changed_are_refused_and_of_one_that_is_gone_kept(
+    documents, tmp_path, seq2seq, complete
+):
     index = DocumentIndex.from_documents(documents, IndexConfig())
-    copy = shutil.copytree(seq2seq, tmp_path / "copy")
-    stages = [
-        GeneratedQueries.from_model(index, ("generator",), query_generator=str(path))
-        for path in (seq2seq, copy)
-    ]
-    assert stages[0] == stages[1]
-    (copy / "model.safetensors").write_bytes(b"other weights")
-    again = GeneratedQueries.from_model(index, ("generator",), query_generator=str(copy))
-    assert again != stages[1]
+    generator = shutil.copytree(seq2seq, tmp_path / "generator")
+    stage = GeneratedQueries(index, ("generator",), 4, str(generator))
+    outputs = complete(stage)
+    (generator / "config.json").write_text("{}")
+    with pytest.raises(StaleStageError, match="has changed since it generated questions"):
+        complete(stage)
+    shutil.rmtree(generator)
+    assert complete(stage) == outputs
 
 
 @pytest.mark.slow
 def test_generator_asks_the_same_in_actors_of_ray(documents, tmp_path, ray_local, seq2seq):
     index = DocumentIndex.from_documents(documents, IndexConfig())
-    queries = GeneratedQueries.from_model(index, ("generator",), 8, str(seq2seq), "ask: ")
+    queries = GeneratedQueries(index, ("generator",), 8, str(seq2seq), "ask: ")
     here, there = files_with_and_without_ray(queries, tmp_path)
     assert here == there

@@ -57,6 +57,14 @@ def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, t
     assert not (tmp_path / "out" / "squad-dev").exists()
 
 
+def test_dry_run_says_which_release_is_read_or_missing(squad, tmp_path, capsys):
+    arguments = ["--corpus", "squad", "--split", "dev", "--output", str(tmp_path), "--dry_run"]
+    PIPELINE.command([*arguments, "--data_dirs.squad", squad["squad"]])
+    assert "missing" not in capsys.readouterr().out
+    PIPELINE.command([*arguments, "--data_dirs.squad", str(tmp_path / "nowhere")])
+    assert "missing: squad" in capsys.readouterr().out
+
+
 def test_corpus_that_is_candidates_already_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="'wikiqa' is candidates already"):
         PIPELINE.run(Recipe("wikiqa", "dev"), tmp_path / "out", HERE)

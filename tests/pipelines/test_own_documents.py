@@ -68,8 +68,8 @@ def make_queries(tmp_path):
 
     def make(documents, own):
         index = DocumentIndex.from_documents(documents, IndexConfig())
-        stage = GeneratedQueries.from_model(
-            index, own.query_sources, own.max_questions, own.query_generator, own.prompt
+        stage = GeneratedQueries(
+            index, tuple(own.query_sources), own.max_questions, own.query_generator, own.prompt
         )
         graph = run_graph([stage], store, SequentialBackend(store, HERE))
         graph.raise_failures({})
@@ -281,6 +281,7 @@ def test_dry_run_shows_the_stages_and_refuses_what_a_run_refuses(documents, tmp_
     shown = capsys.readouterr().out
     assert re.search(r"^answering +CalibratedRanker .* to run$", shown, re.MULTILINE)
     assert "missing: " in shown
+    assert f"documents {documents}" in shown
     with pytest.raises(SystemExit):
         PIPELINE.command([*arguments, str(documents / "out")])
     assert "inside documents" in capsys.readouterr().err
