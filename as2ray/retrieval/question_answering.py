@@ -88,14 +88,16 @@ class QuestionAnswerer:
         check_text(question)
         check_top_k(top_k)
         started_at = perf_counter()
-        sentences = self.index.search_candidates(question, self.num_candidates, self.num_neighbors)
-        texts = self.index.texts(sentences)
+        candidates = self.index.search_candidates(question, self.num_candidates, self.num_neighbors)
+        texts = self.index.texts([candidate.index for candidate in candidates])
         retrieval_time_s = perf_counter() - started_at
         ranking = self.ranker.rank(question, texts) if texts else []
         # Ranks decide, not scores: a dropped candidate may have a higher score than a survivor.
         good = [ranked for ranked in ranking[:top_k] if ranked.score >= self.min_score]
         return QuestionAnswer(
-            tuple(build_answer(self.index, sentences[ranked.index], ranked) for ranked in good),
+            tuple(
+                build_answer(self.index, candidates[ranked.index].index, ranked) for ranked in good
+            ),
             len(texts),
             ranking[0].score if ranking else None,
             retrieval_time_s,

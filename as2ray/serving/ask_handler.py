@@ -40,9 +40,10 @@ class AskHandler:
         """
         started_at = time.monotonic()
         max_candidates = min(body.num_candidates, self.limits.max_candidates)
-        sentences = await asyncio.to_thread(
+        candidates = await asyncio.to_thread(
             self.index.search_candidates, body.question, max_candidates, body.num_neighbors
         )
+        sentences = [candidate.index for candidate in candidates]
         # The client did not choose these sentences: long ones are cut instead of rejected.
         texts = [text[: self.limits.max_text_chars] for text in self.index.texts(sentences)]
         retrieval_time_s = time.monotonic() - started_at

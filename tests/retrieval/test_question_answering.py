@@ -25,7 +25,7 @@ def ranker(checkpoint):
 def test_answers_are_the_ranker_s_best_of_what_was_found(index, ranker):
     answerer = QuestionAnswerer(index, ranker, num_candidates=5)
     result = answerer.ask("who sleeps at night", 2)
-    texts = index.texts(index.search_candidates("who sleeps at night", 5, 1))
+    texts = index.texts([c.index for c in index.search_candidates("who sleeps at night", 5, 1)])
     ranked = ranker.rank("who sleeps at night", texts, 2)
     assert [(a.text, a.score) for a in result.answers] == [(r.text, r.score) for r in ranked]
     assert result.num_candidates == len(texts)
