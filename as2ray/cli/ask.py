@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 
 from as2ray.models.precision import Dtype
 from as2ray.retrieval.passage_search import PassageSearcher
@@ -42,6 +43,7 @@ def ask(
         jsonl: Print one JSON object per answer.
     """
     from as2ray.checkpoints.loading import load
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
     from as2ray.models.two_in_one import TwoInOneRanker
 
     ranker = load(model, dtype=dtype)
@@ -49,7 +51,7 @@ def ask(
         _print_passages(PassageSearcher(SentenceIndex.open(index), ranker), question, top_k, jsonl)
         return
     answerer = QuestionAnswerer(
-        SentenceIndex.open(index),
+        SentenceIndex.open(index, partial(load_sentence_encoder, dtype=dtype)),
         ranker,
         num_candidates=num_candidates,
         num_neighbors=num_neighbors,

@@ -7,27 +7,13 @@ import pytest
 import tiny
 import torch
 
-from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import ConfigError, SentenceIndexError
-from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
 from as2ray.retrieval import embeddings as embeddings_module
 from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 
 QUESTION = f"what is {tiny.TOPICS[0]}?"
-
-
-@pytest.fixture(scope="module")
-def encoder(checkpoint, published, tmp_path_factory):
-    """Folder of a tiny sentence encoder."""
-    import transformers
-
-    network = transformers.AutoModel.from_pretrained(
-        checkpoint("bert", None), add_pooling_layer=False
-    )
-    settings = EmbeddingSettings(max_length=24)
-    model = SentenceEncoder("tiny", network, published("bert"), settings)
-    return save_sentence_encoder(model, tmp_path_factory.mktemp("encoder") / "e")
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +31,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def build(folder, encoder, tmp_path):
+def build(folder, sentence_encoder, tmp_path):
     """Builds an index with embeddings and opens it: `build(name, **options)`."""
 
     def make(name="i", load_encoder=load_sentence_encoder, **options) -> SentenceIndex:
-        config = IndexConfig(encoder=str(encoder))
+        config = IndexConfig(encoder=sentence_encoder)
         write_index(folder, tmp_path / name, config, load_encoder=load_encoder, **options)
         return SentenceIndex.open(tmp_path / name, load_sentence_encoder)
 
@@ -66,9 +52,9 @@ def change_weights(folder, value: float):
 
 
 @pytest.mark.parametrize("num_shards", [1, 10])
-def test_dense_search_finds_the_nearest_embeddings(build, encoder, num_shards):
+def test_dense_search_finds_the_nearest_embeddings(build, sentence_encoder, num_shards):
     index = build(num_shards=num_shards)
-    model = load_sentence_encoder(encoder)
+    model = load_sentence_encoder(sentence_encoder)
     texts = index.texts(range(len(index)))
     similarities = model.encode_documents(texts) @ model.encode_queries([QUESTION])[0]
     candidates = index.search_candidates(QUESTION, 40, method="dense")
@@ -146,7 +132,9 @@ def test_interrupted_build_goes_on_and_leaves_the_older_index_usable(build, tmp_
     assert str(block.parent) in error.value.fix
 
 
-def test_index_without_embeddings_is_searched_by_bm25_and_says_so(folder, encoder, tmp_path):
+def test_index_without_embeddings_is_searched_by_bm25_and_says_so(
+    folder, sentence_encoder, tmp_path
+):
     write_index(folder, tmp_path / "i")
     index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
     assert index.search_candidates(QUESTION) == index.search_candidates(QUESTION, method="bm25")
@@ -154,7 +142,7 @@ def test_index_without_embeddings_is_searched_by_bm25_and_says_so(folder, encode
         index.search_candidates(QUESTION, method="hybrid")
     assert "--encoder" in error.value.fix
     with pytest.raises(ConfigError, match="nothing loads the encoder"):
-        write_index(folder, tmp_path / "j", IndexConfig(encoder=str(encoder)))
+        write_index(folder, tmp_path / "j", IndexConfig(encoder=sentence_encoder))
 
 
 def test_index_opened_without_an_encoder_is_searched_by_bm25_and_says_so(build, tmp_path):
@@ -173,26 +161,24 @@ def test_question_without_indexed_words_has_dense_candidates_only(build):
     assert {c.bm25 for c in candidates} == {0.0}
 
 
-def test_encoder_that_is_another_or_has_changed_is_refused(
-    folder, encoder, checkpoint, published, tmp_path
-):
-    copy = shutil.copytree(encoder, tmp_path / "copy")
+def test_encoder_that_is_another_or_has_changed_is_refused(folder, sentence_encoder, tmp_path):
+    copy = shutil.copytree(sentence_encoder, tmp_path / "copy")
     config = IndexConfig(encoder=str(copy))
     write_index(folder, tmp_path / "i", config, load_encoder=load_sentence_encoder)
     change_weights(copy, 0.5)
     index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
     with pytest.raises(SentenceIndexError, match="another encoder, or has changed"):
         index.search_candidates(QUESTION)
-    model = load_sentence_encoder(encoder)
+    model = load_sentence_encoder(sentence_encoder)
     model.projection = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Tanh())
     index = SentenceIndex.open(tmp_path / "i", lambda _: model)
     with pytest.raises(SentenceIndexError, match=r"embeddings of 32 numbers .* gives 8"):
         index.search_candidates(QUESTION)
 
 
-def test_embedding_that_is_not_finite_is_refused(folder, encoder, build, tmp_path):
+def test_embedding_that_is_not_finite_is_refused(folder, sentence_encoder, build, tmp_path):
     index = build()
-    copy = shutil.copytree(encoder, tmp_path / "copy")
+    copy = shutil.copytree(sentence_encoder, tmp_path / "copy")
     change_weights(copy, float("nan"))
     with pytest.raises(SentenceIndexError, match="embeddings that are not finite, the first for"):
         build(load_encoder=lambda _: load_sentence_encoder(copy), overwrite=True)

@@ -61,7 +61,7 @@ def test_impossible_settings_are_refused(index, ranker):
 
 def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     out = str(tmp_path / "index")
-    main(["index", str(documents), "--output", out, "--num_shards", "2"])
+    main(["index", str(documents), "--output", out, "--num_shards", "2", "--encoder", "none"])
     shown = capsys.readouterr().out
     assert "sentences of 5 documents" in shown
     assert "skipped 1 of another kind, such as picture.png" in shown
