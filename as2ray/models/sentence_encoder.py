@@ -114,7 +114,8 @@ class SentenceEncoder(nn.Module):
             with torch.inference_mode(), autocast:
                 return batch.sequence_data["row"], self(batch).cpu().numpy()
 
-        self.eval()
+        if self.training:
+            self.eval()
         with torch.inference_mode(), self.encoder.fused_inference(dtype):
             for rows, values in parallel_map(embed, batches, num_threads):
                 embeddings[rows] = values
