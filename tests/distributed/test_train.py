@@ -110,9 +110,9 @@ def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     assert float((folder.parent / "report_s").read_text()) < 60
     losses, expected = (
         {
-            line["step"]: line["loss"]
+            line["step"]: line["train/loss"]
             for line in read_metrics(run / "metrics.jsonl")
-            if "loss" in line
+            if "train/loss" in line
         }
         for run in (folder, tmp_path / "alone")
     )

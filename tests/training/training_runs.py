@@ -108,6 +108,11 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
             assert apart.max() < 2e-4, name
 
 
+def read_losses(folder: Path) -> list[float]:
+    """The loss of each line that has one."""
+    return [line["train/loss"] for line in read_logged(folder, "train/loss")]
+
+
 def read_logged(folder: Path, *names: str) -> list[dict[str, float]]:
     """The logged lines that hold all of `names`, reduced to them and the step."""
     lines = read_metrics(folder / "metrics.jsonl")
