@@ -33,7 +33,15 @@ from as2ray.training.checkpoint_store import BEST, STATE_FILE, CheckpointStore
 from as2ray.training.config import SELECTION_METRIC, TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 from as2ray.training.step_metrics import StepMetrics
-from as2ray.training.tracking import Tracker, TrackingConfig, create_trackers, log_metrics
+from as2ray.training.tracking import (
+    RunDescription,
+    RunState,
+    Tracker,
+    TrackingConfig,
+    calling_at_end,
+    create_trackers,
+    log_metrics,
+)
 from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
@@ -88,6 +96,7 @@ class Trainer:
         eval_sets: Evaluation tables by name; `dev` selects the best checkpoint.
         folder: Folder of the trackers' files.
         tracking: How the run is tracked.
+        run: What trackers show of the run.
 
     Raises:
         ConfigError: There is no table `dev`, or the loss does not fit the ranker.
@@ -104,6 +113,7 @@ class Trainer:
         eval_sets: Mapping[str, EvalSet | PassageEvalSet],
         folder: str | Path,
         tracking: TrackingConfig | None = None,
+        run: RunDescription | None = None,
     ) -> None:
         if "dev" not in eval_sets:
             raise ConfigError(
@@ -126,19 +136,26 @@ class Trainer:
         self.tracking = tracking or TrackingConfig()
         self.trackers: list[Tracker] = []
         if parallel.get_rank() == 0:
-            self.trackers = create_trackers(self.tracking, Path(folder), self.state.global_step)
+            step = self.state.global_step
+            self.trackers = create_trackers(self.tracking, Path(folder), step, run)
 
     def fit(self) -> TrainerState:
         """Trains until the last epoch or early stopping, or until a node is about to be lost."""
         self.saved_at = self.started_at = time.perf_counter()
         self._start_interval()
-        try:
+        with calling_at_end(self._close_trackers):
             while self.state.epoch < self.config.epochs and not self.is_stopping:
                 self._train_epoch()
-        finally:
-            for tracker in self.trackers:
-                tracker.close()
+            if self.state.has_ended and self.tracking.upload_rankers:
+                for tracker in self.trackers:
+                    tracker.log_file(self.checkpoint_store.folder / BEST / RANKER)
         return self.state
+
+    def _close_trackers(self, state: RunState) -> None:
+        # Before its node is lost a run stops without an error.
+        is_complete = self.state.has_ended or state != "FINISHED"
+        for tracker in self.trackers:
+            tracker.close(state if is_complete else "KILLED")
 
     def _train_epoch(self) -> None:
         """Trains the rest of the current epoch."""
