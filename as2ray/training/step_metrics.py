@@ -2,10 +2,11 @@
 
 import resource
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -27,20 +28,23 @@ PEAK_FLOPS: Mapping[tuple[str, ...], float] = {
 
 @dataclass
 class StepMetrics:
-    """Sums over the steps since the last report; nothing waits for the device before `reduce`."""
+    """What the steps since the last report have left; `reduce` computes the metrics of it.
+
+    Until then nothing waits for the device, and next to nothing is computed.
+    """
 
     ranker: Ranker
     max_batch_tokens: int
     """Maximum number of tokens of a packed batch."""
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    """This worker's share of the mean loss of each step as "", and of its parts by name; summed."""
+    losses: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    """Loss of each packed batch as "", and its parts by name, summed over the examples."""
+    weights: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """What each of them is multiplied by."""
     num_steps: Counter[str] = field(default_factory=Counter)
     """Steps in which each of them was computed."""
     gradient_norms: list[Tensor] = field(default_factory=list)
-    num_batches: int = 0
-    num_tokens: int = 0
-    num_pairs: int = 0
-    flops: float = 0.0
+    batches: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    """Length of each pair of a packed batch, and the number of layers that were run."""
     wait_s: float = 0.0
     """Seconds in which training waited for data."""
     started_at: float = field(default_factory=time.perf_counter)
@@ -56,22 +60,16 @@ class StepMetrics:
 
         Args:
             micro_batch: The batch.
-            loss: Its share of the mean loss of the step.
+            loss: The loss, summed over its examples.
             parts: Parts of the loss, summed over its examples.
             exit_indices: Exits that were run; None for all layers.
         """
-        scale = 0.0 if micro_batch.is_empty else 1.0 / micro_batch.num_examples
-        for name, value in {"": loss, **{n: part * scale for n, part in parts.items()}}.items():
-            self.losses[name] = self.losses[name] + value if name in self.losses else value
-        if micro_batch.is_empty:
-            return
-        lengths = micro_batch.batch.lengths
-        self.num_batches += 1
-        self.num_tokens += micro_batch.batch.num_tokens
-        self.num_pairs += len(lengths)
-        layer_flops = EncoderShape.from_config(self.ranker.network.config).layer_flops(lengths)
-        # The backward pass takes twice as many operations as the forward pass.
-        self.flops += 3.0 * self._num_layers(exit_indices) * float(layer_flops.sum())
+        is_empty = micro_batch.is_empty
+        for name, value in (("", loss), *parts.items()):
+            self.losses[name].append(value)
+            self.weights[name].append(0.0 if is_empty else 1.0 / micro_batch.num_examples)
+        if not is_empty:
+            self.batches.append((micro_batch.batch.lengths, self._num_layers(exit_indices)))
 
     def end_step(self, names: Iterable[str], gradient_norm: Tensor | None) -> None:
         """Ends a step.
@@ -88,21 +86,28 @@ class StepMetrics:
         """Returns the metrics over all workers, by name; every worker calls it."""
         device, num_workers = self.ranker.device, parallel.get_world_size()
         names = sorted(self.losses)
+        losses = [
+            torch.stack(self.losses[name]).double()
+            @ torch.tensor(self.weights[name], dtype=torch.float64, device=device)
+            for name in names
+        ]
         norms = [n.full_tensor() if isinstance(n, DTensor) else n for n in self.gradient_norms]
-        counts = [self.num_tokens, self.num_pairs, self.num_batches, self.flops, self.wait_s]
+        lengths = [lengths for lengths, _ in self.batches]
+        num_tokens, num_pairs = (sum(map(f, lengths)) for f in (np.sum, len))
+        counts = [num_tokens, num_pairs, len(lengths), self._count_flops(), self.wait_s]
         sums = parallel.all_reduce_sum(
             torch.cat(
                 [
-                    torch.stack([self.losses[name] for name in names]).double(),
+                    torch.stack(losses),
                     torch.tensor(counts, dtype=torch.float64, device=device),
                     *([torch.stack(norms).double().mean()[None]] if norms else []),
                 ]
             )
         ).tolist()
         duration_s = time.perf_counter() - self.started_at
-        losses = {name: sums.pop(0) / self.num_steps[name] for name in names}
+        means = {name: sums.pop(0) / self.num_steps[name] for name in names}
         num_tokens, num_pairs, num_batches, flops, wait_s, *norm = sums
-        metrics = {f"train/loss/{name}".removesuffix("/"): loss for name, loss in losses.items()}
+        metrics = {f"train/loss/{name}".removesuffix("/"): mean for name, mean in means.items()}
         if norm:
             metrics["train/gradient_norm"] = norm[0] / num_workers
         metrics |= {
@@ -115,6 +120,14 @@ class StepMetrics:
         if peak := peak_flops(self.ranker):
             metrics["speed/mfu"] = flops / duration_s / num_workers / peak
         return metrics | _peak_memory(device)
+
+    def _count_flops(self) -> float:
+        """Counts the operations of the forward passes, and twice as many of the backward passes."""
+        shape = EncoderShape.from_config(self.ranker.network.config)
+        return 3.0 * sum(
+            num_layers * float(shape.layer_flops(lengths).sum())
+            for lengths, num_layers in self.batches
+        )
 
     def _num_layers(self, exit_indices: Sequence[int] | None) -> int:
         """Returns the number of layers that a pass runs, those of heads included."""

@@ -206,10 +206,11 @@ class Trainer:
                 output = self.model(micro_batch.batch, **forward_kwargs)
                 targets = self._build_targets(micro_batch)
                 context = self._step_context()
-                loss = self.loss.compute(output, targets, context) / micro_batch.num_examples
-                loss = loss * 0.0 if micro_batch.is_empty else loss
+                loss = self.loss.compute(output, targets, context)
+                mean = loss / micro_batch.num_examples
+                mean = mean * 0.0 if micro_batch.is_empty else mean
                 # DDP and FSDP average the gradients; the loss is a mean over all workers' examples.
-                (loss * parallel.get_world_size()).backward()  # type: ignore[no-untyped-call]
+                (mean * parallel.get_world_size()).backward()  # type: ignore[no-untyped-call]
             exit_indices = forward_kwargs.get("exit_indices")
             self.interval.add_batch(micro_batch, loss.detach(), context.parts, exit_indices)
             part_names |= context.parts.keys()
