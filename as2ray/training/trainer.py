@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from as2ray.checkpoints.loading import load_weights
 from as2ray.checkpoints.saving import save
@@ -44,11 +45,12 @@ from as2ray.training.tracking import (
 )
 from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 
-_WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
-"""Errors that a full disk causes: in files, in safetensors and in `torch.save`."""
+_WRITE_ERRORS = (OSError, SafetensorError, RuntimeError, CheckpointException)
+"""Errors that a full disk causes: in files, in safetensors, in `torch.save` and in shards."""
 
-RANKER, OPTIMIZER_FILE = "ranker", "optimizer.pt"
-"""Weights and progress in a checkpoint; a resume state has the optimizer's state too."""
+RANKER, OPTIMIZER_FILE, OPTIMIZER_SHARDS = "ranker", "optimizer.pt", "optimizer"
+"""Weights in a checkpoint. A resume state has the optimizer's state too: as a file, or, of sharded
+models, as a folder in the format of `torch.distributed.checkpoint`."""
 
 
 class BatchSource(Protocol):
@@ -334,16 +336,18 @@ class Trainer:
         return is_leaving
 
     def _save(self) -> None:
-        """Saves a resume state, which rank 0 writes to a temporary folder."""
-        weights = parallel.get_model_state(self.model)
-        optimizer_state = parallel.get_optimizer_state(self.model, self.optimizer)
+        """Saves a resume state, which rank 0 writes to a temporary folder.
+
+        If the model is sharded, every rank writes its part of the optimizer's state.
+        """
+        weights, is_sharded = parallel.get_model_state(self.model), parallel.is_sharded(self.model)
+        state = None if is_sharded else parallel.get_optimizer_state(self.model, self.optimizer)
         folder = None
         with self._explain_errors():
             try:
-                if parallel.get_rank() == 0:
+                if is_sharded or parallel.get_rank() == 0:
                     folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
-                    self._write_checkpoint(folder, weights)
-                    torch.save(optimizer_state, folder / OPTIMIZER_FILE)
+                    self._write_resume_state(folder, weights, state)
                 self.checkpoint_store.save(folder)
             except BaseException:
                 if folder is not None:
@@ -353,6 +357,17 @@ class Trainer:
         self.saved_best_steps = (self.saved_best_steps[1], self.state.best_step)
         self._remove_unused_weights()
         self.saved_at = time.perf_counter()
+
+    def _write_resume_state(
+        self, folder: Path, weights: dict[str, Tensor], optimizer_state: dict[str, Any] | None
+    ) -> None:
+        if parallel.get_rank() == 0:
+            self._write_checkpoint(folder, weights)
+        if optimizer_state is None:
+            shards = folder / OPTIMIZER_SHARDS
+            parallel.save_optimizer_shards(self.model, self.optimizer, shards)
+        else:
+            torch.save(optimizer_state, folder / OPTIMIZER_FILE)
 
     def _write_checkpoint(self, folder: Path, weights: dict[str, Tensor]) -> None:
         save(self.ranker, folder / RANKER, weights)
@@ -396,8 +411,11 @@ class Trainer:
                     fix="remove the run's folder and train again",
                 )
             parallel.load_model_state(self.model, load_weights(self.ranker, folder / RANKER))
-            optimizer_state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
-            parallel.load_optimizer_state(self.model, self.optimizer, optimizer_state)
+            if (shards := folder / OPTIMIZER_SHARDS).is_dir():
+                parallel.load_optimizer_shards(self.model, self.optimizer, shards)
+            else:
+                state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+                parallel.load_optimizer_state(self.model, self.optimizer, state)
             return TrainerState(**json.loads((folder / STATE_FILE).read_text()))
 
 
