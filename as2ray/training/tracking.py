@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -290,6 +291,7 @@ class WandbTracker(Tracker):
             config={**run.params, **run.hyperparameters, **run.tags},
             dir=run.folder,
             reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
         )
         # A resumed run logs steps again, which W&B's own step does not allow.
         self._run.define_metric("*", step_metric="step")
@@ -310,6 +312,40 @@ class WandbTracker(Tracker):
     def close(self, state: RunState = "FINISHED") -> None:
         """See `Tracker`."""
         self._run.finish(exit_code=int(state != "FINISHED"))
+
+
+class _TolerantTracker(Tracker):
+    """Goes on without a server that no longer answers: training must not wait for it."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.is_lost = False
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._send(partial(self.tracker.log, step, metrics))
+
+    def log_file(self, path: Path) -> None:
+        self._send(partial(self.tracker.log_file, path))
+
+    def close(self, state: RunState = "FINISHED") -> None:
+        self._send(partial(self.tracker.close, state))
+
+    def _send(self, function: Callable[[], None]) -> None:
+        if not self.is_lost:
+            with _tolerate_outage() as failures:
+                function()
+            self.is_lost = bool(failures)
+
+
+@contextmanager
+def _tolerate_outage() -> Iterator[list[Exception]]:
+    """Logs an error of a server in the block; yields a list that then holds it."""
+    failures: list[Exception] = []
+    try:
+        yield failures
+    except Exception as error:  # What a client raises is not documented.
+        failures.append(error)
+        logger.warning("the run goes on, and is not tracked any more: %s", error)
 
 
 def create_trackers(
@@ -341,7 +377,7 @@ def create_servers(config: TrackingConfig, run: RunDescription) -> list[Tracker]
         trackers.append(MLflowTracker(config.mlflow_uri, run))
     if config.wandb_project:
         trackers.append(WandbTracker(config.wandb_project, run))
-    return trackers
+    return [_TolerantTracker(tracker) for tracker in trackers]
 
 
 @contextmanager
@@ -370,9 +406,10 @@ def closing(trackers: Sequence[Tracker]) -> Iterator[None]:
 def end_run(config: TrackingConfig, run: RunDescription, state: RunState) -> None:
     """Sets the state of a run whose workers were lost, which MLflow does not see."""
     if config.mlflow_uri:
-        client, experiment_id = _open_mlflow(config.mlflow_uri, run.experiment)
-        if run_id := _find_mlflow_run(client, experiment_id, run):
-            client.set_terminated(run_id, state)
+        with _tolerate_outage():
+            client, experiment_id = _open_mlflow(config.mlflow_uri, run.experiment)
+            if run_id := _find_mlflow_run(client, experiment_id, run):
+                client.set_terminated(run_id, state)
 
 
 def _open_mlflow(uri: str, experiment: str) -> tuple[Any, str]:
