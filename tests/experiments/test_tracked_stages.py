@@ -63,11 +63,15 @@ def interrupt(monkeypatch):
 def test_output_shows_the_same_run_in_tensorboard_while_it_runs_and_afterwards(
     run_stage, interrupt, tmp_path
 ):
-    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_multiplexer")
     folder = tmp_path / "output" / "rankers" / "first-seed0" / "tensorboard"
 
     def logged_steps() -> list[int]:
-        return [e.step for e in loading.EventAccumulator(str(folder)).Reload().Scalars("dev/AP")]
+        """Reads what `tensorboard --logdir OUTPUT` shows."""
+        runs = reading.EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "output")).Reload()
+        [name] = runs.Runs()
+        assert name == "rankers/first-seed0/tensorboard"
+        return [event.step for event in runs.Tensors(name, "dev/AP")]
 
     with pytest.raises(KeyboardInterrupt):
         run_stage(TrackingConfig())
