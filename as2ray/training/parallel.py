@@ -156,8 +156,7 @@ def load_optimizer_shards(model: nn.Module, optimizer: Optimizer, folder: Path) 
     state: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
     values = state["state"].items()
     state["state"] = {name: value for name, value in values if f"state.{name}.step" in saved}
-    is_alone = not dist.is_initialized()
-    state_dict_loader.load(state, storage_reader=reader, no_dist=is_alone)
+    state_dict_loader.load(state, storage_reader=reader)
     _set_optimizer_state(model, optimizer, state, StateDictOptions(strict=False))
 
 
