@@ -34,7 +34,7 @@ from as2ray.distributed.cluster import (
     set_start_timeout,
 )
 from as2ray.distributed.ingest import RayBatchSource
-from as2ray.distributed.plan import check_plan
+from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.tables.parquet import ParquetTable
