@@ -33,7 +33,7 @@ class Run:
 
     def losses(self) -> dict[float, float]:
         """Loss by step."""
-        return told(self.folder, "loss")
+        return told(self.folder, "train/loss")
 
     def until(self, reached: Callable[[], bool], seconds: float = 900.0) -> None:
         """Waits for something while the driver works."""
