@@ -163,8 +163,8 @@ def check_data_nodes(workers: WorkersConfig) -> None:
     num_fitting = sum(int(node.get("CPU", 0.0) / bundles[0]["CPU"] + 1e-9) for node in nodes)
     if num_fitting < len(bundles):
         raise ResourceError(
-            f"the plan needs {len(bundles)} x {bundles[0]['CPU']:g} CPU for data, and {num_fitting} "
-            f"fit on the {len(nodes)} nodes with the labels {selector}",
+            f"the plan needs {len(bundles)} x {bundles[0]['CPU']:g} CPU for data, and "
+            f"{num_fitting} fit on the {len(nodes)} nodes with the labels {selector}",
             fix="lower --workers.num_data_cpus, or add nodes",
         )
 

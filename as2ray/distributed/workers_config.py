@@ -86,9 +86,12 @@ class WorkersConfig:
 def bundle_resources(workers: WorkersConfig) -> dict[str, float]:
     """Returns what Ray reserves for a worker: its own resources and its share of data's CPUs.
 
-    With `data_label_selector` the share is reserved elsewhere (see `data_bundles`). Ray counts in ten-thousandths. The share is rounded down, or three thirds would exceed a whole.
+    With `data_label_selector` the share is reserved elsewhere (see `data_bundles`). Ray counts in
+    ten-thousandths. The share is rounded down, or three thirds would exceed a whole.
     """
-    num_cpus = workers.cpus_per_worker + (0 if workers.data_label_selector else _data_share(workers))
+    num_cpus = workers.cpus_per_worker
+    if not workers.data_label_selector:
+        num_cpus += _data_share(workers)
     bundle = {
         "CPU": _round_down(num_cpus),
         "GPU": workers.gpus_per_worker,
