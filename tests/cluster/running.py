@@ -54,6 +54,11 @@ def workers() -> list[psutil.Process]:
     return _find_processes("RayTrainWorker")
 
 
+def packing_tasks() -> list[psutil.Process]:
+    """The processes that pack batches on the nodes of this process' cluster."""
+    return _find_processes("_pack_windows")
+
+
 def count_nodes() -> int:
     """The nodes of this process' cluster, with the head."""
     return len(_find_processes("raylet/raylet"))
