@@ -1,6 +1,6 @@
 """Return types of rankers: ranked candidates and passages, short answers, passage outputs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +69,21 @@ class ShortAnswer:
     """Position of its passage in the list that was ranked."""
     sentence_index: int
     """Position of its sentence in the passage."""
+
+
+def output_names(exit_layers: Sequence[int], num_outputs: int) -> list[str]:
+    """Names the outputs of a ranker: `exit_4` after layer 4, and the heads after the last exit.
+
+    Args:
+        exit_layers: Layers below each exit that was run; empty for a ranker without exits.
+        num_outputs: Outputs of these exits; those beyond one for each are of `head_1`, `head_2`...
+
+    Returns:
+        The names; [""] for the only output of a ranker without exits.
+    """
+    names = [f"exit_{layers}" for layers in exit_layers] or [""]
+    num_heads = num_outputs - len(names) + 1
+    return names if num_heads == 1 else [*names[:-1], *(f"head_{n + 1}" for n in range(num_heads))]
 
 
 class PassageOutput(NamedTuple):

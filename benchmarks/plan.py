@@ -37,7 +37,7 @@ from as2ray.experiments.executor import run_graph
 from as2ray.experiments.few_shot import FewShotConfig
 from as2ray.experiments.rankers import TableScores, TrainedRanker
 from as2ray.experiments.recipe import read_recipe
-from as2ray.experiments.stage import Result, Stage, sorted_stages
+from as2ray.experiments.stage import Label, Result, Stage, sorted_stages
 from as2ray.experiments.store import Store
 from benchmarks.report import Claim, parse_arguments, write_report
 
@@ -174,7 +174,7 @@ class SimulatedBackend:
         """See `Backend`."""
         return sum(map(self.count_devices, (stage, *running))) <= self.num_devices
 
-    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result], label: Label) -> Any:
         """See `Backend`."""
         self.num_submitted += 1
         hours = self.costs[stage].hours_on(self.gang_size) or 0.0

@@ -137,7 +137,7 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
     losses = {}
     for run, stages in runs.items():
         lines = read_metrics(finished.path(stages[""]) / METRICS)
-        losses[run] = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+        losses[run] = [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
     plots.loss_curve(losses, "Training", finished.output / "loss.png")
     sys.stdout.write(f"\n{to_markdown(comparison)}\nReport: {finished.output / 'report.md'}\n")
 

@@ -8,11 +8,14 @@ examples, and all ranks run the same steps.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
 from as2ray.distributed.cluster import unwrap_ray_errors
@@ -36,6 +39,8 @@ class RayBatchSource:
     dataset: PackedDataset
     num_cpus: float = 1.0
     """CPUs for the tasks of this worker, which the worker has reserved on its node."""
+    data_group: PlacementGroup | None = None
+    """Where they are reserved instead, with a bundle for each rank."""
 
     @property
     def steps(self) -> int:
@@ -55,7 +60,6 @@ class RayBatchSource:
     def _create_ray_dataset(self, epoch: int, start: int) -> "ray.data.Dataset":
         # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask
         # for none, and no task reads the window numbers.
-        node = ray.get_runtime_context().get_node_id()
         first_window = self.dataset.find_window(epoch, start)
         windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
         dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
@@ -64,9 +68,7 @@ class RayBatchSource:
             fn_kwargs={"dataset": self.dataset, "epoch": epoch, "start": start},
             num_cpus=0,
             compute=ray.data.TaskPoolStrategy(size=max(1, round(self.num_cpus))),
-            label_selector={"ray.io/node-id": node},
-            # Before a node is taken it accepts no tasks, while workers still run there.
-            fallback_strategy=[{"label_selector": {"ray.io/node-id": f"!{node}"}}],
+            **self._placement(),
         )
         options = dataset.context.execution_options
         options.preserve_order = True
@@ -74,6 +76,15 @@ class RayBatchSource:
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=max_bytes)
         dataset.context.enable_progress_bars = False
         return dataset
+
+    def _placement(self) -> dict[str, Any]:
+        if self.data_group is not None:
+            strategy = PlacementGroupSchedulingStrategy(self.data_group, self.dataset.rank)
+            return {"scheduling_strategy": strategy}
+        node = ray.get_runtime_context().get_node_id()
+        # Before a node is taken it accepts no tasks, while workers still run there.
+        other_nodes = {"label_selector": {"ray.io/node-id": f"!{node}"}}
+        return {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [other_nodes]}
 
 
 def _pack_windows(

@@ -2,23 +2,35 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 
-from as2ray.distributed.workers_config import WorkersConfig, bundle_resources, gang_resources
+from as2ray.distributed.workers_config import (
+    WorkersConfig,
+    bundle_resources,
+    data_bundles,
+    gang_resources,
+)
 from as2ray.errors import ResourceError
 
 POLL_INTERVAL_S = 5.0
 """Seconds between two checks of a cluster whose nodes are not started yet."""
 
 
-def node_resources(label_selector: Mapping[str, str] | None = None) -> list[dict[str, float]]:
-    """Returns the resources of each node of the cluster, or of those with the labels."""
+def node_resources(*label_selectors: Mapping[str, str]) -> list[dict[str, float]]:
+    """Returns the resources of each node of the cluster that has the labels of all selectors."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    selector = label_selector or {}
-    return [dict(node["Resources"]) for node in nodes if has_labels(node["Labels"], selector)]
+    for selector in label_selectors:
+        nodes = [node for node in nodes if has_labels(node["Labels"], selector)]
+    return [dict(node["Resources"]) for node in nodes]
 
 
 def has_labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
@@ -54,19 +66,20 @@ def check_plan(workers: WorkersConfig, allow_gpu_sharing: bool = False) -> None:
     if ray.is_initialized():
         place_detached_actors(workers.driver_label_selector)
     deadline = time.monotonic() + workers.provision_timeout_s
-    request = None
+    requests: list[PlacementGroup] = []
     try:
         while True:
             try:
-                return check_capacity(workers, node_resources(workers.label_selector))
+                check_capacity(workers, node_resources(workers.label_selector))
+                return check_data_nodes(workers)
             except ResourceError:
                 if time.monotonic() >= deadline:
                     raise
-            # An autoscaler starts nodes for a group that waits.
-            request = request or _request_gang(workers)
+            # An autoscaler starts nodes for groups that wait.
+            requests = requests or _request_nodes(workers)
             time.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
     finally:
-        if request:
+        for request in requests:
             remove_placement_group(request)
 
 
@@ -128,6 +141,58 @@ def check_capacity(workers: WorkersConfig, cluster: list[dict[str, float]]) -> N
     )
 
 
+def check_data_nodes(workers: WorkersConfig) -> None:
+    """Checks the nodes of `data_label_selector`, if there is one.
+
+    Runs reserve CPUs for data first and their workers afterwards. If both could be on the same
+    node, two runs could hold the one and wait without end for the other.
+
+    Raises:
+        ResourceError: A worker fits on one of the nodes, or the CPUs for data do not.
+    """
+    if not (bundles := data_bundles(workers)):
+        return
+    selector = workers.data_label_selector
+    if _count_fitting_workers(workers, node_resources(selector, workers.label_selector)):
+        raise ResourceError(
+            f"a worker fits on a node with the labels {selector} of --workers.data_label_selector",
+            fix="choose nodes without the workers' GPUs, or exclude them by "
+            "--workers.label_selector",
+        )
+    nodes = node_resources(selector)
+    num_fitting = sum(int(node.get("CPU", 0.0) / bundles[0]["CPU"] + 1e-9) for node in nodes)
+    if num_fitting < len(bundles):
+        raise ResourceError(
+            f"the plan needs {len(bundles)} x {bundles[0]['CPU']:g} CPU for data, and "
+            f"{num_fitting} fit on the {len(nodes)} nodes with the labels {selector}",
+            fix="lower --workers.num_data_cpus, or add nodes",
+        )
+
+
+@contextmanager
+def reserve_data_cpus(workers: WorkersConfig, name: str) -> Iterator[PlacementGroup | None]:
+    """Reserves the CPUs for data on nodes of their own, one bundle for each worker.
+
+    Waits for them. A run holds them before it waits for its workers: no run has workers and waits.
+
+    Args:
+        workers: The plan.
+        name: Name of the run. What a lost attempt has reserved under it is released.
+    """
+    if not (bundles := data_bundles(workers)):
+        yield None
+        return
+    with suppress(ValueError):
+        remove_placement_group(get_placement_group(name))
+    labels = [workers.data_label_selector] * len(bundles)
+    group = placement_group(bundles, name=name, bundle_label_selector=labels)
+    ray.get(group.ready())
+    try:
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
 def _describe_plan(workers: WorkersConfig) -> str:
     gang, bundle = gang_resources(workers), bundle_resources(workers)
     names = ["accelerator_type", "label_selector"]
@@ -141,11 +206,15 @@ def _describe_plan(workers: WorkersConfig) -> str:
     )
 
 
-def _request_gang(workers: WorkersConfig) -> PlacementGroup:
-    """Creates a group like the one that Ray Train will create for the required workers."""
-    bundles = [bundle_resources(workers)] * workers.required_workers
-    labels = [workers.label_selector] * workers.required_workers
-    return placement_group(bundles, workers.placement_strategy, bundle_label_selector=labels)
+def _request_nodes(workers: WorkersConfig) -> list[PlacementGroup]:
+    """Creates groups like those of the required workers and of their data."""
+    gang = [bundle_resources(workers)] * workers.required_workers
+    labels = [workers.label_selector] * len(gang)
+    groups = [placement_group(gang, workers.placement_strategy, bundle_label_selector=labels)]
+    if bundles := data_bundles(workers):
+        labels = [workers.data_label_selector] * len(bundles)
+        groups.append(placement_group(bundles, bundle_label_selector=labels))
+    return groups
 
 
 def _count_fitting_workers(workers: WorkersConfig, cluster: list[dict[str, float]]) -> int:

@@ -201,7 +201,13 @@ def _score_with_actors(
     num_actors = min(workers.num_scoring_actors or workers.num_workers, len(chunks))
     min_actors = workers.min_workers and min(workers.min_workers, num_actors)
     num_cpus = workers.num_data_cpus * num_actors / workers.num_workers
-    pool = replace(workers, num_workers=num_actors, min_workers=min_actors, num_data_cpus=num_cpus)
+    pool = replace(
+        workers,
+        num_workers=num_actors,
+        min_workers=min_actors,
+        num_data_cpus=num_cpus,
+        data_label_selector={},
+    )
     check_plan(pool, allow_gpu_sharing=True)
     check_shared([*run.files.paths, run.ranker], run.folder)
     # Nothing here waits for a CPU while the actors hold all of them: the blocks are made by this

@@ -34,7 +34,7 @@ from as2ray.distributed.cluster import (
     set_start_timeout,
 )
 from as2ray.distributed.ingest import RayBatchSource
-from as2ray.distributed.plan import check_plan
+from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.tables.parquet import ParquetTable
@@ -79,9 +79,10 @@ def train_on_ray(
     store = _RayTrainCheckpointStore(
         run_folder, workers.resume_interval_s, workers.preemption_check_steps, bool(callbacks)
     )
+    loop_config = {"job": job, "folder": str(folder), "workers": workers, "store": store}
     trainer = TorchTrainer(
         _train_worker,
-        train_loop_config={"job": job, "folder": str(folder), "workers": workers, "store": store},
+        train_loop_config=loop_config,
         scaling_config=ScalingConfig(
             num_workers=(workers.min_workers, workers.num_workers)
             if workers.min_workers
@@ -101,8 +102,9 @@ def train_on_ray(
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
     )
-    while not trainer.fit().return_value:
-        pass  # It stopped before a node was taken, and resumes on others.
+    with reserve_data_cpus(workers, str(folder)) as loop_config["data_group"]:
+        while not trainer.fit().return_value:
+            pass  # It stopped before a node was taken, and resumes on others.
     if run_folder != folder:
         with atomic_folder(selected) as copy:
             shutil.copytree(run_folder / BEST, copy, dirs_exist_ok=True)
@@ -138,11 +140,12 @@ def _train_worker(config: dict[str, Any]) -> bool:
     if ray.train.get_context().get_world_rank() == 0:
         record_placement_group(config["folder"])
     torch.set_num_threads(max(1, int(bundle_resources(workers).get("CPU", 1.0))))
+    num_cpus = workers.num_data_cpus / workers.num_workers
     return run_job(
         config["job"],
         config["folder"],
         config["store"],
-        lambda dataset: RayBatchSource(dataset, workers.num_data_cpus / workers.num_workers),
+        lambda dataset: RayBatchSource(dataset, num_cpus, config["data_group"]),
     )
 
 

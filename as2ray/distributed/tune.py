@@ -12,7 +12,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from optuna.study import StudyDirection
 from ray import tune
 from ray.exceptions import RayError
 from ray.tune.integration.ray_train import TuneReportCallback
-from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
@@ -37,7 +37,7 @@ from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob
-from as2ray.training.tracking import read_metrics
+from as2ray.training.tracking import calling_at_end, end_run, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def search_training(
     Args:
         create_job: Creates the training run of a choice.
         space: Samples parameters from an Optuna trial (define-by-run).
-        folder: Folder as in `search_scores`, with TensorBoard's files of each trial.
+        folder: Folder as in `search_scores`.
         workers: Resources of each trial; with `num_workers=0` it trains in its own process.
         num_trials: Number of trials.
         grace_epochs: Epochs before a trial may be stopped; at least its warm-up.
@@ -178,15 +178,17 @@ def search_training(
         SearchError: All trials failed.
         KeyboardInterrupt: The search was interrupted.
     """
-    search = _Search(Path(folder).resolve(), {SELECTION_METRIC: "max"}, num_trials, workers)
+    folder = Path(folder).resolve()
+    search = _Search(folder, {SELECTION_METRIC: "max"}, num_trials, workers, create_job)
 
     def run(params: dict[str, Any]) -> None:
-        run_folder = search.run_folder(tune.get_context().get_trial_name())
-        job = create_job(params)
+        name = tune.get_context().get_trial_name()
+        run_folder, job = search.run_folder(name), search.trial_job(name, params)
         if workers.num_workers:
             from as2ray.distributed.train import train_on_ray
 
-            train_on_ray(job, run_folder, workers, [_TuneReport()])
+            with calling_at_end(partial(end_run, job.tracking, job.run)):
+                train_on_ray(job, run_folder, workers, [_TuneReport()])
         else:
             from as2ray.training.run_job import run_job
 
@@ -227,6 +229,8 @@ class _Search:
     num_trials: int
     workers: WorkersConfig | None = None
     """Workers of each trial, if trials train."""
+    create_job: Callable[[Mapping[str, Any]], TrainingJob] | None = None
+    """Creates the training run of each trial, if trials train."""
 
     @property
     def scratch(self) -> Path:
@@ -236,6 +240,12 @@ class _Search:
     def run_folder(self, name: str) -> Path:
         """Returns the folder of a trial's training run."""
         return self.scratch / "runs" / name
+
+    def trial_job(self, name: str, params: Mapping[str, Any]) -> TrainingJob:
+        """Returns the training run of a trial."""
+        assert self.create_job is not None  # trials train
+        job = self.create_job(params)
+        return replace(job, run=job.run.with_defaults(self.folder).trial(name, params))
 
     def run(
         self,
@@ -294,7 +304,7 @@ class _Search:
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=MAX_TRIAL_FAILURES),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                    callbacks=[_SearchLog(self), *([TBXLoggerCallback()] if scheduler else [])],
+                    callbacks=[_SearchLog(self)],
                 ),
             )
         try:
@@ -357,7 +367,7 @@ class _Search:
             release_placement_group(path.parent)
 
     def _write_reports(self, trials: list[Trial]) -> None:
-        """Writes the table of trials as CSV and as Markdown, TensorBoard's files and plots."""
+        """Writes the table of trials as CSV and as Markdown, and plots."""
         from as2ray.evaluation.report import markdown_table
 
         rows = [
@@ -373,10 +383,6 @@ class _Search:
             writer.writerows(rows)
         cells = [[_format(row.get(name, "")) for name in columns] for row in rows]
         (self.folder / "search.md").write_text(markdown_table(columns, cells) + "\n")
-        for path in (self.scratch / "tune").glob("*/events.out.tfevents.*"):
-            copy = self.folder / "tensorboard" / path.parent.name / path.name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, copy)
         storage = JournalStorage(_Journal(str(self.folder / JOURNAL)))
         _draw(optuna.load_study(study_name=STUDY, storage=storage), self.folder)
 
@@ -474,6 +480,9 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
         if state == "running":
             return
         release_placement_group(self.search.run_folder(str(tune_trial)))
+        if state == "stopped" and self.search.create_job:
+            job = self.search.trial_job(trial.name, trial.params)
+            end_run(job.tracking, job.run, "KILLED")
         logger.info(
             trial.describe(self.search.num_trials, _is_best(trial, others, self.search.modes))
         )

@@ -27,6 +27,9 @@ class WorkersConfig:
     num_data_cpus: PositiveFloat = 1.0
     """CPUs for reading, tokenizing and packing, for all workers together. Every worker reserves its
     share of them on its node, so that a run gets all that it needs at once, or waits."""
+    data_label_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of other nodes that read, tokenize and pack for training, such as `{"pool": "cpu"}`.
+    Runs reserve `num_data_cpus` there before their workers, so no worker may fit on these nodes."""
     num_scoring_actors: PositiveInt | None = None
     """Actors that score a table, each with a worker's resources; by default as many as workers."""
     accelerator_type: str | None = None
@@ -83,11 +86,14 @@ class WorkersConfig:
 def bundle_resources(workers: WorkersConfig) -> dict[str, float]:
     """Returns what Ray reserves for a worker: its own resources and its share of data's CPUs.
 
-    Ray counts in ten-thousandths. The share is rounded down, or three thirds would exceed a whole.
+    With `data_label_selector` the share is reserved elsewhere (see `data_bundles`). Ray counts in
+    ten-thousandths. The share is rounded down, or three thirds would exceed a whole.
     """
-    num_cpus = workers.cpus_per_worker + workers.num_data_cpus / max(1, workers.num_workers)
+    num_cpus = workers.cpus_per_worker
+    if not workers.data_label_selector:
+        num_cpus += _data_share(workers)
     bundle = {
-        "CPU": math.floor(round(num_cpus * 10_000, 3)) / 10_000,
+        "CPU": _round_down(num_cpus),
         "GPU": workers.gpus_per_worker,
         f"accelerator_type:{workers.accelerator_type}": 0.001 if workers.accelerator_type else 0.0,
     }
@@ -97,4 +103,21 @@ def bundle_resources(workers: WorkersConfig) -> dict[str, float]:
 def gang_resources(workers: WorkersConfig) -> dict[str, float]:
     """Returns what Ray reserves, all or nothing, before a run starts."""
     bundle = bundle_resources(workers)
-    return {name: workers.required_workers * amount for name, amount in bundle.items()}
+    gang = {name: workers.required_workers * amount for name, amount in bundle.items()}
+    for data_bundle in data_bundles(workers):
+        gang["CPU"] = gang.get("CPU", 0.0) + data_bundle["CPU"]
+    return gang
+
+
+def data_bundles(workers: WorkersConfig) -> list[dict[str, float]]:
+    """Returns what Ray reserves on other nodes for the data of each worker; nothing by default."""
+    num_bundles = workers.num_workers if workers.data_label_selector else 0
+    return [{"CPU": _round_down(_data_share(workers))}] * num_bundles
+
+
+def _data_share(workers: WorkersConfig) -> float:
+    return workers.num_data_cpus / max(1, workers.num_workers)
+
+
+def _round_down(num_cpus: float) -> float:
+    return math.floor(round(num_cpus * 10_000, 3)) / 10_000

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +16,7 @@ from as2ray.experiments.executor import Backend, SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
+from as2ray.training.tracking import RunDescription, TrackingConfig, closing, create_servers
 
 R = TypeVar("R")
 
@@ -70,9 +70,15 @@ class Pipeline(Generic[R]):
         """
         experiment, place = self.prepare(recipe, output, data_dirs or {}, store)
 
+        title = getattr(recipe, "title", Path(output).name)
+        tracking = getattr(recipe, "tracking", TrackingConfig())
+
+        def report(finished: Finished) -> None:
+            self.report(recipe, finished)
+            log_reports(tracking, title, finished.output)
+
         def run_on(backend: Backend) -> Finished:
-            report = partial(self.report, recipe)
-            return run_experiment(experiment, output, place, backend, report, fail_fast)
+            return run_experiment(experiment, output, place, backend, report, fail_fast, title)
 
         if not workers.num_workers:
             return run_on(SequentialBackend(place, workers))
@@ -97,6 +103,17 @@ class Pipeline(Generic[R]):
                 return
             settings = {n: getattr(options, n) for n in ("store", "max_parallel", "fail_fast")}
             self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
+
+
+def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:
+    """Stores the reports in MLflow or Weights & Biases, in one run of each output folder."""
+    key, folder = f"{output} reports", str(output)
+    run = RunDescription("reports", title, key, folder=folder, is_reopened=True)
+    trackers = create_servers(tracking, run)
+    with closing(trackers):
+        for path in sorted(path for path in output.iterdir() if path.is_file()):
+            for tracker in trackers:
+                tracker.log_file(path)
 
 
 @contextmanager

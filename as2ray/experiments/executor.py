@@ -4,7 +4,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import As2rayError
 from as2ray.experiments.stage import (
+    Label,
     Result,
     Stage,
     StageContext,
@@ -36,7 +37,11 @@ class ExperimentError(As2rayError):
 
 
 def execute(
-    stage: Stage, inputs: Mapping[Stage, Result], store: Store, workers: WorkersConfig
+    stage: Stage,
+    inputs: Mapping[Stage, Result],
+    store: Store,
+    workers: WorkersConfig,
+    label: Label = Label(),  # noqa: B008
 ) -> Result:
     """Runs a stage unless the store has it; the same in this process and in a task of Ray.
 
@@ -45,6 +50,7 @@ def execute(
         inputs: Results of all stages that it builds on.
         store: Where its files and its manifest go.
         workers: Part of the cluster that it may use.
+        label: What the experiment calls it.
     """
     fingerprints = {each: result.fingerprint for each, result in inputs.items()}
     digest = stage.digest(fingerprints)
@@ -55,7 +61,7 @@ def execute(
         folder = store.work_folder(stage.kind, digest)
         folder.mkdir(parents=True, exist_ok=True)
         started_at = time.perf_counter()
-        outputs = stage.run(StageContext(folder, inputs, store, workers))
+        outputs = stage.run(StageContext(folder, inputs, store, workers, label))
         result = Result(stage.kind, digest, plain(outputs or {}))
         manifest = {
             "inputs": stage.identity(fingerprints),
@@ -66,13 +72,13 @@ def execute(
             "workers": plain(workers),
             "command": sys.argv,
             "packages": _packages(),
-            "git_commit": _git_commit(),
+            "git_commit": git_commit(),
         }
         if is_held():
             store.commit(stage.kind, digest, manifest)
             return result
     # Another process has taken the stage over, and this one waits for its result.
-    return execute(stage, inputs, store, workers)
+    return execute(stage, inputs, store, workers, label)
 
 
 class Backend(Protocol):
@@ -87,7 +93,7 @@ class Backend(Protocol):
     def admits(self, stage: Stage, running: Sequence[Stage]) -> bool:
         """Returns whether a stage may start beside those that run."""
 
-    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result], label: Label) -> Any:
         """Starts a stage; returns a handle to wait for."""
 
     def wait(self, handles: Sequence[Any]) -> Any:
@@ -112,9 +118,9 @@ class SequentialBackend:
         """See `Backend`."""
         return not running
 
-    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result], label: Label) -> Any:
         """See `Backend`."""
-        return partial(execute, stage, inputs, self.store, self.workers)
+        return partial(execute, stage, inputs, self.store, self.workers, label)
 
     def wait(self, handles: Sequence[Any]) -> Any:
         """See `Backend`."""
@@ -157,6 +163,8 @@ def run_graph(
     backend: Backend,
     names: Mapping[Stage, str] | None = None,
     fail_fast: bool = False,
+    title: str = Label.experiment,
+    on_open: Callable[[Stage, str], None] = lambda stage, digest: None,
 ) -> GraphRun:
     """Runs all stages that the targets need and the store does not have.
 
@@ -169,6 +177,8 @@ def run_graph(
         backend: Where they run.
         names: Names of stages, for the log.
         fail_fast: Whether no further stage starts after the first failure.
+        title: Title of the recipe.
+        on_open: Called with a stage and its digest when it starts, or is found in the store.
 
     Raises:
         As2rayError: A source of a complete stage has changed, or a stage cannot run; nothing has
@@ -178,6 +188,7 @@ def run_graph(
     run = GraphRun(store.find_all(everything))
     for stage, result in run.results.items():
         stage.verify(result)
+        on_open(stage, result.digest)
     stages = [stage for stage in everything if stage not in run.results]
     for stage in stages:
         check_stage(stage, run.results, names)
@@ -199,7 +210,9 @@ def run_graph(
             log.info("%s: started", _name(stage, names))
             # All that it builds on: a stage may read the inputs of its inputs.
             inputs = {each: run.results[each] for each in sorted_stages(stage.inputs)}
-            running[backend.submit(stage, inputs)] = stage
+            on_open(stage, stage.digest({each: inputs[each].fingerprint for each in inputs}))
+            label = Label(title, names.get(stage, ""))
+            running[backend.submit(stage, inputs, label)] = stage
         if not running:
             break
         handle = backend.wait(list(running))
@@ -240,7 +253,7 @@ def _packages() -> dict[str, str]:
 
 
 @cache
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Returns the commit of the code, with `+` if files differ from it; None without git."""
     git = ["git", "-C", str(Path(__file__).parent)]
     describe = [*git, "describe", "--always", "--abbrev=12", "--dirty=+"]

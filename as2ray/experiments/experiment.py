@@ -11,7 +11,7 @@ from as2ray.errors import StaleStageError
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.experiments.executor import Backend, GraphRun, run_graph
 from as2ray.experiments.rankers import load_evaluation
-from as2ray.experiments.stage import Outputs, Stage, sorted_stages
+from as2ray.experiments.stage import Label, Outputs, Stage, sorted_stages
 from as2ray.experiments.store import LINKS, Store
 from as2ray.tables.atomic import atomic_file
 
@@ -117,8 +117,11 @@ def run_experiment(
     backend: Backend,
     report: Callable[[Finished], None],
     fail_fast: bool = False,
+    title: str = Label.experiment,
 ) -> Finished:
     """Runs what the store does not have, links it under its names, and writes the reports.
+
+    A stage is linked when it starts, so that TensorBoard finds the files of running stages.
 
     Args:
         experiment: Its stages and evaluations.
@@ -127,6 +130,7 @@ def run_experiment(
         backend: Where they run.
         report: Writes the reports of what is complete.
         fail_fast: Whether no further stage starts after the first failure.
+        title: Title of the recipe.
 
     Raises:
         StaleStageError: The output shows another recipe's stage under one of the names.
@@ -134,11 +138,22 @@ def run_experiment(
     """
     output = Path(output).resolve()
     _check_same_recipe(experiment, output)
-    run = run_graph(experiment.targets, store, backend, experiment.names(), fail_fast)
-    _write_links(experiment, output, run, store)
+
+    def link(stage: Stage, digest: str) -> None:
+        for name in [n for n, each in experiment.stages.items() if each == stage]:
+            if store.is_local:
+                path = output / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                folder = store.work_folder(stage.kind, digest)
+                path.symlink_to(os.path.relpath(folder, path.parent))
+
+    names = experiment.names()
+    run = run_graph(experiment.targets, store, backend, names, fail_fast, title, link)
+    _write_links(experiment, output, run)
     finished = Finished(experiment, run, store, output)
     report(finished)
-    run.raise_failures(experiment.names())
+    run.raise_failures(names)
     return finished
 
 
@@ -186,18 +201,13 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path.removeprefix("."): value}
 
 
-def _write_links(experiment: Experiment, output: Path, run: GraphRun, store: Store) -> None:
-    """Writes which stage stands for each name, and on a disk a symbolic link to its folder."""
+def _write_links(experiment: Experiment, output: Path, run: GraphRun) -> None:
+    """Writes which complete stage stands for each name."""
     output.mkdir(parents=True, exist_ok=True)
     links, identities = _read_links(output), _identities(experiment)
     for name, stage in experiment.stages.items():
         if not (result := run.results.get(stage)):
             continue
         links[name] = {"kind": stage.kind, "digest": result.digest, "inputs": identities[stage]}
-        if store.is_local:
-            link = output / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(store.fetch(result), link.parent))
     with atomic_file(output / LINKS) as temporary:
         temporary.write_text(json.dumps(links, indent=2) + "\n")

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from as2ray.data.packed_dataset import ORDER_VERSION
 from as2ray.distributed.score import ScoreKind, read_scores, score_table
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
+from as2ray.experiments.executor import git_commit
 from as2ray.experiments.recipe import LossSpec, Recipe
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
@@ -27,7 +29,7 @@ from as2ray.tables.trec import write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import RunDescription, TrackingConfig, calling_at_end, end_run
 
 RANKER = "ranker"
 """Folder of the checkpoint in a stage that makes a ranker, whatever its kind."""
@@ -114,22 +116,36 @@ class TrainedRanker(Stage):
             loss=self.loss,
             teacher_logits=tuple(paths(logits) for logits in self.teacher_logits),
             tracking=self.tracking,
+            run=self._describe_run(context),
         )
+
+    def _describe_run(self, context: StageContext) -> RunDescription:
+        """Returns what trackers show of the run."""
+        label, digest = context.label, context.output.name
+        tags = {
+            "recipe": label.experiment,
+            "run": label.name.rpartition("/")[2].partition("-seed")[0],
+            "seed": str(self.training.seed),
+            "digest": digest,
+            "commit": git_commit() or "unknown",
+        }
+        key = f"{context.store.uri}/{self.kind}/{digest}"
+        name, folder = label.name or digest, str(context.output)
+        return RunDescription(name, label.experiment, key, folder=folder, tags=tags)
 
     def num_epochs(self, num_questions: float) -> int:
         """Returns the number of epochs on tables with this number of questions."""
         return self.training.epochs
 
     def run(self, context: StageContext) -> Outputs:
-        """Trains; keeps the selected checkpoint, the metrics and TensorBoard's files."""
+        """Trains; keeps the selected checkpoint, the metrics and the files of trackers."""
         from as2ray.distributed.train import train_on_ray
 
-        run_folder, output = context.scratch / "run", context.output
-        selected = train_on_ray(self.job(context), run_folder, context.workers)
+        run_folder, output, job = context.scratch / "run", context.output, self.job(context)
+        with calling_at_end(partial(end_run, job.tracking, job.run)):
+            selected = train_on_ray(job, run_folder, context.workers)
         copy_ranker(selected, output)
         shutil.copy(run_folder / METRICS, output)
-        if (run_folder / "tensorboard").exists():
-            shutil.copytree(run_folder / "tensorboard", output / "tensorboard", dirs_exist_ok=True)
         progress = json.loads((selected.parent / STATE_FILE).read_text())
         return {**self.outputs(context), "precision": progress["precision"]}
 

@@ -12,7 +12,7 @@ from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
 from as2ray.distributed.plan import check_plan, node_resources
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.experiments.executor import execute
-from as2ray.experiments.stage import Result, Stage
+from as2ray.experiments.stage import Label, Result, Stage
 from as2ray.experiments.store import Store
 
 MAX_RETRIES = 3
@@ -70,7 +70,7 @@ class RayBackend:
         device = {"CPU": self.workers.cpus_per_worker, "GPU": self.workers.gpus_per_worker}
         return {"cpu": {"CPU": 1.0}, "device": device}.get(stage.RESOURCES, {})
 
-    def submit(self, stage: Stage, inputs: Mapping[Stage, Result]) -> Any:
+    def submit(self, stage: Stage, inputs: Mapping[Stage, Result], label: Label) -> Any:
         """See `Backend`."""
         resources = self._task_resources(stage)
         task = ray.remote(max_retries=MAX_RETRIES)(execute).options(
@@ -80,7 +80,7 @@ class RayBackend:
             label_selector=self.workers.driver_label_selector or None,
             runtime_env={"env_vars": WORKER_ENVIRONMENT},
         )
-        return task.remote(stage, inputs, self.store, self.workers)
+        return task.remote(stage, inputs, self.store, self.workers, label)
 
     def wait(self, handles: Sequence[Any]) -> Any:
         """See `Backend`."""

@@ -13,7 +13,7 @@ from as2ray.errors import lookup
 from as2ray.experiments.rankers import METRICS, RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.training.config import SELECTION_METRIC
-from as2ray.training.tracking import read_metrics
+from as2ray.training.tracking import closing, create_servers, read_metrics
 from tune_spaces import TRAINING_SPACES
 
 
@@ -68,10 +68,11 @@ class TunedRanker(TrainedRanker):
         from as2ray.distributed.cluster import ray_session
         from as2ray.distributed.tune import search_training
 
-        space, search = TRAINING_SPACES[self.search.space], self.search
-        with ray_session():
+        space, search, job = TRAINING_SPACES[self.search.space], self.search, self.job(context)
+        trackers = create_servers(job.tracking, job.run)
+        with closing(trackers), ray_session():
             result = search_training(
-                partial(space.apply_params, student=self.job(context)),
+                partial(space.apply_params, student=job),
                 space.suggest,
                 context.output,
                 context.workers,
@@ -79,7 +80,11 @@ class TunedRanker(TrainedRanker):
                 self.grace_epochs,
                 search.seed,
             )
-        copy_ranker(result.ranker, context.output)
+            copy_ranker(result.ranker, context.output)
+            for tracker in trackers:
+                tracker.log(0, {SELECTION_METRIC: result.value})
+                for path in sorted(p for p in context.output.iterdir() if p.is_file()):
+                    tracker.log_file(path)
         shutil.copy(result.run_folder / METRICS, context.output)
         return {
             **self.outputs(context),

@@ -38,6 +38,16 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Label:
+    """What an experiment calls a stage, which is not part of its identity."""
+
+    experiment: str = "as2ray"
+    """Title of the recipe."""
+    name: str = ""
+    """Name of the stage in the output folder."""
+
+
+@dataclass(frozen=True)
 class StageContext:
     """What a stage is given when it runs."""
 
@@ -47,6 +57,7 @@ class StageContext:
     """Results of all stages that it builds on."""
     store: "Store"
     workers: "WorkersConfig"
+    label: Label = Label()
 
     @property
     def scratch(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +26,20 @@ class StepContext:
     """Optimizer steps of the run."""
     seed: int = 0
     """Seed of the run."""
-    num_exits: int = 0
-    """Exits of the ranker; 0 for a ranker without exits."""
+    exit_layers: tuple[int, ...] = ()
+    """Layers below each exit of the ranker; empty for a ranker without exits."""
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """Parts of the losses that were computed with this context, by name; they are logged."""
+
+    @property
+    def num_exits(self) -> int:
+        """Exits of the ranker; 0 for a ranker without exits."""
+        return len(self.exit_layers)
+
+    def add_part(self, name: str, value: Tensor) -> None:
+        """Adds to a part of the loss, summed over the examples of a batch."""
+        value = value.detach()
+        self.parts[name] = self.parts[name] + value if name in self.parts else value
 
     @property
     def rng(self) -> np.random.Generator:
@@ -46,7 +58,8 @@ class Loss(ABC):
     def compute(self, output: Any, targets: Targets, context: StepContext) -> Tensor:
         """Computes the loss *summed* over the examples of a batch.
 
-        The trainer divides by the global batch size, however many workers share the batch.
+        The trainer divides by the global batch size, however many workers share the batch. A loss
+        of several parts also adds each to the context, for the log.
 
         Args:
             output: What the model returns, usually logits.

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from as2ray.errors import ConfigError, TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pointwise import cross_entropy
+from as2ray.outputs import output_names
 from as2ray.tables.schema import TEACHER_LOGITS
 
 if TYPE_CHECKING:
@@ -73,16 +74,23 @@ class DistillationLoss(Loss):
         if self.teacher_index is not None:
             teachers = [teachers[self.teacher_index]]
         weights = self.head_weights or [1.0] * len(heads)
-        terms = [
-            weight * self._head_loss(head, teacher, targets)
-            for head_index, (head, weight) in enumerate(zip(heads, weights))
-            for teacher in self._select_teachers(head_index, context.step, teachers)
-        ]
-        terms += [
-            self._head_loss(classifier, teacher, targets) / len(teachers)
-            for classifier in outputs[:num_classifiers]
-            for teacher in teachers
-        ]
+        names = output_names(context.exit_layers, len(outputs))
+        terms: list[Tensor] = []
+
+        def add_term(index: int, teacher: Tensor, weight: float, count: int) -> None:
+            hard, soft = self._head_losses(outputs[index], teacher, targets)
+            terms.append(weight * (hard + soft) / count)
+            context.add_part("hard", weight / count * hard)
+            context.add_part("soft", weight / count * soft)
+            if names[index]:
+                context.add_part(names[index], terms[-1])
+
+        for head_index, weight in enumerate(weights):
+            for teacher in self._select_teachers(head_index, context.step, teachers):
+                add_term(num_classifiers + head_index, teacher, weight, 1)
+        for index in range(num_classifiers):
+            for teacher in teachers:
+                add_term(index, teacher, 1.0, len(teachers))
         return torch.stack(terms).sum()
 
     def check_counts(self, num_ranking_heads: int, num_teachers: int) -> None:
@@ -118,8 +126,10 @@ class DistillationLoss(Loss):
         is_round_robin = self.teacher_assignment == "round_robin"
         return [teachers[step % len(teachers) if is_round_robin else head_index]]
 
-    def _head_loss(self, student: Tensor, teacher: Tensor, targets: Targets) -> Tensor:
-        """Computes equation 1 for the logits of one head and one teacher."""
+    def _head_losses(
+        self, student: Tensor, teacher: Tensor, targets: Targets
+    ) -> tuple[Tensor, Tensor]:
+        """Computes both terms of equation 1 for the logits of one head and one teacher."""
         from torch.nn import functional
 
         tau = self.temperature
@@ -131,7 +141,7 @@ class DistillationLoss(Loss):
         soft_loss = functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
         scale = 1.0 if self.unscaled_soft_loss and self.alpha == 0.0 else tau**2
         hard_loss = cross_entropy(student, targets)
-        return self.alpha * hard_loss + (1.0 - self.alpha) * scale * soft_loss
+        return self.alpha * hard_loss, (1.0 - self.alpha) * scale * soft_loss
 
 
 def _read_teacher_logits(targets: Targets) -> Sequence[Tensor]:

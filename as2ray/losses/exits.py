@@ -16,6 +16,7 @@ import numpy as np
 from as2ray.errors import TrainingError
 from as2ray.losses.base import Loss, StepContext, Targets
 from as2ray.losses.pointwise import cross_entropy
+from as2ray.outputs import output_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,16 +72,15 @@ class ExitLoss(Loss):
         return {"exit_indices": self.sampler(context)}
 
     def compute(self, output: Tensor, targets: Targets, context: StepContext) -> Tensor:
-        """Computes `exit_cross_entropy` of the exits that were run."""
-        return exit_cross_entropy(output, targets)
+        """Computes the cross entropy summed over the batch and over the exits that were run.
 
-
-def exit_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
-    """Computes the cross entropy summed over the batch and over exits.
-
-    Args:
-        logits: Shape [sequences, exits, 2].
-        targets: `label`, 0 or 1, shape [sequences].
-    """
-    losses = [cross_entropy(exit_logits, targets) for exit_logits in logits.unbind(1)]
-    return sum(losses[1:], losses[0])
+        Args:
+            output: Logits of each exit or head, shape [sequences, outputs, 2].
+            targets: `label`, 0 or 1, shape [sequences].
+            context: The step.
+        """
+        losses = [cross_entropy(logits, targets) for logits in output.unbind(1)]
+        exit_layers = [context.exit_layers[index] for index in self.sampler(context)]
+        for name, loss in zip(output_names(exit_layers, len(losses)), losses):
+            context.add_part(name, loss)
+        return sum(losses[1:], losses[0])

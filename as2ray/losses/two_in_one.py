@@ -60,7 +60,7 @@ class TwoInOneLoss(Loss):
             targets: `passage_label` [passages] and `label` [sentences], 0 or 1; `window`
                 [sentences], the number of each sentence's passage in the batch; for L_ans
                 `answer_first` and `answer_last` [sentences], token positions in the batch, or -1.
-            context: The step; not used.
+            context: The step.
         """
         import torch
 
@@ -71,24 +71,28 @@ class TwoInOneLoss(Loss):
         heads = [passage_scores, sentence_scores]
         if output.span_logits is not None:
             heads.append(output.span_logits.float())
-        terms = [torch.stack([head.sum() for head in heads]).sum() * 0.0]
+        zero = torch.stack([head.sum() for head in heads]).sum() * 0.0
+        terms: dict[str, Tensor] = {}
         if self.passage_loss:
-            terms.append((passage_scores - _to_signed_labels(passage_label)).square().sum())
+            errors = (passage_scores - _to_signed_labels(passage_label)).square()
+            terms["passage"] = errors.sum()
         if self.sentence_loss:
             errors = (sentence_scores - _to_signed_labels(targets["label"])).square()
             if self.mean_over_sentences:
                 num_sentences = torch.bincount(passage_index, minlength=len(passage_scores))
                 errors = errors / num_sentences[passage_index]
-            terms.append(errors.sum())
+            terms["sentence"] = errors.sum()
         if self.consistency_loss:
             lowest = torch.full_like(passage_scores, -torch.inf)
             max_scores = lowest.scatter_reduce(0, passage_index, sentence_scores, "amax")
-            terms.append((passage_scores - max_scores).square().sum())
+            terms["consistency"] = (passage_scores - max_scores).square().sum()
         if self.similarity_loss:
-            terms.append(self._compute_similarity_loss(output, targets, passage_index))
+            terms["similarity"] = self._compute_similarity_loss(output, targets, passage_index)
         if self.answer_loss:
-            terms.append(_compute_answer_loss(output, targets))
-        return torch.stack(terms).sum()
+            terms["answer"] = _compute_answer_loss(output, targets)
+        for name, term in terms.items():
+            context.add_part(name, term)
+        return torch.stack([zero, *terms.values()]).sum()
 
     def _compute_similarity_loss(
         self, output: PassageOutput, targets: Targets, passage_index: Tensor

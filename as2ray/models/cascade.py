@@ -283,6 +283,17 @@ class CascadeRanker(MultiStageRanker):
         logits = self(batch, exit_indices).split([head.num_outputs for head in heads], 1)
         return torch.stack([head.score(part) for head, part in zip(heads, logits)], 1)
 
+    @property
+    def num_outputs(self) -> int:
+        """Exits, and heads of the last exit."""
+        return sum(head.num_outputs for head in self.network.heads)
+
+    def predict_outputs(self, batch: PackedBatch) -> Tensor:
+        """See `PackedRanker`."""
+        logits, last_head = self(batch), self.network.heads[-1]
+        score = last_head.score(logits[:, -last_head.num_outputs :])
+        return torch.cat([positive_probability(logits), score[:, None]], 1)
+
     def predict_heads(self, sequences: TokenSequences) -> np.ndarray:
         """Returns the score of each output of the last exit; float32, shape [pairs, outputs]."""
         last_index = [len(self.exit_layers) - 1]

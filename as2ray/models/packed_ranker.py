@@ -29,6 +29,18 @@ class PackedRanker(Ranker):
         """Returns the probability of being an answer without dropping, shape [sequences]."""
         return positive_probability(self(batch))
 
+    @property
+    def num_outputs(self) -> int:
+        """Exits and heads of a ranker that has several; 0 for others."""
+        return 0
+
+    def predict_outputs(self, batch: PackedBatch) -> Tensor:
+        """Returns the probabilities of all exits and heads, if there are several, then the score.
+
+        Nothing is dropped. Shape [sequences, outputs + 1].
+        """
+        return self.predict_batch(batch)[:, None]
+
     def predict_stages(self, batch: PackedBatch) -> Tensor:
         """Returns scores of stages without dropping, shape [sequences, stages]."""
         return self.predict_batch(batch)[:, None]
@@ -58,6 +70,16 @@ class PackedRanker(Ranker):
             float32, shape [rows].
         """
         return self._predict_by_row(batches, (num_rows,), self.predict_batch)
+
+    def predict_all_outputs(self, batches: Iterable[PackedBatch], num_rows: int) -> np.ndarray:
+        """Returns `predict_outputs` by row; float32, shape [rows, outputs + 1].
+
+        Args:
+            batches: Packed batches, as in `predict_scores`.
+            num_rows: Number of rows; a row that is in no batch is NaN.
+        """
+        shape = (num_rows, self.num_outputs + 1)
+        return self._predict_by_row(batches, shape, self.predict_outputs)
 
     def predict_exits(self, questions: Sequence[str], candidates: Sequence[str]) -> np.ndarray:
         """Returns the scores of every stage without dropping; float32, shape [pairs, stages]."""

@@ -53,6 +53,7 @@ class BatchQueue:
         max_batch_tokens: Token budget of a batch. A larger request is ranked alone.
         max_queued_tokens: Requests beyond it are rejected, unless the queue is empty.
         num_workers: Batches that are ranked at the same time.
+        on_change: Called with the queue after requests have entered or left it.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class BatchQueue:
         max_batch_tokens: int,
         max_queued_tokens: int,
         num_workers: int = 1,
+        on_change: "Callable[[BatchQueue], None]" = lambda queue: None,
     ) -> None:
-        self.rank_batch, self.num_workers = rank_batch, num_workers
+        self.rank_batch, self.num_workers, self.on_change = rank_batch, num_workers, on_change
         self.max_batch_tokens, self.max_queued_tokens = max_batch_tokens, max_queued_tokens
         self.queue: deque[QueuedRequest] = deque()
         self.queued_tokens = 0
@@ -71,6 +73,11 @@ class BatchQueue:
         self._running_batches = 0
         # A pool of its own: every thread that ranks keeps its own OpenMP threads.
         self._executor = ThreadPoolExecutor(num_workers, "rank")
+
+    @property
+    def fill_level(self) -> float:
+        """How full the queue is, from 0 to 1."""
+        return min(1.0, self.queued_tokens / self.max_queued_tokens)
 
     async def submit(self, request: TokenizedRequest, timeout_s: float) -> RerankResult:
         """Queues a request and waits for its result.
@@ -87,6 +94,7 @@ class BatchQueue:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.queue.append(QueuedRequest(request, time.monotonic() + timeout_s, future))
         self.queued_tokens += request.num_tokens
+        self.on_change(self)
         if len(self._workers) < self.num_workers:
             self._workers.add(asyncio.create_task(self._run_worker()))
         outcome = await future
@@ -97,8 +105,9 @@ class BatchQueue:
     async def _run_worker(self) -> None:
         """Ranks batches until the queue is empty."""
         while self.queue:
-            fill_level = min(1.0, self.queued_tokens / self.max_queued_tokens)
+            fill_level = self.fill_level
             batch = self._next_batch()
+            self.on_change(self)
             if not batch:
                 continue
             self._running_batches += 1

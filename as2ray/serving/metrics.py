@@ -1,15 +1,19 @@
 """Metrics of the service for Prometheus, plotted by `serve_configs/grafana.json`."""
 
 import asyncio
+import sys
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http.client import HTTPException
+from itertools import pairwise
+from typing import get_args
 
 import ray
-from ray.serve.metrics import Counter, Histogram
+from ray.serve.metrics import Counter, Gauge, Histogram
 
-from as2ray.serving.types import RequestRecord
+from as2ray.serving.batch_queue import BatchQueue
+from as2ray.serving.types import ErrorCode, RequestRecord
 
 BUCKETS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 """Upper bounds of the histograms' buckets."""
@@ -22,8 +26,25 @@ LABELED_PATHS = (
 tries would fill Prometheus."""
 
 
+RAY_METRICS = frozenset(
+    {
+        "ray_serve_deployment_queued_queries",
+        "ray_serve_deployment_replica_healthy",
+        "ray_serve_autoscaling_target_replicas",
+        "ray_node_cpu_utilization",
+        "ray_node_mem_used",
+        "ray_node_gpus_utilization",
+        "ray_node_gram_used",
+    }
+)
+"""Ray's own metrics that the dashboard plots; those of GPUs exist on nodes with a GPU."""
+
+ZERO = sys.float_info.min
+"""Start of a counter: Ray exports no counter before its first increment, and none may be 0."""
+
+
 class ServiceMetrics:
-    """Counters and histograms of a gateway, each with its labels; Ray adds `ray_` to the names."""
+    """Metrics of a gateway or replica, each with its labels; Ray adds `ray_` to the names."""
 
     def __init__(self) -> None:
         self.requests = Counter("as2ray_requests", "Finished requests.", ("path", "status"))
@@ -32,20 +53,65 @@ class ServiceMetrics:
         )
         self.phase_seconds = Histogram(
             "as2ray_phase_seconds",
-            "Duration of a ranking's phases: tokenize, queue (waiting for a batch), inference.",
+            "Duration of a ranking's phases: tokenize, queue (waiting for a batch), inference; and "
+            "of load, which makes a model ready to rank.",
             BUCKETS_S,
             ("model", "phase"),
         )
         self.tokens = Counter("as2ray_tokens", "Ranked tokens.", ("model",))
-        self.candidates_scored = Counter(
-            "as2ray_candidates_scored",
-            "Candidates that each exit scored; `all` for a ranker without exits.",
+        self.candidates_exited = Counter(
+            "as2ray_candidates_exited",
+            "Candidates that left after each exit; `all` for a ranker without exits.",
             ("model", "exit_layer"),
         )
         self.load_shed = Counter(
             "as2ray_load_shed", "Rankings whose drop ratios were raised under load.", ("model",)
         )
         self.rejected = Counter("as2ray_rejected", "Requests with an error response.", ("code",))
+        self.queued_requests = Gauge("as2ray_queued_requests", "Requests that wait for a batch.")
+        self.queue_fill = Gauge(
+            "as2ray_queue_fill", "Queued tokens as a share of max_queued_tokens."
+        )
+        self.batches = Counter("as2ray_batches", "Ranked batches.")
+        self.batch_fill = Counter(
+            "as2ray_batch_fill", "Sum over batches of their tokens as a share of max_batch_tokens."
+        )
+        self.busy_seconds = Counter(
+            "as2ray_busy_seconds", "Seconds in which a replica ranked, averaged over its workers."
+        )
+
+    def start_gateway(self, models: Iterable[str]) -> None:
+        """Exports the counters of a gateway before its first request."""
+        for path in LABELED_PATHS:
+            self.requests.inc(ZERO, {"path": path, "status": "200"})
+        for code in get_args(ErrorCode):
+            self.rejected.inc(ZERO, {"code": code})
+        for model in models:
+            self.tokens.inc(ZERO, {"model": model})
+            self.load_shed.inc(ZERO, {"model": model})
+
+    def start_replica(self, queue: BatchQueue) -> None:
+        """Exports the counters and gauges of a replica before its first request."""
+        for counter in (self.batches, self.batch_fill, self.busy_seconds):
+            counter.inc(ZERO)
+        self.record_queue(queue)
+
+    def record_load(self, model: str, exit_layers: Sequence[int], duration_s: float) -> None:
+        """Counts a model that a replica has loaded."""
+        self.phase_seconds.observe(duration_s, {"model": model, "phase": "load"})
+        for layer in exit_layers or ("all",):
+            self.candidates_exited.inc(ZERO, {"model": model, "exit_layer": str(layer)})
+
+    def record_queue(self, queue: BatchQueue) -> None:
+        """Exports how full the queue of a replica is."""
+        self.queued_requests.set(len(queue.queue))
+        self.queue_fill.set(queue.fill_level)
+
+    def record_batch(self, num_tokens: int, duration_s: float, queue: BatchQueue) -> None:
+        """Counts a ranked batch."""
+        self.batches.inc()
+        self.batch_fill.inc(min(1.0, num_tokens / queue.max_batch_tokens))
+        self.busy_seconds.inc(duration_s / queue.num_workers)
 
     def record_request(self, record: RequestRecord) -> None:
         """Counts a finished request."""
@@ -61,9 +127,11 @@ class ServiceMetrics:
         for phase, duration_s in result.timings_s.items():
             self.phase_seconds.observe(duration_s, {**model, "phase": phase})
         self.tokens.inc(result.num_tokens, model)
-        counts = {str(layer): n for layer, n in zip(result.exit_layers, result.num_scored)}
-        for layer, count in (counts or {"all": len(result.ranking)}).items():
-            self.candidates_scored.inc(count, {**model, "exit_layer": layer})
+        num_scored = (*(result.num_scored or [len(result.ranking)]), 0)
+        for layer, (scored, kept) in zip(result.exit_layers or ["all"], pairwise(num_scored)):
+            if scored > kept:
+                labels = {**model, "exit_layer": str(layer)}
+                self.candidates_exited.inc(scored - kept, labels)
         if result.load_shed:
             self.load_shed.inc(1, model)
 
@@ -85,13 +153,13 @@ def _scrape(address: str) -> str:
 
 
 def merge_metrics(texts: Iterable[str]) -> str:
-    """Merges as2ray's metrics of several nodes, with all lines of a metric together."""
+    """Merges the dashboard's metrics of several nodes, with all lines of a metric together."""
     families: dict[str, dict[str, None]] = defaultdict(dict)
     for text in texts:
         family = ""
         for line in text.splitlines():
             if line.startswith("#"):
                 family = line.split(" ")[2]
-            if "_as2ray_" in family:
+            if "_as2ray_" in family or family in RAY_METRICS:
                 families[family][line] = None
     return "".join(f"{line}\n" for family in families.values() for line in family)

@@ -37,7 +37,8 @@ class CheckpointStore(Protocol):
     def save(self, checkpoint: Path | None) -> None:
         """Moves a resume state into the store, possibly in the background.
 
-        Every worker calls it, and only rank 0 passes a folder. When it returns, the resume state of
+        Every worker calls it. Rank 0 passes a folder, and of a sharded model the other ranks pass
+        theirs, with other files in the same subfolders. When it returns, the resume state of
         the call before is complete, whatever happens.
         """
 
@@ -76,13 +77,18 @@ class LocalCheckpointStore:
         return nullcontext(self._last if self._last.exists() else None)
 
     def save(self, checkpoint: Path | None) -> None:
-        """See `CheckpointStore`."""
-        if checkpoint is None:
+        """See `CheckpointStore`; all ranks must see the run's folder."""
+        from as2ray.training import parallel
+
+        parts = self.folder / ".last-parts"
+        if checkpoint is not None and parallel.get_rank() > 0:
+            _move_files(checkpoint, parts)
+        parallel.barrier()
+        if checkpoint is None or parallel.get_rank() > 0:
             return
         with atomic_folder(self._last, overwrite=True) as new_last:
-            for path in checkpoint.iterdir():
-                shutil.move(path, new_last)
-        checkpoint.rmdir()
+            for folder in filter(Path.exists, (checkpoint, parts)):
+                _move_files(folder, new_last)
 
     def report(self, metrics: Metrics) -> None:
         """Does nothing: no search listens."""
@@ -90,6 +96,12 @@ class LocalCheckpointStore:
     def is_node_leaving(self) -> bool:
         """Returns False: this machine stays."""
         return False
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """Moves the files of a folder into another one, which may have files of the same folders."""
+    shutil.copytree(source, target, copy_function=shutil.move, dirs_exist_ok=True)
+    shutil.rmtree(source)
 
 
 def hardlink_or_copy(source: str, target: str) -> None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from as2ray.losses import ConfigurableLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.training.config import TrainingConfig
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import RunDescription, TrackingConfig
 
 
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -52,6 +52,8 @@ class TrainingJob:
     teacher_logits: tuple[tuple[str, ...], ...] = ()
     """For each teacher, the folders of its stored logits, in the order of `train_tables`."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    run: RunDescription = field(default_factory=RunDescription)
+    """What trackers show of the run; `params` are the settings of this job."""
 
     @property
     def is_joint(self) -> bool:

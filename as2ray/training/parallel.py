@@ -6,11 +6,14 @@ Whoever starts the workers sets up the process group; without one there is a sin
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -75,6 +78,12 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
     yield
 
 
+def barrier() -> None:
+    """Waits for all workers."""
+    if get_world_size() > 1:
+        dist.barrier()
+
+
 def all_reduce_sum(value: Tensor) -> Tensor:
     """Sums a tensor over all workers, in place; returns it."""
     if get_world_size() > 1:
@@ -117,18 +126,58 @@ def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     set_model_state_dict(model, dict(state), options=FULL_STATE_OPTIONS)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether each worker holds a part of the weights and of the optimizer's state."""
+    return isinstance(model, FSDPModule)
+
+
+def save_optimizer_shards(model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
+    """Writes the state of the optimizer of a sharded model, of which nothing is gathered.
+
+    Args:
+        model: The model; every worker calls this.
+        optimizer: Its optimizer.
+        folder: Folder of this worker's part. The folders of all workers together are the state.
+    """
+    state = get_optimizer_state_dict(model, optimizer)
+    state_dict_saver.save(dict(state), storage_writer=FileSystemWriter(folder))
+
+
+def load_optimizer_shards(model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
+    """Loads a state that `save_optimizer_shards` wrote with any number of workers.
+
+    Args:
+        model: The model, which need not be sharded; every worker calls this.
+        optimizer: Its optimizer.
+        folder: Folder with the parts of all workers that wrote the state.
+    """
+    reader = FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    state: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+    values = state["state"].items()
+    state["state"] = {name: value for name, value in values if f"state.{name}.step" in saved}
+    state_dict_loader.load(state, storage_reader=reader)
+    _set_optimizer_state(model, optimizer, state, StateDictOptions(strict=False))
+
+
 def get_optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Returns the complete state of the optimizer on the CPU, by the names of the parameters."""
     return dict(get_optimizer_state_dict(model, optimizer, options=FULL_STATE_OPTIONS))
 
 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loads a complete state of the optimizer; parameters that it lacks have no state afterwards.
+    """Loads a complete state of the optimizer."""
+    _set_optimizer_state(model, optimizer, state, replace(FULL_STATE_OPTIONS, strict=False))
+
+
+def _set_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, state: dict[str, Any], options: StateDictOptions
+) -> None:
+    """Sets the state of the optimizer; parameters that it lacks have no state afterwards.
 
     AdamW creates a parameter's state with its first gradient, which a cascade's upper layers get
     later than its lower ones.
     """
-    options = replace(FULL_STATE_OPTIONS, strict=False)
     set_optimizer_state_dict(model, optimizer, state, options=options)
     for name, parameter in model.named_parameters():
         # DDP puts `module.` before every name.

@@ -20,8 +20,12 @@ from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, CheckpointStore, LocalCheckpointStore
 from as2ray.training.job import TrainingJob
+from as2ray.training.tracking import flatten
 from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
+
+LOGGED_SETTINGS = ("model", "train_tables", "eval_tables", "training", "loss", "teacher_logits")
+"""Fields of a job that trackers show as its parameters."""
 
 
 def run_job(
@@ -46,8 +50,9 @@ def run_job(
     device = (
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
+    settings = asdict(job)
     ranker = init_ranker(
-        **asdict(job.model),
+        **settings["model"],
         is_joint=job.is_joint,
         extract_answers=job.extract_answers,
         seed=job.training.seed,
@@ -61,6 +66,7 @@ def run_job(
         {name: _create_eval_set(job, path, ranker) for name, path in job.eval_tables.items()},
         folder,
         job.tracking,
+        replace(job.run, params=flatten({name: settings[name] for name in LOGGED_SETTINGS})),
     )
     return trainer.fit().has_ended
 

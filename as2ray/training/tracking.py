@@ -1,54 +1,160 @@
-"""Trackers, which log the metrics of a run to the console, JSON lines, TensorBoard and MLflow."""
+"""Trackers, which log a run to the console, to files, and to MLflow or Weights & Biases."""
 
 import json
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import ConfigDict, PositiveInt, field_validator
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import Metrics
 
 logger = logging.getLogger(__name__)
 
+FLUSH_S = 5
+"""Seconds after which TensorBoard's files hold what was logged."""
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+RunState = Literal["FINISHED", "FAILED", "KILLED"]
+"""How a run ended; a run that was killed, or is about to lose its node, may be resumed."""
+
+MLFLOW_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
+
+
+@validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrackingConfig:
     """How a run is tracked. Changes nothing of its result."""
 
     log_every_steps: PositiveInt = 10
-    """Steps between two reports of loss, learning rate and speed."""
+    """Steps between two reports of losses, learning rates, speed and memory."""
     tensorboard: bool = True
     """Write TensorBoard files into the run's folder."""
     mlflow_uri: str | None = None
-    """Tracking URI of an MLflow server or folder."""
+    """Tracking URI of MLflow: a server, or a database such as `sqlite:///mlflow.db`."""
+    wandb_project: str | None = None
+    """Project of Weights & Biases; `WANDB_MODE=offline` writes into the run's folder."""
+    upload_rankers: bool = True
+    """Store the selected ranker in MLflow or Weights & Biases, too."""
+
+    @field_validator("mlflow_uri")
+    @classmethod
+    def _check_mlflow_uri(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        scheme, has_scheme, path = uri.partition("://")
+        if uri != "databricks" and (
+            not has_scheme or scheme.partition("+")[0] not in MLFLOW_SCHEMES
+        ):
+            folder = Path(uri.removeprefix("file:")).absolute()
+            raise ValueError(
+                f"MLflow keeps no runs in the folder {uri!r}; write a database, "
+                f"sqlite:///{folder / 'mlflow.db'}, or the http:// address of a server"
+            )
+        _check_installed("mlflow", "tracking")
+        # Workers of Ray have another working directory.
+        return f"sqlite:///{Path(path[1:]).absolute()}" if scheme == "sqlite" else uri
+
+    @field_validator("wandb_project")
+    @classmethod
+    def _check_wandb(cls, project: str | None) -> str | None:
+        if project is not None:
+            _check_installed("wandb", "wandb")
+        return project
 
 
-class Tracker(Protocol):
-    """Logs the metrics of a run."""
+def _check_installed(package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise ValueError(f"needs the package {package}: pip install 'as2ray[{extra}]'")
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What trackers show of a run besides its metrics."""
+
+    name: str = ""
+    """Name of the run; by default that of its folder."""
+    experiment: str = "as2ray"
+    """Runs of the same experiment are shown together."""
+    key: str = ""
+    """Tells the run from all others, so that a retry continues it; by default its folder."""
+    parent: str = ""
+    """Key of the search that the run is a trial of."""
+    folder: str = ""
+    """Folder of the files of TensorBoard and Weights & Biases; by default the run's own."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the run, by dotted names."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the search chose for this trial."""
+    is_reopened: bool = False
+    """Whether a run that has finished is continued, too."""
+
+    @property
+    def id(self) -> str:
+        """A short form of the key."""
+        return sha256(self.key.encode()).hexdigest()[:16]
+
+    def with_defaults(self, folder: Path) -> "RunDescription":
+        """Returns the description with what follows from the folder of the run."""
+        name, key = self.name or stage_name(folder), self.key or str(folder)
+        return replace(self, name=name, key=key, folder=self.folder or str(folder))
+
+    def trial(self, name: str, params: Mapping[str, Any]) -> "RunDescription":
+        """Returns the description of a trial of this search."""
+        return replace(
+            self,
+            name=name,
+            key=f"{self.key}/{name}",
+            parent=self.key,
+            folder=str(Path(self.folder) / "trials" / name),
+            hyperparameters=dict(params),
+        )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings by dotted names, such as `training.epochs`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        is_nested = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+    return flat
+
+
+class Tracker:
+    """Logs a run."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Logs the metrics after `step` steps."""
 
-    def close(self) -> None:
+    def log_file(self, path: Path) -> None:
+        """Stores a file or a folder, if the tracker keeps files."""
+
+    def close(self, state: RunState = "FINISHED") -> None:
         """Writes what is buffered and ends the log."""
 
 
-class ConsoleTracker:
-    """Writes one line per report to Python's logging."""
+class ConsoleTracker(Tracker):
+    """Writes one line per report to Python's logging; it leaves out most metrics of speed."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
-        logger.info("step %d  %s", step, "  ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
+        shown = {
+            name.removeprefix("train/").removeprefix("speed/"): value
+            for name, value in metrics.items()
+            if name == "speed/tokens_per_second" or not name.startswith("speed/")
+        }
+        logger.info("step %d  %s", step, "  ".join(f"{k} {v:.4g}" for k, v in shown.items()))
 
-    def close(self) -> None:
-        """Does nothing."""
 
-
-class JsonLinesTracker:
+class JsonLinesTracker(Tracker):
     """Writes one JSON object per report and line.
 
     Args:
@@ -68,80 +174,272 @@ class JsonLinesTracker:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, state: RunState = "FINISHED") -> None:
         """See `Tracker`."""
         self._file.close()
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Writes scalars for TensorBoard.
 
     Args:
         folder: Folder of the event files.
         resumed_step: Number of steps of the checkpoint from which the run resumes, or 0. Later
             points of the interrupted run are hidden.
+        hyperparameters: Settings of a trial, which TensorBoard's HPARAMS page compares.
+        metric: The metric by which it compares them.
     """
 
-    def __init__(self, folder: Path, resumed_step: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        resumed_step: int,
+        hyperparameters: Mapping[str, Any] | None = None,
+        metric: str = "dev/AP",
+    ) -> None:
         from tensorboardX import SummaryWriter
+        from tensorboardX.summary import hparams
 
         purge_step = resumed_step + 1 if resumed_step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
+        for summary in hparams(hyperparameters, {metric: None}) if hyperparameters else ():
+            self._writer.file_writer.add_summary(summary)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
-        for name, value in metrics.items():
-            # TensorBoard does not allow blanks in names.
-            self._writer.add_scalar(name.replace(" ", "_"), value, step)
+        from tensorboardX.proto.summary_pb2 import Summary
 
-    def close(self) -> None:
+        # One event for all metrics takes a tenth of the time of one for each.
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.file_writer.add_summary(Summary(value=values), step)
+
+    def close(self, state: RunState = "FINISHED") -> None:
         """See `Tracker`."""
         self._writer.close()
 
 
-class MLflowTracker:
-    """Logs metrics to MLflow.
+class MLflowTracker(Tracker):
+    """Logs to MLflow; continues the run of an earlier attempt.
 
     Args:
         uri: Tracking URI.
-        name: Name of the run.
+        run: What to show of the run.
     """
 
-    def __init__(self, uri: str, name: str) -> None:
-        import mlflow
+    def __init__(self, uri: str, run: RunDescription) -> None:
+        from mlflow.entities import Param
 
-        self._client: Any = mlflow
-        mlflow.set_tracking_uri(uri)
-        mlflow.set_experiment("as2ray")
-        mlflow.start_run(run_name=name)
+        self._client, experiment_id = _open_mlflow(uri, run.experiment)
+        run_id = _find_mlflow_run(self._client, experiment_id, run)
+        if run_id is None:
+            tags = {**run.tags, "as2ray.key": run.id}
+            parent = replace(run, key=run.parent)
+            if run.parent and (id := _find_mlflow_run(self._client, experiment_id, parent)):
+                tags["mlflow.parentRunId"] = id
+            created = self._client.create_run(experiment_id, run_name=run.name, tags=tags)
+            run_id = created.info.run_id
+            params = {**run.params, **run.hyperparameters}
+            self._client.log_batch(
+                run_id, params=[Param(name, str(value)[:6_000]) for name, value in params.items()]
+            )
+        else:
+            self._client.update_run(run_id, status="RUNNING")
+        self._run_id: str = run_id
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1_000)
         # MLflow does not allow `@` in names.
-        self._client.log_metrics({k.replace("@", "_at_"): v for k, v in metrics.items()}, step)
+        entries = [
+            Metric(k.replace("@", "_at_"), float(v), now_ms, step) for k, v in metrics.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=entries)
 
-    def close(self) -> None:
+    def log_file(self, path: Path) -> None:
         """See `Tracker`."""
-        self._client.end_run()
+        if path.is_dir():
+            self._client.log_artifacts(self._run_id, str(path), path.name)
+        else:
+            self._client.log_artifact(self._run_id, str(path))
+
+    def close(self, state: RunState = "FINISHED") -> None:
+        """See `Tracker`."""
+        self._client.set_terminated(self._run_id, state)
 
 
-def create_trackers(config: TrackingConfig, folder: Path, resumed_step: int) -> list[Tracker]:
+class WandbTracker(Tracker):
+    """Logs to Weights & Biases; continues the run of an earlier attempt.
+
+    Args:
+        project: Name of the project.
+        run: What to show of the run.
+    """
+
+    def __init__(self, project: str, run: RunDescription) -> None:
+        import wandb
+
+        Path(run.folder).mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=project,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            group=run.experiment,
+            job_type="trial" if run.parent else "run",
+            config={**run.params, **run.hyperparameters, **run.tags},
+            dir=run.folder,
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # A resumed run logs steps again, which W&B's own step does not allow.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """See `Tracker`."""
+        self._run.log({"step": step, **metrics})
+
+    def log_file(self, path: Path) -> None:
+        """See `Tracker`."""
+        import wandb
+
+        is_folder = path.is_dir()
+        artifact = wandb.Artifact(f"{self._run.id}-{path.name}", "model" if is_folder else "file")
+        (artifact.add_dir if is_folder else artifact.add_file)(str(path))
+        self._run.log_artifact(artifact)
+
+    def close(self, state: RunState = "FINISHED") -> None:
+        """See `Tracker`."""
+        self._run.finish(exit_code=int(state != "FINISHED"))
+
+
+class _TolerantTracker(Tracker):
+    """Goes on without a server that no longer answers: training must not wait for it."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.is_lost = False
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._send(partial(self.tracker.log, step, metrics))
+
+    def log_file(self, path: Path) -> None:
+        self._send(partial(self.tracker.log_file, path))
+
+    def close(self, state: RunState = "FINISHED") -> None:
+        self._send(partial(self.tracker.close, state))
+
+    def _send(self, function: Callable[[], None]) -> None:
+        if not self.is_lost:
+            with _tolerate_outage() as failures:
+                function()
+            self.is_lost = bool(failures)
+
+
+@contextmanager
+def _tolerate_outage() -> Iterator[list[Exception]]:
+    """Logs an error of a server in the block; yields a list that then holds it."""
+    failures: list[Exception] = []
+    try:
+        yield failures
+    except Exception as error:  # What a client raises is not documented.
+        failures.append(error)
+        logger.warning("the run goes on, and is not tracked any more: %s", error)
+
+
+def create_trackers(
+    config: TrackingConfig, folder: Path, resumed_step: int, run: RunDescription | None = None
+) -> list[Tracker]:
     """Creates the trackers of a run; only rank 0 needs them.
 
     Args:
         config: Which trackers to use.
-        folder: Folder of `metrics.jsonl` and of TensorBoard's files.
+        folder: Folder of the run, with its `metrics.jsonl`.
         resumed_step: Number of steps of the checkpoint from which the run resumes, or 0.
+        run: What to show of the run.
     """
+    run = (run or RunDescription()).with_defaults(folder)
     trackers: list[Tracker] = [
         ConsoleTracker(),
         JsonLinesTracker(folder / "metrics.jsonl", resumed_step),
     ]
     if config.tensorboard:
-        trackers.append(TensorBoardTracker(folder / "tensorboard", resumed_step))
+        events = Path(run.folder) / "tensorboard"
+        trackers.append(TensorBoardTracker(events, resumed_step, run.hyperparameters))
+    return trackers + create_servers(config, run)
+
+
+def create_servers(config: TrackingConfig, run: RunDescription) -> list[Tracker]:
+    """Creates the trackers that send a run to a server."""
+    trackers: list[Tracker] = []
     if config.mlflow_uri:
-        trackers.append(MLflowTracker(config.mlflow_uri, stage_name(folder)))
-    return trackers
+        trackers.append(MLflowTracker(config.mlflow_uri, run))
+    if config.wandb_project:
+        trackers.append(WandbTracker(config.wandb_project, run))
+    return [_TolerantTracker(tracker) for tracker in trackers]
+
+
+@contextmanager
+def calling_at_end(function: Callable[[RunState], object]) -> Iterator[None]:
+    """Calls a function at the end of the block, with how it ended."""
+    state: RunState = "KILLED"
+    try:
+        yield
+        state = "FINISHED"
+    except Exception:
+        state = "FAILED"
+        raise
+    finally:
+        function(state)
+
+
+@contextmanager
+def closing(trackers: Sequence[Tracker]) -> Iterator[None]:
+    """Closes trackers at the end of the block, with the state of the run."""
+    with ExitStack() as stack:
+        for tracker in trackers:
+            stack.enter_context(calling_at_end(tracker.close))
+        yield
+
+
+def end_run(config: TrackingConfig, run: RunDescription, state: RunState) -> None:
+    """Sets the state of a run whose workers were lost, which MLflow does not see."""
+    if config.mlflow_uri:
+        with _tolerate_outage():
+            client, experiment_id = _open_mlflow(config.mlflow_uri, run.experiment)
+            if run_id := _find_mlflow_run(client, experiment_id, run):
+                client.set_terminated(run_id, state)
+
+
+def _open_mlflow(uri: str, experiment: str) -> tuple[Any, str]:
+    """Returns a client and the id of an experiment, which is created if it does not exist."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client, location = MlflowClient(uri), None
+    if uri.startswith("sqlite:///"):
+        # By default the files of a database's runs go into the working directory.
+        database = Path(uri.removeprefix("sqlite:///"))
+        database.parent.mkdir(parents=True, exist_ok=True)
+        location = (database.parent / "mlartifacts").as_uri()
+    if (found := client.get_experiment_by_name(experiment)) is None:
+        try:
+            return client, client.create_experiment(experiment, location)
+        except MlflowException:  # Another run of the experiment was faster.
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                raise
+    return client, found.experiment_id
+
+
+def _find_mlflow_run(client: Any, experiment_id: str, run: RunDescription) -> str | None:
+    """Returns the id of an earlier attempt of a run, which has not finished; None without one."""
+    condition = f"tags.`as2ray.key` = '{run.id}'"
+    if not run.is_reopened:
+        condition += " and attributes.status != 'FINISHED'"
+    found = client.search_runs([experiment_id], condition, max_results=1)
+    return found[0].info.run_id if found else None
 
 
 def stage_name(folder: Path) -> str:

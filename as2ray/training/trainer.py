@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from as2ray.checkpoints.loading import load_weights
 from as2ray.checkpoints.saving import save
@@ -32,14 +33,24 @@ from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, STATE_FILE, CheckpointStore
 from as2ray.training.config import SELECTION_METRIC, TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
-from as2ray.training.tracking import Tracker, TrackingConfig, create_trackers, log_metrics
+from as2ray.training.step_metrics import StepMetrics
+from as2ray.training.tracking import (
+    RunDescription,
+    RunState,
+    Tracker,
+    TrackingConfig,
+    calling_at_end,
+    create_trackers,
+    log_metrics,
+)
 from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 
-_WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
-"""Errors that a full disk causes: in files, in safetensors and in `torch.save`."""
+_WRITE_ERRORS = (OSError, SafetensorError, RuntimeError, CheckpointException)
+"""Errors that a full disk causes: in files, in safetensors, in `torch.save` and in shards."""
 
-RANKER, OPTIMIZER_FILE = "ranker", "optimizer.pt"
-"""Weights and progress in a checkpoint; a resume state has the optimizer's state too."""
+RANKER, OPTIMIZER_FILE, OPTIMIZER_SHARDS = "ranker", "optimizer.pt", "optimizer"
+"""Weights in a checkpoint. A resume state has the optimizer's state too: as a file, or, of sharded
+models, as a folder in the format of `torch.distributed.checkpoint`."""
 
 
 class BatchSource(Protocol):
@@ -87,6 +98,7 @@ class Trainer:
         eval_sets: Evaluation tables by name; `dev` selects the best checkpoint.
         folder: Folder of the trackers' files.
         tracking: How the run is tracked.
+        run: What trackers show of the run.
 
     Raises:
         ConfigError: There is no table `dev`, or the loss does not fit the ranker.
@@ -103,6 +115,7 @@ class Trainer:
         eval_sets: Mapping[str, EvalSet | PassageEvalSet],
         folder: str | Path,
         tracking: TrackingConfig | None = None,
+        run: RunDescription | None = None,
     ) -> None:
         if "dev" not in eval_sets:
             raise ConfigError(
@@ -122,65 +135,92 @@ class Trainer:
         self.saved_best_steps = (self.state.best_step,) * 2
         self._remove_unused_weights()
         self.is_stopping, self.steps_s = self.state.has_ended, 0.0
-        self.interval = _Interval.start(ranker.device)
         self.tracking = tracking or TrackingConfig()
         self.trackers: list[Tracker] = []
         if parallel.get_rank() == 0:
-            self.trackers = create_trackers(self.tracking, Path(folder), self.state.global_step)
+            step = self.state.global_step
+            self.trackers = create_trackers(self.tracking, Path(folder), step, run)
 
     def fit(self) -> TrainerState:
         """Trains until the last epoch or early stopping, or until a node is about to be lost."""
         self.saved_at = self.started_at = time.perf_counter()
-        try:
+        self._start_interval()
+        with calling_at_end(self._close_trackers):
             while self.state.epoch < self.config.epochs and not self.is_stopping:
                 self._train_epoch()
-        finally:
-            for tracker in self.trackers:
-                tracker.close()
+            if self.state.has_ended and self.tracking.upload_rankers:
+                for tracker in self.trackers:
+                    tracker.log_file(self.checkpoint_store.folder / BEST / RANKER)
         return self.state
+
+    def _close_trackers(self, state: RunState) -> None:
+        # Before its node is lost a run stops without an error.
+        is_complete = self.state.has_ended or state != "FINISHED"
+        for tracker in self.trackers:
+            tracker.close(state if is_complete else "KILLED")
 
     def _train_epoch(self) -> None:
         """Trains the rest of the current epoch."""
         self.model.train()
-        batches = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
+        batches = self._iter_timed(self.batch_source.epoch(self.state.epoch, self.state.epoch_step))
         for _, group in groupby(batches, key=lambda micro_batch: micro_batch.step):
             micro_batches = list(group)
             started_at = time.perf_counter()
-            num_tokens = sum(micro_batch.batch.num_tokens for micro_batch in micro_batches)
-            self.interval = self.interval.add_step(self._train_step(micro_batches), num_tokens)
+            self._train_step(micro_batches)
             is_validation_due = self._is_validation_due()
-            if is_validation_due or self.interval.num_steps >= self.tracking.log_every_steps:
-                self._log_interval(self.interval)
-                self.interval = _Interval.start(self.ranker.device)
+            if is_validation_due or self.interval.num_steps[""] >= self.tracking.log_every_steps:
+                self._log_interval()
+                self._start_interval()
             self.steps_s += time.perf_counter() - started_at
             if is_validation_due:
                 self._validate()
                 self.model.train()
                 # Tokens per second are those of training, without the time of validation.
-                self.interval = _Interval.start(self.ranker.device)
+                self._start_interval()
             self.is_stopping = self.state.has_ended or self._save_if_due()
             if self.is_stopping:
                 return
         self.state = replace(self.state, epoch=self.state.epoch + 1, epoch_step=0)
 
-    def _train_step(self, micro_batches: list[MicroBatch]) -> Tensor:
-        """Updates the weights once; returns this worker's share of the mean loss of the step."""
+    def _start_interval(self) -> None:
+        self.interval = StepMetrics(self.ranker, self.config.max_batch_tokens)
+
+    def _iter_timed(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        """Yields the batches, and counts the seconds in which training waits for each."""
+        iterator = iter(batches)
+        while True:
+            started_at = time.perf_counter()
+            micro_batch = next(iterator, None)
+            self.interval.wait_s += time.perf_counter() - started_at
+            if micro_batch is None:
+                return
+            yield micro_batch
+
+    def _train_step(self, micro_batches: list[MicroBatch]) -> None:
+        """Updates the weights once."""
         state, context = self.state, self._step_context()
         forward_kwargs = self.loss.forward_kwargs(context)
         # The seed of dropout follows from the step, so a resumed run drops the same units.
         torch.manual_seed(_derive_seed(self.config.seed, state.global_step, parallel.get_rank()))
-        loss = torch.zeros((), device=self.ranker.device)
+        part_names: set[str] = set()
         for micro_batch, is_last in self._iter_micro_batches(micro_batches):
             with parallel.gradient_sync(self.model, is_last), self.ranker.autocast():
                 output = self.model(micro_batch.batch, **forward_kwargs)
                 targets = self._build_targets(micro_batch)
-                part = self.loss.compute(output, targets, context) / micro_batch.num_examples
-                part = part * 0.0 if micro_batch.is_empty else part
+                context = self._step_context()
+                loss = self.loss.compute(output, targets, context)
+                mean = loss / micro_batch.num_examples
+                mean = mean * 0.0 if micro_batch.is_empty else mean
                 # DDP and FSDP average the gradients; the loss is a mean over all workers' examples.
-                (part * parallel.get_world_size()).backward()  # type: ignore[no-untyped-call]
-            loss += part.detach()
+                (mean * parallel.get_world_size()).backward()  # type: ignore[no-untyped-call]
+            exit_indices = forward_kwargs.get("exit_indices")
+            self.interval.add_batch(micro_batch, loss.detach(), context.parts, exit_indices)
+            part_names |= context.parts.keys()
+        gradient_norm = None
         if self.config.max_grad_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+            parameters, max_norm = self.model.parameters(), self.config.max_grad_norm
+            gradient_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        self.interval.end_step(part_names, gradient_norm)
         learning_rate = self._current_learning_rate()
         for group, scale in zip(self.optimizer.param_groups, self.lr_scales):
             group["lr"] = learning_rate * scale
@@ -189,7 +229,6 @@ class Trainer:
         self.state = replace(
             state, epoch_step=state.epoch_step + 1, global_step=state.global_step + 1
         )
-        return loss
 
     def _current_learning_rate(self) -> float:
         """Returns the encoder's learning rate of this step; resets AdamW at a restart."""
@@ -201,8 +240,8 @@ class Trainer:
         return compute_learning_rate(self.config, (step + 1) / (num_steps + 1))
 
     def _step_context(self) -> StepContext:
-        num_exits = len(self.ranker.exit_layers)
-        return StepContext(self.state.global_step, self._total_steps(), self.config.seed, num_exits)
+        exits = self.ranker.exit_layers
+        return StepContext(self.state.global_step, self._total_steps(), self.config.seed, exits)
 
     def _iter_micro_batches(
         self, micro_batches: list[MicroBatch]
@@ -228,22 +267,19 @@ class Trainer:
         step = self.state.global_step
         return step % interval == 0 or step == self._total_steps()
 
-    def _log_interval(self, interval: "_Interval") -> None:
-        num_tokens = torch.tensor(float(interval.num_tokens), device=self.ranker.device)
-        duration_s = time.perf_counter() - interval.started_at
-        loss = float(parallel.all_reduce_sum(interval.loss)) / interval.num_steps
-        learning_rate = self.optimizer.param_groups[0]["lr"]
+    def _log_interval(self) -> None:
+        metrics = self.interval.reduce()
+        loss, groups = metrics["train/loss"], self.optimizer.param_groups
+        learning_rate = groups[0]["lr"]
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss} after {self.state.global_step:,} steps, at learning rate "
                 f"{learning_rate:.2g}",
                 fix="lower learning_rate, raise warmup_ratio, or set precision to fp32",
             )
-        metrics = {
-            "loss": loss,
-            "learning_rate": learning_rate,
-            "tokens_per_second": float(parallel.all_reduce_sum(num_tokens)) / duration_s,
-        }
+        metrics["train/learning_rate"] = learning_rate
+        if self.config.head_learning_rate:
+            metrics["train/head_learning_rate"] = groups[-1]["lr"]
         log_metrics(self.trackers, self.state.global_step, metrics)
 
     def _validate(self) -> None:
@@ -264,7 +300,8 @@ class Trainer:
             has_ended=has_ended,
         )
         metrics["epoch"] = state.global_step / self.batch_source.steps
-        metrics["share_outside_steps"] = 1 - self.steps_s / (time.perf_counter() - self.started_at)
+        total_s = time.perf_counter() - self.started_at
+        metrics["speed/share_outside_steps"] = 1 - self.steps_s / total_s
         log_metrics(self.trackers, state.global_step, metrics)
         self.checkpoint_store.report(metrics)
         if is_selected:
@@ -299,16 +336,18 @@ class Trainer:
         return is_leaving
 
     def _save(self) -> None:
-        """Saves a resume state, which rank 0 writes to a temporary folder."""
-        weights = parallel.get_model_state(self.model)
-        optimizer_state = parallel.get_optimizer_state(self.model, self.optimizer)
+        """Saves a resume state, which rank 0 writes to a temporary folder.
+
+        If the model is sharded, every rank writes its part of the optimizer's state.
+        """
+        weights, is_sharded = parallel.get_model_state(self.model), parallel.is_sharded(self.model)
+        state = None if is_sharded else parallel.get_optimizer_state(self.model, self.optimizer)
         folder = None
         with self._explain_errors():
             try:
-                if parallel.get_rank() == 0:
+                if is_sharded or parallel.get_rank() == 0:
                     folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
-                    self._write_checkpoint(folder, weights)
-                    torch.save(optimizer_state, folder / OPTIMIZER_FILE)
+                    self._write_resume_state(folder, weights, state)
                 self.checkpoint_store.save(folder)
             except BaseException:
                 if folder is not None:
@@ -318,6 +357,17 @@ class Trainer:
         self.saved_best_steps = (self.saved_best_steps[1], self.state.best_step)
         self._remove_unused_weights()
         self.saved_at = time.perf_counter()
+
+    def _write_resume_state(
+        self, folder: Path, weights: dict[str, Tensor], optimizer_state: dict[str, Any] | None
+    ) -> None:
+        if parallel.get_rank() == 0:
+            self._write_checkpoint(folder, weights)
+        if optimizer_state is None:
+            shards = folder / OPTIMIZER_SHARDS
+            parallel.save_optimizer_shards(self.model, self.optimizer, shards)
+        else:
+            torch.save(optimizer_state, folder / OPTIMIZER_FILE)
 
     def _write_checkpoint(self, folder: Path, weights: dict[str, Tensor]) -> None:
         save(self.ranker, folder / RANKER, weights)
@@ -361,35 +411,19 @@ class Trainer:
                     fix="remove the run's folder and train again",
                 )
             parallel.load_model_state(self.model, load_weights(self.ranker, folder / RANKER))
-            optimizer_state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
-            parallel.load_optimizer_state(self.model, self.optimizer, optimizer_state)
+            if (shards := folder / OPTIMIZER_SHARDS).is_dir():
+                parallel.load_optimizer_shards(self.model, self.optimizer, shards)
+            else:
+                state = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+                parallel.load_optimizer_state(self.model, self.optimizer, state)
             return TrainerState(**json.loads((folder / STATE_FILE).read_text()))
-
-
-@dataclass(frozen=True)
-class _Interval:
-    """Sums since the last report of the loss."""
-
-    loss: Tensor
-    num_tokens: int = 0
-    num_steps: int = 0
-    started_at: float = field(default_factory=time.perf_counter)
-
-    @classmethod
-    def start(cls, device: torch.device) -> "_Interval":
-        """Returns an empty interval that starts now."""
-        return cls(torch.zeros((), device=device))
-
-    def add_step(self, loss: Tensor, num_tokens: int) -> "_Interval":
-        return _Interval(
-            self.loss + loss, self.num_tokens + num_tokens, self.num_steps + 1, self.started_at
-        )
 
 
 def _check_loss(loss: Loss, ranker: Ranker) -> None:
     """Checks that a cascade is trained with a loss over exits, and no other ranker is."""
     num_exits = len(ranker.exit_layers)
-    needs_exits = "exit_indices" in loss.forward_kwargs(StepContext(num_exits=max(1, num_exits)))
+    context = StepContext(exit_layers=ranker.exit_layers or (1,))
+    needs_exits = "exit_indices" in loss.forward_kwargs(context)
     if (needs_exits and not num_exits) or (num_exits > 1 and not needs_exits):
         raise ConfigError(
             f"the loss {loss} does not fit a ranker with exits {ranker.exit_layers}: a cascade "

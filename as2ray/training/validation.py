@@ -12,6 +12,7 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.packed_ranker import as_packed_ranker
 from as2ray.models.ranker import Ranker
 from as2ray.models.two_in_one import TwoInOneRanker, merge_windows
+from as2ray.outputs import output_names
 from as2ray.text.packing import PackedBatch, pack_sequences
 from as2ray.text.passage_windows import PassageWindows, encode_passages
 from as2ray.training.parallel import all_gather, get_rank, get_world_size
@@ -35,10 +36,11 @@ class EvalSet:
     def compute_scores(self, ranker: Ranker) -> np.ndarray:
         """Returns the scores of all rows on every worker, each of which scores a share.
 
-        Shape [rows].
+        Shape [rows, outputs + 1]: the scores of exits and heads, if there are several, come before
+        the ranker's own.
         """
         local_batches = _select_local_batches(self.batches)
-        local_scores = as_packed_ranker(ranker).predict_scores(
+        local_scores = as_packed_ranker(ranker).predict_all_outputs(
             local_batches, num_rows=self.table.num_rows
         )
         shares = all_gather(local_scores)
@@ -46,8 +48,18 @@ class EvalSet:
         return scores
 
     def evaluate(self, ranker: Ranker) -> dict[str, float]:
-        """Returns the mean average precision of the table as `AP`, the same on every worker."""
-        return {"AP": _average_precision(self.table, self.compute_scores(ranker))}
+        """Returns the measures of the table, the same on every worker.
+
+        `AP` is the mean average precision, `AP/exit_4` or `AP/head_1` that of one of several
+        outputs, and `share_predicted_positive` the share of rows with a score above 0.5.
+        """
+        *outputs, scores = self.compute_scores(ranker).T
+        measures = {"AP": _average_precision(self.table, scores)}
+        if len(outputs) > 1:
+            names = output_names(ranker.exit_layers, len(outputs))
+            aps = [_average_precision(self.table, output) for output in outputs]
+            measures |= {f"AP/{name}": value for name, value in zip(names, aps)}
+        return {**measures, "share_predicted_positive": float((scores > 0.5).mean())}
 
 
 @dataclass(frozen=True)
@@ -86,21 +98,26 @@ class PassageEvalSet:
         return cls(passages, sentences, windows, batches, trained_heads or cls.trained_heads)
 
     def evaluate(self, ranker: Ranker) -> dict[str, float]:
-        """Returns `passage AP`, `sentence AP` and `AP`, the mean over the trained heads.
+        """Returns the measures of the table, the same on every worker.
 
-        They are the same on every worker.
+        `AP` is the mean of `AP/passage` and `AP/sentence` over the trained heads, and
+        `share_predicted_positive/passage` the share of passages with a score above 0.
         """
         assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
         local_batches = _select_local_batches(self.batches)
         shares = zip(*all_gather(ranker.predict_windows(self.windows, local_batches)))
         window_scores, marker_scores = (np.nanmean(np.stack(share), axis=0) for share in shares)
         passage_scores, sentence_scores = merge_windows(self.windows, window_scores, marker_scores)
-        precisions = {
-            "passage": _average_precision(self.passages, passage_scores),
-            "sentence": _average_precision(self.sentences, sentence_scores),
+        scores = {"passage": passage_scores, "sentence": sentence_scores}
+        measures = {
+            "AP/passage": _average_precision(self.passages, passage_scores),
+            "AP/sentence": _average_precision(self.sentences, sentence_scores),
         }
-        selection = float(np.mean([precisions[head] for head in self.trained_heads]))
-        return {**{f"{head} AP": value for head, value in precisions.items()}, "AP": selection}
+        measures["AP"] = float(np.mean([measures[f"AP/{head}"] for head in self.trained_heads]))
+        return measures | {
+            f"share_predicted_positive/{head}": float((scores[head] > 0).mean())
+            for head in self.trained_heads
+        }
 
 
 def validate(ranker: Ranker, eval_sets: Mapping[str, EvalSet | PassageEvalSet]) -> dict[str, float]:

@@ -82,6 +82,6 @@ def expected(arguments, tmp_path) -> Callable[[int], dict[float, float]]:
 
     def here(epochs: int) -> dict[float, float]:
         train(job(*map(Path, arguments), epochs), tmp_path / "here")
-        return told(tmp_path / "here", "loss")
+        return told(tmp_path / "here", "train/loss")
 
     return here

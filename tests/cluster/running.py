@@ -33,7 +33,7 @@ class Run:
 
     def losses(self) -> dict[float, float]:
         """Loss by step."""
-        return told(self.folder, "loss")
+        return told(self.folder, "train/loss")
 
     def until(self, reached: Callable[[], bool], seconds: float = 900.0) -> None:
         """Waits for something while the driver works."""
@@ -52,6 +52,11 @@ class Run:
 def workers() -> list[psutil.Process]:
     """The training workers of this process' cluster."""
     return _find_processes("RayTrainWorker")
+
+
+def packing_tasks() -> list[psutil.Process]:
+    """The processes that pack batches on the nodes of this process' cluster."""
+    return _find_processes("_pack_windows")
 
 
 def count_nodes() -> int:

@@ -1,5 +1,7 @@
 """What is looked at, and placed, on the nodes of a cluster before a run starts."""
 
+from dataclasses import replace
+
 import pytest
 import ray
 
@@ -49,3 +51,14 @@ def test_actors_of_ray_and_plan_keep_to_nodes_with_the_labels(cluster, connected
         check_plan(two)
     groups = ray.util.placement_group_table().values()
     assert all(group["state"] == "REMOVED" for group in groups)
+
+
+def test_nodes_for_data_must_have_room_for_it_and_none_for_a_worker(cluster, connected):
+    cluster.add_node(num_cpus=2, labels={"pool": "cpu"})
+    workers = WorkersConfig(num_data_cpus=2, data_label_selector={"pool": "cpu"})
+    with pytest.raises(ResourceError, match="a worker fits on a node with the labels"):
+        check_plan(workers)
+    cluster.add_node(num_cpus=1, labels={"pool": "train"})
+    check_plan(replace(workers, label_selector={"pool": "train"}))
+    with pytest.raises(ResourceError, match="needs 1 x 3 CPU for data, and 0 fit on the 1 nodes"):
+        check_plan(replace(workers, label_selector={"pool": "train"}, num_data_cpus=3))

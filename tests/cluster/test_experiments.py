@@ -1,6 +1,7 @@
 """Experiments on several nodes: side by side, after lost processes and nodes, queued fairly."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,9 @@ def nodes(cluster):
     """Four nodes of one CPU each, and a head without any; this process is connected."""
     for _ in range(4):
         cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    folders = [str(Path(sleeping_stages.__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {
-        "env_vars": {"PYTHONPATH": str(Path(sleeping_stages.__file__).parent)},
+        "env_vars": {"PYTHONPATH": os.pathsep.join(folders)},
         "worker_process_setup_hook": "sleeping_stages.skip_published_counts",
     }
     ray.init(address=cluster.address, logging_level="ERROR", runtime_env=environment)
@@ -88,7 +90,7 @@ def test_longest_chain_goes_first_and_one_at_a_time_keeps_the_order(nodes, tmp_p
     assert runs(log) == ["c0", "c1", "c2", "c3"]
     backend = RayBackend(Store(str(tmp_path / "longest")), WorkersConfig(), 2)
     submitted = []
-    backend.submit = lambda stage, inputs: submitted.append(stage.name) or stage
+    backend.submit = lambda stage, inputs, label: submitted.append(stage.name) or stage
     backend.wait, backend.result = lambda handles: handles[0], lambda stage: None
     run_graph(cells, backend.store, backend)
     assert submitted == ["c3", "c2", "c1", "c0"]

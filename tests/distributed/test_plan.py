@@ -5,7 +5,12 @@ from pydantic import ValidationError
 
 from as2ray.distributed import plan
 from as2ray.distributed.plan import check_plan, has_labels
-from as2ray.distributed.workers_config import WorkersConfig, bundle_resources, gang_resources
+from as2ray.distributed.workers_config import (
+    WorkersConfig,
+    bundle_resources,
+    data_bundles,
+    gang_resources,
+)
 from as2ray.errors import ResourceError
 
 
@@ -50,6 +55,10 @@ def test_bundle_holds_a_worker_and_its_share_of_data_and_never_more_than_its_par
     elastic = WorkersConfig(num_workers=4, num_data_cpus=8, min_workers=2)
     assert gang_resources(elastic) == {"CPU": 6.0}
     assert gang_resources(WorkersConfig(num_workers=0)) == {"CPU": 0.0}
+    apart = WorkersConfig(num_workers=3, num_data_cpus=2, data_label_selector={"pool": "cpu"})
+    assert bundle_resources(apart) == {"CPU": 1.0}
+    assert data_bundles(apart) == [{"CPU": 0.6666}] * 3
+    assert gang_resources(apart)["CPU"] == pytest.approx(5, abs=0.001)
 
 
 def test_plan_with_gpus_on_a_cluster_without_is_refused(two_cpus):

@@ -23,6 +23,8 @@ from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
 from as2ray.training.tracking import TrackingConfig, read_metrics
 
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
 
 def test_runs_on_one_storage_have_each_their_name_and_keep_it(tmp_path):
     # A pipeline's runs are all called alike, and Ray resumes whatever has the name.
@@ -79,6 +81,27 @@ def train_and_die(config):
     return train_module._train_worker(config)
 
 
+def train_sharded_and_die(config):
+    """The function of a worker; rank 1 is killed once after its second resume state."""
+    folder, report, num_states = Path(config["folder"]), ray.train.report, 0
+    rank = ray.train.get_context().get_world_rank()
+    with open_checkpoint(ray.train.get_checkpoint()) as state:
+        files = sorted(path.name for path in (state / "optimizer").iterdir()) if state else []
+        steps = json.loads((state / "progress.json").read_text())["global_step"] if state else 0
+    with (folder.parent / f"starts-{rank}").open("a") as file:
+        file.write(f"{steps} {' '.join(files)}\n")
+
+    def report_and_die(metrics, checkpoint=None, **how):
+        nonlocal num_states
+        num_states += checkpoint is not None
+        report(metrics, checkpoint, **how)
+        if rank == 1 and not steps and num_states == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ray.train.report = report_and_die
+    return train_module._train_worker(config)
+
+
 # Workers cannot import a module of tests.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -110,9 +133,9 @@ def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     assert float((folder.parent / "report_s").read_text()) < 60
     losses, expected = (
         {
-            line["step"]: line["loss"]
+            line["step"]: line["train/loss"]
             for line in read_metrics(run / "metrics.jsonl")
-            if "loss" in line
+            if "train/loss" in line
         }
         for run in (folder, tmp_path / "alone")
     )
@@ -124,3 +147,39 @@ def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     assert not list((tmp_path / "storage").iterdir())
     assert train_on_ray(job, folder, workers) == selected == folder / "best" / "ranker"
     assert (folder.parent / "starts").read_text().count("\n") == 2
+
+
+@pytest.mark.slow
+def test_sharded_run_resumes_from_the_parts_of_all_its_workers(
+    checkpoint, corpus, tmp_path, ray_local, monkeypatch
+):
+    dev = tiny.write_corpus(tmp_path / "dev", tiny.candidates(20, seed=7))
+    settings = {"epochs": 1, "global_batch_size": 16, "learning_rate": 3e-3, "precision": "fp32"}
+    model = checkpoint("bert", None, num_hidden_layers=2, **NO_DROPOUT)
+    job = TrainingJob(
+        ModelSpec(str(model), max_length=32),
+        (str(corpus),),
+        {"dev": str(dev)},
+        TrainingConfig(**settings, fsdp=True),
+        tracking=TrackingConfig(log_every_steps=1, tensorboard=False),
+    )
+    train(job, tmp_path / "alone")
+    monkeypatch.setattr(train_module, "_train_worker", train_sharded_and_die)
+    workers = WorkersConfig(
+        num_workers=2,
+        cpus_per_worker=0.5,
+        resume_interval_s=0.001,
+        preemption_check_steps=6,
+    )
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    train_on_ray(job, folder, workers)
+    shards = ".metadata __0_0.distcp __1_0.distcp"
+    for rank in range(2):
+        first, second = (folder.parent / f"starts-{rank}").read_text().splitlines()
+        assert (first, second.partition(" ")[2]) == ("0 ", shards)
+    losses, expected = (
+        [line["train/loss"] for line in read_metrics(run / "metrics.jsonl") if "train/loss" in line]
+        for run in (folder, tmp_path / "alone")
+    )
+    assert losses == pytest.approx(expected, abs=1e-4)

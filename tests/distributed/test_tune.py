@@ -25,7 +25,12 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import SearchError, TrainingError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import (
+    RunDescription,
+    TrackingConfig,
+    closing,
+    create_servers,
+)
 
 IN_TURN = WorkersConfig(num_workers=0, cpus_per_worker=2)
 """Each trial trains in its own process, and takes all CPUs of the test's cluster."""
@@ -198,10 +203,24 @@ def create_jobs(job, *changes):
 def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, ray_local, caplog):
     # 7 steps an epoch: the second trial is evaluated three times before the first was once.
     bad = {"learning_rate": 1e-9, "eval_steps": 2}
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracking = TrackingConfig(log_every_steps=1, mlflow_uri=uri, upload_rankers=False)
+    job = replace(job, tracking=tracking, run=RunDescription("search", "Tiny", key="search"))
     create_job = create_jobs(job, {}, bad, None)
-    with caplog.at_level("INFO", logger=tune.__name__):
-        result = search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=3)
+    servers, folder = create_servers(tracking, job.run), tmp_path / "search"
+    with closing(servers), caplog.at_level("INFO", logger=tune.__name__):
+        result = search_training(create_job, numbered, folder, IN_TURN, num_trials=3)
     assert [trial.state for trial in result.trials] == ["finished", "stopped", "failed"]
+    client = mlflow.MlflowClient(uri)
+    found = client.search_runs([client.get_experiment_by_name("Tiny").experiment_id])
+    runs = {run.info.run_name.partition("-")[0]: run for run in found}
+    states = {name: run.info.status for name, run in runs.items()}
+    assert states == {"search": "FINISHED", "001": "FINISHED", "002": "KILLED"}
+    assert runs["001"].data.params["x"] == str(result.params["x"])
+    assert runs["001"].data.metrics["dev/AP"] == result.value
+    parents = {run.data.tags.get("mlflow.parentRunId") for run in found}
+    assert parents == {None, runs["search"].info.run_id}
     assert [trial.epoch for trial in result.trials] == [2.0, 8 / 7, None]
     assert result.failed_trials == [3]
     assert result.params == result.trials[0].params
@@ -212,10 +231,10 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
     assert "(best so far)" in lines[0]
     assert lines[1].endswith("; stopped early at epoch 1.1")
     assert lines[2].endswith(": failed: TrainingError: the loss is nan")
-    trials = sorted((tmp_path / "search" / "tensorboard").iterdir())
-    assert [trial.name[:3] for trial in trials[:2]] == ["001", "002"]
-    [events] = trials[0].iterdir()
-    assert b"hparams" in events.read_bytes()
+    trials = sorted((tmp_path / "search" / "trials").iterdir())
+    assert [trial.name[:3] for trial in trials] == ["001", "002"]
+    [events] = trials[0].glob("tensorboard/*")
+    assert all(name in events.read_bytes() for name in (b"hparams", b"train/loss", b"dev/AP"))
 
 
 def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local):

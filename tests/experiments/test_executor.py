@@ -191,7 +191,9 @@ def test_reports_are_written_of_what_is_complete_before_the_error_is_raised(stor
         run_named(store, tmp_path / "output", experiment, reports)
     [finished] = reports
     assert list(finished.named("")) == ["good"]
-    assert not (tmp_path / "output" / "bad").exists()
+    # Its files can be looked at, and it is not complete.
+    assert [path.name for path in (tmp_path / "output" / "bad").iterdir()] == []
+    assert json.loads((tmp_path / "output" / "stages.json").read_text()).keys() == {"good"}
 
 
 def test_dry_run_lists_what_is_stored_and_runs_nothing(store, tmp_path, log):

@@ -93,9 +93,9 @@ def test_an_exit_before_the_heads_learns_from_all_teachers_alike(heads, targets)
         loss(DistillationLoss(0.3, 2.0, teacher_index=teacher), exits, targets) / 3
         for teacher in range(3)
     ]
-    context = StepContext(num_exits=3)
+    context = StepContext(exit_layers=(1, 2, 3))
     assert list(config.forward_kwargs(context)["exit_indices"]) == [0, 1, 2]
-    assert config.forward_kwargs(StepContext(num_exits=1)) == {}
+    assert config.forward_kwargs(StepContext(exit_layers=(1,))) == {}
     total = config.compute(torch.cat([exits, heads], 1), targets, context)
     torch.testing.assert_close(total, loss(config, heads, targets) + sum(exit_losses))
     one = DistillationLoss(0.3, 2.0, teacher_index=1)
@@ -161,3 +161,15 @@ def test_student_of_one_logit_learns_as_one_whose_other_is_0(heads, targets):
         one.grad = None
         total.backward()
         assert one.grad.abs().min() > 1e-4
+
+
+def test_parts_of_distillation_are_its_heads_and_its_hard_and_soft_losses(heads, targets):
+    config = DistillationLoss(alpha=0.3, temperature=2.0, head_weights=(1.0, 0.5, 2.0))
+    exits = torch.randn(5, 2, 2, generator=torch.Generator().manual_seed(2))
+    context = StepContext(exit_layers=(2, 4, 6))
+    total = config.compute(torch.cat([exits, heads], 1), targets, context)
+    parts = context.parts
+    names = ["exit_2", "exit_4", "head_1", "head_2", "head_3"]
+    assert parts.keys() == {*names, "hard", "soft"}
+    torch.testing.assert_close(sum(parts[name] for name in names), total)
+    torch.testing.assert_close(parts["hard"] + parts["soft"], total)

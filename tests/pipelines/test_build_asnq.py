@@ -54,7 +54,8 @@ def test_built_corpus_is_what_the_reader_reads_with_its_counts_by_grade(squad, t
 def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, tmp_path):
     with pytest.raises(CorpusError, match=r"1 bad records, such as .*article 1"):
         PIPELINE.run(Recipe("squad", "dev"), tmp_path / "out", HERE, squad)
-    assert not (tmp_path / "out" / "squad-dev").exists()
+    assert not (tmp_path / "out" / "squad-dev" / "manifest.json").exists()
+    assert not list((tmp_path / "out" / "squad-dev").glob("**/*.parquet"))
 
 
 def test_dry_run_says_which_release_is_read_or_missing(squad, tmp_path, capsys):

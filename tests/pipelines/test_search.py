@@ -10,6 +10,7 @@ from as2ray.experiments.command import Pipeline
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
+from as2ray.training.tracking import TrackingConfig
 from pipelines import distill
 from pipelines.search import PIPELINE, Recipe
 from tune_spaces import distillation
@@ -38,8 +39,21 @@ def recipe(common, learn):
 def test_search_writes_the_best_settings_as_a_recipe_whose_student_is_that_of_the_search(
     recipe, tmp_path, ray_local
 ):
-    output = tmp_path / "out"
+    mlflow = pytest.importorskip("mlflow")
+    output, uri = tmp_path / "out", f"sqlite:///{tmp_path}/mlflow.db"
+    recipe = replace(recipe, tracking=TrackingConfig(mlflow_uri=uri, upload_rankers=False))
     PIPELINE.run(recipe, output, HERE)
+    client = mlflow.MlflowClient(uri)
+    found = client.search_runs([client.get_experiment_by_name("Tiny").experiment_id])
+    runs = {run.info.run_name.partition("-alpha")[0]: run for run in found}
+    assert runs["search"].info.status == "FINISHED"
+    files = {file.path for file in client.list_artifacts(runs["search"].info.run_id)}
+    assert files >= {"trials.csv", "search.md", "optuna.journal"}
+    for trial in ("001", "002"):
+        assert runs[trial].data.tags["mlflow.parentRunId"] == runs["search"].info.run_id
+        assert runs[trial].data.metrics.keys() >= {"train/loss/hard", "train/loss/soft", "dev/AP"}
+        assert runs[trial].data.params.keys() >= {"alpha", "training.epochs"}
+    assert len(list((output / "search").glob("trials/*/tensorboard/events*"))) == 2
     path = output / "best.yaml"
     best, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
     student = best.runs["student"]

@@ -94,11 +94,11 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     assert all(len(facts) <= 1 for facts in chosen["sp"].values())  # of 12 sentences one survives
     assert {row["system"] for row in json.loads((out / "test.json").read_text())["rows"]}
     followed = read_metrics(out / "rankers" / "joint-seed0" / "metrics.jsonl")[-1]
-    parts = [followed["dev/passage AP"], followed["dev/sentence AP"]]
+    parts = [followed["dev/AP/passage"], followed["dev/AP/sentence"]]
     assert followed["dev/AP"] == pytest.approx(sum(parts) / 2)
     # Its head for sentences is random: it must not choose among the checkpoints.
     followed = read_metrics(out / "rankers" / "passages-seed0" / "metrics.jsonl")[-1]
-    assert followed["dev/AP"] == followed["dev/passage AP"] != followed["dev/sentence AP"]
+    assert followed["dev/AP"] == followed["dev/AP/passage"] != followed["dev/AP/sentence"]
     prediction = json.loads((out / "selections/joint-seed0-hotpot-dev/prediction.json").read_text())
     assert len(prediction["sp"]) == 10
     answers = json.loads((out / "hotpot-dev-answers.json").read_text())

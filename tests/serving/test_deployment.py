@@ -121,20 +121,6 @@ def test_rankings_over_serve_are_the_ranker_s(deployed, cascade):
     assert (wrong.status_code, set(wrong.json())) == (422, {"message"})
 
 
-def test_metrics_reach_prometheus_by_ray(deployed):
-    address, _ = deployed
-    rank(address)
-
-    def told() -> bool:
-        text = httpx.get(f"{address}/metrics", timeout=30).text
-        return all(
-            f"ray_as2ray_{name}" in text
-            for name in ("requests_total", "request_seconds_bucket", "candidates_scored_total")
-        )
-
-    wait(told, "metrics of a request")
-
-
 def test_a_replica_that_dies_under_load_loses_no_answer(deployed):
     import ray
 

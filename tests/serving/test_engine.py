@@ -126,8 +126,12 @@ async def submit_all(queue, engine, names, timeout_s=30.0) -> list[asyncio.Task]
 def test_batches_form_while_the_ranker_works_in_order_and_within_the_budget(engine, blocking):
     tokens = engine.tokenize(RerankRequest("muri a", CANDIDATES, "m")).num_tokens
 
+    lengths = []
+
     async def run() -> list[RerankResult]:
-        queue = BatchQueue(blocking, 2 * tokens, 100 * tokens)
+        queue = BatchQueue(
+            blocking, 2 * tokens, 100 * tokens, on_change=lambda q: lengths.append(len(q.queue))
+        )
         tasks = await submit_all(queue, engine, [f"muri {x}" for x in "abcdef"])
         blocking.release.set()
         return await asyncio.gather(*tasks)
@@ -137,6 +141,7 @@ def test_batches_form_while_the_ranker_works_in_order_and_within_the_budget(engi
     names = [[name[-1] for name in batch] for batch, _ in blocking.batches]
     assert names == [["a"], ["b", "c"], ["d", "e"], ["f"]]
     assert blocking.batches[1][1] > blocking.batches[2][1] > 0
+    assert lengths == [1, 0, 1, 2, 3, 4, 5, 3, 1, 0]
 
 
 def test_two_batches_are_ranked_side_by_side_where_enough_wait(engine):

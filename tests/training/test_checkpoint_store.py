@@ -42,7 +42,7 @@ def test_run_killed_while_it_takes_a_state_over_still_has_the_older(run, tmp_pat
     run.save(write_state(tmp_path, "older"))
 
     def kill(source, target, *_, **__):
-        (Path(target) / "half").touch()
+        (Path(target).parent / "half").touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -19,12 +19,13 @@ from training_runs import (
     StopTrainingError,
     assert_close,
     create_trainer,
-    read_logged,
+    read_losses,
 )
 
 from as2ray.checkpoints.loading import load
 from as2ray.losses import get_loss
 from as2ray.training import parallel
+from as2ray.training.tracking import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -60,10 +61,17 @@ CASES = {
     "shared-resumed": Case(stop_before=(1, 1), settings={"fsdp": True}),
     "shared-checkpointing": Case(settings={"fsdp": True, "gradient_checkpointing": True}),
     "shared-albert": Case("albert", settings={"fsdp": True}),
+    "shared-after-one-process": Case(stop_before=(1, 1), first_alone=True, settings={"fsdp": True}),
     "copied-cascade": Case("plain", exit_layers=(1, 2)),
     "copied-cascade-resumed": Case("plain", exit_layers=(1, 2), stop_before=(1, 1)),
     "shared-cascade": Case("plain", exit_layers=(1, 2), settings={"fsdp": True}),
+    # The upper layers have no moments before the second step.
+    "shared-cascade-resumed": Case(
+        "plain", exit_layers=(1, 2), stop_before=(1, 1), settings={"fsdp": True}
+    ),
 }
+INTERRUPTED = Case(stop_before=(1, 1), settings={"fsdp": True})
+"""Two processes begin it, and one resumes it."""
 
 
 def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str, Any]:
@@ -76,6 +84,8 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
     if case.stop_before and not case.first_alone:
         with pytest.raises(StopTrainingError):
             create_trainer(*where, stop_before=case.stop_before, **settings).fit()
+        if case is INTERRUPTED:
+            return {}
         if dist.is_initialized():
             dist.barrier()  # rank 0 may still be writing what both resume from
     loop = create_trainer(*where, **settings)
@@ -113,6 +123,7 @@ def work(rank: int, models: dict[str, Path], root: Path) -> None:
     for name, case in CASES.items():
         found = run(case, models, root, name)
         torch.save(found, root / f"{name}-{rank}.pt")
+    run(INTERRUPTED, models, root, "interrupted")
     gc.collect()  # process groups held in cycles would end with the interpreter, which aborts
     dist.barrier()
     dist.destroy_process_group()
@@ -149,7 +160,8 @@ def together(root, models) -> dict[str, list[dict[str, Any]]]:
     for name, case in CASES.items():
         if case.first_alone:
             where = (models[case.family], root / "pairs", root / name)
-            how = {"stop_before": case.stop_before, "save_every_steps": 2, **TRAINING}
+            how = {"stop_before": case.stop_before, "save_every_steps": 2}
+            how |= {**TRAINING, **case.settings}
             loop = create_trainer(*where, **how)
             with pytest.raises(StopTrainingError):
                 loop.fit()
@@ -172,17 +184,21 @@ def test_two_processes_train_the_weights_of_one(together, alone, name):
 @pytest.mark.parametrize("name", LIKE_ALONE)
 def test_two_processes_validate_to_the_scores_of_one(together, alone, name):
     for found in together[name]:
-        assert found["scores"].shape == (DEV.num_rows,)
+        assert len(found["scores"]) == DEV.num_rows
         np.testing.assert_allclose(found["scores"], alone[CASES[name].family]["scores"], atol=1e-5)
     assert (together[name][0]["scores"] == together[name][1]["scores"]).all()
 
 
 @pytest.mark.parametrize("name", LIKE_ALONE)
-def test_two_processes_tell_the_losses_of_one(together, alone, root, name):
-    expected = read_logged(root / f"alone-{CASES[name].family}", "loss")
-    found = read_logged(root / name, "loss")
-    assert [x["step"] for x in found] == [x["step"] for x in expected]
-    assert [x["loss"] for x in found] == pytest.approx([x["loss"] for x in expected], abs=1e-5)
+def test_two_processes_tell_the_losses_and_gradients_of_one(together, alone, root, name):
+    expected, found = (
+        read_metrics(root / folder / "metrics.jsonl")
+        for folder in (f"alone-{CASES[name].family}", name)
+    )
+    assert [line.keys() for line in found] == [line.keys() for line in expected]
+    for line, other in zip(found, expected):
+        train = {name: value for name, value in other.items() if name.startswith("train/")}
+        assert {name: line[name] for name in train} == pytest.approx(train, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -198,12 +214,26 @@ def test_sharded_weights_come_to_one_batch_at_a_time(together, name):
         assert found["concurrent"] != CASES[name].settings.get("fsdp", False)
 
 
+def test_every_process_writes_its_part_of_the_moments_and_one_process_resumes_from_them(
+    together, alone, models, root
+):
+    shards = root / "interrupted" / "last" / "optimizer"
+    parts = sorted(shards.glob("*.distcp"))
+    assert [path.name for path in parts] == ["__0_0.distcp", "__1_0.distcp"]
+    sizes = [path.stat().st_size for path in parts]
+    assert max(sizes) < 0.6 * sum(sizes)
+    assert not (shards.parent / "optimizer.pt").exists()
+    settings = {**TRAINING, **INTERRUPTED.settings}
+    loop = create_trainer(models["bert"], root / "pairs", root / "interrupted", **settings)
+    assert loop.state.global_step == 2
+    loop.fit()
+    assert_close(parallel.get_model_state(loop.model), alone["bert"]["weights"])
+
+
 def test_two_copies_resumed_with_dropout_go_on_as_if_not_interrupted(together, root):
     weights = [together[f"copied-dropout{which}"][0]["weights"] for which in ("", "-resumed")]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
-    assert read_logged(root / "copied-dropout", "loss") == read_logged(
-        root / "copied-dropout-resumed", "loss"
-    )
+    assert read_losses(root / "copied-dropout") == read_losses(root / "copied-dropout-resumed")
 
 
 @pytest.mark.parametrize("name", CASES)

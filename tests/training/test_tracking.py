@@ -1,21 +1,41 @@
 import errno
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
-from training_runs import FunctionLoss, create_trainer
+from training_runs import FunctionLoss, StopTrainingError, create_trainer
 
 from as2ray.errors import TrainingError
 from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.run_job import train
 from as2ray.training.tracking import (
     JsonLinesTracker,
     MLflowTracker,
+    RunDescription,
     TensorBoardTracker,
     TrackingConfig,
-    create_trackers,
+    closing,
+    create_servers,
+    end_run,
     read_metrics,
 )
+
+RUN = RunDescription(
+    name="first-seed0",
+    experiment="Tiny",
+    key="store/TrainedRanker/abc",
+    tags={"recipe": "Tiny", "seed": "0"},
+    params={"training.epochs": 2},
+)
+
+
+def read_events(folder: Path):
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    return loading.EventAccumulator(str(folder)).Reload()
 
 
 def test_json_lines_of_a_resumed_run_lose_what_came_after_and_a_cut_line(tmp_path):
@@ -41,34 +61,165 @@ def test_lines_told_before_are_kept_where_a_resumed_run_cannot_write(tmp_path, m
     assert read_metrics(path) == [{"step": 1, "loss": 3.0}]
 
 
-def test_tensorboard_files_hold_the_scalars(tmp_path):
-    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = TensorBoardTracker(tmp_path, resumed_step=0)
+def test_tensorboard_files_hold_the_scalars_of_a_running_run_and_settings_of_a_trial(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("as2ray.training.tracking.FLUSH_S", 0.1)
+    tracker = TensorBoardTracker(tmp_path, 0, {"alpha": 0.5, "space": "a"})
     for step in (1, 2):
-        tracker.log(step, {"loss": 1.0 / step})
+        tracker.log(step, {"train/loss": 1.0 / step, "train/loss/exit_4": 3.0})
+    [file] = tmp_path.iterdir()
+    deadline = time.monotonic() + 10
+    while file.read_bytes().count(b"train/loss/exit_4") < 2:
+        assert time.monotonic() < deadline, "not flushed before the end"
+    events = read_events(tmp_path)
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
+    assert events.PluginTagToContent("hparams")
     tracker.close()
-    events = loading.EventAccumulator(str(tmp_path)).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 0.5)]
+
+
+def test_run_logs_into_the_three_groups_of_tensorboard(checkpoint, corpus, tmp_path):
+    model = ModelSpec(str(checkpoint("bert", None)), max_length=32)
+    training = TrainingConfig(epochs=1, global_batch_size=64, head_learning_rate=1e-3)
+    files = RunDescription(folder=str(tmp_path / "stage"))
+    job = TrainingJob(model, (str(corpus),), {"dev": str(corpus)}, training, run=files)
+    train(job, tmp_path / "run")
+    tags = set(read_events(tmp_path / "stage" / "tensorboard").Tags()["scalars"])
+    assert {
+        "train/loss",
+        "train/gradient_norm",
+        "train/learning_rate",
+        "train/head_learning_rate",
+        "speed/pairs_per_second",
+        "speed/tokens_per_second",
+        "speed/data_wait_s",
+        "speed/batch_fill",
+        "speed/host_memory_gb",
+        "dev/AP",
+        "dev/share_predicted_positive",
+    } <= tags
+    assert {tag.partition("/")[0] for tag in tags} == {"train", "speed", "dev", "epoch"}
+
+
+def open_mlflow(tmp_path) -> tuple[TrackingConfig, object]:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
+    return TrackingConfig(tensorboard=False, mlflow_uri=uri), mlflow.MlflowClient(uri)
+
+
+def mlflow_runs(client, experiment="Tiny") -> dict:
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    assert len({run.info.run_name for run in found}) == len(found)
+    return {run.info.run_name: run for run in found}
 
 
 @pytest.mark.slow
-def test_mlflow_run_holds_the_metrics(tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    # A pipeline's runs are all called `run`: they have the name of the stage that they make.
-    made = create_trackers(
-        TrackingConfig(tensorboard=False, mlflow_uri=uri),
-        tmp_path / "TrainedRanker" / "x-seed0" / "scratch" / "run",
-        0,
+def test_mlflow_shows_runs_with_settings_trials_files_and_states(tmp_path):
+    config, client = open_mlflow(tmp_path)
+    trials = [RUN.trial(name, {"alpha": 0.5}) for name in ("001", "002", "003")]
+    (tmp_path / "ranker").mkdir()
+    (tmp_path / "ranker" / "weights").write_text("1")
+    with closing([MLflowTracker(config.mlflow_uri, RUN)]):
+        tracker = MLflowTracker(config.mlflow_uri, trials[0])
+        with closing([tracker]):
+            tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
+            tracker.log_file(tmp_path / "ranker")
+        for trial, error in zip(trials[1:], (ValueError, KeyboardInterrupt)):
+            with pytest.raises(error), closing([MLflowTracker(config.mlflow_uri, trial)]):
+                raise error
+    runs = mlflow_runs(client)
+    states = {name: run.info.status for name, run in runs.items()}
+    assert states == {
+        "first-seed0": "FINISHED",
+        "001": "FINISHED",
+        "002": "FAILED",
+        "003": "KILLED",
+    }
+    parent, trial = runs["first-seed0"], runs["001"]
+    assert trial.data.metrics == {"dev/AP": 0.5, "P_at_1": 0.25}
+    assert trial.data.params == {"training.epochs": "2", "alpha": "0.5"}
+    assert trial.data.tags["recipe"] == "Tiny"
+    assert trial.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert "mlflow.parentRunId" not in parent.data.tags
+    assert [file.path for file in client.list_artifacts(trial.info.run_id)] == ["ranker"]
+    # Not in the working directory, which is another one in every worker.
+    assert (tmp_path / "mlflow" / "mlartifacts").is_dir()
+    # The workers of a trial that was stopped are gone.
+    MLflowTracker(config.mlflow_uri, trials[2])
+    assert mlflow_runs(client)["003"].info.status == "RUNNING"
+    end_run(config, trials[2], "KILLED")
+    end_run(config, trials[0], "KILLED")  # It has finished.
+    runs = mlflow_runs(client)
+    assert (runs["003"].info.status, runs["001"].info.status) == ("KILLED", "FINISHED")
+
+
+@pytest.mark.slow
+def test_interrupted_run_continues_its_run_in_mlflow(checkpoint, corpus, tmp_path):
+    config, client = open_mlflow(tmp_path)
+    settings = {"epochs": 2, "global_batch_size": 64, "save_every_steps": 1}
+    run = replace(RUN, key="")
+    model = checkpoint("bert", None)
+    cut = create_trainer(
+        model, corpus, tmp_path / "run", tracking=config, run=run, stop_before=(1, 0), **settings
     )
-    (tracker,) = (one for one in made if isinstance(one, MLflowTracker))
-    tracker.log(3, {"dev/AP": 0.5, "P@1": 0.25})
-    tracker.close()
-    client = mlflow.MlflowClient(uri)
-    experiment = client.get_experiment_by_name("as2ray")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.run_name == "x-seed0"
-    assert run.data.metrics == {"dev/AP": 0.5, "P_at_1": 0.25}
+    with pytest.raises(StopTrainingError):
+        cut.fit()
+    assert mlflow_runs(client)["first-seed0"].info.status == "FAILED"
+    create_trainer(model, corpus, tmp_path / "run", tracking=config, run=run, **settings).fit()
+    found = mlflow_runs(client)["first-seed0"]
+    assert found.info.status == "FINISHED"
+    steps = [m.step for m in client.get_metric_history(found.info.run_id, "train/loss")]
+    assert steps == list(range(1, cut.batch_source.steps * 2 + 1))
+    names = [file.path for file in client.list_artifacts(found.info.run_id, "ranker")]
+    assert "ranker/model.safetensors" in names
+
+
+@pytest.mark.slow
+def test_run_goes_on_when_the_database_of_its_tracker_is_lost(tmp_path, caplog):
+    config, _ = open_mlflow(tmp_path)
+    [tracker] = create_servers(config, RUN)
+    tracker.log(1, {"train/loss": 1.0})
+    (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1_000)
+    with closing([tracker]):
+        tracker.log(2, {"train/loss": 1.0})
+        tracker.log(3, {"train/loss": 1.0})
+    warnings = [r for r in caplog.records if "is not tracked any more" in r.getMessage()]
+    assert len(warnings) == 1
+    end_run(config, RUN, "FINISHED")
+
+
+@pytest.mark.parametrize("uri", ["runs", "/data/mlruns", "file:///data/mlruns", "ftp://server"])
+def test_folder_as_tracking_uri_is_refused_with_the_database_to_use(uri):
+    with pytest.raises(ValidationError, match=r"write a database, sqlite:///.*mlflow\.db"):
+        TrackingConfig(mlflow_uri=uri)
+
+
+def test_relative_database_is_the_same_in_every_working_directory(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    assert TrackingConfig(mlflow_uri="sqlite:///a.db").mlflow_uri == f"sqlite:///{tmp_path}/a.db"
+    absolute = TrackingConfig(mlflow_uri="sqlite:////data/a.db").mlflow_uri
+    assert absolute == "sqlite:////data/a.db"
+    assert TrackingConfig(mlflow_uri="http://host:5000").mlflow_uri == "http://host:5000"
+
+
+@pytest.mark.slow
+def test_weights_and_biases_writes_a_run_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = replace(RUN, folder=str(tmp_path / "stage"))
+    (tmp_path / "report.md").write_text("Report")
+    trackers = create_servers(TrackingConfig(tensorboard=False, wandb_project="tiny"), run)
+    with closing(trackers):
+        for tracker in trackers:
+            tracker.log(3, {"dev/AP": 0.5})
+            tracker.log_file(tmp_path / "report.md")
+    [file] = (tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert run.id in file.name
+    texts = (b"first-seed0", b"training.epochs", b"dev/AP")
+    deadline = time.monotonic() + 20  # Its own process writes the file.
+    while not all(text in file.read_bytes() for text in texts):
+        assert time.monotonic() < deadline, file.read_bytes()
 
 
 def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus, tmp_path):

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from training_runs import create_trainer, read_logged
+from training_runs import create_trainer, read_logged, read_losses
 
 from as2ray.errors import TrainingError
 from as2ray.losses.pairwise import MarginRankingLoss
@@ -41,7 +41,7 @@ def test_training_on_lists_learns_to_rank(checkpoint, corpus, tmp_path, loss, at
         tracking=TrackingConfig(log_every_steps=1, tensorboard=False),
     )
     train(job, tmp_path)
-    losses = [x["loss"] for x in read_logged(tmp_path, "loss")]
+    losses = read_losses(tmp_path)
     assert len(losses) == 8 * 5
     assert losses[0] == pytest.approx(at_first, abs=0.3)
     assert np.mean(losses[-5:]) < 0.3 * at_first

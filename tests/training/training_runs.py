@@ -1,7 +1,7 @@
 """Trainers on the tiny corpus, for this process or a spawned one."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from as2ray.tables.parquet import ParquetTable
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import LocalCheckpointStore
 from as2ray.training.config import TrainingConfig
-from as2ray.training.tracking import TrackingConfig, read_metrics
+from as2ray.training.tracking import RunDescription, TrackingConfig, read_metrics
 from as2ray.training.trainer import Trainer
 from as2ray.training.validation import EvalSet
 
@@ -70,6 +70,8 @@ def create_trainer(
     dev: pa.Table = DEV,
     log_every_steps: int = 1,
     save_every_steps: int | None = None,
+    tracking: TrackingConfig | None = None,
+    run: RunDescription | None = None,
     **training: object,
 ) -> Trainer:
     """A trainer over all pairs of `corpus`; by default in fp32 and with a high learning rate.
@@ -94,7 +96,8 @@ def create_trainer(
         LocalCheckpointStore(folder, 1e-9 if save_every_steps else 600.0, save_every_steps or 1),
         {"dev": EvalSet.from_table(dev, ranker, 400)},
         folder,
-        TrackingConfig(log_every_steps=log_every_steps, tensorboard=False),
+        replace(tracking or TrackingConfig(tensorboard=False), log_every_steps=log_every_steps),
+        run,
     )
 
 
@@ -106,6 +109,11 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
             apart = (one[name] - other[name]).abs()
             assert apart.mean() < 1e-6, name
             assert apart.max() < 2e-4, name
+
+
+def read_losses(folder: Path) -> list[float]:
+    """The loss of each line that has one."""
+    return [line["train/loss"] for line in read_logged(folder, "train/loss")]
 
 
 def read_logged(folder: Path, *names: str) -> list[dict[str, float]]:
