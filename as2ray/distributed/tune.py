@@ -188,11 +188,13 @@ def search_training(
             from as2ray.distributed.train import train_on_ray
 
             with calling_at_end(partial(end_run, job.tracking, job.run)):
-                train_on_ray(job, run_folder, workers, [_TuneReport()])
+                train_on_ray(job, run_folder, workers, [_TuneReport(job.training.epochs)])
         else:
             from as2ray.training.run_job import run_job
 
-            run_job(job, run_folder, _TuneCheckpointStore(run_folder, workers.resume_interval_s))
+            store = _TuneCheckpointStore(run_folder, workers.resume_interval_s)
+            store.epochs = job.training.epochs
+            run_job(job, run_folder, store)
         lines = read_metrics(run_folder / "metrics.jsonl")
         evaluations = [line for line in lines if SELECTION_METRIC in line]
         selected = max(evaluations, key=lambda line: line[job.training.select_by])
@@ -503,12 +505,20 @@ class _ScoreTrial(tune.Trainable):  # type: ignore[misc]
 
 
 class _TuneReport(TuneReportCallback):  # type: ignore[misc]
-    """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this."""
+    """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this.
+
+    Args:
+        epochs: Epochs of the run. Tune learns of the last one when the run has finished.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self.epochs = epochs
 
     def after_report(
         self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
     ) -> None:
-        if metrics[0]:  # A resume state has none.
+        if metrics[0] and metrics[0]["epoch"] < self.epochs:  # A resume state has no metrics.
             controller = ray.get_runtime_context().current_actor
             super().after_report(run_context, [{**metrics[0], CONTROLLER: controller}], None)
 
@@ -516,9 +526,13 @@ class _TuneReport(TuneReportCallback):  # type: ignore[misc]
 class _TuneCheckpointStore(LocalCheckpointStore):
     """Keeps the resume states of a run in the trial's own process; reports metrics to Tune."""
 
+    epochs: int
+    """See `_TuneReport`."""
+
     def report(self, metrics: Metrics) -> None:
         """See `CheckpointStore`; Ray Tune may stop the trial here."""
-        tune.report(dict(metrics))
+        if metrics["epoch"] < self.epochs:
+            tune.report(dict(metrics))
 
 
 class _Journal(JournalFileBackend):
