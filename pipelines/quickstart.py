@@ -23,7 +23,7 @@ from as2ray.evaluation.report import build_report, save_report, to_markdown
 from as2ray.experiments.bm25 import write_stage_index
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
-from as2ray.experiments.rankers import METRICS, TableEvaluation, TableScores
+from as2ray.experiments.rankers import TableEvaluation, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
@@ -31,7 +31,7 @@ from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
-from as2ray.training.tracking import read_metrics
+from as2ray.training.tracking import METRICS, read_metrics
 from pipelines import own_documents
 from pipelines.own_documents import OwnDocuments
 

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
-from as2ray.distributed.cluster import unwrap_ray_errors
+from as2ray.distributed.cluster import hide_log_of_ray_data, unwrap_ray_errors
 from as2ray.text.packing import PackedBatch, ragged_arange
 
 ARRAY_FIELDS = ("token_ids", "token_types", "lengths", "markers")
@@ -41,6 +41,8 @@ class RayBatchSource:
     """CPUs for the tasks of this worker, which the worker has reserved on its node."""
     data_group: PlacementGroup | None = None
     """Where they are reserved instead, with a bundle for each rank."""
+    name: str = ""
+    """Name of the run, in Ray's dashboard."""
 
     @property
     def steps(self) -> int:
@@ -62,6 +64,7 @@ class RayBatchSource:
         # for none, and no task reads the window numbers.
         first_window = self.dataset.find_window(epoch, start)
         windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
+        hide_log_of_ray_data()
         dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
             _pack_windows,
             batch_size=None,
@@ -75,6 +78,9 @@ class RayBatchSource:
         max_bytes = MAX_PENDING_BYTES_PER_CPU * max(1.0, self.num_cpus)
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=max_bytes)
         dataset.context.enable_progress_bars = False
+        dataset.context.enable_auto_log_stats = True  # into Ray Data's log file
+        name = self.name.replace("/", "-")  # Ray names a file after it.
+        dataset.set_name(f"{name} epoch {epoch + 1} rank {self.dataset.rank}".strip())
         return dataset
 
     def _placement(self) -> dict[str, Any]:
