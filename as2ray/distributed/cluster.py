@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -50,7 +50,11 @@ def set_start_timeout(is_elastic: bool) -> None:
     os.environ[START_TIMEOUT] = _start_timeout_of_user or ("60" if is_elastic else "3600")
 
 
-def check_shared(paths: Iterable[str | Path], folder: str | Path, node_files: NodeFiles) -> None:
+def check_shared(
+    paths: Iterable[str | Path],
+    folder: str | Path | None = None,
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
+) -> None:
     """Checks that every other node sees the same files, and the files written to a folder.
 
     A node that is lost meanwhile does not count.
@@ -58,8 +62,8 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path, node_files: No
     Args:
         paths: Files and folders that the workers read; what exists nowhere, as the id of a model on
             a hub, passes. Nodes fetch what they can.
-        folder: Folder to which they write; a temporary file is created there, unless nodes publish
-            what they write.
+        folder: Folder to which they write, if any; a temporary file is created there, unless nodes
+            publish what they write.
         node_files: How nodes see files of others.
 
     Raises:
@@ -69,11 +73,14 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path, node_files: No
     other_nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != this_node]
     if not other_nodes:
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
+    with ExitStack() as stack:
+        names = []
+        if folder is not None and node_files.is_local:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            probe = stack.enter_context(NamedTemporaryFile(prefix=".as2ray-", dir=folder))
+            names.append(probe.name)
         files = [sorted(filter(Path.is_file, Path(p).rglob("*"))) or [Path(p)] for p in paths]
-        names = [*map(str, chain.from_iterable(files))]
-        names += [probe.name] if node_files.is_local else []
+        names += map(str, chain.from_iterable(files))
         pending = {}
         for node in other_nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -154,6 +161,8 @@ def release_placement_group(folder: Path) -> None:
 
 def hide_log_of_ray_data() -> None:
     """Leaves what Ray Data says of each execution to its log file; warnings are shown."""
+    # It warns that progress bars are off.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
     for handler in logging.getLogger("ray.data").handlers:
         if type(handler).__name__ == "PlainRayHandler":  # the console's
             handler.setLevel(logging.WARNING)

@@ -6,7 +6,7 @@ examples, and all ranks run the same steps.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ class RayBatchSource:
     """Where they are reserved instead, with a bundle for each rank."""
     name: str = ""
     """Name of the run, in Ray's dashboard."""
+    on_end: Callable[[str], None] | None = None
+    """Called at the end of an epoch with Ray Data's statistics, which its log file has, too."""
 
     @property
     def steps(self) -> int:
@@ -58,6 +60,8 @@ class RayBatchSource:
         with unwrap_ray_errors():
             for rows in batches:
                 yield from (from_row(rows, row) for row in range(rows.num_rows))
+        if self.on_end:
+            self.on_end(dataset.stats())
 
     def _create_ray_dataset(self, epoch: int, start: int) -> "ray.data.Dataset":
         # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask

@@ -150,12 +150,15 @@ def log_to_console() -> None:
 
     Of other libraries only warnings appear there, as is Python's default.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logging.basicConfig()
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    for handler in root.handlers:
+        # That of Ray Train has none; those of a test have their own.
+        if handler.formatter is None or handler.formatter._fmt == logging.BASIC_FORMAT:
+            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     for name in ("as2ray", "pipelines", "__main__"):
-        package_logger = logging.getLogger(name)
-        package_logger.setLevel(logging.INFO)
-        package_logger.handlers, package_logger.propagate = [handler], False
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 class ConsoleTracker(Tracker):

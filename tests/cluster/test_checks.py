@@ -6,7 +6,6 @@ import pytest
 import ray
 
 from as2ray.distributed.cluster import check_shared
-from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import check_plan, node_resources
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
@@ -27,10 +26,10 @@ def test_shared_folder_is_checked_on_the_nodes_that_live(cluster, connected, tmp
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("x")
     paths = [tmp_path / "model", "org/model-of-a-hub"]
-    check_shared(paths, tmp_path, NodeFiles())
+    check_shared(paths, tmp_path)
     cluster.remove_node(lost, allow_graceful=False)
     assert lost.node_id in [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # for a while
-    check_shared(paths, tmp_path, NodeFiles())
+    check_shared(paths, tmp_path)
 
 
 def test_actors_of_ray_and_plan_keep_to_nodes_with_the_labels(cluster, connected):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -137,6 +138,13 @@ def test_search_that_is_stopped_as_a_job_ends_as_one_that_was_not(job_server, su
     assert done.returncode == 0, done.stdout + done.stderr
     trials = complete_trials(whole)
     assert len(trials) == 4
+    done = subprocess.run([RAY, "job", "logs", "whole"], env=job_server, capture_output=True)
+    lines = done.stdout.decode().splitlines()
+    ours = [line for line in lines if re.search(r"\d\d:\d\d:\d\d  ", line)]
+    assert len(ours) >= 0.7 * len(lines), done.stdout.decode()
+    for number in range(1, 5):
+        assert any(f"trial {number}/4 alpha " in line for line in ours)
+    assert any("step 5/" in line and " left  loss " in line for line in ours)
 
     flags = ("--store", str(tmp_path / "store"))
     done = submit("stopped", stopped, *flags, wait=False)
