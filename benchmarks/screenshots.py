@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def find_newest(folder: Path, pattern: str) -> Path | None:
     """Returns the newest file of this name below a folder; links to stages are followed."""
     found = os.walk(folder.resolve(), followlinks=True)
-    files = [Path(root, name) for root, _, names in found for name in fnmatch.filter(names, pattern)]
+    files = [
+        Path(root, name) for root, _, names in found for name in fnmatch.filter(names, pattern)
+    ]
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 

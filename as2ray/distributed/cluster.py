@@ -120,7 +120,8 @@ def compare_files(
                 f"{different[0]} (and {len(different) - 1} more) is missing or different on node "
                 f"{node}; all {len(sizes_by_node) + 1} nodes must see the same tables, checkpoints "
                 "and --workers.storage_path",
-                fix="give --output and --workers.storage_path on a file system of all nodes",
+                fix="give --output and --workers.storage_path on a file system of all nodes, or "
+                "--store on an object store",
             )
 
 
