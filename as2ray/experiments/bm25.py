@@ -108,6 +108,7 @@ class CandidateIndex(Stage):
 class DocumentIndex(Stage):
     """An index of the sentences of a user's documents."""
 
+    VERSION = 2
     RESOURCES = "pool"
 
     source: str = field(metadata=NOT_IDENTITY)
