@@ -10,6 +10,7 @@ RAY_AUTH_TOKEN is the token of Ray's dashboard, if it wants one.
 """
 
 import argparse
+import fnmatch
 import io
 import json
 import os
@@ -90,8 +91,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def find_newest(folder: Path, pattern: str) -> Path | None:
-    """Returns the newest file of this name below a folder."""
-    files = folder.resolve().rglob(pattern)
+    """Returns the newest file of this name below a folder; links to stages are followed."""
+    found = os.walk(folder.resolve(), followlinks=True)
+    files = [
+        Path(root, name) for root, _, names in found for name in fnmatch.filter(names, pattern)
+    ]
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 

@@ -7,7 +7,7 @@ The documents are part of every CPython, so nothing is downloaded. The steps are
 that people wrote and labeled. Other questions of this kind are the test.
 """
 
-import re
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass as stage_dataclass
@@ -23,7 +23,7 @@ from as2ray.evaluation.report import build_report, save_report, to_markdown
 from as2ray.experiments.bm25 import write_stage_index
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
-from as2ray.experiments.rankers import METRICS, TableEvaluation, TableScores
+from as2ray.experiments.rankers import TableEvaluation, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
@@ -31,7 +31,7 @@ from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
-from as2ray.training.tracking import read_metrics
+from as2ray.training.tracking import METRICS, read_metrics
 from pipelines import own_documents
 from pipelines.own_documents import OwnDocuments
 
@@ -80,21 +80,23 @@ class Quickstart:
 
 @stage_dataclass(frozen=True, eq=False)
 class ReferenceIndex(Stage):
-    """An index of the Python reference, which it writes as a folder of Markdown files."""
+    """An index of the Python reference, which it writes as JSON lines.
 
+    Each sentence of the corpus is a line of its own, so the index holds the same sentences.
+    """
+
+    VERSION = 2
     python: str
     """Version of Python."""
 
     def run(self, context: StageContext) -> Outputs:
         """Writes the documents, and indexes them."""
-        for document in python_reference.load_documents():
-            name = re.sub(r"[^a-zA-Z0-9/ .-]", "_", document.id)
-            path = context.output / "documents" / "reference" / f"{name}.md"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            title = document.id.partition("/")[2]
-            path.write_text("\n\n".join([f"# {title}", *document.sentences]), encoding="utf-8")
-        documents = context.output / "documents" / "reference"
-        return write_stage_index(context, documents, IndexConfig())
+        documents = context.output / "documents.jsonl"
+        with documents.open("w", encoding="utf-8") as file:
+            for id, _, sentences in python_reference.load_documents():
+                row = {"id": id, "title": id.partition("/")[2], "text": "\n\n".join(sentences)}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return write_stage_index(context, documents, IndexConfig(sentence_splitter="lines"))
 
 
 def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:

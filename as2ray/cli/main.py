@@ -22,6 +22,7 @@ from as2ray.cli.index import index
 from as2ray.cli.rank import rank
 from as2ray.cli.serve import serve
 from as2ray.cli.store import StoreCommands
+from as2ray.cli.stream import stream
 from as2ray.errors import As2rayError, ConfigError, from_validation_error
 
 COMMANDS = {
@@ -35,6 +36,7 @@ COMMANDS = {
     "export": export,
     "convert": convert,
     "store": StoreCommands,
+    "stream": stream,
     "serve": serve,
 }
 

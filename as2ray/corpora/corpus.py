@@ -104,6 +104,8 @@ class Corpus:
     """Its name on the Hugging Face hub, if the reader can read that copy."""
     conversion: RecordConversion | None = None
     """Record conversion of a release of pages with marked answers."""
+    version: str = ""
+    """Version of the content, for a corpus that has no files: it tells when tables are outdated."""
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -11,17 +11,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from platform import python_version
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 
 from as2ray.corpora.corpus import Corpus, CorpusOptions, Source
-from as2ray.corpora.reader_utils import assign_split_by_hash, candidate_schema
+from as2ray.corpora.reader_utils import candidate_schema
 from as2ray.errors import CorpusError
 from as2ray.tables.schema import from_rows
 from as2ray.text.sentences import split as split_sentences
 
 logger: Final = logging.getLogger(__name__)
+
+_QUESTION_FILE: Final = files("as2ray.corpora") / "python_reference.json"
 
 Topics = Mapping[str, str]
 """Plain text of each topic by its name, in the format of `pydoc_data.topics`."""
@@ -34,9 +38,10 @@ CHAPTERS: Final[dict[str, list[str]]] = {
         "coroutines": "async await",
         "displays": "lists dict exprlists lambda",
         "emulation": "callable-types context-managers numeric-types",
-        "execution": "dynamic-features exceptions execmodel naming",
+        "execution": "dynamic-features exceptions",
         "literals": "numbers integers floating imaginary atom-literals",
         "loops": "for while break continue else if",
+        "name resolution": "execmodel naming",
         "names": "atom-identifiers id-classes identifiers",
         "operators": "binary unary power shifting bitwise conversions operator-summary",
         "primaries": "attribute-references subscriptions slicings",
@@ -49,11 +54,23 @@ CHAPTERS: Final[dict[str, list[str]]] = {
 """Topics that are merged because they are too short or repeat one another; every other topic is a
 chapter of its own."""
 
-UNDIVIDED_TOPICS: Final = ("compound", "specialnames")
-"""Topics that repeat many others; only their parts that no other topic has are used."""
+REPEATING_CHAPTERS: Final = {"compound": ["match", "compound"], "specialnames": ["specialnames"]}
+"""Chapters whose topics repeat many others; only their parts that no other topic has are used.
 
-SPLITS: Final = {"train": 0.60, "dev": 0.75, "test": 1.0}
-"""Upper end of each split's share of the hash values."""
+The `match` statement has a topic of its own since Python 3.14.
+"""
+
+SPLITS: Final[dict[str, set[str]]] = {
+    "train": set(),
+    "dev": {"attribute-access", "names", "operators", "sequences", "special objects"},
+    "test": {
+        *("assignments", "comparisons", "compound", "coroutines", "customization", "debugger"),
+        *("displays", "formatstrings", "import", "name resolution", "raise", "sequence-types"),
+        *("specialnames", "string-methods", "try", "types", "typesmapping"),
+    },
+}
+"""Chapters of each split; all others are in `train`. A chapter is never divided, so no sentence,
+document or topic is in two splits."""
 
 TARGET_SENTENCES, MAX_SENTENCES, MIN_SENTENCES = 40, 80, 15
 """Number of sentences of a document. Sections are added to a document until it has
@@ -97,8 +114,7 @@ class QuestionReport(NamedTuple):
 
 def annotated_questions() -> tuple[AnnotatedQuestion, ...]:
     """Reads all questions, in the order of their file."""
-    text = (files("as2ray.corpora") / "python_reference.json").read_text(encoding="utf-8")
-    records = json.loads(text)
+    records = json.loads(_QUESTION_FILE.read_bytes())
     return tuple(AnnotatedQuestion(**r | {"phrases": tuple(r["phrases"])}) for r in records)
 
 
@@ -137,15 +153,13 @@ def label_questions(topics: Topics | None = None) -> QuestionReport:
 
 def find_chapter(topic: str) -> str:
     """Returns the chapter of a topic; a topic that is long enough is its own chapter."""
-    return next((name for name, topics in CHAPTERS.items() if topic in topics), topic)
+    chapters = CHAPTERS | REPEATING_CHAPTERS
+    return next((name for name, topics in chapters.items() if topic in topics), topic)
 
 
 def assign_split(chapter: str) -> str:
-    """Returns the split of a chapter by a hash of its name, the same for every Python version.
-
-    A chapter is never divided, so no sentence, document or topic is in two splits.
-    """
-    return assign_split_by_hash(f"python reference/{chapter}", SPLITS)
+    """Returns the split of a chapter, the same for every Python version."""
+    return next((split for split, chapters in SPLITS.items() if chapter in chapters), "train")
 
 
 def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[pa.Table]:
@@ -192,11 +206,11 @@ def _load_interpreter_documents() -> tuple[Document, ...]:
 
 
 def _build_documents(topics: Topics) -> Iterator[Document]:
-    merged = {name for names in CHAPTERS.values() for name in names}
-    # The undivided topics come last: sentences that other topics have are not used again.
-    single = [*sorted({*topics} - merged - {*UNDIVIDED_TOPICS}), *UNDIVIDED_TOPICS]
+    merged = {name for names in (CHAPTERS | REPEATING_CHAPTERS).values() for name in names}
+    single = {name: [name] for name in sorted({*topics} - merged)}
+    # The repeating chapters come last: sentences that others have are not used again.
     seen: set[str] = set()
-    for chapter, names in (CHAPTERS | {name: [name] for name in single}).items():
+    for chapter, names in (CHAPTERS | single | REPEATING_CHAPTERS).items():
         texts = (topics[name] for name in names if name in topics)
         sections = [section for text in texts for section in _parse_sections(text, seen)]
         for title, sentences in _pack_sections(sections):
@@ -339,4 +353,5 @@ CORPUS: Final = Corpus(
     license="text: PSF License Version 2, from the interpreter; questions: Apache-2.0",
     files=dict.fromkeys(SPLITS, ()),
     reader=read_tables,
+    version=f"Python {python_version()}, questions {crc32(_QUESTION_FILE.read_bytes()):08x}",
 )

@@ -1,8 +1,9 @@
 """Connects to a Ray cluster, checks that its nodes share files, and unwraps its errors."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -16,6 +17,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from as2ray.distributed.node_files import NodeFiles
 from as2ray.errors import As2rayError, ResourceError
 
 WORKER_ENVIRONMENT = {
@@ -48,15 +50,21 @@ def set_start_timeout(is_elastic: bool) -> None:
     os.environ[START_TIMEOUT] = _start_timeout_of_user or ("60" if is_elastic else "3600")
 
 
-def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
+def check_shared(
+    paths: Iterable[str | Path],
+    folder: str | Path | None = None,
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
+) -> None:
     """Checks that every other node sees the same files, and the files written to a folder.
 
     A node that is lost meanwhile does not count.
 
     Args:
         paths: Files and folders that the workers read; what exists nowhere, as the id of a model on
-            a hub, passes.
-        folder: Folder to which they write; a temporary file is created there.
+            a hub, passes. Nodes fetch what they can.
+        folder: Folder to which they write, if any; a temporary file is created there, unless nodes
+            publish what they write.
+        node_files: How nodes see files of others.
 
     Raises:
         ResourceError: A node does not see one of the files, for example on another node's disk.
@@ -65,15 +73,19 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
     other_nodes = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != this_node]
     if not other_nodes:
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(prefix=".as2ray-", dir=folder) as probe:
+    with ExitStack() as stack:
+        names = []
+        if folder is not None and node_files.is_local:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            probe = stack.enter_context(NamedTemporaryFile(prefix=".as2ray-", dir=folder))
+            names.append(probe.name)
         files = [sorted(filter(Path.is_file, Path(p).rglob("*"))) or [Path(p)] for p in paths]
-        names = [probe.name, *map(str, chain.from_iterable(files))]
+        names += map(str, chain.from_iterable(files))
         pending = {}
         for node in other_nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(num_cpus=0, scheduling_strategy=strategy)(file_sizes)
-            pending[node["NodeManagerAddress"]] = task.remote(names)
+            pending[node["NodeManagerAddress"]] = task.remote(names, node_files)
         sizes_by_node = {}
         for address, sizes in pending.items():
             with suppress(NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
@@ -81,8 +93,10 @@ def check_shared(paths: Iterable[str | Path], folder: str | Path) -> None:
         compare_files(names, file_sizes(names), sizes_by_node)
 
 
-def file_sizes(paths: Sequence[str]) -> list[int]:
+def file_sizes(paths: Sequence[str], node_files: NodeFiles | None = None) -> list[int]:
     """Returns the size of each file in bytes as this node sees it, -1 if it does not exist."""
+    if node_files is not None:
+        node_files.fetch_paths(paths)
     return [os.stat(path).st_size if os.path.exists(path) else -1 for path in paths]
 
 
@@ -106,7 +120,8 @@ def compare_files(
                 f"{different[0]} (and {len(different) - 1} more) is missing or different on node "
                 f"{node}; all {len(sizes_by_node) + 1} nodes must see the same tables, checkpoints "
                 "and --workers.storage_path",
-                fix="give --output and --workers.storage_path on a file system of all nodes",
+                fix="give --output and --workers.storage_path on a file system of all nodes, or "
+                "--store on an object store",
             )
 
 
@@ -143,6 +158,15 @@ def release_placement_group(folder: Path) -> None:
         group_id = ray.PlacementGroupID(bytes.fromhex((folder / PLACEMENT_GROUP).read_text()))
         remove_placement_group(PlacementGroup(group_id))
         (folder / PLACEMENT_GROUP).unlink()
+
+
+def hide_log_of_ray_data() -> None:
+    """Leaves what Ray Data says of each execution to its log file; warnings are shown."""
+    # It warns that progress bars are off.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    for handler in logging.getLogger("ray.data").handlers:
+        if type(handler).__name__ == "PlainRayHandler":  # the console's
+            handler.setLevel(logging.WARNING)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ examples, and all ranks run the same steps.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
-from as2ray.distributed.cluster import unwrap_ray_errors
+from as2ray.distributed.cluster import hide_log_of_ray_data, unwrap_ray_errors
 from as2ray.text.packing import PackedBatch, ragged_arange
 
 ARRAY_FIELDS = ("token_ids", "token_types", "lengths", "markers")
@@ -41,6 +41,10 @@ class RayBatchSource:
     """CPUs for the tasks of this worker, which the worker has reserved on its node."""
     data_group: PlacementGroup | None = None
     """Where they are reserved instead, with a bundle for each rank."""
+    name: str = ""
+    """Name of the run, in Ray's dashboard."""
+    on_end: Callable[[str], None] | None = None
+    """Called at the end of an epoch with Ray Data's statistics, which its log file has, too."""
 
     @property
     def steps(self) -> int:
@@ -56,12 +60,15 @@ class RayBatchSource:
         with unwrap_ray_errors():
             for rows in batches:
                 yield from (from_row(rows, row) for row in range(rows.num_rows))
+        if self.on_end:
+            self.on_end(dataset.stats())
 
     def _create_ray_dataset(self, epoch: int, start: int) -> "ray.data.Dataset":
         # Tasks that asked for CPUs could wait without end for those that workers hold. So these ask
         # for none, and no task reads the window numbers.
         first_window = self.dataset.find_window(epoch, start)
         windows = [{"id": window} for window in range(first_window, self.dataset.num_windows)]
+        hide_log_of_ray_data()
         dataset = ray.data.from_items(windows, override_num_blocks=len(windows)).map_batches(
             _pack_windows,
             batch_size=None,
@@ -75,6 +82,9 @@ class RayBatchSource:
         max_bytes = MAX_PENDING_BYTES_PER_CPU * max(1.0, self.num_cpus)
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=max_bytes)
         dataset.context.enable_progress_bars = False
+        dataset.context.enable_auto_log_stats = True  # into Ray Data's log file
+        name = self.name.replace("/", "-")  # Ray names a file after it.
+        dataset.set_name(f"{name} epoch {epoch + 1} rank {self.dataset.rank}".strip())
         return dataset
 
     def _placement(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from as2ray.cascade.cost import EncoderShape
+from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.errors import CheckpointError, TrainingError
 from as2ray.tables.atomic import atomic_file
@@ -82,6 +83,7 @@ def score_table(
     folder: str | Path,
     workers: WorkersConfig,
     kind: ScoreKind = "logits",
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
     *,
     question_filter: QuestionFilter = "raw",
     drop_ratio: float | None = None,
@@ -94,6 +96,7 @@ def score_table(
         folder: Folder of the chunks; chunks that exist are kept.
         workers: Resources of the actors; with 0 workers this process scores.
         kind: What is stored.
+        node_files: How nodes see files of others; chunks are published one by one.
         question_filter: Questions whose rows are scored.
         drop_ratio: For `score`: drop ratio after every exit, instead of the ranker's own.
 
@@ -106,12 +109,14 @@ def score_table(
     started_at = time.perf_counter()
     files, ranker, folder = ParquetTable.open(table), Path(ranker).resolve(), Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    run = _ScoringRun(files, ranker, folder, kind, question_filter, drop_ratio)
+    node_files.restore(folder)
+    run = _ScoringRun(files, ranker, folder, kind, question_filter, drop_ratio, node_files)
     chunks = run.plan_chunks()
     missing = [chunk for chunk in chunks if not run.path(chunk["id"]).exists()]
     busy_s, num_actors = 0.0, 1
     if missing and workers.num_workers:
         busy_s, num_actors = _score_with_actors(run, missing, workers)
+        node_files.restore(folder)
     elif missing:
         scorer = ChunkScorer(run)
         busy_s = sum(scorer.score(chunk["id"], *run.read(chunk)) for chunk in missing)
@@ -139,6 +144,7 @@ class _ScoringRun:
     kind: ScoreKind
     question_filter: QuestionFilter
     drop_ratio: float | None
+    node_files: NodeFiles = field(default_factory=NodeFiles)
 
     def path(self, chunk_index: int) -> Path:
         return self.folder / f"part-{chunk_index:05d}.parquet"
@@ -165,6 +171,7 @@ class _ScoringRun:
 
     def read(self, chunk: Mapping[str, int]) -> tuple[pa.Table, TokenSequences | None]:
         """Reads the rows of a chunk; tokenizes them if that needs no model."""
+        self.node_files.fetch_paths([*self.files.paths[:1], self.ranker])
         all_columns = pq.read_schema(self.files.paths[0]).names
         columns = all_columns if self.kind == "passages" else CANDIDATE_SCHEMA.names
         rows = self.files.take(np.arange(chunk["begin"], chunk["end"]), columns)
@@ -195,7 +202,12 @@ def _score_with_actors(
     """Scores chunks with actors; returns the seconds that rankers computed, and their number."""
     import ray.data
 
-    from as2ray.distributed.cluster import WORKER_ENVIRONMENT, check_shared, unwrap_ray_errors
+    from as2ray.distributed.cluster import (
+        WORKER_ENVIRONMENT,
+        check_shared,
+        hide_log_of_ray_data,
+        unwrap_ray_errors,
+    )
     from as2ray.distributed.plan import check_plan
 
     num_actors = min(workers.num_scoring_actors or workers.num_workers, len(chunks))
@@ -209,7 +221,7 @@ def _score_with_actors(
         data_label_selector={},
     )
     check_plan(pool, allow_gpu_sharing=True)
-    check_shared([*run.files.paths, run.ranker], run.folder)
+    check_shared([*run.files.paths, run.ranker], run.folder, run.node_files)
     # Nothing here waits for a CPU while the actors hold all of them: the blocks are made by this
     # process, and an actor reserves a worker's share of data's CPUs for the tasks that read.
     readers = ray.data.TaskPoolStrategy(size=math.ceil(num_cpus))
@@ -229,6 +241,7 @@ def _score_with_actors(
         runtime_env={"env_vars": WORKER_ENVIRONMENT},
     )
     dataset.context.enable_progress_bars = False
+    hide_log_of_ray_data()
     with unwrap_ray_errors():
         return sum(float(row["busy_s"]) for row in dataset.iter_rows()), num_actors
 
@@ -260,6 +273,8 @@ class ChunkScorer:
 
         if num_threads:
             torch.set_num_threads(num_threads)
+        run.node_files.fetch_paths([run.ranker])
+        run.folder.mkdir(parents=True, exist_ok=True)
         self.run, self.ranker = run, load(run.ranker)
         self.ranker.is_reproducible = True
 
@@ -290,6 +305,7 @@ class ChunkScorer:
             chunk = chunk.replace_schema_metadata({RANKER_FACTS: json.dumps(facts)})
         with atomic_file(self.run.path(chunk_index)) as path:
             write_part(chunk, path)
+        self.run.node_files.publish(self.run.path(chunk_index))
         return busy_s
 
     def _predict(self, rows: pa.Table, sequences: TokenSequences | None) -> dict[str, Any]:

@@ -5,9 +5,9 @@ starts a run, do not need them.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ray.train import (
     CheckpointConsistencyMode,
     CheckpointUploadMode,
     FailureConfig,
+    LoggingConfig,
     RunConfig,
     ScalingConfig,
     UserCallback,
@@ -34,13 +35,13 @@ from as2ray.distributed.cluster import (
     set_start_timeout,
 )
 from as2ray.distributed.ingest import RayBatchSource
+from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.tables.atomic import atomic_file, atomic_folder
-from as2ray.tables.parquet import ParquetTable
 from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import TrainingJob
-from as2ray.training.tracking import stage_name
+from as2ray.training.tracking import METRICS, log_to_console, stage_name
 
 
 def train_on_ray(
@@ -48,6 +49,7 @@ def train_on_ray(
     folder: str | Path,
     workers: WorkersConfig,
     callbacks: Sequence[UserCallback] = (),
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
 ) -> Path:
     """Trains a job; resumes a run that was interrupted in the same folder.
 
@@ -58,6 +60,8 @@ def train_on_ray(
         workers: Resources to use; with `num_workers=0` this process trains, without Ray.
         callbacks: Callbacks of Ray Train, called with the metrics of every evaluation, and with
             none for every resume state; unused if this process trains.
+        node_files: How nodes see files of others. If they publish them, each worker fetches what it
+            reads, and rank 0 publishes the run's folder with every resume state and at the end.
 
     Returns:
         Folder of the ranker that was selected.
@@ -68,18 +72,26 @@ def train_on_ray(
 
         return train(job, folder, workers.resume_interval_s)
     selected = folder / BEST
+    node_files.restore(selected)
     if selected.exists():
         return selected / "ranker"
     check_plan(workers)
-    storage = Path(workers.storage_path).resolve() if workers.storage_path else folder.parent
-    tables = ParquetTable.open([*job.train_tables, *job.eval_tables.values()])
-    check_shared([*tables.paths, *chain.from_iterable(job.teacher_logits), job.model.path], storage)
+    is_mounted = workers.storage_path and node_files.is_local
+    storage = Path(workers.storage_path or "").resolve() if is_mounted else folder.parent
+    check_shared(list_inputs(job), storage, node_files)
     set_start_timeout(is_elastic=workers.min_workers is not None)
     run_folder = storage / run_name(folder, storage)
     store = _RayTrainCheckpointStore(
-        run_folder, workers.resume_interval_s, workers.preemption_check_steps, bool(callbacks)
+        run_folder,
+        workers.resume_interval_s,
+        workers.preemption_check_steps,
+        bool(callbacks),
+        node_files,
+        # What trackers write outside of the run's folder.
+        [Path(job.run.folder) / name for name in ("tensorboard", "wandb") if job.run.folder],
     )
     loop_config = {"job": job, "folder": str(folder), "workers": workers, "store": store}
+    storage_path, filesystem = node_files.train_storage(storage)
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config=loop_config,
@@ -94,8 +106,11 @@ def train_on_ray(
             placement_strategy=workers.placement_strategy,
         ),
         run_config=RunConfig(
+            # Its log is in the files of the session.
+            logging_config=LoggingConfig("WARNING"),
             name=run_folder.name,
-            storage_path=str(storage),
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
             worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
             failure_config=FailureConfig(max_failures=workers.max_failures),
             callbacks=list(callbacks),
@@ -105,6 +120,8 @@ def train_on_ray(
     with reserve_data_cpus(workers, str(folder)) as loop_config["data_group"]:
         while not trainer.fit().return_value:
             pass  # It stopped before a node was taken, and resumes on others.
+    for path in (selected, folder / METRICS, *store.tracked):
+        node_files.restore(path)
     if run_folder != folder:
         with atomic_folder(selected) as copy:
             shutil.copytree(run_folder / BEST, copy, dirs_exist_ok=True)
@@ -132,21 +149,33 @@ def run_name(folder: Path, storage: Path) -> str:
     return path.read_text()
 
 
+def list_inputs(job: TrainingJob) -> list[str]:
+    """Returns the folders that a job reads; the model may also be an id on a hub."""
+    logits = chain.from_iterable(job.teacher_logits)
+    return [*job.train_tables, *job.eval_tables.values(), *logits, job.model.path]
+
+
 def _train_worker(config: dict[str, Any]) -> bool:
     """Trains; returns whether the run is complete."""
     from as2ray.training.run_job import run_job
 
     workers: WorkersConfig = config["workers"]
+    store: _RayTrainCheckpointStore = config["store"]
+    log_to_console()
+    store.fetch(config["job"])
     if ray.train.get_context().get_world_rank() == 0:
         record_placement_group(config["folder"])
     torch.set_num_threads(max(1, int(bundle_resources(workers).get("CPU", 1.0))))
     num_cpus = workers.num_data_cpus / workers.num_workers
-    return run_job(
+    name = config["job"].run.name or stage_name(Path(config["folder"]))
+    is_complete = run_job(
         config["job"],
         config["folder"],
-        config["store"],
-        lambda dataset: RayBatchSource(dataset, num_cpus, config["data_group"]),
+        store,
+        lambda dataset: RayBatchSource(dataset, num_cpus, config["data_group"], name),
     )
+    store.publish([BEST])
+    return is_complete
 
 
 @contextmanager
@@ -168,6 +197,27 @@ class _RayTrainCheckpointStore:
     check_every_steps: int
     is_watched: bool
     """Whether callbacks listen to the metrics."""
+    node_files: NodeFiles
+    tracked: list[Path]
+    """Folders of trackers outside of the run's."""
+    published: set[Path] = field(default_factory=set)
+    """Weights that this process has published."""
+
+    def fetch(self, job: TrainingJob) -> None:
+        """Fetches what a worker reads, and what an earlier attempt of the run has published."""
+        self.node_files.fetch_paths(list_inputs(job))
+        is_first = ray.train.get_context().get_world_rank() == 0
+        # All workers must know whether the run is complete.
+        for path in [self.folder, *self.tracked] if is_first else [self.folder / BEST]:
+            self.node_files.restore(path)
+
+    def publish(self, names: Iterable[str]) -> None:
+        """Publishes files of the run's folder, its metrics and the files of trackers."""
+        if ray.train.get_context().get_world_rank() == 0:
+            for path in (*(self.folder / name for name in names), self.folder / METRICS):
+                self.node_files.publish(path)
+            for path in self.tracked:
+                self.node_files.publish(path)
 
     def open_last_checkpoint(self) -> AbstractContextManager[Path | None]:
         """See `CheckpointStore`."""
@@ -177,6 +227,11 @@ class _RayTrainCheckpointStore:
         """See `CheckpointStore`; Ray removes the folder after its upload."""
         if checkpoint is not None:  # Waits for the upload before.
             ray.train.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+        if not self.node_files.is_local:
+            # A state names the best weights, which must be there before it.
+            new = {*self.folder.glob(f"{BEST}-*")} - self.published
+            self.publish(path.name for path in new)
+            self.published |= new
         self._report({}, checkpoint)
 
     def report(self, metrics: Metrics) -> None:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from as2ray.distributed.cluster import PLACEMENT_GROUP, release_placement_group
+from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import max_concurrent_runs
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.errors import SearchError
@@ -37,7 +38,7 @@ from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob
-from as2ray.training.tracking import calling_at_end, end_run, read_metrics
+from as2ray.training.tracking import METRICS, calling_at_end, end_run, log_to_console, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ MAX_TRIAL_FAILURES = 2
 
 NO_PROGRESS_S = 300.0
 """Seconds without progress after which a search says what it waits for."""
+
+PUBLISH_S = 10.0
+"""Seconds between two times that the state of a search is published for other nodes."""
 
 ABORT_TIMEOUT_S = 60.0
 """Seconds that the workers of a trial that is stopped early have to end."""
@@ -159,6 +163,7 @@ def search_training(
     num_trials: int = 20,
     grace_epochs: float = 1.0,
     seed: int = 0,
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
 ) -> TrainingSearch:
     """Runs an Optuna search over training runs, in which ASHA stops bad runs early.
 
@@ -173,27 +178,39 @@ def search_training(
         num_trials: Number of trials.
         grace_epochs: Epochs before a trial may be stopped; at least its warm-up.
         seed: Seed of the sampler.
+        node_files: How nodes see files of others. If they publish them, another node goes on with
+            a search that was interrupted.
 
     Raises:
         SearchError: All trials failed.
         KeyboardInterrupt: The search was interrupted.
     """
     folder = Path(folder).resolve()
-    search = _Search(folder, {SELECTION_METRIC: "max"}, num_trials, workers, create_job)
+    modes = {SELECTION_METRIC: "max"}
+    search = _Search(folder, modes, num_trials, node_files, workers, create_job)
 
     def run(params: dict[str, Any]) -> None:
+        log_to_console()
         name = tune.get_context().get_trial_name()
         run_folder, job = search.run_folder(name), search.trial_job(name, params)
         if workers.num_workers:
             from as2ray.distributed.train import train_on_ray
 
             with calling_at_end(partial(end_run, job.tracking, job.run)):
-                train_on_ray(job, run_folder, workers, [_TuneReport()])
+                callbacks = [_TuneReport(job.training.epochs)]
+                train_on_ray(job, run_folder, workers, callbacks, node_files)
         else:
+            from as2ray.distributed.train import list_inputs
             from as2ray.training.run_job import run_job
 
-            run_job(job, run_folder, _TuneCheckpointStore(run_folder, workers.resume_interval_s))
-        lines = read_metrics(run_folder / "metrics.jsonl")
+            node_files.fetch_paths(list_inputs(job))
+            node_files.restore(run_folder)
+            store = _TuneCheckpointStore(run_folder, workers.resume_interval_s)
+            store.epochs = job.training.epochs
+            run_job(job, run_folder, store)
+            for path in (run_folder, Path(job.run.folder)):
+                node_files.publish(path)
+        lines = read_metrics(run_folder / METRICS)
         evaluations = [line for line in lines if SELECTION_METRIC in line]
         selected = max(evaluations, key=lambda line: line[job.training.select_by])
         epoch = evaluations[-1]["epoch"]
@@ -216,6 +233,8 @@ def search_training(
         key=lambda trial: trial.values[SELECTION_METRIC],
     )
     run_folder = search.run_folder(best.name)
+    for path in (run_folder, folder / "trials"):
+        node_files.restore(path)
     ranker = run_folder / BEST / "ranker"
     return TrainingSearch(best.params, best.values[SELECTION_METRIC], ranker, run_folder, trials)
 
@@ -227,6 +246,7 @@ class _Search:
     folder: Path
     modes: dict[str, str]
     num_trials: int
+    node_files: NodeFiles = field(default_factory=NodeFiles)
     workers: WorkersConfig | None = None
     """Workers of each trial, if trials train."""
     create_job: Callable[[Mapping[str, Any]], TrainingJob] | None = None
@@ -273,6 +293,8 @@ class _Search:
         """
         tune_folder = self.scratch / "tune"
         self.release_workers()
+        for path in (tune_folder, *self._state_files()):
+            self.node_files.restore(path)
         if self._can_resume(tune_folder):
             tuner = tune.Tuner.restore(str(tune_folder), trainable, resume_errored=True)
         else:
@@ -307,11 +329,14 @@ class _Search:
                     callbacks=[_SearchLog(self)],
                 ),
             )
+        # It misses the files of Tune's own loggers, which are switched off.
+        logging.getLogger("ray.tune.analysis").setLevel(logging.ERROR)
         try:
             with _signals(), _environment(TUNE_ENVIRONMENT):
                 tuner.fit()
         finally:
             self.release_workers()
+            self.publish_state()
         trials = self.read_trials()
         num_ended = sum(trial.state != "running" for trial in trials)
         if num_ended < self.num_trials:
@@ -327,18 +352,27 @@ class _Search:
             )
         return trials
 
+    def _state_files(self) -> list[Path]:
+        """Returns the files that a resumed search needs beside Tune's own."""
+        return [self.folder / JOURNAL, self.scratch / "journal_size", self.scratch / TRIALS]
+
+    def publish_state(self) -> None:
+        """Publishes what a resumed search needs, Tune's own state first."""
+        for path in (self.scratch / "tune", *self._state_files()):
+            self.node_files.publish(path)
+
     def _can_resume(self, tune_folder: Path) -> bool:
         """Returns whether Tune has a snapshot; returns Optuna's journal to that state, or to none.
 
         Trials that started after the snapshot are unknown to Tune, and start again.
         """
-        journal, size = self.folder / JOURNAL, self.scratch / "journal_size"
+        journal, size, trials = self._state_files()
         if size.exists() and any(tune_folder.glob("experiment_state-*.json")):
             os.truncate(journal, int(size.read_text()))
             return True
         self.scratch.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(tune_folder, ignore_errors=True)
-        for path in (journal, size, self.scratch / TRIALS):
+        for path in (journal, size, trials):
             path.unlink(missing_ok=True)
         return False
 
@@ -396,7 +430,7 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
 
     def __init__(self, search: _Search) -> None:
         self.search = search
-        self.progress_at = time.monotonic()
+        self.progress_at = self.published_at = time.monotonic()
         self.trials = {trial.number: trial for trial in search.read_trials()}
         self.controllers: dict[str, Any] = {}
         """Controllers of Ray Train by name of the trial."""
@@ -444,6 +478,9 @@ class _SearchLog(tune.Callback):  # type: ignore[misc]
 
     def on_step_end(self, iteration: int, trials: Any, **info: Any) -> None:
         """Says every few minutes what a search waits for in which no trial has its workers."""
+        if time.monotonic() - self.published_at > PUBLISH_S:
+            self.search.publish_state()
+            self.published_at = time.monotonic()
         workers, is_running = self.search.workers, any(t.status == "RUNNING" for t in trials)
         if workers is not None and workers.num_workers:
             is_running = any(self.search.run_folder("").glob(f"*/{PLACEMENT_GROUP}"))
@@ -503,12 +540,20 @@ class _ScoreTrial(tune.Trainable):  # type: ignore[misc]
 
 
 class _TuneReport(TuneReportCallback):  # type: ignore[misc]
-    """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this."""
+    """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this.
+
+    Args:
+        epochs: Epochs of the run. Tune learns of the last one when the run has finished.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self.epochs = epochs
 
     def after_report(
         self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any
     ) -> None:
-        if metrics[0]:  # A resume state has none.
+        if metrics[0] and metrics[0]["epoch"] < self.epochs:  # A resume state has no metrics.
             controller = ray.get_runtime_context().current_actor
             super().after_report(run_context, [{**metrics[0], CONTROLLER: controller}], None)
 
@@ -516,9 +561,13 @@ class _TuneReport(TuneReportCallback):  # type: ignore[misc]
 class _TuneCheckpointStore(LocalCheckpointStore):
     """Keeps the resume states of a run in the trial's own process; reports metrics to Tune."""
 
+    epochs: int
+    """See `_TuneReport`."""
+
     def report(self, metrics: Metrics) -> None:
         """See `CheckpointStore`; Ray Tune may stop the trial here."""
-        tune.report(dict(metrics))
+        if metrics["epoch"] < self.epochs:
+            tune.report(dict(metrics))
 
 
 class _Journal(JournalFileBackend):

@@ -55,7 +55,8 @@ class WorkersConfig:
     """Steps between two checks whether such a state is due, or a node is about to be taken. A check
     takes some 10 ms; the steps in between must take less than the notice that a cloud gives."""
     storage_path: str | None = None
-    """Folder for checkpoints during a run; with several nodes, one that all of them mount."""
+    """Folder for checkpoints during a run; with several nodes, one that all of them mount. Not used
+    if the stages are stored on an object store."""
 
     @property
     def required_workers(self) -> int:

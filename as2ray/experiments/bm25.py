@@ -21,6 +21,7 @@ from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.rankers import StoredScores
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.store import Store
 from as2ray.experiments.tables import TABLE, read_table, write_table
 from as2ray.retrieval.documents import list_parts
 from as2ray.retrieval.index_writer import IndexConfig, write_index
@@ -107,6 +108,7 @@ class CandidateIndex(Stage):
 class DocumentIndex(Stage):
     """An index of the sentences of a user's documents."""
 
+    VERSION = 2
     RESOURCES = "pool"
 
     source: str = field(metadata=NOT_IDENTITY)
@@ -167,7 +169,8 @@ def write_stage_index(
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
         options["load_encoder"] = load_sentence_encoder
-    if num_shards and context.workers.num_workers:
+    # Shards are files of one folder, which all nodes must see.
+    if num_shards and context.workers.num_workers and context.store.is_local:
         from as2ray.distributed.index import build_sharded
 
         options["workers"] = context.workers
@@ -203,7 +206,7 @@ class LabelledTable(Stage):
             ConfigError: Fewer than `min_questions` have both.
         """
         queries = read_queries(context.path(self.queries))
-        label = partial(_label_queries, context.path(self.index), self.config)
+        label = partial(_label_queries, context.store, context.path(self.index), self.config)
         labelled = merge_pseudo_labels(_map_queries(context, label, queries))
         counts, left_out = count_table(labelled.table), dict(labelled.skipped)
         log.info("pseudo-labels: %s, left out %s", counts, left_out)
@@ -214,9 +217,15 @@ class LabelledTable(Stage):
 
 
 def _label_queries(
-    index: Path, config: PseudoLabelConfig, queries: Sequence[Query]
+    store: Store, index: Path, config: PseudoLabelConfig, queries: Sequence[Query]
 ) -> PseudoLabelResult:
-    return label_queries(SentenceIndex.open(index / INDEX), queries, config)
+    return label_queries(_open_index(store, index), queries, config)
+
+
+def _open_index(store: Store, folder: Path) -> SentenceIndex:
+    """Opens the index of a stage on any node."""
+    store.fetch_paths([folder])
+    return SentenceIndex.open(folder / INDEX)
 
 
 def _map_queries(
@@ -300,7 +309,7 @@ class RetrievedTable(Stage):
         """
         rows = read_table(context.path(self.table))
         queries = read_queries(context.path(self.table))
-        retrieve = partial(_retrieve, context.path(self.index), self.depth)
+        retrieve = partial(_retrieve, context.store, context.path(self.index), self.depth)
         results = chain.from_iterable(_map_queries(context, retrieve, queries))
         positives: dict[str, dict[str, float]] = {}
         names = ("question_id", "candidate", "label")
@@ -328,9 +337,11 @@ class RetrievedTable(Stage):
         return {**write_table(table, context.output), "bm25": counts}
 
 
-def _retrieve(index: Path, depth: int, queries: Sequence[Query]) -> list[dict[str, float]]:
+def _retrieve(
+    store: Store, index: Path, depth: int, queries: Sequence[Query]
+) -> list[dict[str, float]]:
     """Returns the texts that BM25 retrieves for each question, with their scores."""
-    sentences = SentenceIndex.open(index / INDEX)
+    sentences = _open_index(store, index)
     retrieved = []
     for query in queries:
         hits = sentences.search(query.text, depth)

@@ -1,6 +1,5 @@
 """Pipelines: a recipe's graph and reports, run from Python or from a command line."""
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,13 @@ from as2ray.experiments.executor import Backend, SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
-from as2ray.training.tracking import RunDescription, TrackingConfig, closing, create_servers
+from as2ray.training.tracking import (
+    RunDescription,
+    TrackingConfig,
+    closing,
+    create_servers,
+    log_to_console,
+)
 
 R = TypeVar("R")
 
@@ -90,9 +95,7 @@ class Pipeline(Generic[R]):
 
     def command(self, arguments: Sequence[str] | None = None) -> None:
         """Runs the command line of the pipeline; exits with 2 on errors of its settings, else 1."""
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
-        )
+        log_to_console()
         with exit_with_error(2):
             recipe, options = read_recipe(self.recipe_type, arguments)
         with exit_with_error(1):

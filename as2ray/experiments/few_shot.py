@@ -255,7 +255,11 @@ class InterpolatedRanker(Stage):
             model = load(context.path(self.ranker) / RANKER, device="cpu")
             interpolate_weights(model, start, weight)
             save(model, ranker)
-            score_table(dev, ranker, output, workers, "score", question_filter=self.question_filter)
+            context.store.publish(ranker)
+            scored = self.question_filter
+            score_table(
+                dev, ranker, output, workers, "score", context.store, question_filter=scored
+            )
             scores = read_scores(output)["score"].to_numpy()
             quality[weight] = evaluate(rows, scores, [self.measure]).measures[self.measure]
         best = max(self.start_weights, key=lambda weight: (quality[weight], -weight))

@@ -29,12 +29,16 @@ from as2ray.tables.trec import write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
-from as2ray.training.tracking import RunDescription, TrackingConfig, calling_at_end, end_run
+from as2ray.training.tracking import (
+    METRICS,
+    RunDescription,
+    TrackingConfig,
+    calling_at_end,
+    end_run,
+)
 
 RANKER = "ranker"
 """Folder of the checkpoint in a stage that makes a ranker, whatever its kind."""
-
-METRICS = "metrics.jsonl"
 
 UNKNOWN_HOURS = 0.01
 """Hours of a stage whose tables or model have no published size."""
@@ -143,7 +147,7 @@ class TrainedRanker(Stage):
 
         run_folder, output, job = context.scratch / "run", context.output, self.job(context)
         with calling_at_end(partial(end_run, job.tracking, job.run)):
-            selected = train_on_ray(job, run_folder, context.workers)
+            selected = train_on_ray(job, run_folder, context.workers, node_files=context.store)
         copy_ranker(selected, output)
         shutil.copy(run_folder / METRICS, output)
         progress = json.loads((selected.parent / STATE_FILE).read_text())
@@ -220,6 +224,7 @@ class TableScores(StoredScores):
             context.output,
             context.workers,
             self.score_kind,
+            context.store,
             question_filter=self.question_filter,
             drop_ratio=self.drop_ratio,
         )

@@ -14,6 +14,7 @@ from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.experiments.executor import execute
 from as2ray.experiments.stage import Label, Result, Stage
 from as2ray.experiments.store import Store
+from as2ray.training.tracking import log_to_console
 
 MAX_RETRIES = 3
 """Times that a stage is started again after its process or node is lost; it resumes."""
@@ -73,8 +74,8 @@ class RayBackend:
     def submit(self, stage: Stage, inputs: Mapping[Stage, Result], label: Label) -> Any:
         """See `Backend`."""
         resources = self._task_resources(stage)
-        task = ray.remote(max_retries=MAX_RETRIES)(execute).options(
-            name=f"{stage.kind}-{stage.key}",
+        task = ray.remote(max_retries=MAX_RETRIES)(_execute).options(
+            name=label.name or stage.kind,
             num_cpus=resources.get("CPU", 0.0),
             num_gpus=resources.get("GPU", 0.0),
             label_selector=self.workers.driver_label_selector or None,
@@ -91,6 +92,11 @@ class RayBackend:
         with unwrap_ray_errors():
             result: Result = ray.get(handle)
         return result
+
+
+def _execute(*arguments: Any) -> Result:
+    log_to_console()
+    return execute(*arguments)
 
 
 def _capacity() -> Counter[str]:

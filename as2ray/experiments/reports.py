@@ -6,9 +6,8 @@ import numpy as np
 
 from as2ray.evaluation.report import build_report, save_report, to_markdown
 from as2ray.experiments.experiment import Evaluations, Finished
-from as2ray.experiments.rankers import METRICS
 from as2ray.experiments.recipe import Recipe
-from as2ray.training.tracking import read_metrics
+from as2ray.training.tracking import METRICS, read_metrics
 
 log = logging.getLogger(__name__)
 

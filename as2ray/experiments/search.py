@@ -10,10 +10,10 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from as2ray.errors import lookup
-from as2ray.experiments.rankers import METRICS, RANKER, TrainedRanker, copy_ranker
+from as2ray.experiments.rankers import RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.training.config import SELECTION_METRIC
-from as2ray.training.tracking import closing, create_servers, read_metrics
+from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
 from tune_spaces import TRAINING_SPACES
 
 
@@ -79,6 +79,7 @@ class TunedRanker(TrainedRanker):
                 search.num_trials,
                 self.grace_epochs,
                 search.seed,
+                context.store,
             )
             copy_ranker(result.ranker, context.output)
             for tracker in trackers:

@@ -24,6 +24,7 @@ import pyarrow.fs as pa_fs
 from fsspec.core import url_to_fs
 from fsspec.implementations.dirfs import DirFileSystem
 
+from as2ray.distributed.node_files import NodeFiles
 from as2ray.errors import ConfigError, StaleStageError, lookup
 from as2ray.experiments.stage import Result, Stage
 from as2ray.tables.atomic import atomic_file
@@ -66,11 +67,12 @@ class StoredStage:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(NodeFiles):
     """Finished stages in `URI/KIND/DIGEST`; a folder without a manifest is an interrupted attempt.
 
     Stages write local files. In a store on an object store, they write into a cache on the node,
-    which is uploaded when they are finished. Endpoints and credentials are settings of fsspec's
+    which is uploaded when they are finished. What an interrupted attempt has published, another
+    node goes on with. Endpoints and credentials are settings of fsspec's
     drivers, such as AWS_ENDPOINT_URL and FSSPEC_S3_ENDPOINT_URL.
 
     Raises:
@@ -108,7 +110,7 @@ class Store:
 
     @property
     def _local_root(self) -> Path:
-        cache = Path(self.cache).expanduser().absolute()
+        cache = Path(self.cache).expanduser().resolve()
         return Path(self.uri) if self.is_local else cache / str(self._files.path)
 
     def work_folder(self, kind: str, digest: str) -> Path:
@@ -188,7 +190,8 @@ class Store:
                 folder.mkdir(parents=True)
                 paths = [folder / name for name in manifest["files"]]
                 self._files.get([self._name(path) for path in paths], [str(path) for path in paths])
-                (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+                # Nodes compare their copies.
+                self._files.get_file(self._name(folder / MANIFEST), str(folder / MANIFEST))
         return folder
 
     def commit(self, kind: str, digest: str, manifest: Mapping[str, Any]) -> None:
@@ -218,16 +221,41 @@ class Store:
         # After the manifest: a process that is killed here has lost nothing that is needed.
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
+    def fetch_paths(self, paths: Iterable[str | Path]) -> None:
+        """Downloads the stages to which local paths belong; other paths are left alone.
+
+        Raises:
+            StaleStageError: A stage was removed from the store.
+        """
+        for path in [] if self.is_local else map(Path, paths):
+            if not path.is_relative_to(self._local_root):
+                continue
+            kind, digest, *_ = path.relative_to(self._local_root).parts
+            if (self.work_folder(kind, digest) / MANIFEST).exists():
+                continue
+            if self.manifest(kind, digest) is None:  # Another node works on it.
+                self.restore(path)
+            else:
+                self.fetch(Result(kind, digest, {}))
+
     def publish(self, path: Path) -> None:
-        """Uploads a file or a folder below a work folder, so that another node can resume."""
-        if not self.is_local:
-            paths = [each for each in (path, *path.rglob("*")) if each.is_file()]
-            self._files.put([str(each) for each in paths], [self._name(each) for each in paths])
+        """Uploads a file or a folder below a work folder."""
+        for each in [] if self.is_local else (path, *path.rglob("*")):
+            with suppress(FileNotFoundError):  # It was removed or renamed meanwhile.
+                if each.is_file():
+                    self._files.put_file(str(each), self._name(each))
 
     def restore(self, folder: Path) -> None:
-        """Downloads the published files of a folder below a work folder, unless they are there."""
-        for name in [] if self.is_local else self._files.find(self._name(folder)):
-            if not (path := self._local_root / name).exists():
+        """Downloads the published files of a folder or a file that differ in size from the local.
+
+        What the store itself writes, the manifest and the lease, is left out.
+        """
+        if self.is_local:
+            return
+        for name, entry in self._files.find(self._name(folder), detail=True).items():
+            path = self._local_root / name
+            is_stored = path.exists() and path.stat().st_size == entry["size"]
+            if not is_stored and path.name not in (MANIFEST, LEASE):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_file(path) as temporary:
                     self._files.get_file(name, str(temporary))
@@ -295,12 +323,12 @@ class Store:
         with suppress(FileNotFoundError):  # An object store has no empty folders.
             self._files.rm(f"{kind}/{digest}", recursive=True)
 
-    def ray_storage(self, kind: str, digest: str) -> tuple[str, pa_fs.FileSystem | None]:
-        """Returns `storage_path` and `storage_filesystem` of Ray Train: a stage's `scratch/`."""
-        path = f"{self._files.path}/{kind}/{digest}/{SCRATCH}"
+    def train_storage(self, folder: Path) -> tuple[str, pa_fs.FileSystem | None]:
+        """See `NodeFiles`; the folder is one below a work folder."""
         if self.is_local:
-            return path, None
-        return path, pa_fs.PyFileSystem(pa_fs.FSSpecHandler(self._files.fs))
+            return str(folder), None
+        filesystem = pa_fs.PyFileSystem(pa_fs.FSSpecHandler(self._files.fs))
+        return f"{self._files.path}/{self._name(folder)}", filesystem
 
     @contextmanager
     def lease(self, kind: str, digest: str) -> Iterator[Callable[[], bool]]:

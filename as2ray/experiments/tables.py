@@ -40,11 +40,14 @@ class PreparedTable(Stage):
     """Absolute folder of the raw release, or `hub`."""
 
     def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
-        """Adds the version of the sentence splitter."""
-        options = get_corpus(self.spec.corpus).parse_options(self.spec.corpus_options)
+        """Adds the version of the sentence splitter, and that of a corpus without files."""
+        corpus = get_corpus(self.spec.corpus)
+        options = corpus.parse_options(self.spec.corpus_options)
         splitter = options.sentence_splitter if isinstance(options, PageOptions) else None
         version = versioned_name(splitter) if splitter else None
-        return {**super().identity(fingerprints), "sentence_splitter": version}
+        corpus_version = {"corpus_version": corpus.version} if corpus.version else {}
+        identity = {**super().identity(fingerprints), "sentence_splitter": version}
+        return identity | corpus_version
 
     def run(self, context: StageContext) -> Outputs:
         """Prepares the release, samples questions and flips labels."""

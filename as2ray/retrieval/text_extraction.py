@@ -70,9 +70,24 @@ def _render_inline_tag(renderer: Any, tokens: Sequence[Any], index: int, *_: Any
     return " " if tag is not None and tag[1].lower() in _BLOCK_TAGS else ""
 
 
+def _render_strong(_: Any, tokens: Sequence[Any], index: int, *__: Any) -> str:
+    """Keeps the underscores of names such as `__init__` and `__FILE__`.
+
+    Emphasis by `__` is a name if all of it is one identifier in lower case or in capitals. So
+    `__bold__` keeps its underscores too; `__Bold__`, `__two words__` and `**bold**` are emphasis.
+    """
+    token = tokens[index]
+    text, other_end = tokens[index + token.nesting], tokens[index + 2 * token.nesting]
+    word = text.content if other_end.nesting == -token.nesting else ""
+    is_name = word.isidentifier() and (word.islower() or word.isupper())
+    return token.markup if token.markup == "__" and is_name else ""
+
+
 _MARKDOWN: Final = MarkdownIt("commonmark").enable("table")
 _MARKDOWN.add_render_rule("hardbreak", lambda *_: " ")
 _MARKDOWN.add_render_rule("html_inline", _render_inline_tag)
+_MARKDOWN.add_render_rule("strong_open", _render_strong)
+_MARKDOWN.add_render_rule("strong_close", _render_strong)
 
 
 class _HTMLTextExtractor(HTMLParser):

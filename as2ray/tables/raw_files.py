@@ -44,7 +44,8 @@ def require_file(source: Path, names: Sequence[str]) -> Path:
     if path is None:
         raise RawFileNotFoundError(
             f"no {' or '.join(names)} (or with .gz) in {source}",
-            fix="put the published file there, give another folder, or set AS2RAY_DATA",
+            fix="put the published file there, give another folder, or set AS2RAY_DATA; for a job, "
+            """by --runtime-env-json '{"env_vars": {"AS2RAY_DATA": "/shared/data"}}'""",
         )
     return path
 

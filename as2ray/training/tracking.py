@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -19,6 +20,9 @@ from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import Metrics
 
 logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+"""File in a run's folder with a line for each report."""
 
 FLUSH_S = 5
 """Seconds after which TensorBoard's files hold what was logged."""
@@ -141,17 +145,48 @@ class Tracker:
         """Writes what is buffered and ends the log."""
 
 
+def log_to_console() -> None:
+    """Writes the log of as2ray and of pipelines to the console, with the time.
+
+    Of other libraries only warnings appear there, as is Python's default.
+    """
+    logging.basicConfig()
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    for handler in root.handlers:
+        # That of Ray Train has none; those of a test have their own.
+        if handler.formatter is None or handler.formatter._fmt == logging.BASIC_FORMAT:
+            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    for name in ("as2ray", "pipelines", "__main__"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
 class ConsoleTracker(Tracker):
-    """Writes one line per report to Python's logging; it leaves out most metrics of speed."""
+    """Writes one line per report to Python's logging; it leaves out most metrics of speed.
+
+    Args:
+        name: Name of the run.
+        num_steps: Number of steps of the run.
+        resumed_step: Number of steps of the checkpoint from which the run resumes, or 0.
+    """
+
+    def __init__(self, name: str, num_steps: int, resumed_step: int) -> None:
+        self.name, self.num_steps, self.resumed_step = name, num_steps, resumed_step
+        self.started_at = time.monotonic()
+        if resumed_step:
+            logger.info("%s continues after step %d of %d", name, resumed_step, num_steps)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
+        step_s = (time.monotonic() - self.started_at) / max(1, step - self.resumed_step)
+        left = timedelta(seconds=round(step_s * (self.num_steps - step)))
         shown = {
             name.removeprefix("train/").removeprefix("speed/"): value
             for name, value in metrics.items()
             if name == "speed/tokens_per_second" or not name.startswith("speed/")
         }
-        logger.info("step %d  %s", step, "  ".join(f"{k} {v:.4g}" for k, v in shown.items()))
+        values = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
+        logger.info("%s step %d/%d, %s left  %s", self.name, step, self.num_steps, left, values)
 
 
 class JsonLinesTracker(Tracker):
@@ -349,7 +384,11 @@ def _tolerate_outage() -> Iterator[list[Exception]]:
 
 
 def create_trackers(
-    config: TrackingConfig, folder: Path, resumed_step: int, run: RunDescription | None = None
+    config: TrackingConfig,
+    folder: Path,
+    resumed_step: int,
+    num_steps: int,
+    run: RunDescription | None = None,
 ) -> list[Tracker]:
     """Creates the trackers of a run; only rank 0 needs them.
 
@@ -357,12 +396,13 @@ def create_trackers(
         config: Which trackers to use.
         folder: Folder of the run, with its `metrics.jsonl`.
         resumed_step: Number of steps of the checkpoint from which the run resumes, or 0.
+        num_steps: Number of steps of the run, if it does not stop early.
         run: What to show of the run.
     """
     run = (run or RunDescription()).with_defaults(folder)
     trackers: list[Tracker] = [
-        ConsoleTracker(),
-        JsonLinesTracker(folder / "metrics.jsonl", resumed_step),
+        ConsoleTracker(run.name, num_steps, resumed_step),
+        JsonLinesTracker(folder / METRICS, resumed_step),
     ]
     if config.tensorboard:
         events = Path(run.folder) / "tensorboard"

@@ -139,7 +139,8 @@ class Trainer:
         self.trackers: list[Tracker] = []
         if parallel.get_rank() == 0:
             step = self.state.global_step
-            self.trackers = create_trackers(self.tracking, Path(folder), step, run)
+            num_steps = self._total_steps()
+            self.trackers = create_trackers(self.tracking, Path(folder), step, num_steps, run)
 
     def fit(self) -> TrainerState:
         """Trains until the last epoch or early stopping, or until a node is about to be lost."""

@@ -519,3 +519,27 @@ def test_reader_who_goes_away_is_no_error(checkpoint, tmp_path, monkeypatch, cap
     monkeypatch.undo()
     assert stopped.value.code == 1
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([], "give either --table or --corpus"),
+        (["--table", "here", "--corpus", "wikiqa"], "give either --table or --corpus"),
+        (["--corpus", "nothing"], "unknown corpus 'nothing'"),
+        (["--table", "nowhere", "--workers", "0"], "workers=0: Input should be greater than 0"),
+    ],
+)
+def test_stream_of_what_cannot_be_read_is_refused(flags, problem, capsys):
+    with pytest.raises(SystemExit):
+        main(["stream", *flags])
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_stream_tells_rates_and_the_hours_of_a_model(prepared, capsys):
+    main(["stream", "--table", str(prepared), "--workers", "1", "--model_pairs_per_second", "10"])
+    out = capsys.readouterr().out
+    assert "60 pairs and " in out
+    assert "MapBatches(_pack_windows)" in out
+    assert "0.00 hours on 1 devices that train on 10 pairs/s each: the model limits it" in out

@@ -237,6 +237,13 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
     assert all(name in events.read_bytes() for name in (b"hparams", b"train/loss", b"dev/AP"))
 
 
+def test_trial_is_not_stopped_after_its_last_epoch(job, tmp_path, ray_local):
+    create_job = create_jobs(job, {"epochs": 1}, {"epochs": 1, "learning_rate": 1e-9})
+    result = search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=2)
+    assert [(trial.state, trial.epoch) for trial in result.trials] == [("finished", 1.0)] * 2
+    assert result.trials[0].values["dev/AP"] > result.trials[1].values["dev/AP"]
+
+
 def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local):
     create_job = create_jobs(job, None)
     with pytest.raises(SearchError, match=r"none of the 1 trials(.|\n)*fix: "):

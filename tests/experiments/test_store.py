@@ -234,10 +234,10 @@ def test_missing_credentials_are_told(bucket, monkeypatch, tmp_path):
         Store(bucket).manifest("Kind", "digest")
 
 
-def test_ray_storage_is_the_scratch_folder_of_the_stage(uri, tmp_path):
+def test_storage_of_ray_lies_in_the_store(uri, tmp_path):
     store = Store(uri, cache=str(tmp_path / "node"))
     store.work_folder("Kind", "digest").mkdir(parents=True)
-    path, filesystem = store.ray_storage("Kind", "digest")
+    path, filesystem = store.train_storage(store.work_folder("Kind", "digest") / "scratch")
     if filesystem is None:
         assert path == str(tmp_path / "store/Kind/digest/scratch")
         return

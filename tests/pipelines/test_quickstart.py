@@ -1,17 +1,38 @@
 """The quickstart, end to end with a tiny encoder."""
 
+import re
 import shlex
+import sys
 
 import pytest
 
 from as2ray.cli.main import main
+from as2ray.corpora import python_reference
 from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.experiments.bm25 import INDEX
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.store import Store
+from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines import quickstart
 from pipelines.quickstart import PIPELINE, Quickstart
 
 TINY = TrainingConfig(epochs=1, global_batch_size=256, learning_rate=1e-3, precision="fp32")
+
+
+def test_index_holds_the_sentences_of_the_corpus_with_the_names_in_them(tmp_path):
+    stage = quickstart.ReferenceIndex(sys.version.split()[0])
+    store = Store(str(tmp_path))
+    graph = run_graph([stage], store, SequentialBackend(store, WorkersConfig(num_workers=0)))
+    index = SentenceIndex.open(store.fetch(graph.results[stage]) / INDEX)
+    indexed = [index.sentence(number) for number in range(len(index))]
+    documents = python_reference.load_documents()
+    assert [(s.document_id, s.text) for s in indexed] == [
+        (document.id, text) for document in documents for text in document.sentences
+    ]
+    assert sum(bool(re.search(r"\b__\w+__\b", s.text)) for s in indexed) >= 50
+    assert "Calls" in {s.title for s in indexed}
 
 
 @pytest.mark.slow

@@ -128,6 +128,23 @@ def test_front_matter_without_an_end_takes_no_longer_than_its_length():
     assert parse_markdown("---\nkey: x\n" + "  \n \t\n" * 20_000 + "Text.")[1][-1].text == "Text."
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("Call __init__, then object.__eq__(x): see __class_getitem__.", None),
+        ("`__a` and __FILE__ in __init__.py, **__new__** too", None),
+        ("# __slots__", None),
+        ("__Note__: __two words__, **bold**, __*one*__, __2__", "Note: two words, bold, one, 2"),
+        ("__bold__ stays, _word_ does not, nor ___both___", "__bold__ stays, word does not, nor"),
+        ("__one\ntwo__ and __a `b`__", "one two and a b"),
+    ],
+)
+def test_underscores_of_names_in_markdown_survive(text, read):
+    title, blocks = parse_markdown(text)
+    found = title or blocks[0].text
+    assert found.startswith(read or text.strip("# ").replace("`", "").replace("**", ""))
+
+
 def test_heading_of_raw_html_in_markdown_is_the_title():
     text = '<h1 align="center">Ants</h1>\n\nThey dig.\n'
     assert parse_markdown(text) == ("Ants", [TextBlock("Ants", "They dig.")])
