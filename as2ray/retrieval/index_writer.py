@@ -9,6 +9,7 @@ The words of each shard are counted alone. Then each shard is weighted with the 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, field
@@ -174,7 +175,6 @@ def _write_contents(
     map_function(partial(_write_shard_scores, statistics=statistics, bm25=config.bm25), shards)
     summary = _summarize_shards(shards)
     embeddings = embed(shards) if embed else None
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = {
         "format_version": FORMAT_VERSION,
         "settings": config.to_dict(),
@@ -184,11 +184,62 @@ def _write_contents(
         "examples": skipped.examples,
         "embeddings": embeddings,
         "shards": [shard.name for shard in shards],
-        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
         "packages": {name: version(name) for name in ("as2ray", "bm25s", "pyarrow", "numpy")},
     }
+    return _write_manifest(folder, manifest)
+
+
+def _write_manifest(folder: Path, entries: dict[str, Any]) -> dict[str, Any]:
+    """Writes the manifest, to which the sizes of all files are added; returns it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    manifest = {**entries, "files": sizes}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def add_embeddings(
+    index: str | Path,
+    folder: str | Path,
+    encoder: str,
+    load_encoder: LoadEncoder,
+    map_blocks: MapBlocks | None = None,
+) -> dict[str, Any]:
+    """Writes an index with the sentences of another one and embeddings of them.
+
+    Args:
+        index: An index; embeddings that it has are not used.
+        folder: A new folder. Its other files are links to those of the index where possible.
+        encoder: Name of the sentence encoder.
+        load_encoder: Loads the encoder.
+        map_blocks: Encodes the sentences, for example on a cluster; by default in this process.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        SentenceIndexError: An embedding is not finite.
+    """
+    index, output = Path(index), Path(folder).resolve()
+    manifest = json.loads((index / MANIFEST).read_text(encoding="utf-8"))
+    staging = output.with_name(f".{output.name}-embeddings")
+    with atomic_folder(output) as new:
+        ignored = shutil.ignore_patterns(MANIFEST, "embedding*")
+        shutil.copytree(index, new, dirs_exist_ok=True, ignore=ignored, copy_function=_link)
+        shards = [new / name for name in manifest["shards"]]
+        entry = write_embeddings(shards, staging, encoder, load_encoder, map_blocks)
+        settings = {**manifest["settings"], "encoder": encoder}
+        manifest = _write_manifest(new, {**manifest, "settings": settings, "embeddings": entry})
+    shutil.rmtree(staging, ignore_errors=True)
+    return manifest
+
+
+def _link(source: str, target: str) -> None:
+    """Links a file, or copies it where that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)
 
 
 def _write_shard_counts(

@@ -82,7 +82,9 @@ def train_encoder(
         # The batch is sorted by length.
         position = torch.from_numpy(np.argsort(batch.sequence_data["row"])).to(device)
         queries, local_answers = embeddings[position].chunk(2)
-        documents = torch.cat(all_gather(local_answers)) if num_workers > 1 else local_answers
+        documents = local_answers
+        if num_workers > 1:
+            documents = torch.cat(all_gather(local_answers))  # type: ignore[no-untyped-call]
         document_rows = np.concatenate([rows[r::num_workers] for r in range(num_workers)])
         similarities = queries @ documents.T / temperature
         # Two questions may have the same answer, which is no negative then.
