@@ -89,5 +89,5 @@ def stream(
             hours = counts.num_pairs / min(training, report.pairs_per_second) / 3_600
             console.print(
                 f"an epoch of training takes {hours:,.2f} hours on {workers} devices that train on "
-                f"{model_pairs_per_second:,.0f} pairs/s each: {slower} limits it"
+                f"{model_pairs_per_second:,g} pairs/s each: {slower} limits it"
             )

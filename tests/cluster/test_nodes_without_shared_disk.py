@@ -104,7 +104,7 @@ def add_node(bucket, tmp_path, monkeypatch):
 def recipe(checkpoint, tmp_path):
     still = checkpoint("bert", None, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     table = {"corpus": "python_reference", "num_questions": 40, "max_negatives": 9}
-    training = {"epochs": 20, "global_batch_size": 16, "learning_rate": 1e-3, "precision": "fp32"}
+    training = {"epochs": 8, "global_batch_size": 16, "learning_rate": 1e-3, "precision": "fp32"}
     values = {
         "title": "No shared disk",
         "model": {"path": str(still), "max_length": 32},
@@ -132,7 +132,7 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
     output = tmp_path / "out"
     flags = {
         "num_workers": 1,
-        "resume_interval_s": 0.001,
+        "resume_interval_s": 0.5,
         "preemption_check_steps": 5,
         "label_selector": json.dumps({"pool": "train"}),
         "driver_label_selector": json.dumps({"pool": "stages"}),
@@ -148,14 +148,14 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
     with said.open("wb") as file:
         driver = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 300
-        while len([*first.disk.rglob("scratch/run/best-*/progress.json")]) < 2:
+        deadline = time.monotonic() + 500
+        while "step 60/" not in said.read_text():
             assert driver.poll() is None, said.read_text()
             assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.5)
         first.kill()
         second = add_node("train", 2)
-        assert driver.wait(timeout=400) == 0, said.read_text()
+        assert driver.wait(timeout=600) == 0, said.read_text()
     finally:
         driver.kill()
     here = tmp_path / "here"
@@ -163,7 +163,7 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
     transfer_adapt.PIPELINE.run(values, here, WorkersConfig(num_workers=0))
     [metrics] = stages.disk.rglob("TrainedRanker/*/metrics.jsonl")
     assert read_losses(metrics) == pytest.approx(
-        read_losses(here / "rankers/only-seed0/metrics.jsonl"), abs=1e-4
+        read_losses(here / "rankers/only-seed0/metrics.jsonl"), abs=1e-3
     )
     report, expected = (json.loads((folder / "dev.json").read_text()) for folder in (output, here))
     assert report["rows"] == expected["rows"]
