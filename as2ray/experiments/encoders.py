@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from as2ray.distributed.score import read_scores
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.bm25 import INDEX
-from as2ray.experiments.rankers import StoredScores
+from as2ray.experiments.documents import positives_by_question
+from as2ray.experiments.rankers import RANKER, StoredScores
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import TABLE, filtered_table, read_table
+from as2ray.retrieval.answer_scoring import AnswerScoring, logit_of
 from as2ray.retrieval.index_writer import add_embeddings
+from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.schema import question_offsets
+from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 
 log = logging.getLogger(__name__)
+
+NUM_CANDIDATES = 100
+"""Candidates that are found for a question."""
 
 ENCODER = "encoder"
 """Folder of the sentence encoder in a stage that trains one."""
@@ -72,7 +83,8 @@ class EmbeddedIndex(Stage):
     RESOURCES = "pool"
 
     index: Stage
-    encoder: Stage
+    encoder: Stage | str
+    """A stage, or the name of an encoder that is used as it is."""
 
     def run(self, context: StageContext) -> Outputs:
         """Encodes the sentences, with actors if there are workers."""
@@ -83,7 +95,7 @@ class EmbeddedIndex(Stage):
             from as2ray.distributed.index import map_on_actors
 
             map_blocks = partial(map_on_actors, workers=context.workers)
-        encoder = str(context.path(self.encoder) / ENCODER)
+        encoder = _encoder_path(context, self.encoder)
         source, folder = context.path(self.index) / INDEX, context.output / INDEX
         manifest = add_embeddings(source, folder, encoder, load_sentence_encoder, map_blocks)
         return {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
@@ -104,12 +116,95 @@ class SimilarityScores(StoredScores):
         """Encodes the texts, and multiplies their embeddings."""
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
-        source = self.encoder
-        path = context.path(source) / ENCODER if isinstance(source, Stage) else source
-        encoder = load_sentence_encoder(path)
+        encoder = load_sentence_encoder(_encoder_path(context, self.encoder))
         rows = filtered_table(context.path(self.table), self.question_filter)
         scores = similarities(encoder, rows)
         pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+
+
+def _encoder_path(context: StageContext, encoder: Stage | str) -> str:
+    return str(context.path(encoder) / ENCODER) if isinstance(encoder, Stage) else encoder
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedScores(StoredScores):
+    """The combined score of the rows of a table, as an index's answers are scored."""
+
+    table: Stage
+    scoring: Stage
+    similarity: SimilarityScores
+    ranker: StoredScores | None
+    uses_stage_zero: bool = True
+    """Whether candidates with a low similarity are put last, as they never reach the ranker."""
+    question_filter: QuestionFilter = "raw"
+
+    def run(self, context: StageContext) -> None:
+        """Ranks the candidates of each question; the score is the negative rank."""
+        rows = filtered_table(context.path(self.table), self.question_filter)
+        scoring = AnswerScoring.read(context.path(self.scoring))
+        assert scoring is not None
+        if not self.uses_stage_zero:
+            scoring = replace(scoring, max_similarity_gap=None)
+        columns = {"similarity": _stored(context, self.similarity)}
+        columns["bm25"] = BM25().score_candidates(rows)
+        if self.ranker is not None:
+            columns["ranker"] = logit_of(_stored(context, self.ranker))
+        starts = question_offsets(rows["question_id"])
+        scores = np.empty(len(rows))
+        for start, end in pairwise([*starts, len(rows)]):
+            parts = {name: values[start:end] for name, values in columns.items()}
+            order = scoring.order(parts)
+            scores[start + np.array(order)] = -np.arange(len(order))
+        pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+
+
+def _stored(context: StageContext, stage: Stage) -> np.ndarray:
+    scores: np.ndarray = read_scores(context.path(stage))["score"].to_numpy()
+    return scores.astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchEvaluation(Stage):
+    """How often the answer to a question is found in an index."""
+
+    RESOURCES = "device"
+
+    index: Stage
+    table: Stage
+    """Questions with labels; their positives are recognized by their text."""
+    method: RetrievalMethod = "auto"
+    scoring: Stage | None = None
+    """What ranks the candidates; by default they are taken in the order in which they are found."""
+    ranker: Stage | None = None
+
+    def run(self, context: StageContext) -> Outputs:
+        """Asks all questions that have an answer."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        index = SentenceIndex.open(context.path(self.index) / INDEX, load_sentence_encoder)
+        scoring = AnswerScoring.read(context.path(self.scoring)) if self.scoring else None
+        ranker = None
+        if scoring is not None and scoring.uses_ranker and self.ranker is not None:
+            ranker = load(context.path(self.ranker) / RANKER)
+        positives = positives_by_question(read_table(context.path(self.table)))
+        ranks = []
+        for question, answers in positives.items():
+            if scoring is None:
+                found = index.search_candidates(question, NUM_CANDIDATES, 1, self.method)
+                texts = index.texts([candidate.index for candidate in found])
+            else:
+                answerer = QuestionAnswerer(
+                    index, ranker, NUM_CANDIDATES, score_threshold=0.0, scoring=scoring
+                )
+                texts = [a.text for a in answerer.ask(question, NUM_CANDIDATES).answers]
+            is_right = [" ".join(text.split()) in answers for text in texts]
+            ranks.append(is_right.index(True) + 1 if any(is_right) else np.inf)
+        found_at = np.array(ranks)
+        measures = {f"hit@{k}": float((found_at <= k).mean()) for k in (1, 3, 10)}
+        measures["RR"] = float((1 / found_at).mean())
+        measures["R@100"] = float((found_at <= NUM_CANDIDATES).mean())
+        return {"measures": measures, "num_questions": len(ranks)}
 
 
 def similarities(encoder: Any, rows: pa.Table) -> np.ndarray:

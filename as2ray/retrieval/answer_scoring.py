@@ -6,17 +6,24 @@ questions with labels the weights, what is dropped before the ranker, and the pr
 first answer is right are fitted, each measured on questions that it was not fitted on.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from itertools import combinations
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit, softmax
 from scipy.stats import beta
+
+from as2ray.errors import CheckpointError, from_validation_error
+
+FILE = "answer_scoring.json"
+"""File in the folder of a ranker's checkpoint."""
 
 PARTS = ("similarity", "bm25", "ranker")
 """Parts of the score, the cheapest first."""
@@ -30,6 +37,13 @@ MIN_GAIN = 0.02
 MISSED_SHARE = 0.01
 """Share of the questions whose answer may be dropped before the ranker."""
 
+OFF_TOPIC_SHARE = 0.03
+"""Share of the questions on other subjects that may be answered, or, if that is less strict, of the
+questions with an answer that are not."""
+
+SCORE_EPS = 1e-6
+"""Distance from 0 and 1 to which a ranker's scores are clipped."""
+
 CONFIDENCE = 0.9
 """One-sided confidence of the precision of given answers."""
 
@@ -39,6 +53,38 @@ second, and the logarithm of the best BM25."""
 
 Parts = Mapping[str, np.ndarray]
 """Scores of a question's candidates by part, each of shape [candidates]."""
+
+
+class Ranked(Protocol):
+    """A candidate in a ranker's ranking; see `RankedCandidate`."""
+
+    @property
+    def index(self) -> int:
+        """Position in the list of candidates that was ranked."""
+
+    @property
+    def score(self) -> float:
+        """Probability that the candidate answers the question."""
+
+    @property
+    def exit_layer(self) -> int | None:
+        """Layer after which the score was taken."""
+
+
+class CombinedRanking(NamedTuple):
+    """The candidates of a question, ranked by the combined score."""
+
+    rows: list[int]
+    """The candidates, best first."""
+    scores: np.ndarray
+    """Score of each candidate, shape [candidates]: the ranker's if no other part counts. Otherwise
+    their shares of the exponentiated sums; 0 for those that were dropped before the ranker."""
+    exit_layers: list[int | None]
+    """Layer after which each candidate was scored; 0 for those that never reached the ranker."""
+    ranker_scores: np.ndarray
+    """The ranker's score of each candidate, shape [candidates]; NaN for those without one."""
+    probability: float | None
+    """Probability that the first answer is right; None without a fitted model."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -68,22 +114,46 @@ class AnswerScoring:
     """Weight of each part, standardized within the question; a part without one is not computed."""
     max_similarity_gap: float | None = None
     """Candidates whose similarity is lower than the best one by more never reach the ranker."""
+    min_similarity: float | None = None
+    """Similarity that the best candidate needs; lower ones are of questions on other subjects."""
     dev_quality: dict[str, float] = field(default_factory=dict)
-    """MAP on dev of each part and of sums of them, with weights of other questions."""
+    """MAP on dev of each part and of sums of them, with weights of other questions; and the shares
+    of the questions, and of those on other subjects, that have `min_similarity`."""
     answer_model: AnswerModel | None = None
     encoder: str | None = None
     """Fingerprint of the sentence encoder of the similarities."""
+
+    @classmethod
+    def read(cls, checkpoint: str | Path) -> "AnswerScoring | None":
+        """Reads what `write` stored beside a ranker; None if there is nothing.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
+        path = Path(checkpoint) / FILE
+        if not path.is_file():
+            return None
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            problem = from_validation_error(error).problem
+            raise CheckpointError(f"{path} is damaged: {problem}") from error
+
+    def write(self, checkpoint: Path) -> None:
+        """Stores it beside a ranker."""
+        (checkpoint / FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
     @property
     def uses_ranker(self) -> bool:
         """Whether the ranker is asked."""
         return "ranker" in self.weights
 
-    def survivors(self, similarity: np.ndarray | None) -> np.ndarray | None:
-        """Returns whether each candidate reaches the ranker, shape [candidates]; None for all."""
-        if similarity is None or self.max_similarity_gap is None or not len(similarity):
-            return None
-        return np.asarray(similarity >= similarity.max() - self.max_similarity_gap)
+    def survivors(self, parts: Parts) -> np.ndarray:
+        """Returns the rows of the candidates that reach the ranker."""
+        similarity = parts.get("similarity")
+        if similarity is None or self.max_similarity_gap is None:
+            return np.arange(len(parts["bm25"]))
+        return np.flatnonzero(similarity >= similarity.max(initial=0.0) - self.max_similarity_gap)
 
     def score(self, parts: Parts) -> np.ndarray:
         """Returns the weighted sum of the parts, shape [candidates]; a missing part is left out."""
@@ -91,18 +161,63 @@ class AnswerScoring:
         terms = [weight * standardize(parts[name]) for name, weight in weights.items()]
         return np.asarray(np.sum(terms, axis=0))
 
-    def probability(self, parts: Parts) -> float | None:
-        """Returns the probability that the first answer is right; None without a fitted model."""
+    def rank(self, parts: Parts, ranking: Sequence[Ranked] = ()) -> CombinedRanking:
+        """Ranks the candidates of a question.
+
+        Args:
+            parts: Similarity and BM25 of each candidate.
+            ranking: The ranker's ranking of the survivors, if it is asked.
+        """
+        rows, num_candidates = self.survivors(parts), len(parts["bm25"])
+        ranker_scores, layers = np.full(num_candidates, np.nan), [0] * num_candidates
+        exit_layers: list[int | None] = [*layers]
+        for ranked in ranking:
+            ranker_scores[rows[ranked.index]] = ranked.score
+            exit_layers[rows[ranked.index]] = ranked.exit_layer
+        kept = {name: values[rows] for name, values in parts.items()}
+        if ranking:
+            kept["ranker"] = logits_of(ranking)
+        sums, scores = self.score(kept), np.zeros(num_candidates)
+        scores[rows] = softmax(sums) if len(rows) else sums
+        if [*self.weights] == ["ranker"]:
+            scores = ranker_scores
+        probability = self._probability(kept)
+        return CombinedRanking(
+            self._order(rows, sums, num_candidates), scores, exit_layers, ranker_scores, probability
+        )
+
+    def order(self, parts: Parts) -> list[int]:
+        """Returns the candidates, best first, where all parts of all candidates are known."""
+        rows = self.survivors(parts)
+        sums = self.score({name: values[rows] for name, values in parts.items()})
+        return self._order(rows, sums, len(parts["bm25"]))
+
+    @staticmethod
+    def _order(rows: np.ndarray, sums: np.ndarray, num_candidates: int) -> list[int]:
+        rest = np.setdiff1d(np.arange(num_candidates), rows)
+        return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]
+
+    def _probability(self, parts: Parts) -> float | None:
         if self.answer_model is None or not len(parts["bm25"]):
             return None
         return float(self.answer_model.probability(answer_features(parts, self.score(parts))))
 
-    def answers(self, parts: Parts) -> bool:
-        """Returns whether the first answer is likely enough to be right."""
-        model, probability = self.answer_model, self.probability(parts)
-        if model is None or probability is None or model.threshold is None:
-            return True
-        return probability >= model.threshold
+
+def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:
+    """Returns a logit for each candidate of a ranking, in the order of the candidates.
+
+    A candidate that was dropped early may have a higher score than a survivor: it gets the logit of
+    the survivor.
+    """
+    logits = np.empty(len(ranking))
+    values = logit_of(np.array([ranked.score for ranked in ranking]))
+    logits[[ranked.index for ranked in ranking]] = np.minimum.accumulate(values)
+    return logits
+
+
+def logit_of(scores: np.ndarray) -> np.ndarray:
+    """Returns the logits of scores from 0 to 1."""
+    return np.asarray(logit(np.clip(scores, SCORE_EPS, 1 - SCORE_EPS)))
 
 
 def standardize(scores: np.ndarray) -> np.ndarray:
@@ -138,8 +253,12 @@ def fit_answer_scoring(
         encoder: Fingerprint of the sentence encoder.
         seed: Seed of the folds.
     """
-    answered = [(parts, labels) for parts, labels in questions if labels.any()]
     names = [name for name in PARTS if all(name in parts for parts, _ in questions)]
+    gap = _fit_similarity_gap(questions) if {"similarity", "ranker"} <= {*names} else None
+    stage_zero = AnswerScoring({}, gap)
+    questions = [_take(stage_zero, *question) for question in questions]
+    off_topic = [_take(stage_zero, parts)[0] for parts in off_topic]
+    answered = [(parts, labels) for parts, labels in questions if labels.any()]
     folds = np.random.default_rng(seed).permutation(len(answered)) % NUM_FOLDS
     quality: dict[tuple[str, ...], float] = {}
     for subset in (c for size in range(1, len(names) + 1) for c in combinations(names, size)):
@@ -156,12 +275,48 @@ def fit_answer_scoring(
     chosen = _choose(quality)
     scoring = AnswerScoring(
         _fit_weights(answered, chosen),
-        _fit_similarity_gap(answered) if {"similarity", "ranker"} <= {*chosen} else None,
-        {" + ".join(subset): value for subset, value in quality.items()},
+        gap,
+        dev_quality={" + ".join(subset): value for subset, value in quality.items()},
         encoder=encoder,
     )
+    scoring = fit_min_similarity(scoring, [parts for parts, _ in questions], off_topic)
     model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
-    return AnswerScoring(**{**vars(scoring), "answer_model": model})
+    return replace(scoring, answer_model=model)
+
+
+def fit_min_similarity(
+    scoring: AnswerScoring, questions: Sequence[Parts], off_topic: Sequence[Parts]
+) -> AnswerScoring:
+    """Fits the similarity that tells questions on other subjects; labels are not needed.
+
+    Args:
+        scoring: The combined score.
+        questions: Parts of the candidates of questions on the subjects of the documents.
+        off_topic: Those of questions on other subjects.
+    """
+    own, others = (
+        np.array([parts["similarity"].max() for parts in group if "similarity" in parts])
+        for group in (questions, off_topic)
+    )
+    if not len(own) or not len(others):
+        return scoring
+    bounds = (np.quantile(others, 1 - OFF_TOPIC_SHARE), np.quantile(own, OFF_TOPIC_SHARE))
+    lowest = float(min(bounds))
+    shares = {
+        name: float((values >= lowest).mean())
+        for name, values in (("answered", own), ("answered of other subjects", others))
+    }
+    quality = {**scoring.dev_quality, **shares}
+    return replace(scoring, min_similarity=lowest, dev_quality=quality)
+
+
+def _take(
+    stage_zero: AnswerScoring, parts: Parts, labels: np.ndarray | None = None
+) -> tuple[Parts, np.ndarray]:
+    """Returns the parts and labels of the candidates that reach the ranker."""
+    rows = stage_zero.survivors(parts)
+    labels = np.zeros(len(parts["bm25"])) if labels is None else labels
+    return {name: values[rows] for name, values in parts.items()}, labels[rows]
 
 
 def _choose(quality: Mapping[tuple[str, ...], float]) -> tuple[str, ...]:
@@ -208,10 +363,14 @@ def _fit_weights(
 
 
 def _fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float | None:
-    """Returns the gap within which all but few questions keep their most similar answer."""
+    """Returns the gap within which all but few questions keep their most similar answer.
+
+    None if no question has an answer.
+    """
     gaps = [
         float(parts["similarity"].max() - parts["similarity"][labels.astype(bool)].max())
         for parts, labels in questions
+        if labels.any()
     ]
     return float(np.quantile(gaps, 1 - MISSED_SHARE, method="higher")) if gaps else None
 
@@ -263,8 +422,11 @@ def fit_answer_model(
     for fold in range(NUM_FOLDS):
         model = _fit_logistic(x[folds != fold], y[folds != fold])
         held_out[folds == fold] = model.probability(x[folds == fold])
+    lowest = -np.inf if scoring.min_similarity is None else scoring.min_similarity
+    is_close = x[:, FEATURES.index("similarity")] >= lowest
+    held_out, y_close = held_out[is_close], y[is_close]
     order = np.argsort(-held_out, kind="stable")
-    num_right, num_given = np.cumsum(y[order]), np.arange(1, len(y) + 1)
+    num_right, num_given = np.cumsum(y_close[order]), np.arange(1, len(order) + 1)
     precision = num_right / num_given
     # A threshold was chosen on these questions, so its precision is a bound and not the mean.
     bounds = beta.ppf(1 - CONFIDENCE, num_right, num_given - num_right + 1)
@@ -272,9 +434,9 @@ def fit_answer_model(
     is_precise = np.flatnonzero(bounds >= min_precision)
     measures = {
         "precision": float(precision[-1]),
-        "precision at half coverage": float(precision[(len(y) - 1) // 2]),
+        "precision at half coverage": float(precision[(len(order) - 1) // 2]),
         "AURC": float(np.mean(1 - precision)),
-        "ECE": expected_calibration_error(held_out, y),
+        "ECE": expected_calibration_error(held_out, y_close),
         "reachable precision": float(bounds.max()),
     }
     threshold = float(held_out[order][is_precise[-1]]) if len(is_precise) else None
@@ -313,8 +475,3 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) ->
         for b in np.unique(bins)
     ]
     return float(np.sum(gaps))
-
-
-def to_dict(scoring: AnswerScoring | None) -> dict[str, Any] | None:
-    """Returns the entry of a checkpoint's configuration."""
-    return None if scoring is None else asdict(scoring)

@@ -31,6 +31,9 @@ FILES: Final = ("embeddings.npy", "embedding_scales.npy")
 
 APPROXIMATE_FILE: Final = "embeddings.faiss"
 
+ENCODER_FOLDER: Final = "encoder"
+"""Folder in an index with the encoder, if it was adapted to the documents."""
+
 BLOCK_SIZE: Final = 8_192
 """Sentences of a block: what an actor encodes at a time, and at most is encoded again."""
 
@@ -323,7 +326,8 @@ class Embeddings:
                 f"{self.folder} was opened without an encoder of queries",
                 fix="open it with SentenceIndex.open(folder, load_sentence_encoder)",
             )
-        encoder = self.load_encoder(self.info.name)
+        own = self.folder / self.info.name
+        encoder = self.load_encoder(str(own) if own.is_dir() else self.info.name)
         self.info.check(encoder)
         return encoder
 

@@ -34,7 +34,12 @@ from as2ray.retrieval.documents import (
     list_parts,
     read_documents,
 )
-from as2ray.retrieval.embeddings import LoadEncoder, MapBlocks, write_embeddings
+from as2ray.retrieval.embeddings import (
+    ENCODER_FOLDER,
+    LoadEncoder,
+    MapBlocks,
+    write_embeddings,
+)
 from as2ray.tables.atomic import atomic_folder
 from as2ray.tables.fingerprint import Fingerprint
 from as2ray.tables.schema import from_rows
@@ -210,7 +215,7 @@ def add_embeddings(
     Args:
         index: An index; embeddings that it has are not used.
         folder: A new folder. Its other files are links to those of the index where possible.
-        encoder: Name of the sentence encoder.
+        encoder: Name of the sentence encoder. A folder is copied into the index.
         load_encoder: Loads the encoder.
         map_blocks: Encodes the sentences, for example on a cluster; by default in this process.
 
@@ -224,11 +229,14 @@ def add_embeddings(
     manifest = json.loads((index / MANIFEST).read_text(encoding="utf-8"))
     staging = output.with_name(f".{output.name}-embeddings")
     with atomic_folder(output) as new:
-        ignored = shutil.ignore_patterns(MANIFEST, "embedding*")
+        ignored = shutil.ignore_patterns(MANIFEST, "embedding*", ENCODER_FOLDER)
         shutil.copytree(index, new, dirs_exist_ok=True, ignore=ignored, copy_function=_link)
         shards = [new / name for name in manifest["shards"]]
         entry = write_embeddings(shards, staging, encoder, load_encoder, map_blocks)
-        settings = {**manifest["settings"], "encoder": encoder}
+        if Path(encoder).is_dir():
+            shutil.copytree(encoder, new / ENCODER_FOLDER, copy_function=_link)
+            entry["name"] = ENCODER_FOLDER
+        settings = {**manifest["settings"], "encoder": entry["name"]}
         manifest = _write_manifest(new, {**manifest, "settings": settings, "embeddings": entry})
     shutil.rmtree(staging, ignore_errors=True)
     return manifest

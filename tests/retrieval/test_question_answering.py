@@ -72,9 +72,13 @@ def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"text", "score", "document_id", "context"} <= lines[0].keys()
     main(["ask", "zebra", *flags])
-    assert "No sentence has a word in common" in capsys.readouterr().err
+    assert "No answer: no sentence has a word in common" in capsys.readouterr().err
+    main(["ask", "what weighs tonnes", "--index", out, "--top_k", "1"])
+    assert "whales.md" in capsys.readouterr().out
     main(["ask", "tonnes", *flags, "--score_threshold", "1.0"])
-    assert "No answer: the best of 3 sentences" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "No answer: the best score is 0." in told
+    assert "an answer needs 1.0000.\nNearest: " in told
     with pytest.raises(SystemExit):
         main(["index", str(documents), "--output", out, "--columns", '{"body": "x"}'])
     assert "columns.body: unknown key" in capsys.readouterr().err

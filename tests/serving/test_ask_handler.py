@@ -45,10 +45,12 @@ def test_answers_are_those_of_the_answerer_with_their_place(library, index, casc
 
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
-    assert (told["answers"], told["threshold"]) == ([], 1.0)
+    assert (told["answers"], told["nearest"]["document_id"]) == ([], "one.txt")
+    assert "an answer needs 1.0000" in told["reason"]
     assert 0 < told["best_score"] < 1
     told = library.post("/ask", json={"question": "zebra"}).json()
     assert (told["answers"], told["num_candidates"], told["best_score"]) == ([], 0, None)
+    assert (told["nearest"], told["reason"][:11]) == (None, "no sentence")
 
 
 @pytest.mark.parametrize(
