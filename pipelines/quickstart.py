@@ -22,6 +22,7 @@ from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import build_report, save_report, to_markdown
 from as2ray.experiments.bm25 import write_stage_index
 from as2ray.experiments.command import Pipeline
+from as2ray.experiments.documents import FittedScoring
 from as2ray.experiments.encoders import (
     CombinedScores,
     EmbeddedIndex,
@@ -29,7 +30,7 @@ from as2ray.experiments.encoders import (
     SimilarityScores,
 )
 from as2ray.experiments.experiment import Experiment, Finished
-from as2ray.experiments.rankers import TableEvaluation, TableScores
+from as2ray.experiments.rankers import StoredScores, TableEvaluation, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
@@ -49,8 +50,17 @@ SAMPLES = (
     "What happens when I modify a list while looping over it?",
     "Can I catch several exception types at once?",
 )
-UNTRAINED = "similarity, untrained encoder"
-RUNS = {"pseudo": "MiniLM, BM25's labels", "adapted": "MiniLM, then written questions"}
+SYSTEMS = {
+    "bm25": "BM25",
+    "untrained": "similarity, untrained encoder",
+    "encoder": "similarity, adapted encoder",
+    "hybrid": "similarity and BM25",
+    "pseudo": "MiniLM, BM25's labels",
+    "adapted": "MiniLM, then written questions",
+    "all": "combined",
+    "answering": "combined, stage zero",
+}
+"""Names of the systems in the report."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -122,46 +132,48 @@ def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:
     own = quickstart.own_documents()
     own_documents.add_ranker(experiment, own, index, labeled)
     stages, test = experiment.stages, tables["test"]
-    similarity = SimilarityScores(test, stages["encoder"])
-    rankings = {run: TableScores(stages[run], test) for run in RUNS}
-    ranker, scoring = stages["adapted"], stages["scoring"]
+    ranker, embedded, scoring = stages["adapted"], stages["index"], stages["scoring"]
+    assert isinstance(scoring, FittedScoring)
     hybrid = experiment.add("hybrid", replace(scoring, ranker=None))
-    scores = {
-        UNTRAINED: SimilarityScores(test, own.encoder),
-        "similarity, adapted encoder": similarity,
-        "similarity and BM25": CombinedScores(test, hybrid, similarity, None),
-        **{name: rankings[run] for run, name in RUNS.items()},
-        "all": CombinedScores(test, scoring, similarity, rankings["adapted"], False),
-        "all, stage zero": CombinedScores(test, scoring, similarity, rankings["adapted"]),
+    similarity, logits = SimilarityScores(test, stages["encoder"]), TableScores(ranker, test)
+    scores: dict[str, StoredScores] = {
+        "untrained": SimilarityScores(test, own.encoder),
+        "encoder": similarity,
+        "hybrid": CombinedScores(test, hybrid, similarity, None),
+        "pseudo": TableScores(stages["pseudo"], test),
+        "adapted": logits,
+        "all": CombinedScores(test, scoring, similarity, logits, uses_stage_zero=False),
+        "answering": CombinedScores(test, scoring, similarity, logits),
     }
     for name, stage in scores.items():
         evaluation = experiment.add(f"evaluations/{name}", TableEvaluation(stage, MEASURES))
-        experiment.compare("test", name, 0, evaluation)
+        experiment.compare("test", SYSTEMS[name], 0, evaluation)
     untrained = EmbeddedIndex(index, own.encoder)
     searches = {
-        "BM25": SearchEvaluation(untrained, test, "bm25"),
-        UNTRAINED: SearchEvaluation(untrained, test, "dense"),
-        "similarity, adapted encoder": SearchEvaluation(stages["index"], test, "dense"),
-        "similarity and BM25": SearchEvaluation(stages["index"], test, scoring=hybrid),
-        "all, stage zero": SearchEvaluation(stages["index"], test, scoring=scoring, ranker=ranker),
+        "bm25": SearchEvaluation(untrained, test, "bm25"),
+        "untrained": SearchEvaluation(untrained, test, "dense"),
+        "encoder": SearchEvaluation(embedded, test, "dense"),
+        "hybrid": SearchEvaluation(embedded, test, scoring=hybrid),
+        "answering": SearchEvaluation(embedded, test, scoring=scoring, ranker=ranker),
     }
-    for name, stage in searches.items():
-        experiment.add(f"searches/{name}", stage)
+    for name, search in searches.items():
+        experiment.add(f"searches/{name}", search)
     return experiment
 
 
 def report(quickstart: Quickstart, finished: Finished) -> None:
-    """Prints answers, and compares the rankers of both runs with BM25."""
+    """Prints answers, and compares the parts of the score, their sum and BM25."""
     from as2ray.evaluation import plots
 
     own_documents.report(quickstart.own_documents(), finished)
-    tests, runs = finished.named("written/test"), {run: finished.named(run) for run in RUNS}
-    if not tests or not all(runs.values()):
+    tests, runs = finished.named("written/test"), ("pseudo", "adapted")
+    if not tests or not finished.named("evaluations"):
         return
     rows = read_table(finished.path(tests[""]))
     bm25 = {0: evaluate(rows, BM25().score_candidates(rows), MEASURES)}
-    systems = {"BM25": bm25, **finished.evaluations()["test"]}
-    comparison = build_report("Python reference, test questions", systems, baseline=UNTRAINED)
+    systems = {SYSTEMS["bm25"]: bm25, **finished.evaluations()["test"]}
+    title = "Python reference, test questions"
+    comparison = build_report(title, systems, baseline=SYSTEMS["untrained"])
     save_report(comparison, finished.output / "report.md")
     searches = _searches_table(finished)
     with (finished.output / "report.md").open("a", encoding="utf-8") as file:
@@ -170,23 +182,24 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
     path = finished.output / "measures.png"
     plots.bar_chart(measures, comparison.title, "mean over questions", path)
     losses = {}
-    for run, stages in runs.items():
-        lines = read_metrics(finished.path(stages[""]) / METRICS)
-        losses[run] = [(line["step"], line["train/loss"]) for line in lines if "train/loss" in line]
+    for run in runs:
+        for stage in finished.named(run).values():
+            lines = read_metrics(finished.path(stage) / METRICS)
+            losses[run] = [(x["step"], x["train/loss"]) for x in lines if "train/loss" in x]
     plots.loss_curve(losses, "Training", finished.output / "loss.png")
-    sys.stdout.write(
-        f"\n{to_markdown(comparison)}{searches}\nReport: {finished.output / 'report.md'}\n"
-    )
+    path = finished.output / "report.md"
+    sys.stdout.write(f"\n{to_markdown(comparison)}{searches}\nReport: {path}\n")
 
 
 def _searches_table(finished: Finished) -> str:
     """Returns how often each system finds the answer in the whole index, as Markdown."""
-    lines = []
-    for name, stage in finished.named("searches").items():
+    lines = list[str]()
+    for name, stage in finished.named("searches/").items():
         measures = finished.outputs(stage)["measures"]
         if not lines:
             lines = [f"| {' | '.join(['system', *measures])} |", "|---" * (len(measures) + 1) + "|"]
-        lines.append(f"| {' | '.join([name, *(f'{value:.4f}' for value in measures.values())])} |")
+        cells = [SYSTEMS[name], *(f"{value:.4f}" for value in measures.values())]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(["\n### Whole index\n", *lines, ""])
 
 
