@@ -71,16 +71,22 @@ class Quickstart:
         default_factory=lambda: ModelSpec(packaged.MINILM_NAME, max_length=128)
     )
     """Pretrained model to start from."""
+    encoder: str = packaged.MINILM_NAME
+    """Sentence encoder that is adapted, and finds candidates."""
     max_questions: PositiveInt = 1_500
     """Maximum number of questions made from the documents."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-4)
     )
-    """Hyperparameters of the first run, on BM25's labels."""
+    """Hyperparameters of the ranker's first run, on BM25's labels."""
     fine_tuning: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
-    """Hyperparameters of the second run, on the labeled questions."""
+    """Hyperparameters of the ranker's second run, on the labeled questions."""
+    encoder_training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=32, learning_rate=5e-5)
+    )
+    """Hyperparameters of the encoder's adaptation to all of these questions."""
 
     def own_documents(self) -> OwnDocuments:
         """Returns the settings of the adaptation."""
@@ -88,6 +94,8 @@ class Quickstart:
             documents="",
             max_questions=self.max_questions,
             model=self.model,
+            encoder=self.encoder,
+            encoder_training=self.encoder_training,
             training=self.training,
             fine_tuning=self.fine_tuning,
             min_precision=0.5,

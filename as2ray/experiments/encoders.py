@@ -60,10 +60,11 @@ class AdaptedEncoder(Stage):
         rows = pa.concat_tables(read_table(context.path(t)).select(columns) for t in self.train)
         positives = rows.filter(pc.equal(rows["label"], 1))
         dev = read_table(context.path(self.dev))
-        untrained = _mean_ap(encoder, dev)
+        adapted = untrained = _mean_ap(encoder, dev)
         questions, answers = positives["question"].to_pylist(), positives["candidate"].to_pylist()
-        train_encoder(encoder, questions, answers, self.training)
-        adapted = _mean_ap(encoder, dev)
+        if len(questions) > 1:  # A pair alone has no negative.
+            train_encoder(encoder, questions, answers, self.training)
+            adapted = _mean_ap(encoder, dev)
         log.info("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
         if adapted < untrained:
             encoder = load_sentence_encoder(self.encoder)
