@@ -42,6 +42,7 @@ from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.store import Store
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.query_generation import QuerySource
@@ -225,10 +226,9 @@ def _read_lines(source: str | Path) -> list[str]:
 
 
 def report(own: OwnDocuments, finished: Finished) -> None:
-    """Prints the answers to the questions in `ask`, and the command that asks more."""
+    """Prints what was fitted, answers to the questions in `ask`, and a command that asks more."""
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
-    from as2ray.retrieval.answer_scoring import AnswerScoring
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
 
@@ -237,12 +237,14 @@ def report(own: OwnDocuments, finished: Finished) -> None:
         if not finished.store.is_local:
             index, folder = map(finished.path, (finished.experiment.stages["index"], stage))
         index, ranker = index / INDEX, folder / RANKER
-        lines = []
+        scoring = AnswerScoring.read(ranker)
+        assert scoring is not None
+        lines = [_describe_encoder(finished), _describe_scoring(scoring)]
         if own.ask:
             answerer = QuestionAnswerer(
                 SentenceIndex.open(index, load_sentence_encoder),
-                load(ranker),
-                scoring=AnswerScoring.read(ranker),
+                load(ranker) if scoring.uses_ranker else None,
+                scoring=scoring,
             )
             for question in own.ask:
                 lines.append(f"\n{question}")
@@ -252,6 +254,25 @@ def report(own: OwnDocuments, finished: Finished) -> None:
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
         lines += [f'\n{command} ask "..." --index {index} --model {ranker}\n']
         sys.stdout.write("\n".join(lines))
+
+
+def _describe_encoder(finished: Finished) -> str:
+    outputs = finished.outputs(finished.experiment.stages["encoder"])
+    kept = "" if outputs["is_adapted"] else ", so it stays as it was"
+    quality = "{adapted:.4f}, untrained {untrained:.4f}".format(**outputs["dev"])
+    return f"\nsentence encoder: dev MAP {quality}{kept}"
+
+
+def _describe_scoring(scoring: AnswerScoring) -> str:
+    weights = " + ".join(f"{weight:.3g} {name}" for name, weight in scoring.weights.items())
+    quality = ", ".join(f"{name} {value:.4f}" for name, value in scoring.dev_quality.items())
+    model = scoring.answer_model
+    lines = [f"score: {weights}", f"on dev: {quality}"]
+    if model is not None:
+        lines += [", ".join(f"{name} {value:.4f}" for name, value in model.measures.items())]
+        if model.threshold is None:
+            lines += ["no threshold is sure to reach min_precision, so none was stored"]
+    return "\n".join(lines)
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):
