@@ -190,18 +190,23 @@ class FittedScoring(Stage):
         if self.ranker is not None and self.is_labeled:
             ranker = load(context.path(self.ranker) / RANKER)
         found = [retrieve_parts(index, question, ranker) for question in questions]
-        off_topic = [retrieve_parts(index, question, ranker) for question in self.off_topic]
-        others = [parts for parts, texts in off_topic if texts]
+        scoring = equal_weights(encoder, self.ranker is not None)
+        labeled = []
         if self.is_labeled:
             labeled = [
                 (parts, np.array([" ".join(t.split()) in positives[question] for t in texts]))
                 for question, (parts, texts) in zip(questions, found)
                 if texts
             ]
+            scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder)
+        if not scoring.uses_ranker:
+            ranker = None  # It need not rank what is found for questions on other subjects.
+        off_topic = [retrieve_parts(index, question, ranker) for question in self.off_topic]
+        others = [parts for parts, texts in off_topic if texts]
+        if self.is_labeled:
             scoring = fit_answer_scoring(labeled, self.min_precision, others, encoder)
         else:
             own = [parts for parts, texts in found if texts]
-            scoring = equal_weights(encoder, self.ranker is not None)
             scoring = fit_min_similarity(scoring, own, others)
         scoring.write(context.output)
         log.info("answers: %s", scoring)
