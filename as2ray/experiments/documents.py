@@ -3,8 +3,8 @@
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from as2ray.retrieval.answer_scoring import (
     equal_weights,
     fit_answer_scoring,
     fit_min_similarity,
+    fit_similarity_gap,
     logits_of,
 )
 from as2ray.retrieval.pseudo_labels import Query
@@ -39,9 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_UNLABELED = 200
 """Questions without labels from which the similarity of answerable questions is measured."""
-
-NO_SCORING = AnswerScoring({})
-"""Drops no candidate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,28 +184,28 @@ class FittedScoring(Stage):
         encoder = index.embeddings.info.fingerprint
         positives = positives_by_question(read_table(context.path(self.dev)))
         questions = [*positives] if self.is_labeled else [*positives][:MAX_UNLABELED]
-        ranker = None
-        if self.ranker is not None and self.is_labeled:
-            ranker = load(context.path(self.ranker) / RANKER)
-        found = [retrieve_parts(index, question, ranker) for question in questions]
         scoring = equal_weights(encoder, self.ranker is not None)
-        labeled = []
+        ranker, stage_zero, labeled = None, scoring, []
         if self.is_labeled:
-            labeled = [
-                (parts, np.array([" ".join(t.split()) in positives[question] for t in texts]))
-                for question, (parts, texts) in zip(questions, found)
-                if texts
-            ]
-            scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder)
-        if not scoring.uses_ranker:
-            ranker = None  # It need not rank what is found for questions on other subjects.
-        off_topic = [retrieve_parts(index, question, ranker) for question in self.off_topic]
+            found = retrieve_parts(index, questions, scoring)
+            gap = fit_similarity_gap(label_parts(questions, found, positives))
+            stage_zero = replace(scoring, max_similarity_gap=gap)
+            if self.ranker is not None:
+                ranker = load(context.path(self.ranker) / RANKER)
+            found = retrieve_parts(index, questions, stage_zero, ranker)
+            labeled = label_parts(questions, found, positives)
+            scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder, gap)
+        # A ranker that is not asked need not rank what is found for questions on other subjects.
+        ranker = ranker if scoring.uses_ranker else None
+        off_topic = retrieve_parts(index, self.off_topic, stage_zero, ranker)
         others = [parts for parts, texts in off_topic if texts]
         if self.is_labeled:
-            scoring = fit_answer_scoring(labeled, self.min_precision, others, encoder)
+            scoring = fit_answer_scoring(labeled, self.min_precision, others, encoder, gap)
         else:
-            own = [parts for parts, texts in found if texts]
-            scoring = fit_min_similarity(scoring, own, others)
+            found = retrieve_parts(index, questions, stage_zero)
+            scoring = fit_min_similarity(
+                scoring, [parts for parts, texts in found if texts], others
+            )
         scoring.write(context.output)
         log.info("answers: %s", scoring)
         return {"weights": scoring.weights, "dev": scoring.dev_quality}
@@ -225,15 +223,36 @@ def positives_by_question(rows: pa.Table) -> dict[str, set[str]]:
 
 
 def retrieve_parts(
-    index: SentenceIndex, question: str, ranker: Any = None, num_candidates: int = 100
-) -> tuple[Parts, list[str]]:
-    """Returns the parts of the score of a question's candidates, and their texts."""
-    found = find_candidates(index, NO_SCORING, question, num_candidates, num_neighbors=1)
-    texts = index.texts(found.sentences)
-    parts = dict(found.parts)
-    if ranker is not None and texts:
-        parts["ranker"] = logits_of(ranker.rank(question, texts))
-    return parts, texts
+    index: SentenceIndex,
+    questions: Sequence[str],
+    stage_zero: AnswerScoring,
+    ranker: Any = None,
+    num_candidates: int = 100,
+) -> Sequence[tuple[Parts, list[str]]]:
+    """Returns the parts of the score of the candidates that reach the ranker, and their texts."""
+    results: list[tuple[dict[str, np.ndarray], list[str]]] = []
+    for question in questions:
+        found = find_candidates(index, stage_zero, question, num_candidates, num_neighbors=1)
+        parts = {name: values[found.survivors] for name, values in found.parts.items()}
+        results.append((parts, index.texts(found.sentences)))
+    if ranker is not None:
+        texts = [texts for _, texts in results]
+        for (parts, _), ranking in zip(results, ranker.rank_many(zip(questions, texts))):
+            parts["ranker"] = logits_of(ranking)
+    return results
+
+
+def label_parts(
+    questions: Sequence[str],
+    found: Sequence[tuple[Parts, list[str]]],
+    positives: Mapping[str, set[str]],
+) -> list[tuple[Parts, np.ndarray]]:
+    """Returns the parts of the score of each question's candidates, and their labels."""
+    return [
+        (parts, np.array([" ".join(text.split()) in positives[question] for text in texts]))
+        for question, (parts, texts) in zip(questions, found)
+        if texts
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -238,6 +238,7 @@ def fit_answer_scoring(
     min_precision: float,
     off_topic: Sequence[Parts] = (),
     encoder: str | None = None,
+    max_similarity_gap: float | None = None,
     seed: int = 0,
 ) -> AnswerScoring:
     """Fits the weights, and what else follows from labels.
@@ -247,17 +248,15 @@ def fit_answer_scoring(
 
     Args:
         questions: Parts of the candidates of each question, and their labels, 0 or 1; candidates
-            as they are retrieved, so a question may have no answer among them.
+            that are retrieved and reach the ranker, so a question may have no answer among them.
         min_precision: Minimum share of right answers among those that are given.
         off_topic: Parts of the candidates of questions on other subjects, which have no answer.
         encoder: Fingerprint of the sentence encoder.
+        max_similarity_gap: What `fit_similarity_gap` found for these questions; the candidates
+            below it are left out already.
         seed: Seed of the folds.
     """
     names = [name for name in PARTS if all(name in parts for parts, _ in questions)]
-    gap = _fit_similarity_gap(questions) if {"similarity", "ranker"} <= {*names} else None
-    stage_zero = AnswerScoring({}, gap)
-    questions = [_take(stage_zero, *question) for question in questions]
-    off_topic = [_take(stage_zero, parts)[0] for parts in off_topic]
     answered = [(parts, labels) for parts, labels in questions if labels.any()]
     folds = np.random.default_rng(seed).permutation(len(answered)) % NUM_FOLDS
     quality: dict[tuple[str, ...], float] = {}
@@ -275,7 +274,7 @@ def fit_answer_scoring(
     chosen = _choose(quality)
     scoring = AnswerScoring(
         _fit_weights(answered, chosen),
-        gap,
+        max_similarity_gap,
         dev_quality={" + ".join(subset): value for subset, value in quality.items()},
         encoder=encoder,
     )
@@ -308,15 +307,6 @@ def fit_min_similarity(
     }
     quality = {**scoring.dev_quality, **shares}
     return replace(scoring, min_similarity=lowest, dev_quality=quality)
-
-
-def _take(
-    stage_zero: AnswerScoring, parts: Parts, labels: np.ndarray | None = None
-) -> tuple[Parts, np.ndarray]:
-    """Returns the parts and labels of the candidates that reach the ranker."""
-    rows = stage_zero.survivors(parts)
-    labels = np.zeros(len(parts["bm25"])) if labels is None else labels
-    return {name: values[rows] for name, values in parts.items()}, labels[rows]
 
 
 def _choose(quality: Mapping[tuple[str, ...], float]) -> tuple[str, ...]:
@@ -362,7 +352,7 @@ def _fit_weights(
     return dict(zip(names, found.tolist()))
 
 
-def _fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float | None:
+def fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float | None:
     """Returns the gap within which all but few questions keep their most similar answer.
 
     None if no question has an answer.

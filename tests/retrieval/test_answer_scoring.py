@@ -8,6 +8,7 @@ from as2ray.retrieval.answer_scoring import (
     average_precision,
     equal_weights,
     fit_answer_scoring,
+    fit_similarity_gap,
     standardize,
 )
 
@@ -62,7 +63,7 @@ def test_ranker_that_adds_little_is_not_asked():
 
 def test_stage_zero_keeps_the_answers_of_all_but_few_questions():
     strength = {"similarity": 3.0, "bm25": 0.0, "ranker": 3.0}
-    scoring = fit_answer_scoring(make_questions(300, strength), 0.5)
+    scoring = AnswerScoring({}, fit_similarity_gap(make_questions(300, strength)))
     test = make_questions(300, strength, seed=1)
     kept = [scoring.survivors(parts) for parts, _ in test]
     assert np.mean([y[rows].any() for rows, (_, y) in zip(kept, test)]) > 0.96
