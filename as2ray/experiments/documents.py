@@ -233,7 +233,7 @@ def retrieve_parts(
     results: list[tuple[dict[str, np.ndarray], list[str]]] = []
     for question in questions:
         found = find_candidates(index, stage_zero, question, num_candidates, num_neighbors=1)
-        parts = {name: values[found.survivors] for name, values in found.parts.items()}
+        parts = {name: values[found.kept] for name, values in found.parts.items()}
         results.append((parts, index.texts(found.sentences)))
     if ranker is not None:
         texts = [texts for _, texts in results]

@@ -148,7 +148,7 @@ class AnswerScoring:
         """Whether the ranker is asked."""
         return "ranker" in self.weights
 
-    def survivors(self, parts: Parts) -> np.ndarray:
+    def kept_rows(self, parts: Parts) -> np.ndarray:
         """Returns the rows of the candidates that reach the ranker."""
         similarity = parts.get("similarity")
         if similarity is None or self.max_similarity_gap is None:
@@ -166,9 +166,9 @@ class AnswerScoring:
 
         Args:
             parts: Similarity and BM25 of each candidate.
-            ranking: The ranker's ranking of the survivors, if it is asked.
+            ranking: The ranker's ranking of the kept candidates, if it is asked.
         """
-        rows, num_candidates = self.survivors(parts), len(parts["bm25"])
+        rows, num_candidates = self.kept_rows(parts), len(parts["bm25"])
         ranker_scores, layers = np.full(num_candidates, np.nan), [0] * num_candidates
         exit_layers: list[int | None] = [*layers]
         for ranked in ranking:
@@ -188,7 +188,7 @@ class AnswerScoring:
 
     def order(self, parts: Parts) -> list[int]:
         """Returns the candidates, best first, where all parts of all candidates are known."""
-        rows = self.survivors(parts)
+        rows = self.kept_rows(parts)
         sums = self.score({name: values[rows] for name, values in parts.items()})
         return self._order(rows, sums, len(parts["bm25"]))
 

@@ -72,13 +72,13 @@ class FoundCandidates:
     candidates: list[Candidate]
     parts: Parts
     """BM25 and, with embeddings, the similarity of each candidate."""
-    survivors: list[int]
+    kept: list[int]
     """Positions of the candidates that the ranker ranks."""
 
     @property
     def sentences(self) -> list[int]:
         """Index of the sentence of each survivor."""
-        return [self.candidates[row].index for row in self.survivors]
+        return [self.candidates[row].index for row in self.kept]
 
 
 @config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
@@ -177,7 +177,7 @@ def find_candidates(
     parts = {"bm25": np.array([candidate.bm25 for candidate in found])}
     if all(candidate.similarity is not None for candidate in found):
         parts["similarity"] = np.array([candidate.similarity for candidate in found], np.float64)
-    return FoundCandidates(found, parts, scoring.survivors(parts).tolist())
+    return FoundCandidates(found, parts, scoring.kept_rows(parts).tolist())
 
 
 def select_answers(
@@ -194,7 +194,7 @@ def select_answers(
         index: The index that contains the sentences.
         scoring: How the parts of the score are combined.
         found: The candidates.
-        ranking: The ranker's ranking of the survivors; empty if it was not asked.
+        ranking: The ranker's ranking of the kept candidates; empty if it was not asked.
         top_k: Maximum number of answers.
         threshold: Minimum `QuestionAnswer.best_score`, instead of what was fitted to labels.
     """

@@ -65,10 +65,10 @@ def test_stage_zero_keeps_the_answers_of_all_but_few_questions():
     strength = {"similarity": 3.0, "bm25": 0.0, "ranker": 3.0}
     scoring = AnswerScoring({}, fit_similarity_gap(make_questions(300, strength)))
     test = make_questions(300, strength, seed=1)
-    kept = [scoring.survivors(parts) for parts, _ in test]
+    kept = [scoring.kept_rows(parts) for parts, _ in test]
     assert np.mean([y[rows].any() for rows, (_, y) in zip(kept, test)]) > 0.96
     assert np.mean([len(rows) for rows in kept]) < 0.9 * 30
-    assert len(scoring.survivors({"bm25": np.ones(4)})) == 4
+    assert len(scoring.kept_rows({"bm25": np.ones(4)})) == 4
 
 
 @pytest.fixture
