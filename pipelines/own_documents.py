@@ -1,4 +1,4 @@
-"""Adapts a ranker to a folder of documents: index, questions, BM25's labels, calibration.
+"""Adapts an encoder and a ranker to a folder of documents, and fits how answers are scored.
 
     python -m pipelines.own_documents --documents FOLDER --output DIR
     as2ray ask "..." --index DIR/index/index --model DIR/answering/ranker
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
+from as2ray import retrieval
 from as2ray.checkpoints import packaged
 from as2ray.errors import ConfigError
 from as2ray.experiments.bm25 import (
@@ -30,16 +31,18 @@ from as2ray.experiments.bm25 import (
 )
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.documents import (
-    CalibratedRanker,
+    AnsweringRanker,
+    FittedScoring,
     GeneratedQueries,
     GivenQueries,
     labeled_tables,
 )
+from as2ray.experiments.encoders import AdaptedEncoder, EmbeddedIndex
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.store import Store
-from as2ray.models.calibration import CalibrationMethod
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.query_generation import QuerySource
@@ -47,7 +50,9 @@ from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 
 DEV_SHARE = 10
-"""About one of this number of questions selects the checkpoint and calibrates the scores."""
+"""About one of this number of questions selects the checkpoints."""
+
+OFF_TOPIC_QUESTIONS = Path(retrieval.__file__).with_name("off_topic_questions.txt")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -85,11 +90,18 @@ class OwnDocuments:
         default_factory=lambda: TrainingConfig(epochs=4, global_batch_size=16, learning_rate=5e-5)
     )
     """Hyperparameters of the run on the labeled questions; for cascades see `training`."""
-    calibration_method: CalibrationMethod = "isotonic"
-    """The margin loss only trains differences of scores, so their level is arbitrary; a temperature
-    could not correct it."""
+    encoder: str = packaged.MINILM_NAME
+    """Sentence encoder whose embeddings find candidates and take part in the score: a folder of
+    sentence-transformers, a hub id, or the packaged MiniLM."""
+    encoder_training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=32, learning_rate=5e-5)
+    )
+    """Hyperparameters of the encoder's adaptation to the questions and their answers."""
     min_precision: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Minimum share of correct answers among those that are given."""
+    """Minimum share of right answers among those that are given; it needs a labeled dev table."""
+    off_topic_questions: str | None = None
+    """A file of questions on other subjects, one per line, which should get no answer; by default
+    100 of general knowledge."""
     ask: list[Annotated[str, Field(pattern=r"\S")]] = field(default_factory=list)
     """Questions to answer at the end."""
     num_shards: PositiveInt | None = None
@@ -111,7 +123,7 @@ class OwnDocuments:
 
 
 def build(own: OwnDocuments, data_dirs: Mapping[str, str]) -> Experiment:
-    """Returns the graph: index, questions, BM25's labels, one or two runs, and calibration.
+    """Returns the graph: index, questions, BM25's labels, encoder, one or two runs, scoring.
 
     Raises:
         ConfigError: The file of questions cannot be used.
@@ -144,7 +156,7 @@ def add_ranker(
         labeled: Labeled tables `train`, `dev`, or both.
         queries: Questions of the user; by default they are made from the documents.
     """
-    experiment.add("index", index)
+    experiment.add("documents", index)
     generator = own.query_generator and absolute_model_path(own.query_generator)
     queries = queries or GeneratedQueries(
         index, tuple(own.query_sources), own.max_questions, generator, own.prompt
@@ -168,13 +180,19 @@ def add_ranker(
     )
     experiment.add("pseudo", ranker)
     dev = labeled.get("dev", tables["dev"])
+    answers = tuple(tables[name] for name in ("train", "labeled-train") if name in tables)
+    encoder = AdaptedEncoder(absolute_model_path(own.encoder), answers, dev, own.encoder_training)
+    embedded = EmbeddedIndex(index, experiment.add("encoder", encoder))
+    experiment.add("index", embedded)
     if "train" in labeled:
         training = _with_head_learning_rate(own.fine_tuning, own.model)
         train = (labeled["train"],)
         ranker = replace(ranker, init_from=ranker, train=train, dev=dev, training=training)
         experiment.add("adapted", ranker)
-    calibrated = CalibratedRanker(ranker, dev, own.calibration_method, own.min_precision)
-    experiment.add("answering", calibrated)
+    off_topic = tuple(_read_lines(own.off_topic_questions or OFF_TOPIC_QUESTIONS))
+    scoring = FittedScoring(embedded, dev, "dev" in labeled, ranker, own.min_precision, off_topic)
+    experiment.add("scoring", scoring)
+    experiment.add("answering", AnsweringRanker(ranker, scoring))
 
 
 def _with_head_learning_rate(training: TrainingConfig, model: ModelSpec) -> TrainingConfig:
@@ -186,14 +204,7 @@ def _with_head_learning_rate(training: TrainingConfig, model: ModelSpec) -> Trai
 
 def _read_questions(source: str, max_questions: int | None) -> list[Query]:
     """Reads a user's questions, or samples some of them."""
-    try:
-        # Not splitlines: a line may contain a form feed or a Unicode separator.
-        lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{source} cannot be read as a file of questions in UTF-8: {error}"
-        ) from error
-    texts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    texts = _read_lines(source)
     queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
     if max_questions is not None and max_questions < len(queries):
         queries = [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
@@ -202,9 +213,22 @@ def _read_questions(source: str, max_questions: int | None) -> list[Query]:
     return queries
 
 
+def _read_lines(source: str | Path) -> list[str]:
+    """Returns the distinct lines of a file that are not blank."""
+    try:
+        # Not splitlines: a line may contain a form feed or a Unicode separator.
+        lines = Path(source).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{source} cannot be read as a file of questions in UTF-8: {error}"
+        ) from error
+    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+
+
 def report(own: OwnDocuments, finished: Finished) -> None:
-    """Prints the answers to the questions in `ask`, and the command that asks more."""
+    """Prints what was fitted, answers to the questions in `ask`, and a command that asks more."""
     from as2ray.checkpoints.loading import load
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
 
@@ -213,17 +237,42 @@ def report(own: OwnDocuments, finished: Finished) -> None:
         if not finished.store.is_local:
             index, folder = map(finished.path, (finished.experiment.stages["index"], stage))
         index, ranker = index / INDEX, folder / RANKER
-        lines = []
+        scoring = AnswerScoring.read(ranker)
+        assert scoring is not None
+        lines = [_describe_encoder(finished), _describe_scoring(scoring)]
         if own.ask:
-            answerer = QuestionAnswerer(SentenceIndex.open(index), load(ranker))
+            answerer = QuestionAnswerer(
+                SentenceIndex.open(index, load_sentence_encoder),
+                load(ranker) if scoring.uses_ranker else None,
+                scoring=scoring,
+            )
             for question in own.ask:
                 lines.append(f"\n{question}")
-                answers = answerer.ask(question).answers
-                lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in answers]
-                lines += [] if answers else ["  no answer"]
+                result = answerer.ask(question)
+                lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in result.answers]
+                lines += [] if result.answers else [f"  no answer: {result.reason}"]
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
         lines += [f'\n{command} ask "..." --index {index} --model {ranker}\n']
         sys.stdout.write("\n".join(lines))
+
+
+def _describe_encoder(finished: Finished) -> str:
+    outputs = finished.outputs(finished.experiment.stages["encoder"])
+    kept = "" if outputs["is_adapted"] else ", so it stays as it was"
+    quality = "{adapted:.4f}, untrained {untrained:.4f}".format(**outputs["dev"])
+    return f"\nsentence encoder: dev MAP {quality}{kept}"
+
+
+def _describe_scoring(scoring: AnswerScoring) -> str:
+    weights = " + ".join(f"{weight:.3g} {name}" for name, weight in scoring.weights.items())
+    quality = ", ".join(f"{name} {value:.4f}" for name, value in scoring.dev_quality.items())
+    model = scoring.answer_model
+    lines = [f"score: {weights}", f"on dev: {quality}"]
+    if model is not None:
+        lines += [", ".join(f"{name} {value:.4f}" for name, value in model.measures.items())]
+        if model.threshold is None:
+            lines += ["no threshold is sure to reach min_precision, so none was stored"]
+    return "\n".join(lines)
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):

@@ -90,6 +90,19 @@ def checkpoint(tmp_path_factory, published) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
+def sentence_encoder(tmp_path_factory, checkpoint, published) -> str:
+    """Folder of a tiny sentence encoder."""
+    from transformers import AutoModel
+
+    from as2ray.checkpoints.sentence_encoder import save_sentence_encoder
+    from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
+
+    network = AutoModel.from_pretrained(checkpoint("bert", None), add_pooling_layer=False)
+    encoder = SentenceEncoder("tiny", network, published("bert"), EmbeddingSettings(24))
+    return str(save_sentence_encoder(encoder, tmp_path_factory.mktemp("encoder") / "e"))
+
+
+@pytest.fixture(scope="session")
 def seq2seq(tmp_path_factory) -> Path:
     """A tiny sequence-to-sequence model that generates questions."""
     return tiny.write_seq2seq(tmp_path_factory.mktemp("t5"))

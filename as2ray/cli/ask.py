@@ -3,8 +3,10 @@
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 
 from as2ray.models.precision import Dtype
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.passage_search import PassageSearcher
 from as2ray.retrieval.question_answering import Answer, QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
@@ -16,7 +18,7 @@ def ask(
     *,
     question: str,
     index: str,
-    model: str,
+    model: str | None = None,
     top_k: int = 3,
     num_candidates: int = 100,
     num_neighbors: int = 1,
@@ -32,28 +34,34 @@ def ask(
     Args:
         question: The question.
         index: Output folder of `as2ray index`.
-        model: Checkpoint folder or hub id.
+        model: Checkpoint folder or hub id of a ranker. Without one, BM25 and the similarity of the
+            index's embeddings order the answers.
         top_k: Maximum number of answers.
-        num_candidates: Maximum number of sentences that are ranked.
+        num_candidates: Maximum number of sentences that are found.
         num_neighbors: Neighbors on either side that become candidates with a sentence.
-        score_threshold: Minimum score of an answer. By default the model's own, which
-            `as2ray calibrate` sets, or none if the model is not calibrated.
+        score_threshold: Minimum probability (or score of the ranker, where no probability was
+            fitted) of an answer. By default what was fitted decides: `own_documents` and
+            `as2ray calibrate` do that.
         dtype: Number format of matrix products.
         jsonl: Print one JSON object per answer.
     """
     from as2ray.checkpoints.loading import load
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
     from as2ray.models.two_in_one import TwoInOneRanker
 
-    ranker = load(model, dtype=dtype)
+    scoring, ranker = AnswerScoring.read(model) if model else None, None
+    if model is not None and (scoring is None or scoring.uses_ranker):
+        ranker = load(model, dtype=dtype)
     if isinstance(ranker, TwoInOneRanker):
         _print_passages(PassageSearcher(SentenceIndex.open(index), ranker), question, top_k, jsonl)
         return
     answerer = QuestionAnswerer(
-        SentenceIndex.open(index),
+        SentenceIndex.open(index, partial(load_sentence_encoder, dtype=dtype)),
         ranker,
         num_candidates=num_candidates,
         num_neighbors=num_neighbors,
         score_threshold=score_threshold,
+        scoring=scoring,
     )
     result = answerer.ask(question, top_k)
     for answer in result.answers:
@@ -63,7 +71,7 @@ def ask(
             else _format_answer(answer)
         )
     if not result.answers:
-        sys.stderr.write(_explain_abstention(result, answerer.min_score))
+        sys.stderr.write(_explain_abstention(result))
 
 
 def _print_passages(searcher: PassageSearcher, question: str, top_k: int, jsonl: bool) -> None:
@@ -87,10 +95,7 @@ def _format_answer(answer: Answer) -> str:
     return lines + f"        … {answer.context} …\n" if has_context else lines
 
 
-def _explain_abstention(result: QuestionAnswer, min_score: float) -> str:
-    if result.best_score is None:
-        return NO_MATCH_MESSAGE
-    return (
-        f"No answer: the best of {result.num_candidates} sentences has the score "
-        f"{result.best_score:.4f}, and an answer needs {min_score:.4f}.\n"
-    )
+def _explain_abstention(result: QuestionAnswer) -> str:
+    nearest = result.nearest
+    text = f"Nearest: {nearest.text}\n        {nearest.document_id}\n" if nearest else ""
+    return f"No answer: {result.reason}.\n{text}"

@@ -1,8 +1,10 @@
-"""`as2ray index`: builds an index of the sentences of documents."""
+"""`as2ray index`: builds an index of the sentences of documents, with their embeddings."""
 
 from pydantic import TypeAdapter
 
+from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
+from as2ray.retrieval.embeddings import LoadEncoder
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.text.bm25 import BM25
 
@@ -15,6 +17,7 @@ def index(
     b: float = BM25.b,
     sentence_splitter: str = "syntok",
     columns: dict[str, str] = {},  # noqa: B006
+    encoder: str = MINILM_NAME,
     num_shards: int = 1,
     use_ray: bool = False,
     overwrite: bool = False,
@@ -28,6 +31,8 @@ def index(
         b: BM25's b: how much a long sentence is penalized, 0 to 1.
         sentence_splitter: Name of the sentence splitter.
         columns: Names of a table's columns, such as {"text": "body", "id": "url"}.
+        encoder: Sentence encoder whose embeddings find candidates beside BM25: a folder of
+            sentence-transformers, a hub id, the packaged MiniLM, or `none`.
         num_shards: Parts of the index that are built independently. They do not change the scores.
         use_ray: Whether Ray builds the shards, on RAY_ADDRESS or on the cores of this machine.
         overwrite: Whether an existing index is replaced.
@@ -36,20 +41,36 @@ def index(
         "bm25": {"k1": k1, "b": b},
         "sentence_splitter": sentence_splitter,
         "columns": columns,
+        "encoder": None if encoder == "none" else encoder,
     }
     # Validated as one tree, so that an error names the path, such as columns.body.
     config = TypeAdapter(IndexConfig).validate_python(settings)
+    load_encoder: LoadEncoder | None = None
+    if config.encoder is not None:
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        load_encoder = load_sentence_encoder
     if use_ray:
         from as2ray.distributed.cluster import ray_session
         from as2ray.distributed.index import build_sharded
 
         with ray_session():
             manifest = build_sharded(
-                documents, output, config, num_shards=num_shards, overwrite=overwrite
+                documents,
+                output,
+                config,
+                num_shards=num_shards,
+                overwrite=overwrite,
+                load_encoder=load_encoder,
             )
     else:
         manifest = write_index(
-            documents, output, config, num_shards=num_shards, overwrite=overwrite
+            documents,
+            output,
+            config,
+            num_shards=num_shards,
+            overwrite=overwrite,
+            load_encoder=load_encoder,
         )
     console = create_console()
     console.print(

@@ -11,6 +11,7 @@ from ray.util import ActorPool
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
+from as2ray.retrieval.embeddings import LoadEncoder
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ def build_sharded(
     num_shards: int = 8,
     overwrite: bool = False,
     cpus_per_shard: float = 1.0,
+    load_encoder: LoadEncoder | None = None,
+    workers: WorkersConfig | None = None,
 ) -> dict[str, Any]:
     """Builds an index with one task per shard; it equals the index that one process builds.
 
@@ -36,17 +39,22 @@ def build_sharded(
         num_shards: Maximum number of shards.
         overwrite: Whether an existing index in `folder` is replaced.
         cpus_per_shard: CPUs of each task.
+        load_encoder: Loads `config.encoder` in each actor; see `write_index`.
+        workers: Actors that encode the sentences; by default as many as tasks fit the cluster.
 
     Raises:
         ResourceError: No node has as many CPUs.
     """
-    max_cpus = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes()), default=0.0)
+    cpus = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    max_cpus = max(cpus, default=0.0)
     if not 0 < cpus_per_shard <= max_cpus:
         raise ResourceError(
             f"{cpus_per_shard:g} CPU per shard must be more than 0 and at most {max_cpus:g}, the "
             "CPUs of the largest node"
         )
-
+    if workers is None:
+        num_workers = sum(int(num_cpus / cpus_per_shard) for num_cpus in cpus)
+        workers = WorkersConfig(num_workers=num_workers, cpus_per_worker=cpus_per_shard)
     return write_index(
         documents,
         folder,
@@ -54,6 +62,8 @@ def build_sharded(
         num_shards=num_shards,
         overwrite=overwrite,
         map_function=partial(map_on_ray, num_cpus=cpus_per_shard),
+        load_encoder=load_encoder,
+        map_blocks=partial(map_on_actors, workers=workers),
     )
 
 

@@ -164,14 +164,20 @@ def write_stage_index(
 ) -> Outputs:
     """Writes an index into the folder of a stage; 0 shards are one that this process writes."""
     new = context.scratch / INDEX
+    options: dict[str, Any] = {"overwrite": True}
+    if config.encoder is not None:
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        options["load_encoder"] = load_sentence_encoder
     # Shards are files of one folder, which all nodes must see.
     if num_shards and context.workers.num_workers and context.store.is_local:
         from as2ray.distributed.index import build_sharded
 
-        manifest = build_sharded(source, new, config, num_shards=num_shards, overwrite=True)
+        options["workers"] = context.workers
+        manifest = build_sharded(source, new, config, num_shards=num_shards, **options)
     else:
         num_shards = max(1, num_shards)
-        manifest = write_index(source, new, config, num_shards=num_shards, overwrite=True)
+        manifest = write_index(source, new, config, num_shards=num_shards, **options)
     shutil.rmtree(context.output / INDEX, ignore_errors=True)
     new.rename(context.output / INDEX)
     outputs = {n: manifest[n] for n in ("documents", "sentences", "skipped", "fingerprint")}

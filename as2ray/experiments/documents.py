@@ -1,25 +1,45 @@
 """Stages of a user's own documents: questions, labeled tables, a calibrated ranker."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from as2ray.corpora.leaks import check_leaks
 from as2ray.errors import CorpusError, StaleStageError
 from as2ray.experiments.bm25 import INDEX, hash_documents, too_few_questions, write_queries
-from as2ray.experiments.rankers import RANKER
+from as2ray.experiments.rankers import RANKER, copy_ranker
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import read_table, write_table
-from as2ray.models.calibration import CalibrationMethod
+from as2ray.retrieval.answer_scoring import (
+    FILE,
+    AnswerScoring,
+    Parts,
+    equal_weights,
+    fit_answer_scoring,
+    fit_min_similarity,
+    fit_similarity_gap,
+    logits_of,
+)
 from as2ray.retrieval.pseudo_labels import Query
 from as2ray.retrieval.query_generation import QuerySource, generate_queries
 from as2ray.retrieval.query_generator import QuestionGenerator
+from as2ray.retrieval.question_answering import find_candidates
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.schema import count_table, validate_table
+
+log = logging.getLogger(__name__)
+
+MAX_UNLABELED = 200
+"""Questions without labels from which the similarity of answerable questions is measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,22 +158,111 @@ def labeled_tables(sources: Mapping[Any, str]) -> dict[str, Stage]:
 
 
 @dataclass(frozen=True, eq=False)
-class CalibratedRanker(Stage):
-    """A ranker whose scores are probabilities, with a threshold below which it abstains."""
+class FittedScoring(Stage):
+    """How the parts of the score of a retrieved candidate are combined."""
 
     RESOURCES = "device"
 
-    ranker: Stage
+    index: Stage
+    """Index with embeddings."""
     dev: Stage
-    method: CalibrationMethod
+    """Questions about the documents."""
+    is_labeled: bool
+    """Whether people labeled dev. BM25's labels would make BM25 the best part, so they are not
+    used: the weights are equal then."""
+    ranker: Stage | None
     min_precision: float
+    off_topic: tuple[str, ...]
+    """Questions on other subjects."""
 
     def run(self, context: StageContext) -> Outputs:
-        """Fits the calibration on dev."""
+        """Retrieves candidates of each question, ranks them, and fits."""
         from as2ray.checkpoints.loading import load
-        from as2ray.checkpoints.saving import save
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
-        ranker = load(context.path(self.ranker) / RANKER)
-        ranker.calibrate(read_table(context.path(self.dev)), self.method, self.min_precision)
-        save(ranker, context.output / RANKER)
-        return {"threshold": ranker.threshold}
+        index = SentenceIndex.open(context.path(self.index) / INDEX, load_sentence_encoder)
+        encoder = index.embeddings.info.fingerprint
+        positives = positives_by_question(read_table(context.path(self.dev)))
+        questions = [*positives] if self.is_labeled else [*positives][:MAX_UNLABELED]
+        scoring = equal_weights(encoder, self.ranker is not None)
+        ranker, stage_zero, labeled = None, scoring, []
+        if self.is_labeled:
+            found = retrieve_parts(index, questions, scoring)
+            gap = fit_similarity_gap(label_parts(questions, found, positives))
+            stage_zero = replace(scoring, max_similarity_gap=gap)
+            if self.ranker is not None:
+                ranker = load(context.path(self.ranker) / RANKER)
+            found = retrieve_parts(index, questions, stage_zero, ranker)
+            labeled = label_parts(questions, found, positives)
+            scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder, gap)
+        # A ranker that is not asked need not rank what is found for questions on other subjects.
+        ranker = ranker if scoring.uses_ranker else None
+        off_topic = retrieve_parts(index, self.off_topic, stage_zero, ranker)
+        others = [parts for parts, texts in off_topic if texts]
+        if self.is_labeled:
+            scoring = fit_answer_scoring(labeled, self.min_precision, others, encoder, gap)
+        else:
+            found = retrieve_parts(index, questions, stage_zero)
+            scoring = fit_min_similarity(
+                scoring, [parts for parts, texts in found if texts], others
+            )
+        scoring.write(context.output)
+        log.info("answers: %s", scoring)
+        return {"weights": scoring.weights, "dev": scoring.dev_quality}
+
+
+def positives_by_question(rows: pa.Table) -> dict[str, set[str]]:
+    """Returns the texts of the answers to each question, with single spaces."""
+    positives: dict[str, set[str]] = {}
+    columns = (rows[name].to_pylist() for name in ("question", "candidate", "label"))
+    for question, text, label in zip(*columns):
+        answers = positives.setdefault(question, set())
+        if label:
+            answers.add(" ".join(text.split()))
+    return positives
+
+
+def retrieve_parts(
+    index: SentenceIndex,
+    questions: Sequence[str],
+    stage_zero: AnswerScoring,
+    ranker: Any = None,
+    num_candidates: int = 100,
+) -> Sequence[tuple[Parts, list[str]]]:
+    """Returns the parts of the score of the candidates that reach the ranker, and their texts."""
+    results: list[tuple[dict[str, np.ndarray], list[str]]] = []
+    for question in questions:
+        found = find_candidates(index, stage_zero, question, num_candidates, num_neighbors=1)
+        parts = {name: values[found.kept] for name, values in found.parts.items()}
+        results.append((parts, index.texts(found.sentences)))
+    if ranker is not None:
+        texts = [texts for _, texts in results]
+        for (parts, _), ranking in zip(results, ranker.rank_many(zip(questions, texts))):
+            parts["ranker"] = logits_of(ranking)
+    return results
+
+
+def label_parts(
+    questions: Sequence[str],
+    found: Sequence[tuple[Parts, list[str]]],
+    positives: Mapping[str, set[str]],
+) -> list[tuple[Parts, np.ndarray]]:
+    """Returns the parts of the score of each question's candidates, and their labels."""
+    return [
+        (parts, np.array([" ".join(text.split()) in positives[question] for text in texts]))
+        for question, (parts, texts) in zip(questions, found)
+        if texts
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class AnsweringRanker(Stage):
+    """A ranker with the scoring of its answers in its folder."""
+
+    ranker: Stage
+    scoring: FittedScoring
+
+    def run(self, context: StageContext) -> None:
+        """Copies both."""
+        copy_ranker(context.path(self.ranker) / RANKER, context.output)
+        shutil.copy(context.path(self.scoring) / FILE, context.output / RANKER)

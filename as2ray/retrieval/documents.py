@@ -16,7 +16,14 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import CorpusError
-from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
+from as2ray.retrieval.text_extraction import (
+    TextBlock,
+    parse_html,
+    parse_markdown,
+    parse_plain_text,
+    read_office_file,
+    read_pdf,
+)
 from as2ray.tables import raw_files
 from as2ray.text.input_checks import SURROGATE
 
@@ -26,6 +33,12 @@ PARSERS: Final[Mapping[str, Callable[[str], tuple[str, list[TextBlock]]]]] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), parse_html),
 }
 """Parsers of files that hold one document, by the suffix of the file."""
+
+READERS: Final[Mapping[str, Callable[[Path], tuple[str, list[TextBlock]]]]] = {
+    ".pdf": read_pdf,
+    **dict.fromkeys((".docx", ".pptx", ".xlsx"), read_office_file),
+}
+"""Readers of files that are no text, by the suffix of the file."""
 
 TABLE_SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".parquet")
 """Suffixes of files that hold one document per row."""
@@ -100,7 +113,7 @@ def list_parts(documents: str | Path) -> list[FilePart]:
         if path.is_file() and not any(name.startswith(".") for name in names):
             parts += _list_file_parts(path, "/".join(names))
     if not parts:
-        suffixes = ", ".join(filter(None, [*PARSERS, *TABLE_SUFFIXES]))
+        suffixes = ", ".join(filter(None, [*PARSERS, *READERS, *TABLE_SUFFIXES]))
         raise CorpusError(f"{root}: an empty folder", fix=f"put documents there: {suffixes}")
     return parts
 
@@ -146,7 +159,18 @@ def _list_file_parts(path: Path, name: str) -> list[FilePart]:
 
 def _read_file(part: FilePart, skipped: SkippedDocuments) -> Iterator[Document]:
     path = Path(part.path)
-    parse = PARSERS.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    parse = PARSERS.get(suffix)
+    if suffix in READERS:
+        try:
+            title, blocks = READERS[suffix](path)
+        except ImportError:
+            skipped.add("that need `pip install 'as2ray[documents]'`", part.name)
+        except Exception:  # The readers raise what they like on a damaged file.
+            skipped.add("unreadable", part.name)
+        else:
+            yield Document(part.name, title or Path(part.name).stem, tuple(blocks))
+        return
     if parse is None:
         skipped.add("of another kind", part.name)
         return

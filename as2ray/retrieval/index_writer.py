@@ -2,12 +2,15 @@
 
     INDEX/manifest.json    format_version, settings, counts, skipped documents, file sizes,
                            fingerprint
-    INDEX/shard-00000/     sentences, paragraphs and documents (Arrow, memory-mapped), bm25s's index
+    INDEX/shard-00000/     sentences, paragraphs, documents (Arrow, memory-mapped), bm25s's index,
+                           embeddings (see `as2ray.retrieval.embeddings`)
 
 The words of each shard are counted alone. Then each shard is weighted with the statistics of all.
 """
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, field
 from functools import partial
@@ -23,13 +26,19 @@ from pydantic import ConfigDict, PositiveInt, validate_call
 from pydantic.dataclasses import dataclass
 from scipy import sparse
 
-from as2ray.errors import CorpusError, SentenceIndexError
+from as2ray.errors import ConfigError, CorpusError, SentenceIndexError
 from as2ray.retrieval.documents import (
     DocumentColumns,
     FilePart,
     SkippedDocuments,
     list_parts,
     read_documents,
+)
+from as2ray.retrieval.embeddings import (
+    ENCODER_FOLDER,
+    LoadEncoder,
+    MapBlocks,
+    write_embeddings,
 )
 from as2ray.tables.atomic import atomic_folder
 from as2ray.tables.fingerprint import Fingerprint
@@ -64,6 +73,8 @@ class IndexConfig:
     """Name of a sentence splitter; see `as2ray.text.sentences`."""
     columns: DocumentColumns = field(default_factory=DocumentColumns)
     """Names of a table's columns."""
+    encoder: str | None = None
+    """Sentence encoder of the embeddings: a folder, a hub id or a packaged name; None for none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, with the version of the splitter."""
@@ -88,8 +99,13 @@ def write_index(
     num_shards: PositiveInt = 1,
     overwrite: bool = False,
     map_function: MapFunction = map_in_process,
+    load_encoder: LoadEncoder | None = None,
+    map_blocks: MapBlocks | None = None,
 ) -> dict[str, Any]:
     """Writes an index; the folder appears when it is complete.
+
+    Embeddings of an interrupted build stay in a hidden folder beside it, and the next build of the
+    same sentences goes on from there.
 
     Args:
         documents: A folder of documents, one document, or a table of them (JSON lines, Parquet).
@@ -98,18 +114,33 @@ def write_index(
         num_shards: Maximum number of shards; there are no more than files and row groups.
         overwrite: Whether an existing index in `folder` is replaced.
         map_function: Runs the shards, for example on a cluster; by default one after the other.
+        load_encoder: Loads `config.encoder`, such as `load_sentence_encoder`.
+        map_blocks: Encodes the sentences, for example on a cluster; by default in this process.
 
     Returns:
         The manifest.
 
     Raises:
-        ConfigError: There is no such sentence splitter.
+        ConfigError: There is no such sentence splitter, or `config.encoder` needs `load_encoder`.
         CorpusError: The documents contain no words, or two of them have the same id.
-        SentenceIndexError: `folder` exists, or cannot be written.
+        SentenceIndexError: `folder` exists, or cannot be written; an embedding is not finite.
     """
     config = config or IndexConfig()
     output = Path(folder).resolve()
     get_splitter(config.sentence_splitter)
+    embed = None
+    staging = output.with_name(f".{output.name}-embeddings")
+    if config.encoder is not None:
+        if load_encoder is None:
+            fix = "pass load_encoder=load_sentence_encoder"
+            raise ConfigError(f"nothing loads the encoder {config.encoder}", fix)
+        embed = partial(
+            write_embeddings,
+            staging=staging,
+            name=config.encoder,
+            load_encoder=load_encoder,
+            map_blocks=map_blocks,
+        )
     if output.exists() and not (overwrite and (output / MANIFEST).is_file()):
         fix = "choose another folder, or pass overwrite, which replaces only an index"
         raise SentenceIndexError(f"{output} exists", fix)
@@ -118,15 +149,21 @@ def write_index(
     groups = [parts[start:end] for start, end in pairwise(bounds)]
     try:
         with atomic_folder(output, overwrite=overwrite) as new_folder:
-            return _write_contents(new_folder, groups, config, map_function)
+            manifest = _write_contents(new_folder, groups, config, map_function, embed)
     except OSError as error:
         problem = f"{output}: the index cannot be written: {error}"
         fix = "free disk space or choose another folder; the incomplete index was removed"
         raise SentenceIndexError(problem, fix) from error
+    shutil.rmtree(staging, ignore_errors=True)
+    return manifest
 
 
 def _write_contents(
-    folder: Path, groups: Sequence[list[FilePart]], config: IndexConfig, map_function: MapFunction
+    folder: Path,
+    groups: Sequence[list[FilePart]],
+    config: IndexConfig,
+    map_function: MapFunction,
+    embed: Callable[[Sequence[Path]], dict[str, Any]] | None,
 ) -> dict[str, Any]:
     shards = [folder / f"shard-{number:05d}" for number in range(len(groups))]
     skipped = SkippedDocuments()
@@ -141,20 +178,76 @@ def _write_contents(
             fix="give a folder of text, Markdown, HTML, JSON lines or Parquet",
         )
     map_function(partial(_write_shard_scores, statistics=statistics, bm25=config.bm25), shards)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    summary = _summarize_shards(shards)
+    embeddings = embed(shards) if embed else None
     manifest = {
         "format_version": FORMAT_VERSION,
         "settings": config.to_dict(),
-        **_summarize_shards(shards),
+        **summary,
         "words": len(statistics.document_frequency),
         "skipped": dict(skipped.counts),
         "examples": skipped.examples,
+        "embeddings": embeddings,
         "shards": [shard.name for shard in shards],
-        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
         "packages": {name: version(name) for name in ("as2ray", "bm25s", "pyarrow", "numpy")},
     }
+    return _write_manifest(folder, manifest)
+
+
+def _write_manifest(folder: Path, entries: dict[str, Any]) -> dict[str, Any]:
+    """Writes the manifest, to which the sizes of all files are added; returns it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    manifest = {**entries, "files": sizes}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def add_embeddings(
+    index: str | Path,
+    folder: str | Path,
+    encoder: str,
+    load_encoder: LoadEncoder,
+    map_blocks: MapBlocks | None = None,
+) -> dict[str, Any]:
+    """Writes an index with the sentences of another one and embeddings of them.
+
+    Args:
+        index: An index; embeddings that it has are not used.
+        folder: A new folder. Its other files are links to those of the index where possible.
+        encoder: Name of the sentence encoder. A folder is copied into the index.
+        load_encoder: Loads the encoder.
+        map_blocks: Encodes the sentences, for example on a cluster; by default in this process.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        SentenceIndexError: An embedding is not finite.
+    """
+    index, output = Path(index), Path(folder).resolve()
+    manifest = json.loads((index / MANIFEST).read_text(encoding="utf-8"))
+    staging = output.with_name(f".{output.name}-embeddings")
+    with atomic_folder(output) as new:
+        ignored = shutil.ignore_patterns(MANIFEST, "embedding*", ENCODER_FOLDER)
+        shutil.copytree(index, new, dirs_exist_ok=True, ignore=ignored, copy_function=_link)
+        shards = [new / name for name in manifest["shards"]]
+        entry = write_embeddings(shards, staging, encoder, load_encoder, map_blocks)
+        if Path(encoder).is_dir():
+            shutil.copytree(encoder, new / ENCODER_FOLDER, copy_function=_link)
+            entry["name"] = ENCODER_FOLDER
+        settings = {**manifest["settings"], "encoder": entry["name"]}
+        manifest = _write_manifest(new, {**manifest, "settings": settings, "embeddings": entry})
+    shutil.rmtree(staging, ignore_errors=True)
+    return manifest
+
+
+def _link(source: str, target: str) -> None:
+    """Links a file, or copies it where that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)
 
 
 def _write_shard_counts(

@@ -1,15 +1,19 @@
-"""Answers questions from an index: retrieves sentences, ranks them, and abstains on low scores."""
+"""Answers questions from an index: finds sentences, ranks them, and abstains where it must."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Annotated, Protocol
 
+import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidation
 from pydantic.dataclasses import dataclass as config_dataclass
 
+from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
-from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, equal_weights
+from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
 from as2ray.text.input_checks import check_text, check_top_k
 
 
@@ -31,7 +35,8 @@ class Answer:
 
     text: str
     score: float
-    """Probability that the sentence answers the question, if the ranker is calibrated."""
+    """The ranker's score, if nothing else orders the answers. Otherwise the answer's share of the
+    combined scores of all candidates, from 0 to 1."""
     document_id: str
     """Id of its document: a path, or the id of a table's row."""
     title: str
@@ -39,7 +44,7 @@ class Answer:
     context: str
     """The sentence between its neighbors in the same paragraph."""
     exit_layer: int | None = None
-    """Layer after which the sentence was scored; None for a ranker without exits."""
+    """Layer after which the sentence was scored; None for a ranker without exits, 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,33 @@ class QuestionAnswer:
     """The answers to a question."""
 
     answers: tuple[Answer, ...]
-    """Best first; empty if nothing was retrieved or no score is high enough."""
+    """Best first; empty if nothing was retrieved or the question should get no answer."""
     num_candidates: int
-    """Number of sentences that were ranked."""
+    """Number of sentences that were found."""
     best_score: float | None
-    """Score of the best candidate, even if it is too low for an answer; None without candidates."""
-    retrieval_time_s: float
+    """The probability that the first answer is right, or without a fitted one the ranker's score of
+    it, even if it is too low for an answer; None without candidates or without either."""
+    reason: str | None
+    """Why there is no answer; None if there is one."""
+    nearest: Answer | None
+    """The best sentence, even if it is no answer; None without candidates."""
+    retrieval_time_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FoundCandidates:
+    """The sentences that may answer a question."""
+
+    candidates: list[Candidate]
+    parts: Parts
+    """BM25 and, with embeddings, the similarity of each candidate."""
+    kept: list[int]
+    """Positions of the candidates that the ranker ranks."""
+
+    @property
+    def sentences(self) -> list[int]:
+        """Index of the sentence of each survivor."""
+        return [self.candidates[row].index for row in self.kept]
 
 
 @config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
@@ -60,19 +86,31 @@ class QuestionAnswerer:
     """Answers questions from an index."""
 
     index: SkipValidation[SentenceIndex]
-    ranker: SkipValidation[SupportsRank]
+    ranker: SkipValidation[SupportsRank | None] = None
+    """Without one, the similarity and BM25 order the answers."""
     num_candidates: PositiveInt = 100
-    """Maximum number of sentences that are ranked."""
+    """Maximum number of sentences that are found."""
     num_neighbors: NonNegativeInt = 1
     """Neighbors on either side that become candidates with a sentence."""
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum score of an answer; by default the ranker's threshold, if it is calibrated."""
+    """Minimum `QuestionAnswer.best_score` of answers. By default what was fitted to labels decides,
+    or the ranker's threshold."""
+    scoring: AnswerScoring | None = None
+    """How the parts of the score are combined; by default with equal weights."""
 
-    @property
-    def min_score(self) -> float:
-        """Minimum score of an answer; 0 without a threshold."""
-        threshold = self.score_threshold
-        return (self.ranker.threshold if threshold is None else threshold) or 0.0
+    def __post_init__(self) -> None:
+        # Wrong combinations are refused before the first question.
+        if self.combined.uses_ranker and self.ranker is None:
+            raise ConfigError("the scores were fitted with a ranker, and none is given")
+
+    @cached_property
+    def combined(self) -> AnswerScoring:
+        """How the parts of the score are combined.
+
+        Raises:
+            SentenceIndexError: It needs embeddings of another encoder than the index has.
+        """
+        return resolve_scoring(self.index, self.scoring, self.ranker is not None)
 
     def ask(self, question: str, top_k: int = 3) -> QuestionAnswer:
         """Returns the best answers to a question.
@@ -88,35 +126,130 @@ class QuestionAnswerer:
         check_text(question)
         check_top_k(top_k)
         started_at = perf_counter()
-        sentences = self.index.search_candidates(question, self.num_candidates, self.num_neighbors)
-        texts = self.index.texts(sentences)
+        scoring, ranker = self.combined, self.ranker
+        sizes = (self.num_candidates, self.num_neighbors)
+        found = find_candidates(self.index, scoring, question, *sizes)
+        texts = self.index.texts(found.sentences)
         retrieval_time_s = perf_counter() - started_at
-        ranking = self.ranker.rank(question, texts) if texts else []
-        # Ranks decide, not scores: a dropped candidate may have a higher score than a survivor.
-        good = [ranked for ranked in ranking[:top_k] if ranked.score >= self.min_score]
-        return QuestionAnswer(
-            tuple(build_answer(self.index, sentences[ranked.index], ranked) for ranked in good),
-            len(texts),
-            ranking[0].score if ranking else None,
-            retrieval_time_s,
+        is_ranked = ranker is not None and scoring.uses_ranker and bool(texts)
+        ranking = ranker.rank(question, texts) if ranker is not None and is_ranked else []
+        threshold = self.score_threshold
+        if threshold is None and scoring.answer_model is None and ranker is not None:
+            threshold = ranker.threshold
+        result = select_answers(self.index, scoring, found, ranking, top_k, threshold)
+        return replace(result, retrieval_time_s=retrieval_time_s)
+
+
+def resolve_scoring(
+    index: SentenceIndex, scoring: AnswerScoring | None, has_ranker: bool = True
+) -> AnswerScoring:
+    """Returns how answers from an index are scored; by default all parts have equal weights.
+
+    Raises:
+        SentenceIndexError: The scoring needs embeddings of another encoder than the index has.
+    """
+    stored = index.stored_embeddings
+    if scoring is None:
+        if stored is not None and stored.load_encoder is not None:
+            return equal_weights(stored.info.fingerprint, has_ranker)
+        return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
+    needs_similarity = "similarity" in scoring.weights or scoring.max_similarity_gap is not None
+    if needs_similarity and scoring.encoder != index.embeddings.info.fingerprint:
+        raise SentenceIndexError(
+            f"{index.folder} has embeddings by {index.embeddings.info.name} with the fingerprint "
+            f"{index.embeddings.info.fingerprint}, but the answers were scored with those of an "
+            f"encoder with {scoring.encoder}",
+            fix="use the index that the model was adapted to, or index the documents again with "
+            "its encoder",
         )
+    return scoring
 
 
-def build_answer(index: SentenceIndex, sentence_index: int, ranked: RankedCandidate) -> Answer:
-    """Returns a ranked sentence with its source.
+def find_candidates(
+    index: SentenceIndex,
+    scoring: AnswerScoring,
+    question: str,
+    num_candidates: int,
+    num_neighbors: int,
+) -> FoundCandidates:
+    """Returns the sentences that may answer a question, and which of them reach the ranker."""
+    found = index.search_candidates(question, num_candidates, num_neighbors)
+    parts = {"bm25": np.array([candidate.bm25 for candidate in found])}
+    if all(candidate.similarity is not None for candidate in found):
+        parts["similarity"] = np.array([candidate.similarity for candidate in found], np.float64)
+    return FoundCandidates(found, parts, scoring.kept_rows(parts).tolist())
+
+
+def select_answers(
+    index: SentenceIndex,
+    scoring: AnswerScoring,
+    found: FoundCandidates,
+    ranking: Sequence[Ranked],
+    top_k: int,
+    threshold: float | None = None,
+) -> QuestionAnswer:
+    """Combines the scores of candidates, and decides whether they answer the question.
 
     Args:
-        index: The index that contains the sentence.
-        sentence_index: Index of the sentence.
-        ranked: The ranker's output for the sentence.
+        index: The index that contains the sentences.
+        scoring: How the parts of the score are combined.
+        found: The candidates.
+        ranking: The ranker's ranking of the kept candidates; empty if it was not asked.
+        top_k: Maximum number of answers.
+        threshold: Minimum `QuestionAnswer.best_score`, instead of what was fitted to labels.
     """
+    reason: str | None = None
+    if not found.candidates:
+        reason = "no sentence has a word in common with the question"
+        return QuestionAnswer((), 0, None, reason, None)
+    combined = scoring.rank(found.parts, ranking)
+    best = [
+        _build_answer(
+            index,
+            found.candidates[row].index,
+            float(combined.scores[row]),
+            combined.exit_layers[row],
+        )
+        for row in combined.rows[:top_k]
+    ]
+    model, probability = scoring.answer_model, combined.probability
+    best_score, given = probability, best
+    if model is None:
+        ranker_scores = combined.ranker_scores[combined.rows[:top_k]]
+        best_score = float(ranker_scores[0]) if len(ranking) else None
+        if best_score is not None and threshold is not None:
+            given = [a for a, score in zip(best, ranker_scores) if score >= threshold]
+            if best_score < threshold:
+                reason = f"the best score is {best_score:.4f}, and an answer needs {threshold:.4f}"
+    elif probability is not None:
+        limit = (model.threshold if threshold is None else threshold) or 0.0
+        if probability < limit:
+            reason = (
+                f"the best sentence is an answer with a probability of {probability:.4f}, and an "
+                f"answer needs {limit:.4f}"
+            )
+    lowest = scoring.min_similarity
+    if threshold is None and lowest is not None and "similarity" in found.parts:
+        similarity = found.parts["similarity"].max()
+        if similarity < lowest:
+            reason = (
+                f"the documents are on other subjects: the similarity of the nearest sentence is "
+                f"{similarity:.4f}, and an answer needs {lowest:.4f}"
+            )
+    answers = () if reason else tuple(given)
+    return QuestionAnswer(answers, len(found.candidates), best_score, reason, best[0])
+
+
+def _build_answer(
+    index: SentenceIndex, sentence_index: int, score: float, exit_layer: int | None
+) -> Answer:
     source = index.sentence(sentence_index)
     return Answer(
-        text=ranked.text,
-        score=ranked.score,
+        text=source.text,
+        score=score,
         document_id=source.document_id,
         title=source.title,
         heading=source.heading,
         context=index.context(sentence_index),
-        exit_layer=ranked.exit_layer,
+        exit_layer=exit_layer,
     )

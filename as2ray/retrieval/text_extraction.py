@@ -1,13 +1,16 @@
-"""Extracts prose from plain text, Markdown and HTML: paragraphs, each with the heading above it.
+"""Extracts prose from plain text, Markdown, HTML, PDF and office files: paragraphs under headings.
 
 Code, scripts and navigation are removed, because they contain no answers in sentences.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+from zipfile import is_zipfile
 
 from markdown_it import MarkdownIt
 
@@ -41,6 +44,41 @@ def parse_html(text: str) -> tuple[str, list[TextBlock]]:
     page.end_block()
     return page.title, page.blocks
 
+
+def read_pdf(path: Path) -> tuple[str, list[TextBlock]]:
+    """Returns the title and the paragraphs of a PDF file, each with its page as the heading.
+
+    Raises:
+        ImportError: pypdf is not installed.
+        Exception: The file is damaged, or needs a password.
+    """
+    from pypdf import PdfReader
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    reader = PdfReader(path)
+    blocks = []
+    for number, page in enumerate(reader.pages, 1):
+        text = _LINE_HYPHEN.sub("", page.extract_text())
+        blocks += [TextBlock(f"page {number}", b.text) for b in parse_plain_text(text)[1]]
+    return str((reader.metadata and reader.metadata.title) or ""), blocks
+
+
+def read_office_file(path: Path) -> tuple[str, list[TextBlock]]:
+    """Returns the title and the paragraphs of a document, slides or a workbook.
+
+    Raises:
+        ImportError: markitdown is not installed.
+        Exception: The file is damaged.
+    """
+    from markitdown import MarkItDown
+
+    if not is_zipfile(path):  # It would be read as plain text.
+        raise ValueError(f"{path} is damaged")
+    return parse_markdown(MarkItDown().convert(path).markdown)
+
+
+_LINE_HYPHEN: Final = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
+"""A hyphen at the end of a line, between the parts of a word."""
 
 _FRONT_MATTER: Final = re.compile(
     r"\A---[ \t]*\r?\n(?!\s*\n)"

@@ -3,10 +3,9 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from as2ray.outputs import RankedCandidate
-from as2ray.retrieval.question_answering import build_answer
+from as2ray.retrieval.question_answering import find_candidates, resolve_scoring, select_answers
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.protocol import AskRequest, AskResponse
 from as2ray.serving.settings import Limits
@@ -31,7 +30,7 @@ class AskHandler:
         model: str,
         rank: Callable[[RerankRequest], Awaitable[RerankResult]],
     ) -> AskResponse:
-        """Answers a question; returns no answer with a score below the threshold.
+        """Answers a question, or says why there is no answer.
 
         Args:
             body: The request, within the limits.
@@ -39,32 +38,27 @@ class AskHandler:
             rank: Ranks the retrieved sentences.
         """
         started_at = time.monotonic()
-        max_candidates = min(body.num_candidates, self.limits.max_candidates)
-        sentences = await asyncio.to_thread(
-            self.index.search_candidates, body.question, max_candidates, body.num_neighbors
-        )
-        # The client did not choose these sentences: long ones are cut instead of rejected.
-        texts = [text[: self.limits.max_text_chars] for text in self.index.texts(sentences)]
-        retrieval_time_s = time.monotonic() - started_at
         model_info = await self.service.get_model_info(model)
-        threshold = (model_info.threshold if body.threshold is None else body.threshold) or 0.0
+        scoring = resolve_scoring(self.index, model_info.answer_scoring)
+        max_candidates = min(body.num_candidates, self.limits.max_candidates)
+        sizes = (max_candidates, body.num_neighbors)
+        found = await asyncio.to_thread(find_candidates, self.index, scoring, body.question, *sizes)
+        # The client did not choose these sentences: long ones are cut instead of rejected.
+        texts = [t[: self.limits.max_text_chars] for t in self.index.texts(found.sentences)]
+        retrieval_time_s = time.monotonic() - started_at
         result = RerankResult(model, [], 0, model_info.exit_layers)
-        if texts:
+        if texts and scoring.uses_ranker:
             result = await rank(body.to_request(model, texts))
         result = replace(result, timings_s={"retrieval": retrieval_time_s, **result.timings_s})
-        answers = [
-            build_answer(
-                self.index,
-                sentences[candidate.index],
-                RankedCandidate(text=texts[candidate.index], **asdict(candidate)),
-            )
-            for candidate in result.ranking[: body.top_k]
-            if candidate.score >= threshold
-        ]
+        threshold = body.threshold
+        if threshold is None and scoring.answer_model is None:
+            threshold = model_info.threshold
+        answer = select_answers(self.index, scoring, found, result.ranking, body.top_k, threshold)
         return AskResponse(
-            answers=answers,
-            num_candidates=len(texts),
-            best_score=result.ranking[0].score if result.ranking else None,
-            threshold=threshold,
+            answers=list(answer.answers),
+            num_candidates=answer.num_candidates,
+            best_score=answer.best_score,
+            reason=answer.reason,
+            nearest=answer.nearest,
             **AskResponse.details_of(result),
         )

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,8 +24,11 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
 from as2ray.models.encoder.cpu_parallel import set_num_threads
+from as2ray.retrieval.answer_scoring import AnswerScoring
+from as2ray.retrieval.question_answering import resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
@@ -57,12 +61,15 @@ def build_app(config: ServiceConfig) -> serve.Application:
 
     Raises:
         ConfigError: The token file cannot be read.
-        SentenceIndexError: The index cannot be read.
+        SentenceIndexError: The index cannot be read, or has embeddings of another encoder than a
+            model was adapted with.
     """
     # Missing files are reported here, before replicas fail on them one after the other.
     read_auth_tokens(config.auth_token_file)
     if config.index_path:
-        SentenceIndex.open(config.index_path)
+        index = SentenceIndex.open(config.index_path, load_sentence_encoder)
+        for checkpoint in config.models.values():
+            resolve_scoring(index, AnswerScoring.read(checkpoint))
     settings, replicas = config.settings, config.replicas
     shared_options = {
         "max_queued_requests": config.batching.max_queued_requests,
@@ -141,7 +148,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             await asyncio.to_thread(ranker.rank, "question", ["candidate"])
             duration_s, name = time.monotonic() - started_at, self.names.get(checkpoint, checkpoint)
             self.metrics.record_load(name, ranker.exit_layers, duration_s)
-            return RerankEngine(ranker, self.settings.limits)
+            return RerankEngine(ranker, self.settings.limits, AnswerScoring.read(checkpoint))
 
         async def rank(
             self, request: RerankRequest, timeout_s: float
@@ -193,7 +200,8 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Builds the application; Ray Serve calls it once the gateway is initialized."""
         path = self.settings.index_path
-        index = SentenceIndex.open(path) if path else None
+        load_encoder = partial(load_sentence_encoder, dtype=self.settings.dtype)
+        index = SentenceIndex.open(path, load_encoder) if path else None
         auth_tokens = read_auth_tokens(self.settings.auth_token_file)
         return create_app(self, self.settings, auth_tokens, index)
 

@@ -11,6 +11,7 @@ from as2ray.errors import As2rayError
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import Ranker
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.serving.settings import Limits
 from as2ray.serving.types import (
     CandidateScore,
@@ -50,10 +51,13 @@ class RerankEngine:
     Args:
         ranker: The ranker.
         limits: Limits of a request; the engine checks `max_request_tokens`.
+        answer_scoring: How its scores and those of an index are combined, if that was fitted.
     """
 
-    def __init__(self, ranker: Ranker, limits: Limits) -> None:
-        self.ranker, self.limits = ranker, limits
+    def __init__(
+        self, ranker: Ranker, limits: Limits, answer_scoring: AnswerScoring | None = None
+    ) -> None:
+        self.ranker, self.limits, self.answer_scoring = ranker, limits, answer_scoring
 
     @property
     def model_info(self) -> ModelInfo:
@@ -61,7 +65,11 @@ class RerankEngine:
         ranker = self.ranker
         drop_ratios = ranker.drop_ratios if isinstance(ranker, MultiStageRanker) else ()
         return ModelInfo(
-            ranker.tokenizer.max_length, ranker.exit_layers, tuple(drop_ratios), ranker.threshold
+            ranker.tokenizer.max_length,
+            ranker.exit_layers,
+            tuple(drop_ratios),
+            ranker.threshold,
+            self.answer_scoring,
         )
 
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:

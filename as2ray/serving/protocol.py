@@ -148,7 +148,7 @@ class AskRequest(QuestionRequest):
     num_neighbors: Annotated[int, Field(ge=0, le=10)] = 1
     """Neighbors on either side of a retrieved sentence that are ranked too."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Minimum score of an answer; by default the ranker's own, if it is calibrated."""
+    """Minimum of `best_score`; by default what was fitted to labels decides."""
 
     def to_request(self, model: str, candidates: list[str]) -> RerankRequest:
         """Converts to the service's request, with the candidates that were retrieved."""
@@ -266,13 +266,16 @@ class AskResponse(RankingDetails):
     """Response of `/ask`."""
 
     answers: list[Answer]
-    """Best first; empty if nothing was retrieved or no score is high enough."""
+    """Best first; empty if nothing was retrieved or the question should get no answer."""
     num_candidates: int
-    """Number of sentences that were ranked."""
+    """Number of sentences that were found."""
     best_score: float | None
-    """Score of the best candidate, even if it is too low for an answer."""
-    threshold: float
-    """Minimum score of an answer."""
+    """Probability that the first answer is right, or the ranker's score of it, even if it is too
+    low for an answer."""
+    reason: str | None
+    """Why there is no answer; null if there is one."""
+    nearest: Answer | None
+    """The best sentence, even if it is no answer."""
 
 
 class Info(StrictModel):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from as2ray.errors import As2rayError, EvaluationError
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.text.input_checks import check_text
 
 ErrorCode = Literal[
@@ -150,6 +151,8 @@ class ModelInfo:
     threshold: float | None = None
     """Score below which the best candidate should not be given as an answer, if the model is
     calibrated."""
+    answer_scoring: AnswerScoring | None = None
+    """How its scores and those of an index are combined, if that was fitted."""
 
 
 @dataclass(frozen=True)

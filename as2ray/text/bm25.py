@@ -114,11 +114,7 @@ class BM25Index:
 
         Of texts with equal scores, the earlier one comes first.
         """
-        scores = self.get_scores(query)
-        min_score = np.partition(scores, -k)[-k] if 0 < k < len(scores) else 0.0
-        candidates = np.flatnonzero((scores >= min_score) & (scores > 0))
-        order = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
-        return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]
+        return select_hits(self.get_scores(query), k)
 
     def get_scores(self, query: str) -> npt.NDArray[np.float32]:
         """Scores every text for a query, shape [texts]."""
@@ -133,3 +129,11 @@ class BM25Index:
         """Counts the indexed words of each query, shape [queries, words]."""
         token_ids = list(map(self.retriever.get_tokens_ids, self.config.tokenize(queries)))
         return TermCounts.from_token_ids(token_ids, self.retriever.vocab_dict).matrix
+
+
+def select_hits(scores: npt.NDArray[np.float32], k: int) -> list[SearchHit]:
+    """Returns the k highest scores above 0, best first; of equal scores, the earlier one first."""
+    min_score = np.partition(scores, -k)[-k] if 0 < k < len(scores) else 0.0
+    candidates = np.flatnonzero((scores >= min_score) & (scores > 0))
+    order = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+    return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]

@@ -22,6 +22,7 @@ NEEDS = {
     "training": "WikiQA",
     "ranking": "SQuAD",
     "retrieval": "ASNQ",
+    "dense_retrieval": "ASNQ",
     "gpu": "CUDA",
     "serving": "SQuAD",
 }
@@ -118,6 +119,7 @@ def runs(cascade, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, st
         "ranking": ["--cores", "1", "--cascade", cascade],
         "two_in_one": ["--cores", "1"],
         "retrieval": ["--cores", "1"],
+        "dense_retrieval": ["--cores", "1"],
         "gpu": ["--device", "cpu", "--cascade", cascade],
         "distillation": ["--cores", "1"],
     }
@@ -246,6 +248,15 @@ def test_distillation_small_run_writes_every_ratio(small):
     assert {"stored / plain", "stored / in the loop", "one actor / in process"} < set(results)
     assert results["B11_3H1"]["parameters"] < results["B6_3H6"]["parameters"]
     assert all(found["ratio"]["median"] > 0 for found in results.values())
+
+
+@pytest.mark.slow
+def test_dense_retrieval_small_run_measures_search_and_encoding(small):
+    pytest.importorskip("sentence_transformers")
+    results = small("dense_retrieval")["results"]
+    assert results["600"]["recall@100 of approximate"] > 0.5
+    assert all(0 < times["p50"] <= times["p99"] for times in results["600"]["ms"].values())
+    assert results["encoding"]["fp32"]["difference"] < 1e-5
 
 
 @pytest.mark.slow

@@ -171,11 +171,24 @@ def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "one.txt").write_text("Kovarin ne badesso.")
-    main(["index", str(folder), "--output", str(tmp_path / "[bold]:dog:")])
+    flags = ["--encoder", "none", "--output"]
+    main(["index", str(folder), *flags, str(tmp_path / "[bold]:dog:")])
     assert "[bold]:dog:" in capsys.readouterr().out
     (folder / "[red]two.txt").write_bytes(b"")
-    main(["index", str(folder), "--output", str(tmp_path / "second")])
+    main(["index", str(folder), *flags, str(tmp_path / "second")])
     assert "[red]two.txt" in capsys.readouterr().out
+
+
+def test_index_with_an_encoder_answers_a_question_that_shares_no_word(
+    tmp_path, checkpoint, sentence_encoder, capsys
+):
+    (tmp_path / "one.txt").write_text("Kovarin ne badesso.")
+    index = str(tmp_path / "i")
+    main(["index", str(tmp_path / "one.txt"), "--output", index, "--encoder", sentence_encoder])
+    flags = ["--index", index, "--model", str(checkpoint())]
+    capsys.readouterr()
+    main(["ask", "what?", *flags])
+    assert "Kovarin ne badesso." in capsys.readouterr().out
 
 
 def test_error_of_the_user_is_told_without_a_trace(capsys):

@@ -3,26 +3,35 @@ import time
 
 import pytest
 
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.index import build_sharded, map_on_actors
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, CorpusError, ResourceError
-from as2ray.retrieval.index_writer import write_index
+from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 
 
 @pytest.mark.slow
-def test_index_built_by_tasks_is_the_one_built_here(tmp_path, ray_local):
+def test_index_built_by_tasks_is_the_one_built_here(tmp_path, ray_local, sentence_encoder):
     documents = tmp_path / "documents"
     documents.mkdir()
     for number in range(6):
         lines = [f"Word{k % 5} and word{k % (number + 2)} here." for k in range(20)]
         (documents / f"{number}.txt").write_text("\n\n".join(lines))
-    here = write_index(documents, tmp_path / "here")
-    there = build_sharded(documents, tmp_path / "there", num_shards=3, cpus_per_shard=0.5)
+    config, options = IndexConfig(encoder=sentence_encoder), {"load_encoder": load_sentence_encoder}
+    here = write_index(documents, tmp_path / "here", config, **options)
+    options |= {"num_shards": 3, "cpus_per_shard": 0.5}
+    there = build_sharded(documents, tmp_path / "there", config, **options)
     assert there["fingerprint"] == here["fingerprint"]
-    one, other = (SentenceIndex.open(tmp_path / name) for name in ("here", "there"))
+    one, other = (
+        SentenceIndex.open(tmp_path / name, load_sentence_encoder) for name in ("here", "there")
+    )
     for question in ("word1", "word3 here", "word0 word4"):
         assert one.search(question, 100) == other.search(question, 100)
+        candidates, others = (i.search_candidates(question, 120) for i in (one, other))
+        assert [c.similarity for c in others] == pytest.approx(
+            [c.similarity for c in candidates], abs=1e-4
+        )
     with pytest.raises(ResourceError, match="99 CPU per shard"):
         build_sharded(documents, tmp_path / "no", cpus_per_shard=99)
     (documents / "bad.jsonl").write_text('{"body": "x"}')

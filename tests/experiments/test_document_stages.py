@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import StaleStageError
 from as2ray.experiments import bm25
@@ -62,9 +63,10 @@ def queries_in_groups(monkeypatch):
 
 @pytest.mark.slow
 def test_index_questions_and_labels_are_the_same_from_tasks_of_ray(
-    documents, tmp_path, ray_local, queries_in_groups
+    documents, tmp_path, ray_local, queries_in_groups, sentence_encoder
 ):
-    index = DocumentIndex.from_documents(documents, IndexConfig())
+    config = IndexConfig(encoder=sentence_encoder)
+    index = DocumentIndex.from_documents(documents, config)
     queries = GeneratedQueries(index, ("headings", "words"), None)
     here, there = files_with_and_without_ray(
         LabelledTable(index, queries, PseudoLabelConfig()), tmp_path
@@ -72,7 +74,10 @@ def test_index_questions_and_labels_are_the_same_from_tasks_of_ray(
     assert here.keys() == {"part-00000.parquet"}
     assert here == there
     folders = [next((tmp_path / f"store-{k}").glob("DocumentIndex/*/index")) for k in range(2)]
-    assert [len(SentenceIndex.open(folder).shards) for folder in folders] == [1, 2]
+    indexes = [SentenceIndex.open(folder, load_sentence_encoder) for folder in folders]
+    assert [len(opened.shards) for opened in indexes] == [1, 2]
+    one, other = (opened.search_candidates("largest animal") for opened in indexes)
+    assert [c.similarity for c in one] == pytest.approx([c.similarity for c in other], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from as2ray.experiments.bm25 import DocumentIndex, read_queries
 from as2ray.experiments.documents import GeneratedQueries
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.store import Store
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
@@ -40,10 +41,12 @@ def documents(tmp_path):
 
 
 @pytest.fixture
-def own(checkpoint, documents, tmp_path):
+def own(checkpoint, documents, sentence_encoder, tmp_path):
     return OwnDocuments(
         documents=str(documents),
         model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
+        encoder=sentence_encoder,
+        encoder_training=TINY,
         training=TINY,
         fine_tuning=TINY,
         ask=["metal in kovarin"],
@@ -78,13 +81,12 @@ def make_queries(tmp_path):
     return make
 
 
-def test_documents_become_a_ranker_that_answers_and_knows_its_threshold(own, tmp_path, capsys, run):
+def test_documents_become_a_ranker_that_answers_from_their_index(own, tmp_path, capsys, run):
     ranker = run(own)
     shown = capsys.readouterr().out
     assert "metal in kovarin" in shown
-    loaded = load(ranker)
-    assert loaded.calibration
-    assert 0 <= loaded.threshold <= 1
+    scoring = AnswerScoring.read(ranker)
+    assert scoring.weights == {"similarity": 1.0, "bm25": 1.0, "ranker": 1.0}
     index = str(tmp_path / "out" / "index" / "index")
     main(
         [
@@ -118,7 +120,6 @@ def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path, run)
     )
     loaded = load(run(asked))
     assert loaded.exit_layers == (1, 3)
-    assert len(loaded.calibration) == 2
     for stage, own_rates in (("pseudo", own.training), ("adapted", own.fine_tuning)):
         inputs = json.loads((tmp_path / "out" / stage / "manifest.json").read_text())["inputs"]
         rates = inputs["training"]
@@ -279,7 +280,7 @@ def test_dry_run_shows_the_stages_and_refuses_what_a_run_refuses(documents, tmp_
     arguments = ["--documents", str(documents), "--dry_run", "--output"]
     PIPELINE.command([*arguments, str(tmp_path / "out"), "--model.path", "org/unknown"])
     shown = capsys.readouterr().out
-    assert re.search(r"^answering +CalibratedRanker .* to run$", shown, re.MULTILINE)
+    assert re.search(r"^answering +AnsweringRanker .* to run$", shown, re.MULTILINE)
     assert "missing: " in shown
     assert f"documents {documents}" in shown
     with pytest.raises(SystemExit):

@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,6 +44,63 @@ def test_html_gives_paragraphs_without_scripts_and_navigation(documents):
         TextBlock("Work", "Bees dance."),
         TextBlock("Work", "They sleep at night."),
     ]
+
+
+def write_pdf(path, *pages):
+    """Writes a line of text on each page."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
+    with rc_context({"pdf.fonttype": 42}), PdfPages(path, metadata={"Title": "On bees"}) as file:
+        for lines in pages:
+            figure = Figure(figsize=(8, 4))
+            for number, line in enumerate(lines):
+                figure.text(0.1, 0.8 - 0.1 * number, line)
+            file.savefig(figure)
+
+
+def test_pdf_gives_its_pages_as_places(tmp_path):
+    write_pdf(
+        tmp_path / "bees.pdf", ["Bees dance in the dark and com-", "municate."], ["Ants dig."]
+    )
+    [found], _ = read_all(tmp_path)
+    assert found.title == "On bees"
+    assert [(b.heading, " ".join(b.text.split())) for b in found.blocks] == [
+        ("page 1", "Bees dance in the dark and communicate."),
+        ("page 2", "Ants dig."),
+    ]
+
+
+def test_slides_and_workbooks_give_their_text(tmp_path):
+    from openpyxl import Workbook
+    from pptx import Presentation
+
+    slides = Presentation()
+    slide = slides.slides.add_slide(slides.slide_layouts[1])
+    slide.shapes.title.text = "Ants"
+    slide.placeholders[1].text = "An ant carries fifty times its weight."
+    slides.save(tmp_path / "ants.pptx")
+    workbook = Workbook()
+    workbook.active.append(["animal", "sound"])
+    workbook.active.append(["bee", "It hums at night."])
+    workbook.save(tmp_path / "bees.xlsx")
+    found, _ = read_all(tmp_path)
+    texts = [" ".join(block.text for block in document.blocks) for document in found]
+    assert "An ant carries fifty times its weight." in texts[0]
+    assert "It hums at night." in texts[1]
+
+
+def test_damaged_files_and_missing_readers_are_reported(tmp_path, monkeypatch):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4 broken")
+    (tmp_path / "b.docx").write_bytes(b"no archive")
+    (tmp_path / "c.txt").write_text("Bees dance.")
+    found, skipped = read_all(tmp_path)
+    assert [document.id for document in found] == ["c.txt"]
+    assert skipped.counts == {"unreadable": 2}
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    _, skipped = read_all(tmp_path)
+    assert skipped.examples["that need `pip install 'as2ray[documents]'`"] == "a.pdf"
 
 
 def test_html_inside_markdown_is_prose_too():

@@ -25,7 +25,7 @@ def ranker(checkpoint):
 def test_answers_are_the_ranker_s_best_of_what_was_found(index, ranker):
     answerer = QuestionAnswerer(index, ranker, num_candidates=5)
     result = answerer.ask("who sleeps at night", 2)
-    texts = index.texts(index.search_candidates("who sleeps at night", 5, 1))
+    texts = index.texts([c.index for c in index.search_candidates("who sleeps at night", 5, 1)])
     ranked = ranker.rank("who sleeps at night", texts, 2)
     assert [(a.text, a.score) for a in result.answers] == [(r.text, r.score) for r in ranked]
     assert result.num_candidates == len(texts)
@@ -61,7 +61,7 @@ def test_impossible_settings_are_refused(index, ranker):
 
 def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     out = str(tmp_path / "index")
-    main(["index", str(documents), "--output", out, "--num_shards", "2"])
+    main(["index", str(documents), "--output", out, "--num_shards", "2", "--encoder", "none"])
     shown = capsys.readouterr().out
     assert "sentences of 5 documents" in shown
     assert "skipped 1 of another kind, such as picture.png" in shown
@@ -72,9 +72,13 @@ def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"text", "score", "document_id", "context"} <= lines[0].keys()
     main(["ask", "zebra", *flags])
-    assert "No sentence has a word in common" in capsys.readouterr().err
+    assert "No answer: no sentence has a word in common" in capsys.readouterr().err
+    main(["ask", "what weighs tonnes", "--index", out, "--top_k", "1"])
+    assert "whales.md" in capsys.readouterr().out
     main(["ask", "tonnes", *flags, "--score_threshold", "1.0"])
-    assert "No answer: the best of 3 sentences" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "No answer: the best score is 0." in told
+    assert "an answer needs 1.0000.\nNearest: " in told
     with pytest.raises(SystemExit):
         main(["index", str(documents), "--output", out, "--columns", '{"body": "x"}'])
     assert "columns.body: unknown key" in capsys.readouterr().err

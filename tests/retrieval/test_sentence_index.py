@@ -80,7 +80,7 @@ def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_
     (penguin,) = index.search("penguins")
     # A neighbour of another paragraph is none.
     assert index.context(penguin.index, 5) == "Penguins cannot fly. They swim."
-    found = index.texts(index.search_candidates("penguins", 10, 1))
+    found = index.texts([c.index for c in index.search_candidates("penguins", 10, 1)])
     assert found == ["Penguins cannot fly.", "They swim."]
     assert index.search("zebra") == []
     assert index.search_candidates("zebra", 10, 1) == []

@@ -13,6 +13,8 @@ from starlette.testclient import TestClient
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
@@ -28,7 +30,7 @@ class InProcess:
         self.settings = settings
         self.records: list[RequestRecord] = []
         self.engines = {
-            name: RerankEngine(load(path, device="cpu"), settings.limits)
+            name: RerankEngine(load(path, device="cpu"), settings.limits, AnswerScoring.read(path))
             for name, path in settings.models.items()
         }
         self.queue = BatchQueue(
@@ -73,7 +75,8 @@ def serve(cascade):
         def make(tokens=(), **settings) -> TestClient:
             settings = ServiceConfig.model_validate({"models": {"cascade": cascade}, **settings})
             service = InProcess(settings)
-            index = SentenceIndex.open(settings.index_path) if settings.index_path else None
+            path = settings.index_path
+            index = SentenceIndex.open(path, load_sentence_encoder) if path else None
             client = TestClient(create_app(service, settings, tokens, index))
             client.service = service
             return stack.enter_context(client)  # all its requests share one event loop

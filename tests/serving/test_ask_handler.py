@@ -1,11 +1,15 @@
 """`/ask`: from documents to answers over HTTP."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from as2ray.checkpoints.loading import load
-from as2ray.retrieval.index_writer import write_index
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.retrieval.answer_scoring import AnswerScoring
+from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
 
@@ -45,10 +49,12 @@ def test_answers_are_those_of_the_answerer_with_their_place(library, index, casc
 
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
-    assert (told["answers"], told["threshold"]) == ([], 1.0)
+    assert (told["answers"], told["nearest"]["document_id"]) == ([], "one.txt")
+    assert "an answer needs 1.0000" in told["reason"]
     assert 0 < told["best_score"] < 1
     told = library.post("/ask", json={"question": "zebra"}).json()
     assert (told["answers"], told["num_candidates"], told["best_score"]) == ([], 0, None)
+    assert (told["nearest"], told["reason"][:11]) == (None, "no sentence")
 
 
 @pytest.mark.parametrize(
@@ -91,3 +97,36 @@ def test_info_counts_the_sentences_and_without_an_index_nobody_asks(library, cli
     assert library.get("/info").json()["num_indexed_sentences"] == 4
     assert client.get("/info").json()["num_indexed_sentences"] == 0
     assert client.post("/ask", json={"question": "kovarin"}).status_code == 404
+
+
+@pytest.mark.parametrize("min_similarity", [None, 1.1])
+def test_fitted_scores_are_those_of_the_answerer(
+    serve, index, cascade, sentence_encoder, tmp_path, min_similarity
+):
+    folder = Path(index).parent
+    config = IndexConfig(encoder=sentence_encoder)
+    write_index(folder / "notes", tmp_path / "i", config, load_encoder=load_sentence_encoder)
+    opened = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    model = shutil.copytree(cascade, tmp_path / "model")
+    scoring = AnswerScoring(
+        {"similarity": 1.0, "ranker": 0.5},
+        max_similarity_gap=0.0,
+        min_similarity=min_similarity,
+        encoder=opened.embeddings.info.fingerprint,
+    )
+    scoring.write(model)
+    client = serve(index_path=str(tmp_path / "i"), models={"adapted": str(model)})
+    told = client.post("/ask", json={"question": "what is kovarin", "top_k": 4}).json()
+    ranker = load(cascade, device="cpu")
+    expected = QuestionAnswerer(opened, ranker, scoring=scoring).ask("what is kovarin", 4)
+    assert [(a["text"], a["exit_layer"]) for a in told["answers"]] == [
+        (a.text, a.exit_layer) for a in expected.answers
+    ]
+    assert told["nearest"]["text"] == expected.nearest.text
+    assert told["num_scored"][0] == 1
+    if min_similarity is None:
+        assert told["reason"] is None
+        assert [a["exit_layer"] for a in told["answers"]][1:] == [0, 0, 0]
+    else:
+        assert told["answers"] == []
+        assert "the documents are on other subjects" in told["reason"]

@@ -32,7 +32,7 @@ def test_page_reads_only_what_rank_and_info_give(client):
     ):
         read = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
         assert read
-        assert read - {"answers", "best_score", "threshold"} <= set(given)  # those are `/ask`'s
+        assert read - {"answers", "nearest", "reason"} <= set(given)  # those are `/ask`'s
 
 
 def test_page_is_left_out_by_option(serve):

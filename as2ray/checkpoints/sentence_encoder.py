@@ -1,0 +1,253 @@
+"""Loads and saves sentence encoders in the format of sentence-transformers.
+
+sentence-transformers itself is not needed. Modules are recognized by the name of their class, not
+by its import path, which has changed between its releases.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from as2ray.checkpoints.gc_pause import gc_paused
+from as2ray.tables.atomic import atomic_folder
+
+with gc_paused():
+    import torch
+    from huggingface_hub import snapshot_download
+    from safetensors.torch import load_file, save_file
+    from torch import nn
+    from transformers import AutoModel, AutoTokenizer
+
+    from as2ray.checkpoints.loading import checkpoint_errors, read_config
+    from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
+    from as2ray.checkpoints.weight_checks import silence_transformers
+    from as2ray.errors import CheckpointError
+    from as2ray.models.encoder.encoder import max_sequence_length
+    from as2ray.models.precision import Dtype
+    from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
+
+MODULE_PREFIX = "sentence_transformers.models."
+"""Import path of modules that all releases of sentence-transformers read."""
+
+MODULE_ORDERS = tuple(
+    ["Transformer", "Pooling", *dense, *normalize]
+    for dense in ([], ["Dense"])
+    for normalize in ([], ["Normalize"])
+)
+"""Modules that a checkpoint may consist of, in order."""
+
+POOLING_MODES = {"mean": "mean", "cls": "first"}
+"""Our name of each supported pooling."""
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"Tanh": nn.Tanh, "Identity": nn.Identity}
+"""Supported activations of the module Dense."""
+
+PROMPTS = ("query_prompt", "document_prompt", "default_prompt")
+
+FILES = ("*.json", "*.txt", "*.model", "*model.safetensors")
+"""Files of a hub repository that are downloaded."""
+
+
+def load_sentence_encoder(
+    path: str | Path = MINILM_NAME,
+    *,
+    dtype: Dtype = "auto",
+    device: str | torch.device | None = None,
+) -> SentenceEncoder:
+    """Loads a sentence encoder.
+
+    Args:
+        path: A folder of sentence-transformers, a hub id, or the name of the packaged MiniLM.
+        dtype: Number format of matrix products; `auto` depends on the hardware.
+        device: By default the first GPU, or the CPU if there is none.
+
+    Raises:
+        CheckpointError: There is no sentence encoder, or one with a module or setting that as2ray
+            does not support.
+    """
+    name = str(Path(path).absolute()) if Path(path).is_dir() else str(path)
+    with checkpoint_errors(path), silence_transformers():
+        folder = Path(resolve_model_path(name))
+        if not folder.is_dir():
+            folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
+        modules = _read_modules(name, folder)
+        encoder = _build_encoder(name, folder, modules)
+    encoder.dtype = dtype
+    return encoder.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def save_sentence_encoder(encoder: SentenceEncoder, folder: str | Path) -> Path:
+    """Saves a sentence encoder atomically, in the format of sentence-transformers.
+
+    Args:
+        encoder: The encoder to save.
+        folder: Path of the checkpoint; a folder there is an error.
+
+    Returns:
+        The folder.
+    """
+    settings = encoder.settings
+    with atomic_folder(folder) as new_folder:
+        encoder.network.save_pretrained(new_folder)
+        encoder.hf_tokenizer.save_pretrained(new_folder)
+        _write_json(
+            new_folder / "sentence_bert_config.json",
+            {"max_seq_length": settings.max_length, "do_lower_case": False},
+        )
+        prompts = {
+            "query": settings.query_prompt,
+            "document": settings.document_prompt,
+            "default": settings.default_prompt,
+        }
+        _write_json(
+            new_folder / "config_sentence_transformers.json",
+            {
+                "prompts": prompts,
+                "default_prompt_name": "default" if settings.default_prompt else None,
+                "similarity_fn_name": settings.similarity,
+            },
+        )
+        modes = {"mean": "mean_tokens", "first": "cls_token"}
+        modules: dict[str, dict[str, Any]] = {
+            "Pooling": {
+                "word_embedding_dimension": encoder.network.config.hidden_size,
+                **{f"pooling_mode_{m}": name == settings.pooling for name, m in modes.items()},
+            }
+        }
+        if encoder.projection is not None:
+            linear, activation = encoder.projection
+            modules["Dense"] = {
+                "in_features": linear.in_features,
+                "out_features": linear.out_features,
+                "bias": linear.bias is not None,
+                "activation_function": f"{type(activation).__module__}.{type(activation).__name__}",
+            }
+        if settings.normalize:
+            modules["Normalize"] = {}
+        entries = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE_PREFIX}Transformer"}]
+        for number, (kind, config) in enumerate(modules.items(), 1):
+            path = f"{number}_{kind}"
+            _write_json(new_folder / path / "config.json", config)
+            if kind == "Dense":
+                weights = {f"linear.{k}": w for k, w in linear.state_dict().items()}
+                save_file(weights, new_folder / path / "model.safetensors")
+            entries.append(
+                {"idx": number, "name": str(number), "path": path, "type": MODULE_PREFIX + kind}
+            )
+        _write_json(new_folder / "modules.json", entries)
+    return Path(folder)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_modules(name: str, folder: Path) -> dict[str, Path]:
+    """Returns the folder of each module by the name of its class."""
+    if not (folder / "modules.json").is_file():
+        raise CheckpointError(
+            f"{name} has no modules.json, so it is no sentence encoder",
+            fix="name a checkpoint of sentence-transformers",
+        )
+    entries = _read_json(folder / "modules.json")
+    modules = {entry["type"].rpartition(".")[2]: folder / entry["path"] for entry in entries}
+    if list(modules) not in MODULE_ORDERS or len(modules) != len(entries):
+        classes = [entry["type"].rpartition(".")[2] for entry in entries]
+        raise CheckpointError(
+            f"{name} consists of the modules {', '.join(classes)}; as2ray supports Transformer, "
+            "Pooling, Dense and Normalize in this order, the last two optional"
+        )
+    return modules
+
+
+def _build_encoder(name: str, folder: Path, modules: dict[str, Path]) -> SentenceEncoder:
+    transformer = modules["Transformer"]
+    config = read_config(transformer)
+    # ELECTRA has no pooler and does not accept the option.
+    options = {} if config.model_type == "electra" else {"add_pooling_layer": False}
+    network, loading_info = AutoModel.from_pretrained(
+        transformer, config=config, output_loading_info=True, dtype=torch.float32, **options
+    )
+    if missing := sorted(loading_info["missing_keys"]):
+        raise CheckpointError(f"{name} lacks {len(missing)} weights, such as {missing[0]}")
+    tokenizer = AutoTokenizer.from_pretrained(transformer)
+    lengths = [_read_text_length(name, transformer), tokenizer.model_max_length]
+    max_length = min(max_sequence_length(config), *filter(None, lengths))
+    prompts = _read_prompts(name, _read_json(folder / "config_sentence_transformers.json"))
+    pooling = _read_pooling(name, modules["Pooling"], any(prompts[key] for key in PROMPTS))
+    settings = EmbeddingSettings(
+        int(max_length), pooling=pooling, normalize="Normalize" in modules, **prompts
+    )
+    projection = _read_projection(name, modules["Dense"]) if "Dense" in modules else None
+    return SentenceEncoder(name, network, tokenizer, settings, projection)
+
+
+def _read_text_length(name: str, folder: Path) -> int | None:
+    """Returns the maximal length that the module Transformer sets, if it sets one."""
+    paths = [*folder.glob("sentence_bert_config.json"), *folder.glob("sentence_*_config.json")]
+    settings = _read_json(paths[0]) if paths else {}
+    for key in ("query_length", "document_length"):
+        if settings.get(key) is not None:
+            raise _unsupported(name, "Transformer", key, settings[key])
+    if settings.get("do_lower_case") and not _is_lower_casing(folder):
+        raise _unsupported(name, "Transformer", "do_lower_case", True)
+    max_length: int | None = settings.get("max_seq_length")
+    return max_length
+
+
+def _is_lower_casing(folder: Path) -> bool:
+    tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    return tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
+
+
+def _read_pooling(name: str, folder: Path, has_prompts: bool) -> Any:
+    settings = _read_json(folder / "config.json")
+    prefix = "pooling_mode_"
+    modes = settings.get("pooling_mode") or [
+        key.removeprefix(prefix).removesuffix("_token").removesuffix("_tokens")
+        for key, is_used in settings.items()
+        if key.startswith(prefix) and is_used
+    ]
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in POOLING_MODES:
+        raise _unsupported(name, "Pooling", "pooling_mode", modes)
+    if has_prompts and not settings.get("include_prompt", True):
+        raise _unsupported(name, "Pooling", "include_prompt", False)
+    return POOLING_MODES[modes[0]]
+
+
+def _read_prompts(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    if similarity not in ("cosine", "dot"):
+        raise _unsupported(name, "the checkpoint", "similarity_fn_name", similarity)
+    prompts = {key: prompt for key, prompt in (settings.get("prompts") or {}).items() if prompt}
+    default_name = settings.get("default_prompt_name")
+    documents = (prompts.get(key) for key in ("document", "passage", "corpus"))
+    return {
+        "similarity": similarity,
+        "query_prompt": prompts.get("query", ""),
+        "document_prompt": next(filter(None, documents), ""),
+        "default_prompt": prompts.get(default_name, "") if default_name else "",
+    }
+
+
+def _read_projection(name: str, folder: Path) -> nn.Sequential:
+    settings = _read_json(folder / "config.json")
+    activation = settings.get("activation_function", "Tanh").rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        raise _unsupported(name, "Dense", "activation_function", activation)
+    if settings.get("use_residual"):
+        raise _unsupported(name, "Dense", "use_residual", True)
+    linear = nn.Linear(settings["in_features"], settings["out_features"], settings["bias"])
+    weights = load_file(folder / "model.safetensors")
+    linear.load_state_dict({key.removeprefix("linear."): w for key, w in weights.items()})
+    return nn.Sequential(linear, ACTIVATIONS[activation]())
+
+
+def _unsupported(name: str, module: str, key: str, value: object) -> CheckpointError:
+    return CheckpointError(f"{name}: as2ray does not support {key}={value!r} of {module}")
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,224 @@
+"""Stages of sentence encoders: adapted to documents, embeddings of an index, similarities."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from as2ray.distributed.score import read_scores
+from as2ray.evaluation.measures import evaluate
+from as2ray.experiments.bm25 import INDEX
+from as2ray.experiments.documents import positives_by_question
+from as2ray.experiments.rankers import RANKER, StoredScores
+from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.experiments.tables import TABLE, filtered_table, read_table
+from as2ray.retrieval.answer_scoring import AnswerScoring, logit_of
+from as2ray.retrieval.index_writer import add_embeddings
+from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
+from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.schema import question_offsets
+from as2ray.text.bm25 import BM25
+from as2ray.training.config import TrainingConfig
+
+log = logging.getLogger(__name__)
+
+NUM_CANDIDATES = 100
+"""Candidates that are found for a question."""
+
+ENCODER = "encoder"
+"""Folder of the sentence encoder in a stage that trains one."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedEncoder(Stage):
+    """A sentence encoder that is trained on the answers of tables, if that is better on dev."""
+
+    RESOURCES = "device"
+
+    encoder: str
+    """Folder, hub id or packaged name of the encoder to start from."""
+    train: tuple[Stage, ...]
+    """Tables whose positives are the answers to their questions."""
+    dev: Stage
+    training: TrainingConfig
+
+    def run(self, context: StageContext) -> Outputs:
+        """Trains; keeps the encoder as it was if dev likes it better."""
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
+        from as2ray.training.encoder_training import train_encoder
+
+        encoder = load_sentence_encoder(self.encoder)
+        columns = ["question", "candidate", "label"]
+        rows = pa.concat_tables(read_table(context.path(t)).select(columns) for t in self.train)
+        positives = rows.filter(pc.equal(rows["label"], 1))
+        dev = read_table(context.path(self.dev))
+        adapted = untrained = _mean_ap(encoder, dev)
+        questions, answers = positives["question"].to_pylist(), positives["candidate"].to_pylist()
+        if len(questions) > 1:  # A pair alone has no negative.
+            train_encoder(encoder, questions, answers, self.training)
+            adapted = _mean_ap(encoder, dev)
+        log.info("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
+        if adapted < untrained:
+            encoder = load_sentence_encoder(self.encoder)
+        save_sentence_encoder(encoder, context.output / ENCODER)
+        quality = {"untrained": untrained, "adapted": adapted}
+        return {"dev": quality, "is_adapted": adapted >= untrained, "num_pairs": len(questions)}
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        return {"data": self.encoder, "source": f"sentence encoder {self.encoder}"}
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedIndex(Stage):
+    """An index with the embeddings of its sentences."""
+
+    RESOURCES = "pool"
+
+    index: Stage
+    encoder: Stage | str
+    """A stage, or the name of an encoder that is used as it is."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Encodes the sentences, with actors if there are workers."""
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        map_blocks: Any = None
+        if context.workers.num_workers and context.store.is_local:
+            from as2ray.distributed.index import map_on_actors
+
+            map_blocks = partial(map_on_actors, workers=context.workers)
+        encoder = _encoder_path(context, self.encoder)
+        source, folder = context.path(self.index) / INDEX, context.output / INDEX
+        manifest = add_embeddings(source, folder, encoder, load_sentence_encoder, map_blocks)
+        return {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityScores(StoredScores):
+    """The similarity of each question and its candidates."""
+
+    RESOURCES = "device"
+
+    table: Stage
+    encoder: Stage | str
+    """A stage, or the name of an encoder that is used as it is."""
+    question_filter: QuestionFilter = "raw"
+
+    def run(self, context: StageContext) -> None:
+        """Encodes the texts, and multiplies their embeddings."""
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        encoder = load_sentence_encoder(_encoder_path(context, self.encoder))
+        rows = filtered_table(context.path(self.table), self.question_filter)
+        scores = similarities(encoder, rows)
+        pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+
+
+def _encoder_path(context: StageContext, encoder: Stage | str) -> str:
+    return str(context.path(encoder) / ENCODER) if isinstance(encoder, Stage) else encoder
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedScores(StoredScores):
+    """The combined score of the rows of a table, as an index's answers are scored."""
+
+    table: Stage
+    scoring: Stage
+    similarity: SimilarityScores
+    ranker: StoredScores | None
+    uses_stage_zero: bool = True
+    """Whether candidates with a low similarity are put last, as they never reach the ranker."""
+    question_filter: QuestionFilter = "raw"
+
+    def run(self, context: StageContext) -> None:
+        """Ranks the candidates of each question; the score is the negative rank."""
+        rows = filtered_table(context.path(self.table), self.question_filter)
+        scoring = AnswerScoring.read(context.path(self.scoring))
+        assert scoring is not None
+        if not self.uses_stage_zero:
+            scoring = replace(scoring, max_similarity_gap=None)
+        columns = {"similarity": _stored(context, self.similarity)}
+        columns["bm25"] = BM25().score_candidates(rows)
+        if self.ranker is not None:
+            columns["ranker"] = logit_of(_stored(context, self.ranker))
+        starts = question_offsets(rows["question_id"])
+        scores = np.empty(len(rows))
+        for start, end in pairwise([*starts, len(rows)]):
+            parts = {name: values[start:end] for name, values in columns.items()}
+            order = scoring.order(parts)
+            scores[start + np.array(order)] = -np.arange(len(order))
+        pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+
+
+def _stored(context: StageContext, stage: Stage) -> np.ndarray:
+    scores: np.ndarray = read_scores(context.path(stage))["score"].to_numpy()
+    return scores.astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchEvaluation(Stage):
+    """How often the answer to a question is found in an index."""
+
+    RESOURCES = "device"
+
+    index: Stage
+    table: Stage
+    """Questions with labels; their positives are recognized by their text."""
+    method: RetrievalMethod = "auto"
+    scoring: Stage | None = None
+    """What ranks the candidates; by default they are taken in the order in which they are found."""
+    ranker: Stage | None = None
+
+    def run(self, context: StageContext) -> Outputs:
+        """Asks all questions that have an answer."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        index = SentenceIndex.open(context.path(self.index) / INDEX, load_sentence_encoder)
+        scoring = AnswerScoring.read(context.path(self.scoring)) if self.scoring else None
+        ranker = None
+        if scoring is not None and scoring.uses_ranker and self.ranker is not None:
+            ranker = load(context.path(self.ranker) / RANKER)
+        positives = positives_by_question(read_table(context.path(self.table)))
+        ranks = []
+        for question, answers in positives.items():
+            if scoring is None:
+                found = index.search_candidates(question, NUM_CANDIDATES, 1, self.method)
+                texts = index.texts([candidate.index for candidate in found])
+            else:
+                answerer = QuestionAnswerer(
+                    index, ranker, NUM_CANDIDATES, score_threshold=0.0, scoring=scoring
+                )
+                texts = [a.text for a in answerer.ask(question, NUM_CANDIDATES).answers]
+            is_right = [" ".join(text.split()) in answers for text in texts]
+            ranks.append(is_right.index(True) + 1 if any(is_right) else np.inf)
+        found_at = np.array(ranks)
+        measures = {f"hit@{k}": float((found_at <= k).mean()) for k in (1, 3, 10)}
+        measures["RR"] = float((1 / found_at).mean())
+        measures["R@100"] = float((found_at <= NUM_CANDIDATES).mean())
+        return {"measures": measures, "num_questions": len(ranks)}
+
+
+def similarities(encoder: Any, rows: pa.Table) -> np.ndarray:
+    """Returns the similarity of the question and the candidate of each row, shape [rows]."""
+    columns = [
+        rows[name].combine_chunks().dictionary_encode() for name in ("question", "candidate")
+    ]
+    questions, candidates = (column.dictionary.to_pylist() for column in columns)
+    queries, documents = encoder.encode_queries(questions), encoder.encode_documents(candidates)
+    first, second = (column.indices.to_numpy() for column in columns)
+    return np.asarray((queries[first] * documents[second]).sum(1), np.float64)
+
+
+def _mean_ap(encoder: Any, rows: pa.Table) -> float:
+    result = evaluate(rows, similarities(encoder, rows), ["AP"], question_filter="no_all_negative")
+    return float(result.measures["AP"])

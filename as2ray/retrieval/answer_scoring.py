@@ -1,0 +1,467 @@
+"""How the parts of a candidate's score are combined, and when the first answer is given.
+
+Three parts order the candidates of a question: the ranker's logit, the similarity of embeddings and
+BM25. Each is standardized within the question, and their weighted sum is a logit of the answer. On
+questions with labels the weights, what is dropped before the ranker, and the probability that the
+first answer is right are fitted, each measured on questions that it was not fitted on.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from scipy.optimize import minimize
+from scipy.special import expit, logit, softmax
+from scipy.stats import beta
+
+from as2ray.errors import CheckpointError, from_validation_error
+
+FILE = "answer_scoring.json"
+"""File in the folder of a ranker's checkpoint."""
+
+PARTS = ("similarity", "bm25", "ranker")
+"""Parts of the score, the cheapest first."""
+
+NUM_FOLDS = 5
+"""Parts of the questions that are held out in turn."""
+
+MIN_GAIN = 0.02
+"""MAP by which the ranker must improve the score; otherwise it is not asked."""
+
+MISSED_SHARE = 0.01
+"""Share of the questions whose answer may be dropped before the ranker."""
+
+OFF_TOPIC_SHARE = 0.03
+"""Share of the questions on other subjects that may be answered, or, if that is less strict, of the
+questions with an answer that are not."""
+
+SCORE_EPS = 1e-6
+"""Distance from 0 and 1 to which a ranker's scores are clipped."""
+
+CONFIDENCE = 0.9
+"""One-sided confidence of the precision of given answers."""
+
+FEATURES = ("similarity", "margin", "bm25")
+"""What tells that an answer is right: the best similarity, the margin of the first score to the
+second, and the logarithm of the best BM25."""
+
+Parts = Mapping[str, np.ndarray]
+"""Scores of a question's candidates by part, each of shape [candidates]."""
+
+
+class Ranked(Protocol):
+    """A candidate in a ranker's ranking; see `RankedCandidate`."""
+
+    @property
+    def index(self) -> int:
+        """Position in the list of candidates that was ranked."""
+
+    @property
+    def score(self) -> float:
+        """Probability that the candidate answers the question."""
+
+    @property
+    def exit_layer(self) -> int | None:
+        """Layer after which the score was taken."""
+
+
+class CombinedRanking(NamedTuple):
+    """The candidates of a question, ranked by the combined score."""
+
+    rows: list[int]
+    """The candidates, best first."""
+    scores: np.ndarray
+    """Score of each candidate, shape [candidates]: the ranker's if no other part counts. Otherwise
+    their shares of the exponentiated sums; 0 for those that were dropped before the ranker."""
+    exit_layers: list[int | None]
+    """Layer after which each candidate was scored; 0 for those that never reached the ranker."""
+    ranker_scores: np.ndarray
+    """The ranker's score of each candidate, shape [candidates]; NaN for those without one."""
+    probability: float | None
+    """Probability that the first answer is right; None without a fitted model."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class AnswerModel:
+    """The probability that the first answer to a question is right: a logistic regression."""
+
+    coefficients: tuple[float, ...]
+    """Of `FEATURES`."""
+    intercept: float
+    threshold: float | None
+    """Probability from which on an answer is given; None if no threshold is precise enough."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """On questions that were held out: the precision at half and full coverage, the area under the
+    curve of risk and coverage (`AURC`), the expected calibration error (`ECE`), and the highest
+    precision that a threshold is sure to reach."""
+
+    def probability(self, features: np.ndarray) -> np.ndarray:
+        """Returns probabilities, shape [questions], of features of shape [questions, features]."""
+        return np.asarray(expit(features @ np.array(self.coefficients) + self.intercept))
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class AnswerScoring:
+    """The combined score of candidates that an index retrieves."""
+
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """Weight of each part, standardized within the question; a part without one is not computed."""
+    max_similarity_gap: float | None = None
+    """Candidates whose similarity is lower than the best one by more never reach the ranker."""
+    min_similarity: float | None = None
+    """Similarity that the best candidate needs; lower ones are of questions on other subjects."""
+    dev_quality: dict[str, float] = field(default_factory=dict)
+    """MAP on dev of each part and of sums of them, with weights of other questions; and the shares
+    of the questions, and of those on other subjects, that have `min_similarity`."""
+    answer_model: AnswerModel | None = None
+    encoder: str | None = None
+    """Fingerprint of the sentence encoder of the similarities."""
+
+    @classmethod
+    def read(cls, checkpoint: str | Path) -> "AnswerScoring | None":
+        """Reads what `write` stored beside a ranker; None if there is nothing.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
+        path = Path(checkpoint) / FILE
+        if not path.is_file():
+            return None
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            problem = from_validation_error(error).problem
+            raise CheckpointError(f"{path} is damaged: {problem}") from error
+
+    def write(self, checkpoint: Path) -> None:
+        """Stores it beside a ranker."""
+        (checkpoint / FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+
+    @property
+    def uses_ranker(self) -> bool:
+        """Whether the ranker is asked."""
+        return "ranker" in self.weights
+
+    def kept_rows(self, parts: Parts) -> np.ndarray:
+        """Returns the rows of the candidates that reach the ranker."""
+        similarity = parts.get("similarity")
+        if similarity is None or self.max_similarity_gap is None:
+            return np.arange(len(parts["bm25"]))
+        return np.flatnonzero(similarity >= similarity.max(initial=0.0) - self.max_similarity_gap)
+
+    def score(self, parts: Parts) -> np.ndarray:
+        """Returns the weighted sum of the parts, shape [candidates]; a missing part is left out."""
+        weights = {name: weight for name, weight in self.weights.items() if name in parts}
+        terms = [weight * standardize(parts[name]) for name, weight in weights.items()]
+        return np.asarray(np.sum(terms, axis=0))
+
+    def rank(self, parts: Parts, ranking: Sequence[Ranked] = ()) -> CombinedRanking:
+        """Ranks the candidates of a question.
+
+        Args:
+            parts: Similarity and BM25 of each candidate.
+            ranking: The ranker's ranking of the kept candidates, if it is asked.
+        """
+        rows, num_candidates = self.kept_rows(parts), len(parts["bm25"])
+        ranker_scores, layers = np.full(num_candidates, np.nan), [0] * num_candidates
+        exit_layers: list[int | None] = [*layers]
+        for ranked in ranking:
+            ranker_scores[rows[ranked.index]] = ranked.score
+            exit_layers[rows[ranked.index]] = ranked.exit_layer
+        kept = {name: values[rows] for name, values in parts.items()}
+        if ranking:
+            kept["ranker"] = logits_of(ranking)
+        sums, scores = self.score(kept), np.zeros(num_candidates)
+        scores[rows] = softmax(sums) if len(rows) else sums
+        if [*self.weights] == ["ranker"]:
+            scores = ranker_scores
+        probability = self._probability(kept)
+        return CombinedRanking(
+            self._order(rows, sums, num_candidates), scores, exit_layers, ranker_scores, probability
+        )
+
+    def order(self, parts: Parts) -> list[int]:
+        """Returns the candidates, best first, where all parts of all candidates are known."""
+        rows = self.kept_rows(parts)
+        sums = self.score({name: values[rows] for name, values in parts.items()})
+        return self._order(rows, sums, len(parts["bm25"]))
+
+    @staticmethod
+    def _order(rows: np.ndarray, sums: np.ndarray, num_candidates: int) -> list[int]:
+        rest = np.setdiff1d(np.arange(num_candidates), rows)
+        return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]
+
+    def _probability(self, parts: Parts) -> float | None:
+        if self.answer_model is None or not len(parts["bm25"]):
+            return None
+        return float(self.answer_model.probability(answer_features(parts, self.score(parts))))
+
+
+def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:
+    """Returns a logit for each candidate of a ranking, in the order of the candidates.
+
+    A candidate that was dropped early may have a higher score than a survivor: it gets the logit of
+    the survivor.
+    """
+    logits = np.empty(len(ranking))
+    values = logit_of(np.array([ranked.score for ranked in ranking]))
+    logits[[ranked.index for ranked in ranking]] = np.minimum.accumulate(values)
+    return logits
+
+
+def logit_of(scores: np.ndarray) -> np.ndarray:
+    """Returns the logits of scores from 0 to 1."""
+    return np.asarray(logit(np.clip(scores, SCORE_EPS, 1 - SCORE_EPS)))
+
+
+def standardize(scores: np.ndarray) -> np.ndarray:
+    """Returns z-scores of a question's candidates; 0 where all are equal."""
+    scores = np.asarray(scores, np.float64)
+    deviation = scores.std()
+    return np.asarray((scores - scores.mean()) / (deviation if deviation > 0 else 1.0))
+
+
+def equal_weights(encoder: str | None, has_ranker: bool = True) -> AnswerScoring:
+    """Returns the scoring where there are no labels: the sum of all parts."""
+    names = PARTS if has_ranker else PARTS[:2]
+    return AnswerScoring(dict.fromkeys(names, 1.0), encoder=encoder)
+
+
+def fit_answer_scoring(
+    questions: Sequence[tuple[Parts, np.ndarray]],
+    min_precision: float,
+    off_topic: Sequence[Parts] = (),
+    encoder: str | None = None,
+    max_similarity_gap: float | None = None,
+    seed: int = 0,
+) -> AnswerScoring:
+    """Fits the weights, and what else follows from labels.
+
+    The sum is taken only if it beats its best part on questions that are held out, and the ranker
+    only if it improves the score without it by `MIN_GAIN`.
+
+    Args:
+        questions: Parts of the candidates of each question, and their labels, 0 or 1; candidates
+            that are retrieved and reach the ranker, so a question may have no answer among them.
+        min_precision: Minimum share of right answers among those that are given.
+        off_topic: Parts of the candidates of questions on other subjects, which have no answer.
+        encoder: Fingerprint of the sentence encoder.
+        max_similarity_gap: What `fit_similarity_gap` found for these questions; the candidates
+            below it are left out already.
+        seed: Seed of the folds.
+    """
+    names = [name for name in PARTS if all(name in parts for parts, _ in questions)]
+    answered = [(parts, labels) for parts, labels in questions if labels.any()]
+    folds = np.random.default_rng(seed).permutation(len(answered)) % NUM_FOLDS
+    quality: dict[tuple[str, ...], float] = {}
+    for subset in (c for size in range(1, len(names) + 1) for c in combinations(names, size)):
+        scores: list[float] = []
+        for fold in range(NUM_FOLDS):
+            train = [q for q, f in zip(answered, folds) if f != fold]
+            weights = _fit_weights(train, subset)
+            test = [q for q, f in zip(answered, folds) if f == fold]
+            scores += [
+                average_precision(AnswerScoring(weights).score(parts), labels)
+                for parts, labels in test
+            ]
+        quality[subset] = float(np.mean(scores)) if scores else 0.0
+    chosen = _choose(quality)
+    scoring = AnswerScoring(
+        _fit_weights(answered, chosen),
+        max_similarity_gap,
+        dev_quality={" + ".join(subset): value for subset, value in quality.items()},
+        encoder=encoder,
+    )
+    scoring = fit_min_similarity(scoring, [parts for parts, _ in questions], off_topic)
+    model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
+    return replace(scoring, answer_model=model)
+
+
+def fit_min_similarity(
+    scoring: AnswerScoring, questions: Sequence[Parts], off_topic: Sequence[Parts]
+) -> AnswerScoring:
+    """Fits the similarity that tells questions on other subjects; labels are not needed.
+
+    Args:
+        scoring: The combined score.
+        questions: Parts of the candidates of questions on the subjects of the documents.
+        off_topic: Those of questions on other subjects.
+    """
+    own, others = (
+        np.array([parts["similarity"].max() for parts in group if "similarity" in parts])
+        for group in (questions, off_topic)
+    )
+    if not len(own) or not len(others):
+        return scoring
+    bounds = (np.quantile(others, 1 - OFF_TOPIC_SHARE), np.quantile(own, OFF_TOPIC_SHARE))
+    lowest = float(min(bounds))
+    shares = {
+        name: float((values >= lowest).mean())
+        for name, values in (("answered", own), ("answered of other subjects", others))
+    }
+    quality = {**scoring.dev_quality, **shares}
+    return replace(scoring, min_similarity=lowest, dev_quality=quality)
+
+
+def _choose(quality: Mapping[tuple[str, ...], float]) -> tuple[str, ...]:
+    """Returns the best of the parts and their sums; of equal ones the smallest."""
+
+    def best(subsets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        return max(subsets, key=lambda subset: (quality[subset], -len(subset)))
+
+    with_ranker = [subset for subset in quality if "ranker" in subset]
+    without = [subset for subset in quality if "ranker" not in subset]
+    if not with_ranker or not without:
+        return best(list(quality))
+    gain = quality[best(with_ranker)] - quality[best(without)]
+    return best(with_ranker) if gain >= MIN_GAIN else best(without)
+
+
+def _fit_weights(
+    questions: Sequence[tuple[Parts, np.ndarray]], names: Sequence[str]
+) -> dict[str, float]:
+    """Fits weights that maximize the probability of answers among a question's candidates."""
+    if len(names) == 1 or not questions:
+        return dict.fromkeys(names, 1.0)
+    features = [np.stack([standardize(parts[n]) for n in names], 1) for parts, _ in questions]
+    starts = np.cumsum([0, *map(len, features[:-1])])
+    x, is_answer = np.concatenate(features), np.concatenate([labels for _, labels in questions])
+    counts = np.diff([*starts, len(x)])
+    masks = (np.ones(len(x)), (is_answer > 0).astype(float))
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = x @ weights
+        logits -= np.repeat(np.maximum.reduceat(logits, starts), counts)
+        value, gradient = 1e-3 * weights @ weights, 2e-3 * weights
+        for sign, mask in zip((1.0, -1.0), masks):
+            exponentials = np.exp(logits) * mask
+            sums = np.add.reduceat(exponentials, starts)
+            value += sign * np.log(np.maximum(sums, 1e-300)).mean()
+            shares = exponentials / np.repeat(np.maximum(sums, 1e-300), counts)
+            gradient += sign * (shares @ x) / len(starts)
+        return float(value), gradient
+
+    start, bounds = np.ones(len(names)), [(0.0, None)] * len(names)
+    found = minimize(loss, start, bounds=bounds, method="L-BFGS-B", jac=True).x
+    return dict(zip(names, found.tolist()))
+
+
+def fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float | None:
+    """Returns the gap within which all but few questions keep their most similar answer.
+
+    None if no question has an answer.
+    """
+    gaps = [
+        float(parts["similarity"].max() - parts["similarity"][labels.astype(bool)].max())
+        for parts, labels in questions
+        if labels.any()
+    ]
+    return float(np.quantile(gaps, 1 - MISSED_SHARE, method="higher")) if gaps else None
+
+
+def answer_features(parts: Parts, scores: np.ndarray) -> np.ndarray:
+    """Returns the features of a question for its `AnswerModel`, shape [features].
+
+    Args:
+        parts: Scores of its candidates by part; at least one candidate.
+        scores: Their combined scores, shape [candidates].
+    """
+    top = np.sort(scores)[::-1][:2]
+    similarity = parts["similarity"].max() if "similarity" in parts else 0.0
+    return np.array([similarity, top[0] - top[-1], np.log1p(parts["bm25"].max())])
+
+
+def fit_answer_model(
+    scoring: AnswerScoring,
+    questions: Sequence[tuple[Parts, np.ndarray]],
+    min_precision: float,
+    off_topic: Sequence[Parts] = (),
+    seed: int = 0,
+) -> AnswerModel | None:
+    """Fits the probability that the first answer is right, and the threshold.
+
+    Args:
+        scoring: The combined score.
+        questions: As in `fit_answer_scoring`.
+        min_precision: Minimum share of right answers among those that are given. It is reached with
+            a confidence of `CONFIDENCE`.
+        off_topic: As in `fit_answer_scoring`.
+        seed: Seed of the folds.
+
+    Returns:
+        The model; None if all first answers are right, or none is.
+    """
+    features, is_right = [], []
+    unlabeled = [(parts, np.zeros(len(parts["bm25"]))) for parts in off_topic]
+    for parts, labels in [*questions, *unlabeled]:
+        if len(labels):
+            scores = scoring.score(parts)
+            features.append(answer_features(parts, scores))
+            is_right.append(bool(labels[np.argmax(scores)]))
+    x, y = np.array(features), np.array(is_right)
+    if y.all() or not y.any():
+        return None
+    folds = np.random.default_rng(seed).permutation(len(y)) % NUM_FOLDS
+    held_out = np.empty(len(y))
+    for fold in range(NUM_FOLDS):
+        model = _fit_logistic(x[folds != fold], y[folds != fold])
+        held_out[folds == fold] = model.probability(x[folds == fold])
+    lowest = -np.inf if scoring.min_similarity is None else scoring.min_similarity
+    is_close = x[:, FEATURES.index("similarity")] >= lowest
+    held_out, y_close = held_out[is_close], y[is_close]
+    order = np.argsort(-held_out, kind="stable")
+    num_right, num_given = np.cumsum(y_close[order]), np.arange(1, len(order) + 1)
+    precision = num_right / num_given
+    # A threshold was chosen on these questions, so its precision is a bound and not the mean.
+    bounds = beta.ppf(1 - CONFIDENCE, num_right, num_given - num_right + 1)
+    bounds = np.where(num_right > 0, bounds, 0.0)
+    is_precise = np.flatnonzero(bounds >= min_precision)
+    measures = {
+        "precision": float(precision[-1]),
+        "precision at half coverage": float(precision[(len(order) - 1) // 2]),
+        "AURC": float(np.mean(1 - precision)),
+        "ECE": expected_calibration_error(held_out, y_close),
+        "reachable precision": float(bounds.max()),
+    }
+    threshold = float(held_out[order][is_precise[-1]]) if len(is_precise) else None
+    model = _fit_logistic(x, y)
+    return AnswerModel(model.coefficients, model.intercept, threshold, measures)
+
+
+def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
+    """Fits a logistic regression with a small penalty on standardized features."""
+    mean, scale = features.mean(0), np.maximum(features.std(0), 1e-9)
+    x, signs = (features - mean) / scale, 2.0 * labels - 1.0
+
+    def loss(weights: np.ndarray) -> float:
+        logits = x @ weights[1:] + weights[0]
+        return float(np.logaddexp(0.0, -signs * logits).sum() + 0.5 * weights[1:] @ weights[1:])
+
+    found = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
+    coefficients = found[1:] / scale
+    intercept = float(found[0] - coefficients @ mean)
+    return AnswerModel(tuple(coefficients.tolist()), intercept, None)
+
+
+def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the average precision of a question, ties broken against the system."""
+    order = np.lexsort((labels, -scores))
+    ranked = labels[order].astype(float)
+    precision = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
+    return float((precision * ranked).sum() / ranked.sum())
+
+
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the mean distance of probabilities and shares in ten bins (Guo et al. 2017)."""
+    bins = np.minimum((probabilities * 10).astype(int), 9)
+    gaps = [
+        (bins == b).mean() * abs(probabilities[bins == b].mean() - labels[bins == b].mean())
+        for b in np.unique(bins)
+    ]
+    return float(np.sum(gaps))

@@ -1,0 +1,228 @@
+"""Measures building and querying of an index with embeddings, beside bm25s + sentence-transformers.
+
+The texts have the shape of ASNQ (see `asnq_shaped`). The first `--encoded` ones are encoded by the
+packaged MiniLM. To reach the larger sizes without hours of encoding, the embeddings of the others
+are those of the first ones plus noise of half their length. So times and sizes hold for any
+embeddings; the recall of approximate search holds for real ones only where all are encoded.
+"""
+
+import resource
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import bm25s
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray.checkpoints.packaged import MINILM_NAME, packaged_minilm
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.models.sentence_encoder import SentenceEncoder
+from as2ray.profiling.speed_ratio import measure_alternately, measure_rate
+from as2ray.retrieval import embeddings
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.parquet import ParquetTable
+from benchmarks import asnq_shaped
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
+
+TOP_K = 100
+
+PARTS = {"all": "", "int8": "/embedding", "faiss": "embeddings.faiss", "BM25": "/bm25/"}
+"""Part of the name of each kind of file."""
+
+
+class EnlargedEncoder:
+    """The packaged encoder for the first texts; perturbed embeddings of theirs for the others.
+
+    Args:
+        encoder: The encoder.
+        num_encoded: Number of texts that it encodes.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, num_encoded: int) -> None:
+        self.encoder, self.num_left = encoder, num_encoded
+        self.name, self.dimension = encoder.name, encoder.dimension
+        self.fingerprint = f"{encoder.fingerprint} {num_encoded}"
+        self.encoded, self.encoding_s = np.zeros((0, self.dimension), np.float32), 0.0
+        self.encode_queries = encoder.encode_queries
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns unit vectors, shape [texts, dimension]."""
+        started_at = time.perf_counter()
+        real = self.encoder.encode_documents(texts[: self.num_left])
+        self.encoding_s += time.perf_counter() - started_at if len(real) else 0.0
+        self.num_left -= len(real)
+        self.encoded = np.concatenate([self.encoded, real])
+        random = np.random.default_rng(len(texts))
+        rows = random.integers(len(self.encoded), size=len(texts) - len(real))
+        noise = random.standard_normal((len(rows), self.dimension), dtype=np.float32)
+        noisy = self.encoded[rows] + 0.5 * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+        noisy /= np.linalg.norm(noisy, axis=1, keepdims=True)
+        return np.concatenate([real, noisy])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    args = parse_arguments(__doc__, argv, _add_flags)
+    limit_cores(args.cores)
+    if not args.small and not asnq_shaped.has_source_files(args.data):
+        sys.exit("skipped: needs the questions of ASNQ and the articles of SQuAD under --data")
+    sizes = [600] if args.small else args.sentences
+    num_encoded, num_queries = (300, 5) if args.small else (args.encoded, 200)
+    embeddings.MIN_APPROXIMATE = 1  # type: ignore[misc]  # every size is searched both ways
+    results: dict[str, Any] = {}
+    for size in sizes:
+        with TemporaryDirectory(prefix="as2ray-dense-") as folder:
+            rows = asnq_shaped.write_corpus(
+                Path(folder) / "rows", size, None if args.small else args.data
+            )
+            table = ParquetTable.open(rows).to_table()
+            questions = list(dict.fromkeys(table["question"].to_pylist()))
+            random = np.random.default_rng(0)
+            queries = [questions[i] for i in random.integers(len(questions), size=num_queries)]
+            texts = table["candidate"].to_pylist()
+            results[f"{size:,}"] = _measure_index(Path(folder), texts, queries, num_encoded)
+    results["encoding"] = _compare_encoding(texts[: 40 if args.small else 1_000])
+    write_report("dense_retrieval", args, _list_claims(results), results)
+
+
+def _add_flags(parser: ArgumentParser) -> None:
+    sizes = [10_000, 100_000]
+    parser.add_argument("--sentences", type=int, nargs="+", default=sizes, help="sizes, ascending")
+    parser.add_argument("--encoded", type=int, default=10_000, help="texts that are encoded")
+
+
+def _measure_index(
+    folder: Path, texts: list[str], queries: list[str], num_encoded: int
+) -> dict[str, Any]:
+    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
+    encoder = EnlargedEncoder(load_sentence_encoder(), num_encoded)
+    config = IndexConfig(sentence_splitter="lines", encoder=MINILM_NAME)
+    started_at = time.perf_counter()
+    write_index(folder / "texts.parquet", folder / "i", config, load_encoder=lambda _: encoder)
+    duration_s = time.perf_counter() - started_at
+    index = SentenceIndex.open(folder / "i", lambda _: encoder)
+    files, stored = index.manifest["files"], index.embeddings
+    vectors = [stored.encode_query(query) for query in queries]
+    exact = [set(stored.search(vector, TOP_K, exact=True).tolist()) for vector in vectors]
+    found = [set(stored.search(vector, TOP_K).tolist()) for vector in vectors]
+    overlaps = [len(a & b) / len(a) for a, b in zip(exact, found)]
+    peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    stored_rows = np.concatenate([part.rows(slice(None)) for part in stored.shards])
+    peer = bm25s.BM25()
+    tokens = bm25s.tokenize(texts, stopwords=None, show_progress=False)
+    peer.index(tokens, show_progress=False)
+    return {
+        "encoded sentences": min(num_encoded, len(texts)),
+        "encoding, sentences/s": min(num_encoded, len(texts)) / encoder.encoding_s,
+        "rest of the build, s": duration_s - encoder.encoding_s,
+        "bytes per sentence": {
+            kind: sum(size for name, size in files.items() if part in name) / len(texts)
+            for kind, part in PARTS.items()
+        },
+        "peak memory, MB": peak_memory,
+        "recall@100 of approximate": float(np.mean(overlaps)),
+        "ms": {
+            "BM25": _percentiles(lambda q: index.search(q, TOP_K), queries),
+            "encode query": _percentiles(stored.encode_query, queries),
+            "dense exact": _percentiles(lambda v: stored.search(v, TOP_K, exact=True), vectors),
+            "dense approximate": _percentiles(lambda v: stored.search(v, TOP_K), vectors),
+            "hybrid": _percentiles(lambda q: index.search_candidates(q, TOP_K, 1), queries),
+            "peer": _percentiles(_peer_search(peer, stored_rows), queries),
+        },
+    }
+
+
+def _peer_search(retriever: bm25s.BM25, corpus_embeddings: np.ndarray) -> Callable[[str], Any]:
+    """Returns the search of bm25s + sentence-transformers, whose lists are not fused."""
+    from sentence_transformers import SentenceTransformer, util
+
+    model = SentenceTransformer(str(packaged_minilm()), device="cpu")
+    corpus, k = model.encode([""], convert_to_tensor=True), min(TOP_K, len(corpus_embeddings))
+    corpus = corpus.new_tensor(corpus_embeddings)
+
+    def search(query: str) -> Any:
+        words = bm25s.tokenize([query], stopwords=None, return_ids=False, show_progress=False)
+        retriever.retrieve(words, k=k, show_progress=False)
+        vector = model.encode(query, convert_to_tensor=True, show_progress_bar=False)
+        return util.semantic_search(vector, corpus, top_k=k)
+
+    return search
+
+
+def _percentiles(function: Callable[[Any], Any], arguments: Sequence[Any]) -> dict[str, float]:
+    """Returns p50 and p99 of the milliseconds of a call."""
+    function(arguments[0])
+    times_ms = []
+    for argument in arguments:
+        started_at = time.perf_counter()
+        function(argument)
+        times_ms.append(1e3 * (time.perf_counter() - started_at))
+    return {name: float(np.percentile(times_ms, q)) for name, q in (("p50", 50), ("p99", 99))}
+
+
+def _compare_encoding(texts: list[str]) -> dict[str, Any]:
+    """Compares sentences per second with sentence-transformers', in turns."""
+    from sentence_transformers import SentenceTransformer
+
+    peer = SentenceTransformer(str(packaged_minilm()), device="cpu")
+
+    results = {}
+    for dtype in ("fp32", "auto"):
+        encoder = load_sentence_encoder(dtype=dtype)  # type: ignore[arg-type]
+        workload, baseline = (
+            partial(measure_rate, len(texts), model.encode, texts) for model in (encoder, peer)
+        )
+        (ratio,) = measure_alternately(workload, [baseline], 5)
+        difference = np.abs(encoder.encode(texts) - peer.encode(texts)).max()
+        results[dtype] = {**ratio.as_json(), "difference": float(difference), "shown": str(ratio)}
+    return results
+
+
+def _list_claims(results: dict[str, Any]) -> list[Claim]:
+    fp32 = results["encoding"]["fp32"]
+    claims = [
+        Claim(
+            "encoding in fp32, to sentence-transformers: >= 1.2 x",
+            fp32["shown"],
+            fp32["ratio"]["median"] >= 1.2,
+        ),
+        Claim(
+            "largest difference of embeddings in fp32: <= 1e-5",
+            f"{fp32['difference']:.1e}",
+            fp32["difference"] <= 1e-5,
+        ),
+        Claim("encoding in the default precision", results["encoding"]["auto"]["shown"], None),
+    ]
+    for size, measured in results.items():
+        if size == "encoding":
+            continue
+        claims += [
+            Claim(
+                f"{size} sentences: {name}, p50 and p99 in ms",
+                f"{times['p50']:.1f}, {times['p99']:.1f}",
+                None,
+            )
+            for name, times in measured["ms"].items()
+        ]
+        details = {name: value for name, value in measured.items() if name != "ms"}
+        claims.append(Claim(f"{size} sentences", _format_values(details), None))
+    return claims
+
+
+def _format_values(values: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{name} ({_format_values(value)})" if isinstance(value, dict) else f"{name} {value:,.4g}"
+        for name, value in values.items()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Stages of sentence encoders, and of the scores that are combined with them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.errors import CheckpointError, ConfigError, SentenceIndexError
+from as2ray.experiments.bm25 import INDEX, DocumentIndex
+from as2ray.experiments.documents import AnsweringRanker, FittedScoring, labeled_tables
+from as2ray.experiments.encoders import (
+    AdaptedEncoder,
+    CombinedScores,
+    EmbeddedIndex,
+    SearchEvaluation,
+    SimilarityScores,
+)
+from as2ray.experiments.rankers import RANKER, TableEvaluation
+from as2ray.experiments.stage import Stage
+from as2ray.experiments.tables import TABLE
+from as2ray.retrieval.answer_scoring import FILE, AnswerScoring
+from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
+from as2ray.training.config import TrainingConfig
+
+TRAINING = TrainingConfig(epochs=2, global_batch_size=8, learning_rate=1e-3, precision="fp32")
+OFF_TOPIC = ("xylophone?", "who?")
+
+
+class UntrainedRanker(Stage):
+    """A ranker without training."""
+
+    def __init__(self, checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def run(self, context):
+        save(init_ranker(self.checkpoint, max_length=32), context.output / RANKER)
+
+
+@pytest.fixture
+def index(tmp_path):
+    root = tmp_path / "documents"
+    root.mkdir()
+    for number, topic in enumerate(tiny.TOPICS):
+        lines = [f"The {topic} has {word} of kind {n} inside." for n, word in enumerate(tiny.WORDS)]
+        (root / f"{number}.md").write_text(f"# All about {topic}\n\n" + "\n\n".join(lines[:12]))
+    return DocumentIndex.from_documents(root, IndexConfig())
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Sixteen questions about the documents, each with one sentence of them that answers it."""
+    rows = []
+    for number in range(16):
+        topic, word = tiny.TOPICS[number % 4], tiny.WORDS[number // 4]
+        for n in range(4):
+            text = f"The {topic} has {tiny.WORDS[n]} of kind {n} inside."
+            label = int(tiny.WORDS[n] == word)
+            rows.append((f"q{number}", f"has {topic} any {word}?", f"q{number}-{n}", text, label))
+    folder = tiny.write_corpus(tmp_path / "table", from_rows(rows, CANDIDATE_SCHEMA))
+    return labeled_tables({"dev": str(folder)})["dev"]
+
+
+@pytest.fixture
+def ranker(checkpoint):
+    return UntrainedRanker(checkpoint("bert", None))
+
+
+@pytest.fixture
+def embedded(index, sentence_encoder):
+    return EmbeddedIndex(index, sentence_encoder)
+
+
+def test_encoder_is_adapted_only_if_dev_likes_it_better(table, sentence_encoder, complete):
+    untrained = load_sentence_encoder(sentence_encoder)
+    is_adapted = []
+    for learning_rate in (1e-3, 3.0):
+        training = replace(TRAINING, learning_rate=learning_rate, epochs=6)
+        outputs, folder = complete(AdaptedEncoder(sentence_encoder, (table,), table, training))
+        kept = load_sentence_encoder(folder / "encoder")
+        is_adapted.append(outputs["is_adapted"])
+        assert outputs["is_adapted"] == (outputs["dev"]["adapted"] >= outputs["dev"]["untrained"])
+        assert (kept.fingerprint != untrained.fingerprint) == outputs["is_adapted"]
+    assert is_adapted == [True, False]
+
+
+def test_index_holds_its_adapted_encoder(index, table, sentence_encoder, complete, tmp_path):
+    encoder = AdaptedEncoder(sentence_encoder, (table,), table, TRAINING)
+    _, folder = complete(EmbeddedIndex(index, encoder))
+    moved = (folder / INDEX).rename(tmp_path / "moved")
+    opened = SentenceIndex.open(moved, load_sentence_encoder)
+    adapted = load_sentence_encoder(complete(encoder)[1] / "encoder")
+    assert opened.embeddings.info.fingerprint == adapted.fingerprint
+    found = opened.search_candidates("has kovarin any lamp?", 10)
+    assert all(candidate.similarity is not None for candidate in found)
+
+
+@pytest.fixture
+def scoring(embedded, table, ranker):
+    return FittedScoring(embedded, table, True, ranker, 0.5, OFF_TOPIC)
+
+
+def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, checkpoint):
+    _, folder = complete(AnsweringRanker(ranker, scoring))
+    fitted = AnswerScoring.read(folder / RANKER)
+    assert fitted.weights
+    assert {"similarity", "bm25", "ranker", "answered"} <= fitted.dev_quality.keys()
+    assert json.loads((folder / RANKER / FILE).read_text())["weights"] == fitted.weights
+    opened = SentenceIndex.open(complete(embedded)[1] / INDEX, load_sentence_encoder)
+    answerer = QuestionAnswerer(opened, load(folder / RANKER), scoring=fitted, score_threshold=0.0)
+    result = answerer.ask("has kovarin any lamp?")
+    assert len(result.answers) == 3
+    assert result.answers[0].score >= result.answers[1].score
+    with pytest.raises(ConfigError, match="fitted with a ranker, and none is given"):
+        QuestionAnswerer(opened, scoring=replace(fitted, weights={"ranker": 1.0}))
+    with pytest.raises(SentenceIndexError, match="but the answers were scored with those of an"):
+        QuestionAnswerer(opened, load(folder / RANKER), scoring=replace(fitted, encoder="other"))
+    (folder / RANKER / FILE).write_text('{"weights": {"ranker": -1}}')
+    with pytest.raises(CheckpointError, match="is damaged"):
+        AnswerScoring.read(folder / RANKER)
+
+
+def test_without_labels_all_parts_weigh_the_same(scoring, complete):
+    _, folder = complete(replace(scoring, is_labeled=False))
+    fitted = AnswerScoring.read(folder)
+    assert fitted.weights == {"similarity": 1.0, "bm25": 1.0, "ranker": 1.0}
+    assert fitted.answer_model is None
+    assert fitted.min_similarity is not None
+
+
+def test_combined_scores_of_a_table_rank_as_the_best_part_does(scoring, table, complete):
+    hybrid = replace(scoring, ranker=None)
+    similarity = SimilarityScores(table, scoring.index.encoder)
+    stage = TableEvaluation(CombinedScores(table, hybrid, similarity, None), ("AP",))
+    outputs, _ = complete(stage)
+    [combined] = outputs["evaluations"].values()
+    fitted = AnswerScoring.read(complete(hybrid)[1])
+    stored = pq.read_table(complete(similarity)[1] / TABLE)["score"].to_numpy()
+    scores = pq.read_table(complete(stage.scores)[1] / TABLE)["score"].to_numpy()
+    if [*fitted.weights] == ["similarity"]:
+        for start in range(0, len(scores), 4):
+            rows = slice(start, start + 4)
+            assert (np.argsort(-stored[rows]) == np.argsort(-scores[rows])).all()
+    assert sorted(set(scores)) == [-3.0, -2.0, -1.0, 0.0]
+    assert 0 < combined["measures"]["AP"] <= 1
+
+
+def test_search_counts_the_questions_whose_answer_is_found(embedded, table, scoring, complete):
+    outputs, _ = complete(SearchEvaluation(embedded, table, "bm25"))
+    measures = outputs["measures"]
+    assert outputs["num_questions"] == 16
+    assert 0 < measures["hit@1"] <= measures["hit@3"] <= measures["hit@10"] <= measures["R@100"]
+    assert measures["hit@1"] <= measures["RR"] <= measures["R@100"] == 1.0
+    ranked, _ = complete(SearchEvaluation(embedded, table, scoring=scoring, ranker=scoring.ranker))
+    assert ranked["measures"]["R@100"] == 1.0
+
+
+def test_similarity_is_the_product_of_the_embeddings(table, sentence_encoder, complete):
+    _, folder = complete(SimilarityScores(table, sentence_encoder))
+    scores = pq.read_table(folder / TABLE)["score"].to_numpy()
+    rows = pa.concat_tables([pq.read_table(complete(table)[1] / "part-00000.parquet")])
+    encoder = load_sentence_encoder(sentence_encoder)
+    first = encoder.encode_queries([rows["question"][5].as_py()])[0]
+    assert scores[5] == pytest.approx(
+        first @ encoder.encode_documents([rows["candidate"][5].as_py()])[0], abs=1e-3
+    )

@@ -1,0 +1,120 @@
+"""Combined scores on made-up questions whose best part is known."""
+
+import numpy as np
+import pytest
+
+from as2ray.retrieval.answer_scoring import (
+    AnswerScoring,
+    average_precision,
+    equal_weights,
+    fit_answer_scoring,
+    fit_similarity_gap,
+    standardize,
+)
+
+
+def make_questions(number, strength, seed=0, candidates=30, offset=0.6):
+    """Questions with one answer each; `strength` is by how much each part favors it."""
+    random = np.random.default_rng(seed)
+    questions = []
+    for _ in range(number):
+        labels = np.zeros(candidates, np.int64)
+        labels[random.integers(candidates)] = 1
+        parts = {n: random.normal(size=candidates) + s * labels for n, s in strength.items()}
+        parts["similarity"] = offset + 0.1 * parts["similarity"]
+        parts["bm25"] = np.exp(parts["bm25"])
+        questions.append((parts, labels))
+    return questions
+
+
+def mean_ap(scoring, questions):
+    return np.mean([average_precision(scoring.score(p), y) for p, y in questions])
+
+
+def test_sum_is_never_worse_than_its_best_part():
+    fitted = make_questions(150, {"similarity": 3.0, "bm25": 0.0, "ranker": -1.0})
+    scoring = fit_answer_scoring(fitted, 0.5)
+    assert scoring.weights == {"similarity": 1.0}
+    test = make_questions(300, {"similarity": 3.0, "bm25": 0.0, "ranker": -1.0}, seed=1)
+    alone = AnswerScoring({"similarity": 1.0})
+    assert mean_ap(scoring, test) == mean_ap(alone, test)
+    assert mean_ap(equal_weights(None), test) < mean_ap(alone, test) - 0.1
+
+
+def test_parts_that_know_different_things_are_summed_with_fitted_weights():
+    strength = {"similarity": 2.0, "bm25": 1.0, "ranker": 2.0}
+    scoring = fit_answer_scoring(make_questions(150, strength), 0.5)
+    assert scoring.weights.keys() == strength.keys()
+    assert scoring.weights["similarity"] > scoring.weights["bm25"]
+    test = make_questions(300, strength, seed=1)
+    for name in strength:
+        assert mean_ap(scoring, test) > mean_ap(AnswerScoring({name: 1.0}), test) + 0.05
+    assert set(scoring.dev_quality) == {
+        *("similarity", "bm25", "ranker", "similarity + bm25", "similarity + ranker"),
+        *("bm25 + ranker", "similarity + bm25 + ranker"),
+    }
+
+
+def test_ranker_that_adds_little_is_not_asked():
+    strength = {"similarity": 3.0, "bm25": 1.0, "ranker": 0.2}
+    scoring = fit_answer_scoring(make_questions(150, strength), 0.5)
+    assert not scoring.uses_ranker
+
+
+def test_stage_zero_keeps_the_answers_of_all_but_few_questions():
+    strength = {"similarity": 3.0, "bm25": 0.0, "ranker": 3.0}
+    scoring = AnswerScoring({}, fit_similarity_gap(make_questions(300, strength)))
+    test = make_questions(300, strength, seed=1)
+    kept = [scoring.kept_rows(parts) for parts, _ in test]
+    assert np.mean([y[rows].any() for rows, (_, y) in zip(kept, test)]) > 0.96
+    assert np.mean([len(rows) for rows in kept]) < 0.9 * 30
+    assert len(scoring.kept_rows({"bm25": np.ones(4)})) == 4
+
+
+@pytest.fixture
+def with_strangers():
+    """Questions of which some are easy, and others on another subject."""
+    known = make_questions(120, {"similarity": 4.0, "bm25": 1.0}, offset=0.5)
+    hard = make_questions(60, {"similarity": 0.5, "bm25": 0.0}, seed=2, offset=0.5)
+    strangers = make_questions(100, {"similarity": 0.0, "bm25": 0.0}, seed=3, offset=0.0)
+    return [*known, *hard], [parts for parts, _ in strangers]
+
+
+def test_first_answer_is_given_where_it_is_likely_to_be_right(with_strangers):
+    questions, strangers = with_strangers
+    scoring = fit_answer_scoring(questions, 0.7, strangers)
+    model = scoring.answer_model
+    assert model.measures["precision at half coverage"] > 1.4 * model.measures["precision"]
+    assert model.measures["ECE"] < 0.1
+    assert scoring.dev_quality["answered of other subjects"] <= 0.04
+
+    def answers(parts):
+        ranking = scoring.rank(parts)
+        is_close = parts["similarity"].max() >= scoring.min_similarity
+        return is_close and ranking.probability >= model.threshold
+
+    again = make_questions(120, {"similarity": 4.0, "bm25": 1.0}, seed=5, offset=0.5)
+    assert np.mean([answers(parts) for parts, _ in again]) > 0.8
+    others = make_questions(100, {"similarity": 0.0, "bm25": 0.0}, seed=6, offset=0.0)
+    assert np.mean([answers(parts) for parts, _ in others]) < 0.05
+
+
+def test_precision_that_no_threshold_reaches_gives_none(with_strangers):
+    questions, strangers = with_strangers
+    model = fit_answer_scoring(questions, 0.999, strangers).answer_model
+    assert model.threshold is None
+    assert 0.7 < model.measures["reachable precision"] < 0.999
+
+
+def test_no_model_follows_from_answers_that_are_all_right():
+    questions = make_questions(40, {"similarity": 90.0, "bm25": 0.0})
+    assert fit_answer_scoring(questions, 0.5).answer_model is None
+
+
+def test_standardized_scores_of_equal_candidates_are_zero():
+    assert standardize(np.full(3, 7.0)).tolist() == [0.0, 0.0, 0.0]
+    assert AnswerScoring({"ranker": 1.0}).score({"ranker": np.array([1.0])}).tolist() == [0.0]
+
+
+def test_ties_are_broken_against_the_system():
+    assert average_precision(np.zeros(4), np.array([1, 0, 0, 0])) == 0.25

@@ -1,0 +1,213 @@
+import json
+import shutil
+from random import Random
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.errors import ConfigError, SentenceIndexError
+from as2ray.retrieval import embeddings as embeddings_module
+from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
+
+QUESTION = f"what is {tiny.TOPICS[0]}?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Nine files of made-up sentences, and one without any."""
+    root, random = tmp_path_factory.mktemp("documents"), Random(5)
+    for number in range(9):
+        sentences = [
+            tiny.sentence(random, random.randint(2, 6), random.choice(tiny.TOPICS)).capitalize()
+            for _ in range(30)
+        ]
+        (root / f"{number}.txt").write_text(". ".join(sentences) + ".")
+    (root / "9.png").write_bytes(b"\0")
+    return root
+
+
+@pytest.fixture
+def build(folder, sentence_encoder, tmp_path):
+    """Builds an index with embeddings and opens it: `build(name, **options)`."""
+
+    def make(name="i", load_encoder=load_sentence_encoder, **options) -> SentenceIndex:
+        config = IndexConfig(encoder=sentence_encoder)
+        write_index(folder, tmp_path / name, config, load_encoder=load_encoder, **options)
+        return SentenceIndex.open(tmp_path / name, load_sentence_encoder)
+
+    return make
+
+
+def change_weights(folder, value: float):
+    """Adds a value to a weight of an encoder, in place."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"] += value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("num_shards", [1, 10])
+def test_dense_search_finds_the_nearest_embeddings(build, sentence_encoder, num_shards):
+    index = build(num_shards=num_shards)
+    model = load_sentence_encoder(sentence_encoder)
+    texts = index.texts(range(len(index)))
+    similarities = model.encode_documents(texts) @ model.encode_queries([QUESTION])[0]
+    candidates = index.search_candidates(QUESTION, 40, method="dense")
+    nearest = set(np.argsort(-similarities)[:40].tolist())
+    assert len(nearest & {c.index for c in candidates}) >= 38  # int8
+    for candidate in candidates:
+        assert candidate.similarity == pytest.approx(similarities[candidate.index], abs=0.01)
+        assert candidate.bm25 == index.score_sentences(QUESTION)[candidate.index]
+    assert candidates == sorted(candidates, key=lambda c: (-c.similarity, c.index))
+    assert index.search_candidates(QUESTION, 10_000, method="dense")[39:40] == candidates[39:]
+
+
+def test_hybrid_candidates_come_from_both_lists_with_both_scores(build):
+    index = build()
+    lists = {m: index.search_candidates(QUESTION, 20, method=m) for m in ("bm25", "dense")}
+    hybrid = index.search_candidates(QUESTION, 20)
+    assert hybrid == index.search_candidates(QUESTION, 20, method="hybrid")
+    sources = [{c.index for c in candidates} for candidates in lists.values()]
+    assert {c.index for c in hybrid} <= sources[0] | sources[1]
+    assert all({c.index for c in hybrid} & source for source in sources)
+    assert all(c.similarity is None for c in lists["bm25"])
+    by_index = {c.index: c for c in lists["dense"]}
+    for candidate in hybrid:
+        assert candidate.index not in by_index or candidate == by_index[candidate.index]
+    neighbors = index.search_candidates(QUESTION, 20, num_neighbors=1)
+    assert [c.index for c in neighbors[:1]] == [c.index for c in hybrid[:1]]
+    assert neighbors[1].index in index.neighbors(hybrid[0].index, 1)
+
+
+def test_approximate_search_agrees_with_the_exact_one(build, monkeypatch):
+    monkeypatch.setattr(embeddings_module, "MIN_APPROXIMATE", 200)
+    index = build(num_shards=2)
+    assert index.embeddings.is_approximate
+    assert embeddings_module.APPROXIMATE_FILE in index.manifest["files"]
+    query = index.embeddings.encode_query(QUESTION)
+    exact = index.embeddings.search(query, 50, exact=True)
+    approximate = index.embeddings.search(query, 50)
+    assert len(set(exact.tolist()) & set(approximate.tolist())) >= 45
+    assert index.search_candidates(QUESTION, 5)[0].similarity is not None
+
+
+def test_interrupted_build_goes_on_and_leaves_the_older_index_usable(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings_module, "BLOCK_SIZE", 50)
+    expected = build()
+    num_blocks, encoded, max_blocks = -(-len(expected) // 50), [], 3
+
+    def load_encoder(name):
+        model = load_sentence_encoder(name)
+        encode = model.encode_documents
+
+        def encode_documents(texts):
+            if len(encoded) == max_blocks:
+                raise KeyboardInterrupt
+            encoded.append(len(texts))
+            return encode(texts)
+
+        model.encode_documents = encode_documents
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        build(load_encoder=load_encoder, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".i-embeddings", "i"]
+    index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    assert index.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
+    shutil.copytree(tmp_path / ".i-embeddings", tmp_path / ".j-embeddings")
+    max_blocks = None
+    resumed = build(load_encoder=load_encoder, overwrite=True)
+    assert len(encoded) == num_blocks
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".j-embeddings", "i"]
+    assert resumed.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
+    block = next((tmp_path / ".j-embeddings").iterdir())
+    block.write_bytes(block.read_bytes()[:100])
+    with pytest.raises(SentenceIndexError, match="interrupted build, is damaged") as error:
+        build("j")
+    assert str(block.parent) in error.value.fix
+
+
+def test_index_without_embeddings_is_searched_by_bm25_and_says_so(
+    folder, sentence_encoder, tmp_path
+):
+    write_index(folder, tmp_path / "i")
+    index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    assert index.search_candidates(QUESTION) == index.search_candidates(QUESTION, method="bm25")
+    with pytest.raises(SentenceIndexError, match="has no embeddings") as error:
+        index.search_candidates(QUESTION, method="hybrid")
+    assert "--encoder" in error.value.fix
+    with pytest.raises(ConfigError, match="nothing loads the encoder"):
+        write_index(folder, tmp_path / "j", IndexConfig(encoder=sentence_encoder))
+
+
+def test_index_opened_without_an_encoder_is_searched_by_bm25_and_says_so(build, tmp_path):
+    build()
+    index = SentenceIndex.open(tmp_path / "i")
+    assert index.search_candidates(QUESTION)[0].similarity is None
+    with pytest.raises(SentenceIndexError, match="opened without an encoder"):
+        index.search_candidates(QUESTION, method="dense")
+
+
+def test_question_without_indexed_words_has_dense_candidates_only(build):
+    index = build()
+    assert index.search_candidates("a", 7, method="bm25") == []
+    candidates = index.search_candidates("a", 7)
+    assert len(candidates) == 7
+    assert {c.bm25 for c in candidates} == {0.0}
+
+
+def test_encoder_that_is_another_or_has_changed_is_refused(folder, sentence_encoder, tmp_path):
+    copy = shutil.copytree(sentence_encoder, tmp_path / "copy")
+    config = IndexConfig(encoder=str(copy))
+    write_index(folder, tmp_path / "i", config, load_encoder=load_sentence_encoder)
+    change_weights(copy, 0.5)
+    index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    with pytest.raises(SentenceIndexError, match="another encoder, or has changed"):
+        index.search_candidates(QUESTION)
+    model = load_sentence_encoder(sentence_encoder)
+    model.projection = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Tanh())
+    index = SentenceIndex.open(tmp_path / "i", lambda _: model)
+    with pytest.raises(SentenceIndexError, match=r"embeddings of 32 numbers .* gives 8"):
+        index.search_candidates(QUESTION)
+
+
+def test_embedding_that_is_not_finite_is_refused(folder, sentence_encoder, build, tmp_path):
+    index = build()
+    copy = shutil.copytree(sentence_encoder, tmp_path / "copy")
+    change_weights(copy, float("nan"))
+    with pytest.raises(SentenceIndexError, match="embeddings that are not finite, the first for"):
+        build(load_encoder=lambda _: load_sentence_encoder(copy), overwrite=True)
+    assert SentenceIndex.open(tmp_path / "i").search(QUESTION) == index.search(QUESTION)
+    with torch.no_grad():
+        index.embeddings.encoder.network.embeddings.LayerNorm.bias.fill_(float("nan"))
+    with pytest.raises(SentenceIndexError, match="not finite for 'what is"):
+        index.search_candidates(QUESTION)
+
+
+@pytest.mark.parametrize("damage", ["cut", "rows", "version", "nan", "faiss"])
+def test_damaged_embeddings_are_refused(build, tmp_path, damage, monkeypatch):
+    if damage == "faiss":
+        monkeypatch.setattr(embeddings_module, "MIN_APPROXIMATE", 200)
+    index = build()
+    shard = tmp_path / "i" / "shard-00000"
+    manifest = json.loads((tmp_path / "i" / MANIFEST).read_text())
+    name = "shard-00000/embeddings.npy"
+    if damage == "cut":
+        (shard / "embeddings.npy").write_bytes((shard / "embeddings.npy").read_bytes()[:-9])
+    elif damage == "faiss":
+        (tmp_path / "i" / embeddings_module.APPROXIMATE_FILE).unlink()
+    elif damage == "rows":
+        np.save(shard / "embeddings.npy", np.zeros((len(index) - 1, 32), np.int8))
+        manifest["files"][name] = (shard / "embeddings.npy").stat().st_size
+    elif damage == "nan":
+        np.save(shard / "embedding_scales.npy", np.full(len(index), np.nan, np.float32))
+    else:
+        manifest["embeddings"]["format_version"] = 0
+    (tmp_path / "i" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(SentenceIndexError, match="a damaged index"):
+        SentenceIndex.open(tmp_path / "i")
