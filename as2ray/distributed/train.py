@@ -7,7 +7,7 @@ starts a run, do not need them.
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.training.checkpoint_store import BEST, Metrics
-from as2ray.training.job import TrainingJob
+from as2ray.training.job import EncoderJob, TrainingJob
 from as2ray.training.tracking import METRICS, log_to_console, stage_name
 
 
@@ -95,16 +95,7 @@ def train_on_ray(
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config=loop_config,
-        scaling_config=ScalingConfig(
-            num_workers=(workers.min_workers, workers.num_workers)
-            if workers.min_workers
-            else workers.num_workers,
-            elastic_resize_monitor_interval_s=workers.elastic_resize_interval_s,
-            use_gpu=workers.gpus_per_worker > 0,
-            resources_per_worker=bundle_resources(workers),
-            label_selector=workers.label_selector or None,
-            placement_strategy=workers.placement_strategy,
-        ),
+        scaling_config=_scaling_config(workers),
         run_config=RunConfig(
             # Its log is in the files of the session.
             logging_config=LoggingConfig("WARNING"),
@@ -127,6 +118,83 @@ def train_on_ray(
             shutil.copytree(run_folder / BEST, copy, dirs_exist_ok=True)
         shutil.rmtree(run_folder, ignore_errors=True)
     return selected / "ranker"
+
+
+def train_encoder_on_ray(
+    job: EncoderJob,
+    folder: Path,
+    workers: WorkersConfig,
+    node_files: NodeFiles = NodeFiles(),  # noqa: B008
+) -> int:
+    """Trains a sentence encoder; a run that was interrupted starts again.
+
+    Args:
+        job: What is trained.
+        folder: Folder of the encoder.
+        workers: Resources to use; with `num_workers=0` this process trains, without Ray.
+        node_files: How nodes see files of others.
+
+    Returns:
+        The number of pairs.
+    """
+    if workers.num_workers == 0:
+        from as2ray.training.encoder_training import run_encoder_job
+
+        return run_encoder_job(job, folder)
+    check_plan(workers)
+    storage = folder.parent
+    check_shared(job.tables, storage, node_files)
+    set_start_timeout(is_elastic=False)
+    storage_path, filesystem = node_files.train_storage(storage)
+    trainer = TorchTrainer(
+        _train_encoder_worker,
+        train_loop_config={
+            "job": job,
+            "folder": folder,
+            "workers": workers,
+            "node_files": node_files,
+        },
+        scaling_config=_scaling_config(replace(workers, min_workers=None)),
+        run_config=RunConfig(
+            logging_config=LoggingConfig("WARNING"),
+            name=f"{folder.name}-train",
+            storage_path=storage_path,
+            storage_filesystem=filesystem,
+            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
+            failure_config=FailureConfig(max_failures=workers.max_failures),
+        ),
+    )
+    num_pairs = int(trainer.fit().return_value)
+    node_files.restore(folder)
+    shutil.rmtree(storage / f"{folder.name}-train", ignore_errors=True)
+    return num_pairs
+
+
+def _train_encoder_worker(config: dict[str, Any]) -> int:
+    from as2ray.training.encoder_training import run_encoder_job
+
+    job, folder, node_files = config["job"], config["folder"], config["node_files"]
+    log_to_console()
+    node_files.fetch_paths(job.tables)
+    num_cpus = bundle_resources(config["workers"]).get("CPU", 1.0)
+    torch.set_num_threads(max(1, int(num_cpus)))
+    num_pairs = run_encoder_job(job, folder)
+    if ray.train.get_context().get_world_rank() == 0:
+        node_files.publish(folder)
+    return num_pairs
+
+
+def _scaling_config(workers: WorkersConfig) -> ScalingConfig:
+    return ScalingConfig(
+        num_workers=(workers.min_workers, workers.num_workers)
+        if workers.min_workers
+        else workers.num_workers,
+        elastic_resize_monitor_interval_s=workers.elastic_resize_interval_s,
+        use_gpu=workers.gpus_per_worker > 0,
+        resources_per_worker=bundle_resources(workers),
+        label_selector=workers.label_selector or None,
+        placement_strategy=workers.placement_strategy,
+    )
 
 
 def run_name(folder: Path, storage: Path) -> str:

@@ -1,6 +1,7 @@
 """Stages of sentence encoders: adapted to documents, embeddings of an index, similarities."""
 
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from as2ray.distributed.score import read_scores
@@ -27,6 +27,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.schema import question_offsets
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
+from as2ray.training.job import EncoderJob
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ ENCODER = "encoder"
 class AdaptedEncoder(Stage):
     """A sentence encoder that is trained on the answers of tables, if that is better on dev."""
 
-    RESOURCES = "device"
+    RESOURCES = "gang"
 
     encoder: str
     """Folder, hub id or packaged name of the encoder to start from."""
@@ -53,24 +54,21 @@ class AdaptedEncoder(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Trains; keeps the encoder as it was if dev likes it better."""
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
-        from as2ray.training.encoder_training import train_encoder
+        from as2ray.distributed.train import train_encoder_on_ray
 
-        encoder = load_sentence_encoder(self.encoder)
-        columns = ["question", "candidate", "label"]
-        rows = pa.concat_tables(read_table(context.path(t)).select(columns) for t in self.train)
-        positives = rows.filter(pc.equal(rows["label"], 1))
+        tables = tuple(str(context.path(table)) for table in self.train)
+        job = EncoderJob(self.encoder, tables, self.training)
+        folder = context.scratch / ENCODER
+        shutil.rmtree(folder, ignore_errors=True)
+        num_pairs = train_encoder_on_ray(job, folder, context.workers, context.store)
         dev = read_table(context.path(self.dev))
-        adapted = untrained = _mean_ap(encoder, dev)
-        questions, answers = positives["question"].to_pylist(), positives["candidate"].to_pylist()
-        if len(questions) > 1:  # A pair alone has no negative.
-            train_encoder(encoder, questions, answers, self.training)
-            adapted = _mean_ap(encoder, dev)
+        encoders = load_sentence_encoder(self.encoder), load_sentence_encoder(folder)
+        untrained, adapted = (_mean_ap(encoder, dev) for encoder in encoders)
         log.info("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
-        if adapted < untrained:
-            encoder = load_sentence_encoder(self.encoder)
-        save_sentence_encoder(encoder, context.output / ENCODER)
+        is_adapted = adapted >= untrained
+        save_sentence_encoder(encoders[is_adapted], context.output / ENCODER)
         quality = {"untrained": untrained, "adapted": adapted}
-        return {"dev": quality, "is_adapted": adapted >= untrained, "num_pairs": len(questions)}
+        return {"dev": quality, "is_adapted": is_adapted, "num_pairs": num_pairs}
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""

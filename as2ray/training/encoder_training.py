@@ -7,23 +7,52 @@ shared by several workers: each encodes a part, and sees the answers of all.
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
 from as2ray.errors import ConfigError, TrainingError
 from as2ray.models.precision import resolve_dtype
 from as2ray.models.sentence_encoder import SentenceEncoder
+from as2ray.tables.parquet import ParquetTable
 from as2ray.text.packing import pack_sequences
 from as2ray.training import parallel
 from as2ray.training.config import TrainingConfig
+from as2ray.training.job import EncoderJob
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 
 log = logging.getLogger(__name__)
+
+
+def run_encoder_job(job: EncoderJob, folder: Path) -> int:
+    """Trains in this process, which may be one of several in a process group; the first one saves.
+
+    Args:
+        job: What is trained.
+        folder: Folder of the encoder.
+
+    Returns:
+        The number of pairs. A pair alone has no negative, so it changes nothing.
+    """
+    encoder = load_sentence_encoder(job.encoder)
+    columns = ["question", "candidate", "label"]
+    tables = [ParquetTable.open(path).to_table().select(columns) for path in job.tables]
+    rows = pa.concat_tables(tables)
+    positives = rows.filter(pc.equal(rows["label"], 1))
+    questions, answers = positives["question"].to_pylist(), positives["candidate"].to_pylist()
+    if len(questions) > 1:
+        train_encoder(encoder, questions, answers, job.training)
+    if parallel.get_rank() == 0:
+        save_sentence_encoder(encoder, folder)
+    return len(questions)
 
 
 def train_encoder(

@@ -64,3 +64,14 @@ class TrainingJob:
     def extract_answers(self) -> bool:
         """Whether the joint model also extracts short answers."""
         return isinstance(self.loss, TwoInOneLoss) and self.loss.answer_loss
+
+
+@dataclass(frozen=True)
+class EncoderJob:
+    """What a sentence encoder is trained from."""
+
+    encoder: str
+    """Folder, hub id or packaged name of the encoder to start from."""
+    tables: tuple[str, ...]
+    """Folders of candidates tables, whose positives are the answers to their questions."""
+    training: TrainingConfig
