@@ -135,10 +135,18 @@ class AnswerScoring:
         if not path.is_file():
             return None
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
+            scoring = TypeAdapter(cls).validate_json(path.read_bytes())
         except ValidationError as error:
             problem = from_validation_error(error).problem
             raise CheckpointError(f"{path} is damaged: {problem}") from error
+        model = scoring.answer_model
+        if model is not None and len(model.coefficients) != len(FEATURES):
+            raise CheckpointError(
+                f"{path} has {len(model.coefficients)} coefficients for the features "
+                f"{', '.join(FEATURES)}: another version of as2ray fitted it",
+                fix="run pipelines.own_documents again",
+            )
+        return scoring
 
     def write(self, checkpoint: Path) -> None:
         """Stores it beside a ranker."""

@@ -125,6 +125,10 @@ def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, check
         QuestionAnswerer(opened, scoring=replace(fitted, weights={"ranker": 1.0}))
     with pytest.raises(SentenceIndexError, match="but the answers were scored with those of an"):
         QuestionAnswerer(opened, load(folder / RANKER), scoring=replace(fitted, encoder="other"))
+    other = {"coefficients": [1.0], "intercept": 0.0, "threshold": None}
+    (folder / RANKER / FILE).write_text(json.dumps({"weights": {}, "answer_model": other}))
+    with pytest.raises(CheckpointError, match="another version of as2ray fitted it"):
+        AnswerScoring.read(folder / RANKER)
     (folder / RANKER / FILE).write_text('{"weights": {"ranker": -1}}')
     with pytest.raises(CheckpointError, match="is damaged"):
         AnswerScoring.read(folder / RANKER)
