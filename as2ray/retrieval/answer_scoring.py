@@ -308,7 +308,10 @@ def fit_min_similarity(
     )
     if not len(own) or not len(others):
         return scoring
-    bounds = (np.quantile(others, 1 - OFF_TOPIC_SHARE), np.quantile(own, OFF_TOPIC_SHARE))
+    bounds = (
+        np.quantile(others, 1 - OFF_TOPIC_SHARE),
+        np.quantile(own, OFF_TOPIC_SHARE, method="lower"),
+    )
     lowest = float(min(bounds))
     shares = {
         name: float((values >= lowest).mean())

@@ -8,6 +8,7 @@ from as2ray.retrieval.answer_scoring import (
     average_precision,
     equal_weights,
     fit_answer_scoring,
+    fit_min_similarity,
     fit_similarity_gap,
     standardize,
 )
@@ -118,3 +119,11 @@ def test_standardized_scores_of_equal_candidates_are_zero():
 
 def test_ties_are_broken_against_the_system():
     assert average_precision(np.zeros(4), np.array([1, 0, 0, 0])) == 0.25
+
+
+def test_few_questions_are_all_near_enough():
+    own, others = (
+        [{"similarity": np.array([x])} for x in values] for values in ([0.4, 0.8], [0.9])
+    )
+    scoring = fit_min_similarity(AnswerScoring({}), own, others)
+    assert (scoring.min_similarity, scoring.dev_quality["answered"]) == (0.4, 1.0)
