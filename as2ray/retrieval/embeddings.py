@@ -23,7 +23,7 @@ import pyarrow as pa
 from as2ray.errors import SentenceIndexError
 from as2ray.tables.atomic import atomic_file
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Version of the stored embeddings; another version cannot be opened."""
 
 FILES: Final = ("embeddings.npy", "embedding_scales.npy")
@@ -42,6 +42,14 @@ MIN_APPROXIMATE: Final = 300_000
 
 NUM_PROBES: Final = 64
 """Lists of the approximate index that a query reads."""
+
+NUM_NEIGHBORS: Final = 2
+"""Sentences before and after a sentence, in its document, whose embeddings are added to its own."""
+
+NEIGHBOR_WEIGHT: Final = 0.3
+"""Length of the sum of the neighbors' embeddings, relative to that of the sentence. The questions
+of the Python reference's train and dev parts, and those of SQuAD, find their sentence among the
+first ten more often with it: 0.88 instead of 0.85, and 0.90 instead of 0.89 (docs/log.md)."""
 
 SEARCH_BLOCK: Final = 1_024
 """Rows that are multiplied at a time; their float32 numbers fit the cache of a core."""
@@ -155,7 +163,7 @@ def write_embeddings(
 
 
 def _list_blocks(shard: Path, staging: Path, info: EncoderInfo) -> Iterator[Block]:
-    texts = _read_texts(shard)
+    texts = _read_column(shard, "sentences.arrow", "text")
     for start in range(0, len(texts), BLOCK_SIZE):
         block = texts.slice(start, BLOCK_SIZE).to_pylist()
         digest = hashlib.sha256(f"{FORMAT_VERSION} {info.fingerprint}\n".encode())
@@ -164,9 +172,8 @@ def _list_blocks(shard: Path, staging: Path, info: EncoderInfo) -> Iterator[Bloc
         yield Block(shard, start, start + len(block), file)
 
 
-def _read_texts(shard: Path) -> pa.ChunkedArray:
-    file = pa.ipc.open_file(pa.memory_map(str(shard / "sentences.arrow")))
-    return file.read_all()["text"]
+def _read_column(shard: Path, file: str, column: str) -> pa.ChunkedArray:
+    return pa.ipc.open_file(pa.memory_map(str(shard / file))).read_all()[column]
 
 
 def _create_block_encoder(info: EncoderInfo, load_encoder: LoadEncoder) -> Callable[[Block], None]:
@@ -176,7 +183,8 @@ def _create_block_encoder(info: EncoderInfo, load_encoder: LoadEncoder) -> Calla
 
 
 def _encode_block(encoder: SupportsEncode, block: Block) -> None:
-    texts = _read_texts(block.shard).slice(block.start, block.end - block.start).to_pylist()
+    column = _read_column(block.shard, "sentences.arrow", "text")
+    texts = column.slice(block.start, block.end - block.start).to_pylist()
     embeddings = encoder.encode_documents(texts)
     wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(wrong):
@@ -185,14 +193,19 @@ def _encode_block(encoder: SupportsEncode, block: Block) -> None:
             f"{texts[wrong[0]]!r:.100}",
             fix="load the encoder in fp32, or choose another",
         )
+    codes, scales = _quantize(embeddings)
+    with atomic_file(block.file) as path, path.open("wb") as file:
+        np.savez(file, codes=codes, scales=scales)
+
+
+def _quantize(embeddings: np.ndarray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     scales = np.abs(embeddings).max(axis=1) / np.float32(127)
     codes = np.rint(embeddings / np.maximum(scales, np.finfo(np.float32).tiny)[:, None])
-    with atomic_file(block.file) as path, path.open("wb") as file:
-        np.savez(file, codes=codes.astype(np.int8), scales=scales)
+    return codes.astype(np.int8), scales
 
 
 def _join_blocks(shard: Path, blocks: Sequence[Block], dimension: int) -> None:
-    """Writes the codes and scales of a shard from its blocks."""
+    """Writes the codes and scales of a shard from its blocks, and adds those of neighbors."""
     num_rows = blocks[-1].end if blocks else 0
     paths = [str(shard / name) for name in FILES]
     # An empty array cannot be memory-mapped.
@@ -207,8 +220,44 @@ def _join_blocks(shard: Path, blocks: Sequence[Block], dimension: int) -> None:
                 f"{file}, embeddings of an interrupted build, is damaged: {error}",
                 fix=f"remove {file.parent} and index the documents again",
             ) from error
+    paragraphs, documents = (
+        np.asarray(_read_column(shard, *column))
+        for column in (("sentences.arrow", "paragraph"), ("paragraphs.arrow", "document"))
+    )
+    add_neighbors(codes, scales, documents[paragraphs])
     codes.flush()
     np.save(paths[1], scales)
+
+
+def add_neighbors(
+    codes: npt.NDArray[np.int8], scales: npt.NDArray[np.float32], documents: npt.NDArray[np.int64]
+) -> None:
+    """Adds to each embedding those of its neighbors, in place; its length stays.
+
+    Args:
+        codes: Shape [sentences, dimension].
+        scales: Factor of each row of codes, shape [sentences].
+        documents: Document of each sentence, shape [sentences].
+    """
+    tiny, previous = np.finfo(np.float32).tiny, np.empty((0, codes.shape[1]), np.float32)
+    for start in range(0, len(codes), BLOCK_SIZE):
+        end = min(start + BLOCK_SIZE, len(codes))
+        rest = slice(start, end + NUM_NEIGHBORS)
+        rows = np.concatenate([previous, codes[rest] * scales[rest, None]])
+        document = documents[start - len(previous) : end + NUM_NEIGHBORS]
+        sums = np.zeros_like(rows)
+        for distance in range(1, NUM_NEIGHBORS + 1):
+            is_same = (document[distance:] == document[:-distance])[:, None]
+            sums[distance:] += rows[:-distance] * is_same
+            sums[:-distance] += rows[distance:] * is_same
+        block = slice(len(previous), len(previous) + end - start)
+        embeddings, sums = rows[block], sums[block]
+        lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+        sums *= NEIGHBOR_WEIGHT * lengths / np.linalg.norm(sums, axis=1, keepdims=True).clip(tiny)
+        sums += embeddings
+        sums *= lengths / np.linalg.norm(sums, axis=1, keepdims=True).clip(tiny)
+        codes[start:end], scales[start:end] = _quantize(sums)
+        previous = rows[: block.stop][-NUM_NEIGHBORS:]
 
 
 def _write_approximate(shards: Sequence[Path], dimension: int) -> None:
