@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from as2ray.evaluation.reliability import Reliability
 from as2ray.evaluation.seeds import SeedSummary
+from as2ray.tables.reliability import Reliability
 
 Points = Iterable[tuple[float, float]]
 """x and y of each point; points with the same x are of different seeds."""

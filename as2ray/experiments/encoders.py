@@ -79,6 +79,7 @@ class AdaptedEncoder(Stage):
 class EmbeddedIndex(Stage):
     """An index with the embeddings of its sentences."""
 
+    VERSION = 2
     RESOURCES = "pool"
 
     index: Stage

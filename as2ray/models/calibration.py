@@ -5,7 +5,7 @@ candidates with that score that are answers. It never changes a ranking: isotoni
 ties, so candidates are sorted before they are calibrated.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, PositiveFloat, validate_call
@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from scipy.optimize import isotonic_regression, minimize_scalar
 from scipy.special import expit, logit
 
+from as2ray.tables.reliability import Abstention, Reliability
 from as2ray.tables.score_checks import check_binary_labels, check_probabilities
 
 CalibrationMethod = Literal["temperature", "isotonic"]
@@ -42,6 +43,21 @@ class Calibration:
         if self.method == "temperature":
             return np.asarray(expit(_to_logits(scores) / self.temperature))
         return np.asarray(np.interp(scores, self.score_knots, self.probability_knots))
+
+
+UNCHANGED = Calibration("temperature")
+"""The calibration that leaves scores as they are."""
+
+
+class CalibrationResult(NamedTuple):
+    """What a calibration of a ranker achieves on questions that it was not fitted on."""
+
+    before: tuple[Reliability, ...]
+    """Of the scores of each stage."""
+    after: tuple[Reliability, ...]
+    """Of the calibrated scores of each stage; where the error grows, they are not used."""
+    abstention: Abstention
+    """Of the first candidate of each question."""
 
 
 @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
@@ -82,34 +98,27 @@ def fit_calibration(
     return Calibration("isotonic", 1.0, score_knots, probability_knots)
 
 
-@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
-def abstention_threshold(
-    best_scores: np.ndarray, is_right: np.ndarray, min_precision: MinPrecision = 0.5
-) -> float:
-    """Returns the lowest threshold at which the answers that are given have a minimum precision.
+def cross_fit(
+    scores: np.ndarray, labels: np.ndarray, folds: np.ndarray, method: CalibrationMethod
+) -> np.ndarray:
+    """Returns the scores of each fold, calibrated on the other folds, shape [pairs].
 
-    The best score of a question is the maximum of many scores and therefore too high, even if each
-    score is calibrated. The precision is counted on questions with and without an answer instead.
+    A fold whose complement has equal labels keeps its scores.
 
     Args:
-        best_scores: Score of each question's best candidate, from 0 to 1, shape [questions].
-        is_right: Whether that candidate is an answer, 0 or 1, shape [questions].
-        min_precision: Minimum share of correct answers among those that are given.
-
-    Returns:
-        One of `best_scores`, or 1 if no threshold has this precision.
-
-    Raises:
-        EvaluationError: Scores outside 0 to 1, or other labels.
-        pydantic.ValidationError: A precision outside (0, 1].
+        scores: See `fit_calibration`.
+        labels: See `fit_calibration`.
+        folds: Fold of each pair; the pairs of a question belong to one fold, shape [pairs].
+        method: Kind of calibration.
     """
-    check_probabilities(best_scores, is_right)
-    order = np.argsort(-best_scores, kind="stable")
-    precisions = np.cumsum(is_right[order]) / np.arange(1, len(best_scores) + 1)
-    # Equal scores are above the threshold together or not at all.
-    ends = np.flatnonzero(np.append(best_scores[order][1:] != best_scores[order][:-1], True))
-    precise_ends = ends[precisions[ends] >= min_precision]
-    return float(best_scores[order][precise_ends[-1]]) if len(precise_ends) else 1.0
+    calibrated = np.array(scores, np.float64)
+    for fold in np.unique(folds):
+        is_held_out = folds == fold
+        train_labels = labels[~is_held_out]
+        if len(np.unique(train_labels)) == 2:
+            calibration = fit_calibration(scores[~is_held_out], train_labels, method)
+            calibrated[is_held_out] = calibration(scores[is_held_out])
+    return calibrated
 
 
 def _to_logits(scores: np.ndarray) -> np.ndarray:

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from as2ray.cascade.pruning import DropRatios, StagedScores
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import (
+    UNCHANGED,
     Calibration,
     CalibrationMethod,
+    CalibrationResult,
     MinPrecision,
-    abstention_threshold,
+    cross_fit,
     fit_calibration,
 )
 from as2ray.models.encoder.cpu_parallel import (
@@ -32,6 +34,7 @@ from as2ray.models.encoder.cpu_parallel import (
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.precision import Dtype, resolve_dtype
 from as2ray.outputs import RankedCandidate
+from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
 from as2ray.tables.score_checks import check_binary_labels
 from as2ray.text.input_checks import check_text, check_top_k
@@ -39,6 +42,9 @@ from as2ray.text.tokenization import PairTokenizer
 
 CONFIG_KEY = "as2ray"
 """Entry of `config.json` for settings that transformers does not have: kind of ranker, exits."""
+
+NUM_FOLDS = 5
+"""Parts of the questions on which a calibration is tried that was fitted on the others."""
 
 
 class Ranker(nn.Module, ABC):
@@ -281,8 +287,11 @@ class Ranker(nn.Module, ABC):
         table: pa.Table,
         method: CalibrationMethod = "temperature",
         min_precision: MinPrecision = 0.5,
-    ) -> None:
+    ) -> CalibrationResult:
         """Fits the calibration of each stage and the threshold for abstaining.
+
+        A stage whose expected calibration error grows on questions that are held out keeps its
+        scores. Where no threshold is sure to be precise enough, none is stored.
 
         Args:
             table: A development split; questions without an answer count, too.
@@ -296,15 +305,23 @@ class Ranker(nn.Module, ABC):
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         labels = table["label"].to_numpy()
         check_binary_labels(labels)
-        self.calibration = tuple(
-            fit_calibration(stage_scores, labels, method)
-            for stage_scores in self.predict_exits(*texts).T
-        )
-        staged_scores, question_index = self.predict_table(table), question_indices(table)
+        question_index = question_indices(table)
+        folds = np.random.default_rng(0).permutation(question_index[-1] + 1) % NUM_FOLDS
+        before, after, calibrations = [], [], []
+        for scores in self.predict_exits(*texts).T:
+            held_out = cross_fit(scores, labels, folds[question_index], method)
+            before.append(measure_reliability(scores, labels))
+            after.append(measure_reliability(held_out, labels))
+            is_better = after[-1].ece <= before[-1].ece
+            calibrations.append(fit_calibration(scores, labels, method) if is_better else UNCHANGED)
+        self.calibration = tuple(calibrations)
+        staged_scores = self.predict_table(table)
         order = np.lexsort((-staged_scores.sort_keys, question_index))
         top_rows = order[np.flatnonzero(np.diff(question_index[order], prepend=-1))]
         scores = self._apply_calibration(staged_scores.scores, staged_scores.stage_index)
-        self.threshold = abstention_threshold(scores[top_rows], labels[top_rows], min_precision)
+        abstention = measure_abstention(scores[top_rows], labels[top_rows], min_precision)
+        self.threshold = abstention.threshold
+        return CalibrationResult(tuple(before), tuple(after), abstention)
 
     def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
         if not self.calibration:

@@ -18,9 +18,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logit, softmax
-from scipy.stats import beta
 
 from as2ray.errors import CheckpointError, from_validation_error
+from as2ray.tables.reliability import measure_abstention, measure_reliability
 
 FILE = "answer_scoring.json"
 """File in the folder of a ranker's checkpoint."""
@@ -43,9 +43,6 @@ questions with an answer that are not."""
 
 SCORE_EPS = 1e-6
 """Distance from 0 and 1 to which a ranker's scores are clipped."""
-
-CONFIDENCE = 0.9
-"""One-sided confidence of the precision of given answers."""
 
 FEATURES = ("share", "similarity")
 """What tells that an answer is right: the logarithm of the first candidate's share of the
@@ -215,8 +212,8 @@ class AnswerScoring:
 def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:
     """Returns a logit for each candidate of a ranking, in the order of the candidates.
 
-    A candidate that was dropped early may have a higher score than a survivor: it gets the logit of
-    the survivor.
+    A candidate that was dropped early may have a higher score than one that was kept: it gets the
+    logit of that one.
     """
     logits = np.empty(len(ranking))
     values = logit_of(np.array([ranked.score for ranked in ranking]))
@@ -400,8 +397,8 @@ def fit_answer_model(
     Args:
         scoring: The combined score.
         questions: As in `fit_answer_scoring`.
-        min_precision: Minimum share of right answers among those that are given. It is reached with
-            a confidence of `CONFIDENCE`.
+        min_precision: Minimum share of right answers among those that are given; see
+            `measure_abstention`.
         off_topic: As in `fit_answer_scoring`.
         seed: Seed of the folds.
 
@@ -426,23 +423,16 @@ def fit_answer_model(
     for fold in range(NUM_FOLDS):
         model = _fit_logistic(x[folds != fold], y[folds != fold])
         held_out[folds == fold] = model.probability(x[folds == fold])
-    order = np.argsort(-held_out, kind="stable")
-    num_right, num_given = np.cumsum(y[order]), np.arange(1, len(y) + 1)
-    precision = num_right / num_given
-    # A threshold was chosen on these questions, so its precision is a bound and not the mean.
-    bounds = beta.ppf(1 - CONFIDENCE, num_right, num_given - num_right + 1)
-    bounds = np.where(num_right > 0, bounds, 0.0)
-    is_precise = np.flatnonzero(bounds >= min_precision)
+    abstention = measure_abstention(held_out, y.astype(int), min_precision)
     measures = {
-        "precision": float(precision[-1]),
-        "precision at half coverage": float(precision[(len(y) - 1) // 2]),
-        "AURC": float(np.mean(1 - precision)),
-        "ECE": expected_calibration_error(held_out, y),
-        "reachable precision": float(bounds.max()),
+        "precision": abstention.precision_at(1.0),
+        "precision at half coverage": abstention.precision_at(0.5),
+        "AURC": abstention.aurc,
+        "ECE": measure_reliability(held_out, y.astype(int), num_bins=10).ece,
+        "reachable precision": abstention.reachable_precision,
     }
-    threshold = float(held_out[order][is_precise[-1]]) if len(is_precise) else None
     model = _fit_logistic(x, y)
-    return AnswerModel(model.coefficients, model.intercept, threshold, measures)
+    return AnswerModel(model.coefficients, model.intercept, abstention.threshold, measures)
 
 
 def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
@@ -466,13 +456,3 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     ranked = labels[order].astype(float)
     precision = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
     return float((precision * ranked).sum() / ranked.sum())
-
-
-def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean distance of probabilities and shares in ten bins (Guo et al. 2017)."""
-    bins = np.minimum((probabilities * 10).astype(int), 9)
-    gaps = [
-        (bins == b).mean() * abs(probabilities[bins == b].mean() - labels[bins == b].mean())
-        for b in np.unique(bins)
-    ]
-    return float(np.sum(gaps))

@@ -267,7 +267,18 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
     main(["calibrate", *asked, "--method", kind])
     assert "ECE before" in capsys.readouterr().out
     assert load(out).calibration[0].method == kind
-    assert (out / "reliability.png").stat().st_size > 0
+    for plot in ("reliability.png", "risk_coverage.png"):
+        assert (out / plot).stat().st_size > 0
+
+
+def test_calibrate_says_which_precision_can_be_reached(checkpoint, prepared, tmp_path, capsys):
+    out = tmp_path / "calibrated"
+    flags = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
+    main(["calibrate", *flags, "--min_precision", "1"])
+    assert "no threshold is sure to reach a precision of 1; the highest" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert load(out).threshold is None
 
 
 def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path, capsys):

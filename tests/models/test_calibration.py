@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.special import expit
+from scipy.stats import binom
 
 from as2ray.errors import EvaluationError
-from as2ray.evaluation.reliability import measure_reliability
-from as2ray.models.calibration import Calibration, abstention_threshold, fit_calibration
+from as2ray.models.calibration import Calibration, cross_fit, fit_calibration
+from as2ray.tables.reliability import measure_abstention, measure_reliability
 
 
 @pytest.fixture
@@ -80,24 +82,50 @@ def test_scores_or_labels_that_make_no_sense_are_refused():
         measure_reliability(np.array([]), np.array([]))
 
 
+def test_cross_fit_calibrates_each_fold_with_the_others():
+    random = np.random.default_rng(3)
+    scores, labels = random.random(300), (random.random(300) < 0.3).astype(int)
+    folds = random.integers(0, 3, 300)
+    calibrated = cross_fit(scores, labels, folds, "temperature")
+    for fold in range(3):
+        others = fit_calibration(scores[folds != fold], labels[folds != fold])
+        np.testing.assert_array_equal(calibrated[folds == fold], others(scores[folds == fold]))
+    alone = cross_fit(np.array([0.2, 0.9]), np.array([0, 1]), np.array([0, 1]), "isotonic")
+    assert alone.tolist() == [0.2, 0.9]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
-    st.sampled_from([0.3, 0.5, 0.75, 1.0]),
+    st.sampled_from([0.12, 0.3, 0.5, 0.75]),
 )
-def test_abstention_is_the_lowest_score_that_keeps_the_precision(pairs, precision):
-    best, right = (np.array(x, float) for x in zip(*pairs))
-    kept = [s for s in best if right[best >= s].mean() >= precision]
-    assert abstention_threshold(best, right, precision) == min(kept, default=1.0)
+def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, precision):
+    best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
+    found = measure_abstention(best, right, precision)
+    # At the bound, as many right answers as these or more come with a probability of 0.1.
+    sure = [
+        score
+        for score in best
+        if right[best >= score].any()
+        and binom.sf(right[best >= score].sum() - 1, (best >= score).sum(), precision) <= 0.1
+    ]
+    assert found.threshold == min(sure, default=None)
+    assert (found.reachable_precision >= precision) == bool(sure)
 
 
-def test_abstention_of_impossible_precision_is_refused():
-    with pytest.raises(ValidationError, match="greater than 0"):
-        abstention_threshold(np.array([0.5]), np.array([1]), 0.0)
+def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():
+    best, right = np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0])
+    found = measure_abstention(best, right, 0.5)
+    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
+    assert found.risk == pytest.approx([0, 1 / 3, 0.5])
+    assert found.aurc == pytest.approx(0.5 * 1 / 3 + 0.25 * 0.5)
+    assert found.precision_at(0.5) == found.precision_at(0.75) == pytest.approx(2 / 3)
+    assert found.precision_at(1.0) == 0.5
 
 
 @pytest.mark.parametrize("labels", [[0, 2], [-1, 1], [0, 1, 2], [0.5, 1]])
 def test_labels_other_than_0_and_1_are_refused(labels):
     scores, labels = np.linspace(0, 1, len(labels)), np.array(labels)
-    for measure in (fit_calibration, abstention_threshold, measure_reliability):
+    abstention = partial(measure_abstention, min_precision=0.5)
+    for measure in (fit_calibration, measure_reliability, abstention):
         with pytest.raises(EvaluationError, match=r"labels must be 0 or 1, not \["):
             measure(scores, labels)
