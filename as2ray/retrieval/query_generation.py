@@ -8,6 +8,7 @@ sentence's words: it retrieves that sentence, and a ranker learns to look for wo
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from random import Random
 from typing import Final, Literal
 
@@ -31,6 +32,12 @@ MIN_HEADING_WORDS: Final = 2
 
 GENERATOR_BATCH: Final = 64
 """Number of sentences that a generator gets at a time."""
+
+NUM_EXAMPLES: Final = 3
+"""Maximum number of examples of questions."""
+
+EXAMPLE_PARAGRAPHS: Final = 500
+"""Number of paragraphs from whose headings examples are taken."""
 
 WORD_PATTERN = re.compile(r"[^\W\d]{3,}")
 STOP_WORDS = frozenset(
@@ -83,6 +90,14 @@ def generate_queries(
         sampled = sorted(random.sample(range(len(distinct)), max_questions))
         distinct = [distinct[i] for i in sampled]
     return distinct
+
+
+def example_questions(index: SentenceIndex) -> list[str]:
+    """Returns up to `NUM_EXAMPLES` headings, spread over the first documents of an index."""
+    sentences = (first for first, _ in islice(index.paragraphs(), EXAMPLE_PARAGRAPHS))
+    headings = dict.fromkeys(sentence.heading or sentence.title for sentence in sentences)
+    texts = [text for text in headings if len(text.split()) >= MIN_HEADING_WORDS]
+    return texts[:: max(1, len(texts) // NUM_EXAMPLES)][:NUM_EXAMPLES]
 
 
 def _generate_from_source(

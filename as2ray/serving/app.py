@@ -17,6 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
+from as2ray.retrieval.query_generation import example_questions
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.ask_handler import AskHandler
 from as2ray.serving.error_responses import (
@@ -129,7 +130,7 @@ def create_app(
     _add_rank_routes(app, service, settings, rank)
     if index is not None:
         _add_ask_route(app, service, settings, AskHandler(index, service, settings.limits), rank)
-    _add_status_routes(app, service, settings, 0 if index is None else len(index))
+    _add_status_routes(app, service, settings, index)
     if settings.enable_demo_page:
         _add_demo_page(app)
     _add_error_handlers(app, settings)
@@ -203,9 +204,10 @@ def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[i
 
 
 def _add_status_routes(
-    app: FastAPI, service: RankingService, settings: Settings, num_indexed_sentences: int
+    app: FastAPI, service: RankingService, settings: Settings, index: SentenceIndex | None
 ) -> None:
     responses = _error_responses(settings, "as2ray", RankError)
+    examples = [] if index is None else example_questions(index)
 
     @app.get("/info", responses=responses)
     async def info() -> Info:
@@ -223,7 +225,8 @@ def _add_status_routes(
             exit_layers=model_info.exit_layers,
             drop_ratios=model_info.drop_ratios,
             max_drop_ratio=settings.limits.max_drop_ratio,
-            num_indexed_sentences=num_indexed_sentences,
+            num_indexed_sentences=0 if index is None else len(index),
+            example_questions=examples,
         )
 
     @app.get("/health", responses=responses)

@@ -293,6 +293,8 @@ class Info(StrictModel):
     drop_ratios: tuple[float, ...]
     max_drop_ratio: float
     num_indexed_sentences: int
+    example_questions: list[str]
+    """Subjects of the index, made of its headings."""
     """Number of sentences in the index of `/ask`; 0 without an index."""
 
 

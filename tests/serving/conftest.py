@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import uvicorn
@@ -104,11 +104,16 @@ def together():
 @pytest.fixture(scope="session")
 def address(cascade):
     """Where a service of this process listens, for clients that need a socket."""
+    with listen(cascade) as address:
+        yield address
+
+
+@contextmanager
+def listen(cascade: str, index: SentenceIndex | None = None) -> Iterator[str]:
+    """Lets a service of this process listen at an address."""
     settings = ServiceConfig.model_validate({"models": {"cascade": cascade}})
-    config = uvicorn.Config(
-        create_app(InProcess(settings), settings), host="127.0.0.1", port=0, log_level="error"
-    )
-    server = uvicorn.Server(config)
+    app = create_app(InProcess(settings), settings, index=index)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

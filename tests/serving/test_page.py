@@ -3,10 +3,15 @@
 import re
 import shutil
 
+import httpx
 import pytest
+from conftest import listen
 from served import CANDIDATES, QUESTION
 
+from as2ray.retrieval.index_writer import write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import DEMO_PAGE
+from as2ray.serving.protocol import AskResponse
 
 
 def test_page_asks_nothing_of_others(client):
@@ -32,7 +37,7 @@ def test_page_reads_only_what_rank_and_info_give(client):
     ):
         read = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
         assert read
-        assert read - {"answers", "nearest", "reason"} <= set(given)  # those are `/ask`'s
+        assert read <= set(given) | set(AskResponse.model_fields)
 
 
 def test_page_is_left_out_by_option(serve):
@@ -92,6 +97,79 @@ def test_page_ranks_by_keyboard_on_wide_and_narrow_screens(browser, address, cli
     assert browser.execute_script(
         "return document.documentElement.scrollWidth <= window.innerWidth"
     )
+
+
+@pytest.fixture(scope="module")
+def library(cascade, tmp_path_factory):
+    """Address of a service with an index."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "one.md").write_text(
+        "# Notes\n\n## Of kovarin\n\nMuri lala. Kovarin ne badesso. Lala.\n\n"
+        "## Of zelimut\n\nZelimut <b>lala</b>.\n"
+    )
+    write_index(folder / "notes", folder / "index")
+    with listen(cascade, SentenceIndex.open(folder / "index")) as address:
+        yield address
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1_200, 360])
+def test_page_with_an_index_opens_on_a_question_and_shows_answers_in_context(
+    browser, library, width
+):
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.set_window_size(width, 800)
+    browser.get(library)
+    wait = WebDriverWait(browser, 30)
+    examples = wait.until(lambda b: b.find_elements("css selector", "#examples button"))
+    assert [button.text for button in examples] == ["Of kovarin", "Of zelimut"]
+    assert not browser.find_element("id", "candidates").is_displayed()
+    question = browser.switch_to.active_element
+    assert question.get_attribute("id") == "question"
+    question.clear()
+    question.send_keys("kovarin muri lala?", Keys.ENTER)
+    answer = wait.until(lambda b: b.find_elements("css selector", "#best .answer"))[0]
+    body = {"question": "kovarin muri lala?"}
+    expected = httpx.post(f"{library}/ask", json=body, timeout=30).json()["answers"][0]
+    assert answer.text == expected["text"]
+    assert browser.find_element("id", "best").text == expected["context"]
+    marked = [mark.text for mark in answer.find_elements("css selector", "mark")]
+    asked = {"kovarin", "muri", "lala"}
+    assert marked == [w for w in re.findall(r"\w+", answer.text) if w.lower() in asked] != []
+    assert browser.find_element("id", "source").text == f"one.md › {expected['heading']}"
+    question.clear()
+    question.send_keys("zebra", Keys.ENTER)
+    wait.until(lambda b: "No good answer" in b.find_element("id", "answer-title").text)
+    examples[1].click()
+    wait.until(lambda b: "No good answer" not in b.find_element("id", "answer-title").text)
+    assert browser.find_element("id", "best").text
+    assert browser.execute_script(
+        "return document.documentElement.scrollWidth <= window.innerWidth"
+    )
+
+
+@pytest.mark.slow
+def test_page_shows_code_that_asks_the_same(browser, library, client):
+    import json
+
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(library)
+    browser.find_element("id", "rank-tab").click()
+    browser.find_element("id", "rank-tab").send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element.get_attribute("id") == "code-tab"
+    candidates = browser.find_element("id", "candidates")
+    candidates.clear()
+    candidates.send_keys("it's\nlala")
+    browser.find_element("id", "rank").click()
+    blocks = [block.text for block in browser.find_elements("css selector", "#code pre")]
+    assert len(blocks) == 5
+    body = json.loads(blocks[0].split("-d '", 1)[1][:-1].replace("'\\''", "'"))
+    assert body["candidates"] == ["it's", "lala"]
+    assert client.post("/rank", json=body).status_code == 200
 
 
 @pytest.mark.slow
