@@ -4,6 +4,7 @@ To add an endpoint, write another `_add_…` function and call it in `create_app
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -222,6 +223,7 @@ def _add_status_routes(
             models=list(service.models),
             exit_layers=model_info.exit_layers,
             drop_ratios=model_info.drop_ratios,
+            margins=model_info.margins and asdict(model_info.margins),
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=num_indexed_sentences,
         )
