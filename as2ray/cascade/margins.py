@@ -35,6 +35,22 @@ class RiskBound:
     """FLOPs over these questions divided by those of the ranker without exits."""
     confidence: float | None = None
 
+    def __str__(self) -> str:
+        loss = {
+            "first_place": "1 - 1 / (place of the ranker's first)",
+            "reciprocal_rank": "the loss of reciprocal rank",
+            "top_k": "the probability of dropping one of the ranker's first",
+        }[self.risk]
+        how = (
+            "in expectation"
+            if self.confidence is None
+            else f"with {self.confidence:.0%} confidence"
+        )
+        return (
+            f"{loss} is at most {self.max_loss:g} {how}; over {self.num_questions:,} questions it "
+            f"was {self.mean_loss:.4f}, for {self.relative_flops:.1%} of the ranker's operations"
+        )
+
 
 @dataclass(frozen=True)
 class Margins:

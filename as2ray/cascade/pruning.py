@@ -184,8 +184,9 @@ def margin_mask(
 
 def log_odds(scores: np.ndarray) -> np.ndarray:
     """Returns the log-odds of float32 probabilities, finite; float64, shape [...]."""
-    limits = np.finfo(np.float32)
-    probabilities = np.clip(scores.astype(np.float64), limits.tiny, 1.0 - limits.epsneg / 2)
+    # A score of 1 is above the highest float32 below 1.
+    limits = float(np.finfo(np.float32).tiny), 1.0 - float(np.finfo(np.float32).epsneg) / 2
+    probabilities = np.clip(scores.astype(np.float64), *limits)
     return np.asarray(np.log(probabilities) - np.log1p(-probabilities))
 
 

@@ -377,6 +377,33 @@ class CascadeRanker(MultiStageRanker):
             self.pack(sequences), shape, lambda batch: positive_probability(self(batch, last_index))
         )
 
+    def predict_pooled(self, sequences: TokenSequences) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the partial classifiers of all exits but the last read, and its log-odds.
+
+        Args:
+            sequences: Tokenized pairs.
+
+        Returns:
+            float32, shape [pairs, exits - 1, input], and the log-odds of the last exit, [pairs].
+        """
+        heads, last_index = self.network.heads[:-1], len(self.exit_layers) - 1
+
+        def predict(batch: PackedBatch) -> Tensor:
+            hidden, layout = self.encoder.embed(batch)
+            values, start_layer = [], 0
+            for head, end_layer in zip(heads, self.exit_layers):
+                hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
+                values.append(head.pool(hidden, layout))
+                start_layer = end_layer
+            _, logits = self.run_exit(last_index, hidden, layout, start_layer)
+            logits = _as_binary(logits)[:, 0].float()
+            return torch.cat([*values, logits[:, 1:] - logits[:, :1]], 1)
+
+        num_inputs = sum(head.layers[1].in_features for head in heads)
+        shape = (len(sequences), num_inputs + 1)
+        values = self._predict_by_row(self.pack(sequences), shape, predict)
+        return values[:, :-1].reshape(len(sequences), len(heads), -1), values[:, -1]
+
     def _resolve_indices(self, exit_indices: Sequence[int] | None) -> Sequence[int]:
         return range(len(self.exit_layers)) if exit_indices is None else exit_indices
 
