@@ -265,6 +265,7 @@ class CascadeRanker(MultiStageRanker):
 
     Raises:
         CheckpointError: The encoder does not end at the last exit.
+        ConfigError: Its margins are those of another number of exits.
     """
 
     stage_pass = _CascadePass
@@ -274,6 +275,8 @@ class CascadeRanker(MultiStageRanker):
         self.network = network
         self.encoders = [Encoder(network.body), *getattr(network.heads[-1], "encoders", [])]
         self.exit_layers = tuple(getattr(network.config, CONFIG_KEY)["exit_layers"])
+        if self.margins is not None:
+            self.margins.check_stages(len(self.exit_layers))
         if len(self.encoder) != self.exit_layers[-1]:
             raise CheckpointError(
                 f"exits {self.exit_layers} do not end at the last layer, {len(self.encoder)}",

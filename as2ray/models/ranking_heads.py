@@ -106,7 +106,8 @@ class ClassifierHead(nn.Module):
 
     def score(self, logits: Tensor) -> Tensor:
         """Returns the probability of each sequence, of logits [sequences, 1, 1 or 2]."""
-        return positive_probability(logits)[:, 0]
+        # In this order as of a pointwise ranker: torch's sigmoid rounds by the shape.
+        return positive_probability(logits[:, 0])
 
     def init_from(self, network: PreTrainedModel) -> None:
         """Copies the classifier and the pooler of a ranker's network."""
