@@ -5,6 +5,8 @@ path is ordered on one part of the questions by what a step saves against what i
 on the path is the only number that the other part decides, so the bound on the loss holds for it.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from as2ray.cascade.cost import measure_relative_cost, observed_drop_ratios
@@ -16,6 +18,8 @@ NUM_LEVELS = 16
 """Finite margins of each exit on the path."""
 JUMPS = (1, 2, 4)
 """By how many levels one step may lower a margin."""
+NUM_SUBSTEPS = 4
+"""Steps into which each step of the path is divided in the end."""
 
 
 def question_losses(
@@ -139,7 +143,19 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
                 steps.append((gain, -int(stage), -jump, new_loss, new_flops, lowered))
         *_, loss, flops, place = max(steps, key=lambda step: step[:3])
         path.append(margins_at(place))
-    return np.stack(path)
+    return _divide_steps(path)
+
+
+def _divide_steps(path: list[np.ndarray]) -> np.ndarray:
+    """Returns the path with `NUM_SUBSTEPS` steps in place of each one."""
+    steps = [path[0]]
+    for margins, lower in pairwise(path):
+        is_divided = np.isfinite(margins)
+        for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
+            step = lower.copy()
+            step[is_divided] = (1 - share) * margins[is_divided] + share * lower[is_divided]
+            steps.append(step)
+    return np.stack(steps)
 
 
 def _margin_levels(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
