@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
@@ -59,7 +60,7 @@ class CascadeConfig:
     learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of AdamW."""
     max_train_pairs: PositiveInt = 20_000
-    """Maximum number of pairs that the exits' classifiers are trained on."""
+    """Maximum number of pairs that train the exits' classifiers, and that order the margins."""
     seed: NonNegativeInt = 0
     """Seed of the classifiers' weights and of the division of the questions."""
 
@@ -150,7 +151,10 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
     )
     if config.drop_ratios is not None:
         return _Parts(_limit_pairs(rows, config), rows[:0], rows[:0])
-    question_index = question_indices(rows)
+    if held_out is not None:
+        rows = rows.filter(pc.invert(pc.is_in(rows["question"], held_out["question"].unique())))
+    # By text: the same question may have two ids.
+    question_index = np.asarray(rows["question"].combine_chunks().dictionary_encode().indices)
     num_questions = int(question_index.max(initial=-1)) + 1
     order = np.random.default_rng(config.seed).permutation(num_questions)
     shares = (0.5, 0.75) if held_out is None else (0.8, 1.0)
@@ -167,11 +171,12 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
     check_num_questions(num_calibration, *config.bound)
     if not (heads.num_rows and path.num_rows):
         raise EvaluationError(
-            f"{num_questions} questions with two or more candidates cannot be divided into those "
-            "that train the exits and those that order the margins",
-            fix="give more questions",
+            f"{num_questions} questions with two or more candidates, beside those of a "
+            "calibration table, cannot be divided into those that train the exits and those that "
+            "order the margins",
+            fix="give more or other questions",
         )
-    return _Parts(_limit_pairs(heads, config), path, calibration)
+    return _Parts(_limit_pairs(heads, config), _limit_pairs(path, config), calibration)
 
 
 def _usable_rows(table: pa.Table) -> pa.Table:
@@ -187,11 +192,12 @@ def _usable_rows(table: pa.Table) -> pa.Table:
 
 
 def _limit_pairs(table: pa.Table, config: CascadeConfig) -> pa.Table:
-    """Returns at most `max_train_pairs` pairs, sampled at random."""
-    if table.num_rows <= config.max_train_pairs:
-        return table
-    order = np.random.default_rng(config.seed).permutation(table.num_rows)
-    return table.take(pa.array(np.sort(order[: config.max_train_pairs])))
+    """Returns whole questions with at most `max_train_pairs` pairs, sampled at random; or one."""
+    question_index = question_indices(table)
+    sizes = np.bincount(question_index)
+    order = np.random.default_rng(config.seed).permutation(len(sizes))
+    num_kept = max(1, int(np.sum(np.cumsum(sizes[order]) <= config.max_train_pairs)))
+    return table.filter(pa.array(np.isin(question_index, order[:num_kept])))
 
 
 def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeRanker:
@@ -216,10 +222,9 @@ def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -
     heads = cascade.network.heads[:-1]
     if not len(heads):
         return
-    inputs, targets = (
-        torch.from_numpy(values).to(cascade.device)
-        for values in cascade.predict_pooled(cascade.tokenizer.encode(*_texts(table)))
-    )
+    pooled, log_odds = cascade.predict_pooled(cascade.tokenizer.encode(*_texts(table)))
+    targets = torch.from_numpy(log_odds).to(cascade.device)
+    inputs = [torch.from_numpy(pooled[:, i].copy()).to(cascade.device) for i in range(len(heads))]
     if not bool(targets.isfinite().all()):
         raise EvaluationError("the ranker gives scores that are not finite", fix="score in fp32")
     steps_per_epoch = -(-len(targets) // BATCH_SIZE)
@@ -231,7 +236,7 @@ def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -
     generator = torch.Generator().manual_seed(config.seed)
     for _ in range(config.epochs):
         for rows in torch.randperm(len(targets), generator=generator).split(BATCH_SIZE):
-            logits = (head.layers(inputs[rows, i]) for i, head in enumerate(heads))
+            logits = (head.layers(part[rows]) for head, part in zip(heads, inputs))
             losses = [
                 functional.mse_loss(part[:, 1] - part[:, 0], targets[rows]) for part in logits
             ]

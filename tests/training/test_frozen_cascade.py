@@ -128,6 +128,15 @@ def test_ratios_of_a_request_replace_the_margins(cascade):
     assert pruning.margins.shape == (2, len(cascade.exit_layers) - 1)
 
 
+def test_questions_are_divided_by_their_text_and_sampled_whole():
+    parts = frozen_cascade._divide(TABLE, None, CascadeConfig(max_loss=0.5, max_train_pairs=70))
+    texts = [set(part["question"].to_pylist()) for part in vars(parts).values()]
+    assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
+    assert parts.heads.num_rows == parts.path.num_rows == 70
+    shared = frozen_cascade._divide(TABLE, TABLE[:210], CONFIG)
+    assert not set(shared.heads["question"].to_pylist()) & set(TABLE[:210]["question"].to_pylist())
+
+
 def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
     ranker = loaded(checkpoint("bert"))
     ranker.calibrate(TABLE)
@@ -163,6 +172,8 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
         calibration_table=zeros,
         config=labelled,
     )
+    same = {"calibration_table": TABLE, "config": CONFIG}
+    refused("0 questions .* cannot be divided", EvaluationError, monolith, TABLE, **same)
     deep = CascadeConfig(max_loss=0.2, exit_layers=(1, 4))
     refused(r"\[1, 4\] are not ascending", ConfigError, monolith, TABLE, config=deep)
     wrong = CascadeConfig(drop_ratios=(0.1, 0.2, 0.3))
