@@ -213,10 +213,8 @@ class _CascadePass(StagePass):
         """Runs the layers up to an exit over the remaining candidates and scores them."""
         self._select_rows(rows)
         ranker = self.ranker
-        head, is_last = (
-            ranker.network.heads[stage_index],
-            stage_index == len(ranker.exit_layers) - 1,
-        )
+        head = ranker.network.heads[stage_index]
+        is_last = stage_index == len(ranker.exit_layers) - 1
         start_layer = ranker.exit_layers[stage_index - 1] if stage_index else 0
 
         def run_batch(batch: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:

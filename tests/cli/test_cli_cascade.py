@@ -11,7 +11,7 @@ from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import question_offsets
 
-TABLE = tiny.candidates(60, each=6)
+TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=6))
 BOUND = ["--max_loss", "0.2"]
 
 
