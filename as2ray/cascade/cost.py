@@ -96,7 +96,7 @@ def observed_drop_ratios(stage_index: np.ndarray, num_stages: int) -> np.ndarray
         Shape [stages - 1].
     """
     counts = np.bincount(stage_index, minlength=num_stages)[::-1].cumsum()[::-1]
-    return 1.0 - counts[1:] / np.maximum(counts[:-1], 1)
+    return np.asarray(1.0 - counts[1:] / np.maximum(counts[:-1], 1))
 
 
 def count_flops(

@@ -45,13 +45,13 @@ def question_losses(
         return np.asarray(np.bincount(question_index, is_lost) > 0, np.float64)
     places = _places(question_index, staged.sort_keys)
     if risk == "first_place":
-        return 1.0 - 1.0 / places[_first_rows(question_index, complete)]
+        return np.asarray(1.0 - 1.0 / places[_first_rows(question_index, complete)])
     labels = replay.table["label"].to_numpy() > 0
     before, after = (
         _reciprocal_ranks(question_index, labels, ranks, replay.num_questions)
         for ranks in (complete, places)
     )
-    return np.maximum(before - after, 0.0)
+    return np.asarray(np.maximum(before - after, 0.0))
 
 
 def _places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -223,7 +223,7 @@ def _add_status_routes(
             models=list(service.models),
             exit_layers=model_info.exit_layers,
             drop_ratios=model_info.drop_ratios,
-            margins=model_info.margins and asdict(model_info.margins),
+            margins=asdict(model_info.margins) if model_info.margins else None,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=num_indexed_sentences,
         )

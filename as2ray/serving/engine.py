@@ -63,9 +63,8 @@ class RerankEngine:
     def model_info(self) -> ModelInfo:
         """Description of the ranker for clients."""
         ranker = self.ranker
-        has_stages = isinstance(ranker, MultiStageRanker)
-        drop_ratios = ranker.drop_ratios if has_stages else ()
-        margins = ranker.margins if has_stages else None
+        drop_ratios = ranker.drop_ratios if isinstance(ranker, MultiStageRanker) else ()
+        margins = ranker.margins if isinstance(ranker, MultiStageRanker) else None
         return ModelInfo(
             ranker.tokenizer.max_length,
             ranker.exit_layers,

@@ -129,10 +129,14 @@ def make_cascade(
     cascade = _build_cascade(monolith, config)
     _fit_heads(cascade, parts.heads, config)
     if config.drop_ratios is None:
-        replays = (_score(cascade, rows) for rows in (parts.path, parts.calibration))
         max_loss, confidence = config.bound
         exit_layers, margins = fit_margins(
-            *replays, config.risk, max_loss, confidence, config.keep_top or 1
+            _score(cascade, parts.path),
+            _score(cascade, parts.calibration),
+            config.risk,
+            max_loss,
+            confidence,
+            config.keep_top or 1,
         )
         cascade.prune_exits(exit_layers)
         cascade.margins = margins
@@ -146,9 +150,8 @@ def make_cascade(
 
 def _divide(table: pa.Table, calibration_table: pa.Table | None, config: CascadeConfig) -> _Parts:
     """Divides the questions with two or more candidates at random into three parts."""
-    rows, held_out = (
-        None if part is None else _usable_rows(part) for part in (table, calibration_table)
-    )
+    rows = _usable_rows(table)
+    held_out = None if calibration_table is None else _usable_rows(calibration_table)
     if config.drop_ratios is not None:
         return _Parts(_limit_pairs(rows, config), rows[:0], rows[:0])
     if held_out is not None:
@@ -235,13 +238,14 @@ def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -
     heads.train()
     generator = torch.Generator().manual_seed(config.seed)
     for _ in range(config.epochs):
-        for rows in torch.randperm(len(targets), generator=generator).split(BATCH_SIZE):
+        order = torch.randperm(len(targets), generator=generator)
+        for rows in order.split(BATCH_SIZE):  # type: ignore[no-untyped-call]
             logits = (head.layers(part[rows]) for head, part in zip(heads, inputs))
             losses = [
                 functional.mse_loss(part[:, 1] - part[:, 0], targets[rows]) for part in logits
             ]
             optimizer.zero_grad()
-            torch.stack(losses).sum().backward()
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
     heads.eval()
