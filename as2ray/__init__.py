@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from as2ray.retrieval.sentence_index import SentenceIndex
     from as2ray.text.bm25 import BM25
     from as2ray.training.config import TrainingConfig
+    from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
     from as2ray.training.job import ModelSpec, TrainingJob
     from as2ray.training.run_job import train
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BM25": "as2ray.text.bm25",
+    "CascadeConfig": "as2ray.training.frozen_cascade",
     "ModelSpec": "as2ray.training.job",
     "QuestionAnswerer": "as2ray.retrieval.question_answering",
     "RankedCandidate": "as2ray.outputs",
@@ -32,6 +34,7 @@ _MODULES = {
     "evaluate": "as2ray.evaluation.measures",
     "init_ranker": "as2ray.checkpoints.initialization",
     "load": "as2ray.checkpoints.loading",
+    "make_cascade": "as2ray.training.frozen_cascade",
     "save": "as2ray.checkpoints.saving",
     "train": "as2ray.training.run_job",
 }
@@ -39,6 +42,7 @@ _MODULES = {
 
 __all__ = [
     "BM25",
+    "CascadeConfig",
     "ModelSpec",
     "QuestionAnswerer",
     "RankedCandidate",
@@ -51,6 +55,7 @@ __all__ = [
     "evaluate",
     "init_ranker",
     "load",
+    "make_cascade",
     "save",
     "train",
 ]

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from as2ray.cascade.pruning import Rounding
 from as2ray.evaluation.report import build_report, markdown_table, save_report
 from as2ray.experiments.cascades import (
     DropSearch,
@@ -45,6 +46,9 @@ class Recipe(BaseRecipe):
         default_factory=lambda: [0.0, 0.3, 0.4, 0.5]
     )
     """Drop ratios to report; each is applied after every exit."""
+    rounding: Rounding = "floor"
+    """How many candidates a drop ratio drops: rounded down, or to the nearest number, as in the
+    paper's example."""
     search: DropSearchConfig = field(default_factory=DropSearchConfig)
     """Search for drop ratios."""
     measure_speed: bool = True
@@ -93,22 +97,27 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
         scores = {test: _exit_scores(recipe, ranker, tables[test]) for test in recipe.tests}
         exits = recipe.exits_of(name) if name in recipe.runs else ()
         for test, stage in scores.items():
-            replay = ReplayEvaluation(stage, name, exits, drop_ratios, measures)
+            replay = ReplayEvaluation(stage, name, exits, drop_ratios, measures, recipe.rounding)
             experiment.add(f"replays/{stage_name}-{test}", replay)
             for system, _, _ in iter_systems(name, exits, drop_ratios):
                 experiment.compare(test, system, seed, replay, system)
         if is_timed:
-            experiment.add(f"times/{stage_name}", RankingTime(ranker, first_test, drop_ratios))
+            experiment.add(
+                f"times/{stage_name}",
+                RankingTime(ranker, first_test, drop_ratios, rounding=recipe.rounding),
+            )
         if not isinstance(ranker, TrainedRanker):
             continue
-        search = DropSearch(ranker, _exit_scores(recipe, ranker, ranker.dev), recipe.search)
+        search = DropSearch(
+            ranker, _exit_scores(recipe, ranker, ranker.dev), recipe.search, recipe.rounding
+        )
         searched = experiment.add(f"searched/{stage_name}", search)
         for test, stage in scores.items():
             chosen = SearchedReplay(stage, searched, measures)
             experiment.add(f"searched-replays/{stage_name}-{test}", chosen)
             experiment.compare(test, f"{name}, searched", seed, chosen)
         if is_timed:
-            time = RankingTime(searched, first_test, (None,))
+            time = RankingTime(searched, first_test, (None,), rounding=recipe.rounding)
             experiment.add(f"times/{stage_name}-searched", time)
     return experiment
 

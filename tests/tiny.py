@@ -54,6 +54,12 @@ def candidates(questions: int, each: int = 5, seed: int = 0) -> pa.Table:
     return from_rows(rows, CANDIDATE_SCHEMA)
 
 
+def with_distinct_questions(table: pa.Table) -> pa.Table:
+    """Returns a candidates table in which no two questions have the same text."""
+    texts = [f"{row['question']} {row['question_id']}" for row in table.to_pylist()]
+    return table.set_column(table.column_names.index("question"), "question", [texts])
+
+
 def write_corpus(
     folder: Path, table: pa.Table, files: int = 1, row_group: int | None = None
 ) -> Path:

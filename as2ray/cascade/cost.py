@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from as2ray.cascade.pruning import num_kept
+from as2ray.cascade.pruning import Rounding, num_kept
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,20 @@ def relative_layers(
     return float(stage_layers @ remaining) / (num_layers or exit_layers[-1])
 
 
+def observed_drop_ratios(stage_index: np.ndarray, num_stages: int) -> np.ndarray:
+    """Returns which share of the candidates was dropped after each stage but the last.
+
+    Args:
+        stage_index: Last stage that scored each pair, shape [pairs].
+        num_stages: Stages of the ranker.
+
+    Returns:
+        Shape [stages - 1].
+    """
+    counts = np.bincount(stage_index, minlength=num_stages)[::-1].cumsum()[::-1]
+    return np.asarray(1.0 - counts[1:] / np.maximum(counts[:-1], 1))
+
+
 def count_flops(
     shape: EncoderShape,
     exit_layers: Sequence[int],
@@ -146,6 +160,7 @@ def relative_flops(
     num_candidates: int,
     tokens_per_pair: int,
     sequential: bool = False,
+    rounding: Rounding = "floor",
 ) -> float:
     """Returns the FLOPs of a question divided by the whole encoder's, with rounding and heads.
 
@@ -156,10 +171,11 @@ def relative_flops(
         num_candidates: Candidates of the question.
         tokens_per_pair: Tokens of the sequence of each candidate.
         sequential: As in `relative_layers`.
+        rounding: See `num_kept`.
     """
     sizes = [num_candidates]
     for ratio in drop_ratios:
-        sizes.append(int(num_kept(sizes[-1], ratio)))
+        sizes.append(int(num_kept(sizes[-1], ratio, rounding)))
     lengths = [np.full(size, tokens_per_pair) for size in sizes]
     whole = count_flops(shape, [shape.num_layers], lengths[:1], sequential=True)
     return count_flops(shape, exit_layers, lengths, sequential) / whole

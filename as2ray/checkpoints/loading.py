@@ -42,6 +42,9 @@ RANKER_TYPES: dict[str, tuple[Any, type[Ranker]]] = {
 }
 """Classes of the network and the ranker, by the kind of ranker that `config.json` names."""
 
+WEIGHT_ALIGNMENT = 64
+"""Bytes to which torch aligns the tensors that it allocates on a CPU."""
+
 MEMBER_PREFIX = "member-"
 """Folders of an ensemble's members are named by this prefix and their index."""
 
@@ -155,6 +158,7 @@ def read_ranker(
             dtype=torch.float32,
         )
         check_loaded_weights(path, loading_info, network, make_new_head)
+        _align_weights(network)
         hf_tokenizer = AutoTokenizer.from_pretrained(path)
         _check_tokenizer(path, hf_tokenizer, config.vocab_size)
         tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
@@ -162,6 +166,17 @@ def read_ranker(
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
     return ranker, make_new_head
+
+
+def _align_weights(network: torch.nn.Module) -> None:
+    """Copies weights that lie in the mapped file at any address to addresses that torch aligns.
+
+    The last digit of a product depends on the alignment, so that the same weights in another file,
+    such as a cascade's, would give other scores.
+    """
+    for weights in network.parameters():
+        if weights.data_ptr() % WEIGHT_ALIGNMENT:
+            weights.data = weights.data.clone()
 
 
 def read_config(path: str | Path) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import PositiveInt
 
 from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
-from as2ray.cascade.pruning import expand_drop_ratios
+from as2ray.cascade.pruning import Rounding, expand_drop_ratios
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.cli.console import (
     create_console,
@@ -21,6 +21,7 @@ def cost(
     *,
     exit_layers: str = "4,6,8,10,12",
     drop_ratio: str | None = None,
+    rounding: Rounding = "floor",
     num_candidates: PositiveInt = 128,
     tokens_per_pair: PositiveInt = 64,
     model: str | None = None,
@@ -39,6 +40,8 @@ def cost(
         exit_layers: Number of layers below each partial classifier.
         drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
             By default the model's own, or 0.3 without a model.
+        rounding: How a drop ratio is rounded, without a model: down as in the paper's text, or to
+            the nearest number as in its example.
         num_candidates: Candidates of a question, without a model.
         tokens_per_pair: Tokens of a question with a candidate, without a model.
         model: A cascade or a sequential ranker, measured over the pairs of a table.
@@ -62,7 +65,7 @@ def cost(
         shape = EncoderShape(num_layers=layers[-1])
         layer_costs = [relative_layers(layers, ratios, sequential=s) for s in (False, True)]
         flop_costs = [
-            relative_flops(shape, layers, ratios, num_candidates, tokens_per_pair, s)
+            relative_flops(shape, layers, ratios, num_candidates, tokens_per_pair, s, rounding)
             for s in (False, True)
         ]
         costs = create_console_table("", "cascade", "sequential ranker")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from as2ray.cli.ask import ask
 from as2ray.cli.calibrate import calibrate
+from as2ray.cli.cascade import cascade
 from as2ray.cli.convert import convert
 from as2ray.cli.corpora import Corpora
 from as2ray.cli.cost import cost
@@ -33,6 +34,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "cost": cost,
     "calibrate": calibrate,
+    "cascade": cascade,
     "export": export,
     "convert": convert,
     "store": StoreCommands,

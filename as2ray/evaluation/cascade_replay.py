@@ -14,7 +14,14 @@ import pyarrow as pa
 import pydantic
 
 from as2ray.cascade.cost import EncoderShape, measure_relative_cost
-from as2ray.cascade.pruning import DropRatios, StagedScores, expand_drop_ratios, prune
+from as2ray.cascade.pruning import (
+    DropRatios,
+    Pruning,
+    Rounding,
+    StagedScores,
+    expand_drop_ratios,
+    prune,
+)
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.tables.schema import question_indices
 
@@ -51,11 +58,18 @@ class CascadeReplay:
     """Sizes of the encoder."""
     sequential: bool = False
     """Whether the exits are independent rankers, which each start from the embeddings."""
+    rounding: Rounding = "floor"
+    """How many candidates a drop ratio drops; see `num_kept`."""
 
     @cached_property
     def question_index(self) -> np.ndarray:
         """Number of each row's question, shape [rows]."""
         return question_indices(self.table)
+
+    @cached_property
+    def num_questions(self) -> int:
+        """Number of questions."""
+        return int(self.question_index.max(initial=-1)) + 1
 
     def rank(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> StagedScores:
         """Computes the scores that the cascade would give all rows.
@@ -67,10 +81,26 @@ class CascadeReplay:
         Raises:
             ConfigError: Invalid drop ratios.
         """
-        num_questions = int(self.question_index.max(initial=-1)) + 1
-        ratios = expand_drop_ratios(drop_ratios, len(exit_indices), num_questions)
+        ratios = expand_drop_ratios(drop_ratios, len(exit_indices), self.num_questions)
+        return self._prune(exit_indices, Pruning.by_rank(ratios, self.rounding))
+
+    def rank_by_margins(
+        self, exit_indices: Sequence[int], margins: Sequence[float] | np.ndarray, top_k: int = 1
+    ) -> StagedScores:
+        """Computes the scores that the cascade would give all rows if it drops by margins.
+
+        Args:
+            exit_indices: As in `rank`.
+            margins: Margin after each of them but the last, in log-odds; infinity drops nothing.
+            top_k: See `Pruning`.
+        """
+        shape = (self.num_questions, len(exit_indices) - 1)
+        pruning = Pruning(np.zeros(shape), np.broadcast_to(margins, shape), top_k)
+        return self._prune(exit_indices, pruning)
+
+    def _prune(self, exit_indices: Sequence[int], pruning: Pruning) -> StagedScores:
         scorer = _StoredScores(self.scores[:, list(exit_indices)], self.question_index)
-        return StagedScores(*prune(scorer, ratios))
+        return StagedScores(*prune(scorer, pruning))
 
     def evaluate(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> OperatingPoint:
         """Measures the quality and cost of a choice.

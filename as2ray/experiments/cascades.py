@@ -11,6 +11,7 @@ from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.cascade.cost import EncoderShape
+from as2ray.cascade.pruning import Rounding
 from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.cascade_replay import (
@@ -39,7 +40,9 @@ class DropSearchConfig:
     """Seed of Optuna's sampler."""
 
 
-def load_replay(context: StageContext, scores: TableScores) -> CascadeReplay:
+def load_replay(
+    context: StageContext, scores: TableScores, rounding: Rounding = "floor"
+) -> CascadeReplay:
     """Returns a cascade over a table, from the stored scores of all its exits."""
     outputs, stored = context.outputs(scores), read_scores(context.path(scores))
     exits = [name for name in stored.column_names if name.isdigit()]
@@ -50,6 +53,7 @@ def load_replay(context: StageContext, scores: TableScores) -> CascadeReplay:
         stored["tokens"].to_numpy(),
         EncoderShape(**outputs["ranker"]["shape"]),
         outputs["ranker"]["sequential"],
+        rounding,
     )
 
 
@@ -104,10 +108,12 @@ class ReplayEvaluation(Stage):
     """Exits that are evaluated alone too; empty for a sequential ranker."""
     drop_ratios: tuple[float, ...]
     measures: tuple[str, ...]
+    rounding: Rounding = "floor"
 
     def run(self, context: StageContext) -> Outputs:
         """Replays all of them."""
-        replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
+        replay = load_replay(context, self.scores, self.rounding)
+        question_filter = self.scores.question_filter
         results, points, rows = {}, {}, replay.table
         systems = iter_systems(self.name, self.exit_layers, self.drop_ratios)
         for name, exits, drop_ratio in systems:
@@ -128,6 +134,7 @@ class DropSearch(Stage):
     scores: TableScores
     """Of all exits of the cascade, on the dev table."""
     search: DropSearchConfig
+    rounding: Rounding = "floor"
 
     def run(self, context: StageContext) -> Outputs:
         """Replays the paper's grid in this process, and searches with Optuna under Ray Tune."""
@@ -137,7 +144,7 @@ class DropSearch(Stage):
         from as2ray.distributed.tune import search_scores
         from as2ray.models.cascade import CascadeRanker
 
-        replay = load_replay(context, self.scores)
+        replay = load_replay(context, self.scores, self.rounding)
         num_exits = len(replay.exit_layers)
         every = list(range(num_exits))
         ratios_grid = drop_ratio_space.param_grid(num_exits) if num_exits > 1 else ()
@@ -160,7 +167,7 @@ class DropSearch(Stage):
         cascade = load(context.path(self.cascade) / RANKER, device="cpu")
         assert isinstance(cascade, CascadeRanker)
         cascade.prune_exits(chosen.exit_layers)
-        cascade.drop_ratios = chosen.drop_ratios
+        cascade.drop_ratios, cascade.rounding = chosen.drop_ratios, self.rounding
         save(cascade, context.output / RANKER)
         return {"chosen": chosen, "undropped": undropped}
 
@@ -176,7 +183,8 @@ class SearchedReplay(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Replays the chosen point."""
-        replay, question_filter = load_replay(context, self.scores), self.scores.question_filter
+        replay = load_replay(context, self.scores, self.search.rounding)
+        question_filter = self.scores.question_filter
         chosen = OperatingPoint(**context.outputs(self.search)["chosen"])
         exits = [replay.exit_layers.index(layer) for layer in chosen.exit_layers]
         keys = replay.rank(exits, chosen.drop_ratios).sort_keys
@@ -207,13 +215,15 @@ class RankingTime(Stage):
     """None stands for the ranker's own drop ratios."""
     num_pairs: int = 1_024
     """Maximum number of pairs over which time is measured."""
+    rounding: Rounding = "floor"
 
     def run(self, context: StageContext) -> Outputs:
         """Ranks the first pairs of the table, with and without dropping, in turn."""
         from as2ray.checkpoints.loading import load
         from as2ray.profiling.savings import measure_savings
 
-        ranker = load(context.path(self.ranker) / RANKER)
+        ranker: Any = load(context.path(self.ranker) / RANKER)
+        ranker.rounding = self.rounding
         rows = read_table(context.path(self.table))[: self.num_pairs]
         savings = [measure_savings(ranker, rows, ratio) for ratio in self.drop_ratios]
         entries = [{**vars(saving), "speedup": str(saving.speedup)} for saving in savings]

@@ -216,6 +216,11 @@ class TableScores(StoredScores):
     drop_ratio: float | None = None
     """Drop ratio after every exit of a cascade, instead of its own."""
 
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Adds how a drop ratio is rounded."""
+        rounding = {} if self.drop_ratio is None else {"rounding": "floor"}
+        return {**super().identity(fingerprints), **rounding}
+
     def run(self, context: StageContext) -> Outputs:
         """Scores the chunks that an interrupted attempt has not written."""
         summary = score_table(

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from as2ray.cascade.ranker_shape import check_exit_layers
@@ -23,16 +24,19 @@ from as2ray.models.feed_forward import build_feed_forward
 from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
-from as2ray.models.ranking_heads import RankingHeads, ScoreAveraging
+from as2ray.models.ranking_heads import ClassifierHead, RankingHeads, ScoreAveraging
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
-Pooling = Literal["mean", "first"]
-"""Input of a partial classifier: the mean of all token states (the paper), or the first state."""
+Pooling = Literal["mean", "first", "mean_first"]
+"""Input of a partial classifier: the mean of all token states (the paper), the first state, or
+both."""
 
 
 class PartialClassifier(nn.Module):
     """A 3-layer feed-forward network with tanh (sections 4.3 and 5.2).
+
+    With both poolings it has 2 layers, which were the best on a frozen encoder.
 
     Args:
         hidden_size: Size of a token's state.
@@ -46,15 +50,26 @@ class PartialClassifier(nn.Module):
     def __init__(self, hidden_size: int, pooling: Pooling, dropout: float) -> None:
         super().__init__()
         self.pooling = pooling
-        self.layers = build_feed_forward(hidden_size, 2, dropout, num_hidden_layers=2)
+        num_hidden_layers, input_size = 2, hidden_size
+        if pooling == "mean_first":
+            num_hidden_layers, input_size = 1, 2 * hidden_size
+        self.layers = build_feed_forward(hidden_size, 2, dropout, num_hidden_layers, input_size)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Returns logits [sequences, 1, 2] of packed states [tokens, hidden]."""
-        use_first = self.pooling == "first"
-        pooled = hidden[layout.first_tokens] if use_first else mean_pool(hidden, layout)
+        pooled = self.pool(hidden, layout)
         with fp32_head(pooled):
-            logits: Tensor = self.layers(pooled.float())
+            logits: Tensor = self.layers(pooled)
         return logits[:, None]
+
+    def pool(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Returns its input [sequences, hidden or 2 * hidden] in fp32."""
+        if self.pooling == "first":
+            return hidden[layout.first_tokens].float()
+        mean = mean_pool(hidden, layout)
+        if self.pooling == "mean":
+            return mean
+        return torch.cat([mean, hidden[layout.first_tokens].float()], 1)
 
     def score(self, logits: Tensor) -> Tensor:
         """Returns the probability of each sequence, of logits [sequences, 1, 2]."""
@@ -76,7 +91,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         config: Configuration of the encoder. Its entry `as2ray` has `exit_layers` (number of layers
             below each partial classifier, ascending), `drop_ratios` and `pooling`. If the last
             classifier is CERBERUS's heads, it also has `num_ranking_heads`, `layers_per_head` and
-            `score_averaging`.
+            `score_averaging`; if it is a finished ranker's own, `has_classifier`.
     """
 
     base_model_prefix = "body"
@@ -98,6 +113,8 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
                 settings["layers_per_head"],
                 settings["score_averaging"],
             )
+        if settings.get("has_classifier"):
+            self.heads[-1] = ClassifierHead(config)
         self.post_init()
 
     @classmethod
@@ -149,6 +166,38 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         copy_encoder_weights(truncate(body, last_exit), network.body)
         return network
 
+    @classmethod
+    def from_classifier(
+        cls, classifier: PreTrainedModel, exit_layers: Sequence[int]
+    ) -> "CascadeNetwork":
+        """Creates a cascade whose last exit is a finished ranker, with new partial classifiers.
+
+        Args:
+            classifier: A `...ForSequenceClassification` model; it is not changed.
+            exit_layers: Number of layers below each partial classifier, ascending, and after them
+                all layers of the encoder.
+
+        Raises:
+            ConfigError: They are not.
+        """
+        num_layers = classifier.config.num_hidden_layers
+        check_exit_layers(exit_layers, num_layers)
+        if exit_layers[-1] != num_layers:
+            raise ConfigError(f"exit_layers={list(exit_layers)} must end with {num_layers}")
+        config = deepcopy(classifier.config)
+        settings = {
+            "ranker": "cascade",
+            "exit_layers": list(exit_layers),
+            "drop_ratios": [0.0] * (len(exit_layers) - 1),
+            "pooling": "mean_first",
+            "has_classifier": True,
+        }
+        setattr(config, CONFIG_KEY, settings)
+        network = cls(config)
+        copy_encoder_weights(classifier, network.body)
+        cast(ClassifierHead, network.heads[-1]).init_from(classifier)
+        return network
+
 
 @dataclass
 class _CascadePass(StagePass):
@@ -163,9 +212,10 @@ class _CascadePass(StagePass):
     def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
         """Runs the layers up to an exit over the remaining candidates and scores them."""
         self._select_rows(rows)
-        ranker, exit_layers = self.ranker, self.ranker.exit_layers
-        head, is_last = ranker.network.heads[stage_index], stage_index == len(exit_layers) - 1
-        start_layer = exit_layers[stage_index - 1] if stage_index else 0
+        ranker = self.ranker
+        head = ranker.network.heads[stage_index]
+        is_last = stage_index == len(ranker.exit_layers) - 1
+        start_layer = ranker.exit_layers[stage_index - 1] if stage_index else 0
 
         def run_batch(batch: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
             indices, tokens = batch
@@ -175,10 +225,8 @@ class _CascadePass(StagePass):
                 lengths = self.sequences.lengths[indices]
                 layout = SequenceLayout.from_lengths(lengths, ranker.device)
                 hidden = self.hidden[tokens]
-            hidden = ranker.encoder.run_layers(
-                hidden, layout, start_layer, exit_layers[stage_index]
-            )
-            return None if is_last else hidden, head.score(head(hidden, layout))
+            hidden, logits = ranker.run_exit(stage_index, hidden, layout, start_layer)
+            return None if is_last else hidden, head.score(logits)
 
         states, score_parts = zip(*ranker.map_batches(run_batch, self._split_batches(rows)))
         self.hidden = None if is_last else torch.cat(states)
@@ -215,6 +263,7 @@ class CascadeRanker(MultiStageRanker):
 
     Raises:
         CheckpointError: The encoder does not end at the last exit.
+        ConfigError: Its margins are those of another number of exits.
     """
 
     stage_pass = _CascadePass
@@ -224,6 +273,8 @@ class CascadeRanker(MultiStageRanker):
         self.network = network
         self.encoders = [Encoder(network.body), *getattr(network.heads[-1], "encoders", [])]
         self.exit_layers = tuple(getattr(network.config, CONFIG_KEY)["exit_layers"])
+        if self.margins is not None:
+            self.margins.check_stages(len(self.exit_layers))
         if len(self.encoder) != self.exit_layers[-1]:
             raise CheckpointError(
                 f"exits {self.exit_layers} do not end at the last layer, {len(self.encoder)}",
@@ -265,23 +316,48 @@ class CascadeRanker(MultiStageRanker):
             Shape [sequences, outputs of the requested exits, 2]; a partial classifier has one
             output, CERBERUS's heads have one each.
         """
+        return torch.cat([_as_binary(part) for part in self._exit_logits(batch, exit_indices)], 1)
+
+    def run_exit(
+        self, exit_index: int, hidden: Tensor, layout: SequenceLayout, start_layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the layers up to an exit, and its classifier.
+
+        Args:
+            exit_index: Index of the exit.
+            hidden: Packed states before `start_layer`, shape [tokens, hidden].
+            layout: Positions of the sequences in them.
+            start_layer: Index of the first layer to run.
+
+        Returns:
+            The states after the layers, of the first tokens alone if the classifier is a finished
+            ranker's; and the logits, shape [sequences, outputs of the exit, 1 or 2].
+        """
+        head = self.network.heads[exit_index]
+        if isinstance(head, ClassifierHead):
+            states = self.encoder.run_to_tokens(layout.first_tokens, hidden, layout, start_layer)
+            return states, head(states)
+        hidden = self.encoder.run_layers(hidden, layout, start_layer, self.exit_layers[exit_index])
+        return hidden, head(hidden, layout)
+
+    def _exit_logits(
+        self, batch: PackedBatch, exit_indices: Sequence[int] | None
+    ) -> Iterator[Tensor]:
+        """Yields the logits of each requested exit."""
         hidden, layout = self.encoder.embed(batch)
-        logits, start_layer = [], 0
+        start_layer = 0
         for index in self._resolve_indices(exit_indices):
-            end_layer = self.exit_layers[index]
-            hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
-            start_layer = end_layer
-            logits.append(self.network.heads[index](hidden, layout))
-        return torch.cat(logits, 1)
+            hidden, logits = self.run_exit(index, hidden, layout, start_layer)
+            start_layer = self.exit_layers[index]
+            yield logits
 
     def predict_stages(
         self, batch: PackedBatch, exit_indices: Sequence[int] | None = None
     ) -> Tensor:
         """Returns scores of exits without dropping, shape [sequences, requested exits]."""
         exit_indices = self._resolve_indices(exit_indices)
-        heads = [self.network.heads[index] for index in exit_indices]
-        logits = self(batch, exit_indices).split([head.num_outputs for head in heads], 1)
-        return torch.stack([head.score(part) for head, part in zip(heads, logits)], 1)
+        logits = zip(exit_indices, self._exit_logits(batch, exit_indices))
+        return torch.stack([self.network.heads[index].score(part) for index, part in logits], 1)
 
     @property
     def num_outputs(self) -> int:
@@ -302,5 +378,37 @@ class CascadeRanker(MultiStageRanker):
             self.pack(sequences), shape, lambda batch: positive_probability(self(batch, last_index))
         )
 
+    def predict_pooled(self, sequences: TokenSequences) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what the partial classifiers of all exits but the last read, and its log-odds.
+
+        Args:
+            sequences: Tokenized pairs.
+
+        Returns:
+            float32, shape [pairs, exits - 1, input], and the log-odds of the last exit, [pairs].
+        """
+        heads, last_index = self.network.heads[:-1], len(self.exit_layers) - 1
+
+        def predict(batch: PackedBatch) -> Tensor:
+            hidden, layout = self.encoder.embed(batch)
+            values, start_layer = [], 0
+            for head, end_layer in zip(heads, self.exit_layers):
+                hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
+                values.append(head.pool(hidden, layout))
+                start_layer = end_layer
+            _, logits = self.run_exit(last_index, hidden, layout, start_layer)
+            logits = _as_binary(logits)[:, 0].float()
+            return torch.cat([*values, logits[:, 1:] - logits[:, :1]], 1)
+
+        num_inputs = sum(head.layers[1].in_features for head in heads)
+        shape = (len(sequences), num_inputs + 1)
+        values = self._predict_by_row(self.pack(sequences), shape, predict)
+        return values[:, :-1].reshape(len(sequences), len(heads), -1), values[:, -1]
+
     def _resolve_indices(self, exit_indices: Sequence[int] | None) -> Sequence[int]:
         return range(len(self.exit_layers)) if exit_indices is None else exit_indices
+
+
+def _as_binary(logits: Tensor) -> Tensor:
+    """Returns logits of (not an answer, answer), of logits [..., 1 or 2]."""
+    return logits if logits.shape[-1] == 2 else functional.pad(logits, (1, 0))

@@ -2,14 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from as2ray.cascade.pruning import DropRatios, StagedScores, expand_drop_ratios, prune
+from as2ray.cascade.margins import Margins
+from as2ray.cascade.pruning import (
+    DropRatios,
+    Pruning,
+    Rounding,
+    StagedScores,
+    expand_drop_ratios,
+    prune,
+)
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
@@ -33,7 +41,10 @@ class StagePass(ABC):
 
 
 class MultiStageRanker(PackedRanker):
-    """A ranker whose `config.json` has `exit_layers` and `drop_ratios` in its entry `as2ray`."""
+    """A ranker whose `config.json` has `exit_layers` and `drop_ratios` in its entry `as2ray`.
+
+    It may also have `rounding` (see `num_kept`; by default `floor`) and `margins`.
+    """
 
     stage_pass: type[StagePass]
     """Class of the passes through the stages."""
@@ -51,18 +62,71 @@ class MultiStageRanker(PackedRanker):
         """
 
     @property
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = getattr(self.network.config, CONFIG_KEY)
+        return settings
+
+    @property
     def drop_ratios(self) -> list[float]:
-        """Drop ratio after each stage but the last."""
-        return list(getattr(self.network.config, CONFIG_KEY)["drop_ratios"])
+        """Drop ratio after each stage but the last; setting it removes the margins."""
+        return list(self._settings["drop_ratios"])
 
     @drop_ratios.setter
     def drop_ratios(self, drop_ratios: DropRatios) -> None:
         expanded = expand_drop_ratios(drop_ratios, len(self.exit_layers))
-        getattr(self.network.config, CONFIG_KEY)["drop_ratios"] = expanded.tolist()
+        self._settings.update(drop_ratios=expanded.tolist(), margins=None)
+
+    @property
+    def rounding(self) -> Rounding:
+        """How many candidates a drop ratio drops; see `num_kept`."""
+        rounding: Rounding = self._settings.get("rounding", "floor")
+        return rounding
+
+    @rounding.setter
+    def rounding(self, rounding: Rounding) -> None:
+        self._settings["rounding"] = rounding
+
+    @property
+    def margins(self) -> Margins | None:
+        """Margins after each stage but the last, with their bound; None if ranks decide."""
+        settings = self._settings.get("margins")
+        return settings and Margins.from_settings(settings)
+
+    @margins.setter
+    def margins(self, margins: Margins) -> None:
+        margins.check_stages(len(self.exit_layers))
+        self.drop_ratios = 0.0
+        self._settings["margins"] = asdict(margins)
+
+    def resolve_pruning(
+        self, drop_ratios: DropRatios | Pruning | None, num_questions: int
+    ) -> Pruning:
+        """Returns what is dropped of each question.
+
+        Args:
+            drop_ratios: Drop ratios, which replace the checkpoint's ratios and margins; by default
+                the checkpoint's.
+            num_questions: Number of questions.
+
+        Raises:
+            ConfigError: Invalid drop ratios.
+        """
+        if isinstance(drop_ratios, Pruning):
+            return drop_ratios
+        margins = self.margins if drop_ratios is None else None
+        ratios = expand_drop_ratios(
+            self.drop_ratios if drop_ratios is None else drop_ratios,
+            len(self.exit_layers),
+            num_questions,
+        )
+        if margins is None:
+            return Pruning.by_rank(ratios, self.rounding)
+        values = np.broadcast_to(margins.values, ratios.shape)
+        return Pruning(ratios, values, margins.top_k, self.rounding)
 
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
-        return dict(getattr(self.network.config, CONFIG_KEY))
+        return dict(self._settings)
 
     def predict_stages(
         self, batch: PackedBatch, exit_indices: Sequence[int] | None = None
@@ -89,14 +153,16 @@ class MultiStageRanker(PackedRanker):
         self,
         sequences: TokenSequences,
         question_index: np.ndarray,
-        drop_ratios: DropRatios | None = None,
+        drop_ratios: DropRatios | Pruning | None = None,
     ) -> StagedScores:
-        """Scores tokenized pairs, dropping candidates in between; see `Ranker.predict_pairs`."""
-        ratios = expand_drop_ratios(
-            self.drop_ratios if drop_ratios is None else drop_ratios,
-            len(self.exit_layers),
-            int(question_index.max(initial=-1)) + 1,
-        )
+        """Scores tokenized pairs, dropping candidates in between; see `Ranker.predict_pairs`.
+
+        Where nothing can be dropped, only the last stage scores, as `predict_scores` does.
+        """
+        pruning = self.resolve_pruning(drop_ratios, int(question_index.max(initial=-1)) + 1)
+        if pruning.drops_nothing:
+            scores = self.predict_scores(self.pack(sequences), len(sequences))
+            return StagedScores(scores, np.full(len(sequences), len(self.exit_layers) - 1))
         scores = np.full(len(sequences), np.nan, np.float32)
         stage_index = np.zeros(len(sequences), np.int64)
         with self.scoring():
@@ -106,7 +172,7 @@ class MultiStageRanker(PackedRanker):
                     question_index[rows], return_inverse=True
                 )
                 scorer = self.stage_pass(self, sequences, rows, pass_question_index)
-                scores[rows], stage_index[rows] = prune(scorer, ratios[questions])
+                scores[rows], stage_index[rows] = prune(scorer, pruning.select(questions))
         return StagedScores(scores, stage_index)
 
 

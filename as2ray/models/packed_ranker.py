@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from as2ray.cascade.pruning import DropRatios, StagedScores
+from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
 from as2ray.errors import CheckpointError
 from as2ray.models.ranker import Ranker, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
@@ -105,7 +105,7 @@ class PackedRanker(Ranker):
         self,
         sequences: TokenSequences,
         question_index: np.ndarray,
-        drop_ratios: DropRatios | None = None,
+        drop_ratios: DropRatios | Pruning | None = None,
     ) -> StagedScores:
         """Scores tokenized pairs; see `Ranker.predict_pairs`."""
         self.check_no_drop_ratios(drop_ratios)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, validate_call
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from as2ray.cascade.pruning import DropRatios, StagedScores
+from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import (
     UNCHANGED,
@@ -190,7 +190,7 @@ class Ranker(nn.Module, ABC):
         self.check_no_drop_ratios(drop_ratios)
         return StagedScores(self.predict_exits(questions, candidates)[:, 0])
 
-    def check_no_drop_ratios(self, drop_ratios: DropRatios | None) -> None:
+    def check_no_drop_ratios(self, drop_ratios: DropRatios | Pruning | None) -> None:
         """Raises an error if drop ratios are given to a ranker of one stage."""
         if drop_ratios is not None:
             name = type(self).__name__

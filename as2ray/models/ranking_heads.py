@@ -83,6 +83,38 @@ class RankingHeads(nn.Module):
                 head.load_state_dict(classifier_weights, strict=False)
 
 
+class ClassifierHead(nn.Module):
+    """The classifier of a finished pointwise ranker, which reads the first state.
+
+    Args:
+        config: Configuration of the ranker.
+    """
+
+    num_outputs = 1
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        head_config = deepcopy(config)
+        head_config.num_hidden_layers = 1
+        network = AutoModelForSequenceClassification.from_config(head_config)
+        self.network = _remove_embeddings(network)
+        self.network.base_model.encoder = None
+
+    def forward(self, first_states: Tensor) -> Tensor:
+        """Returns logits [sequences, 1, 1 or 2] of first states [sequences, hidden]."""
+        return classify(self.network, first_states)[:, None]
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Returns the probability of each sequence, of logits [sequences, 1, 1 or 2]."""
+        # In this order as of a pointwise ranker: torch's sigmoid rounds by the shape.
+        return positive_probability(logits[:, 0])
+
+    def init_from(self, network: PreTrainedModel) -> None:
+        """Copies the classifier and the pooler of a ranker's network."""
+        names, weights = self.network.state_dict().keys(), network.state_dict()
+        self.network.load_state_dict({name: weights[name] for name in names})
+
+
 def _remove_embeddings(network: PreTrainedModel) -> PreTrainedModel:
     """Removes the embeddings and their projection, which the body has."""
     base = network.base_model

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 
-from as2ray.cascade.cost import EncoderShape, measure_relative_cost
-from as2ray.cascade.pruning import DropRatios, expand_drop_ratios
+from as2ray.cascade.cost import EncoderShape, measure_relative_cost, observed_drop_ratios
+from as2ray.cascade.pruning import DropRatios
 from as2ray.errors import ConfigError
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.ranker import Ranker
@@ -19,7 +20,7 @@ class Savings:
     """Cost of a ranker that drops candidates, relative to the whole encoder over all pairs."""
 
     drop_ratios: tuple[float, ...]
-    """Drop ratio after each stage but the last."""
+    """Drop ratio after each stage but the last; with margins, which share was dropped."""
     relative_layers: float
     """Relative number of layers, by the paper's formula."""
     relative_flops: float
@@ -38,7 +39,7 @@ def measure_savings(
     Args:
         ranker: A cascade or a sequential ranker.
         table: Candidates to rank.
-        drop_ratios: Drop ratios to use instead of the ranker's own.
+        drop_ratios: Drop ratios to use instead of the ranker's own drop ratios or margins.
         num_repeats: Passes with and without dropping, 1 or more.
 
     Raises:
@@ -47,12 +48,13 @@ def measure_savings(
     if not isinstance(ranker, MultiStageRanker):
         problem = f"a {type(ranker).__name__} drops no candidates"
         raise ConfigError(problem, fix="use a cascade or a sequential ranker")
-    ratios = expand_drop_ratios(
-        ranker.drop_ratios if drop_ratios is None else drop_ratios, len(ranker.exit_layers)
-    )
     is_sequential = isinstance(ranker, SequentialRanker)
-    stage_index = ranker.predict_table(table, ratios).stage_index
+    stage_index = ranker.predict_table(table, drop_ratios).stage_index
     assert stage_index is not None  # set by rankers with several stages
+    pruning = ranker.resolve_pruning(drop_ratios, 1)
+    by_margins = bool(np.isfinite(pruning.margins).any())
+    observed = observed_drop_ratios(stage_index, len(ranker.exit_layers))
+    ratios = observed if by_margins else pruning.drop_ratios[0]
     texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
     lengths = ranker.tokenizer.encode(*texts).lengths
     shape = EncoderShape.from_config(ranker.network.config)
@@ -64,7 +66,7 @@ def measure_savings(
         ranker.predict_scores(ranker.pack(ranker.tokenizer.encode(*texts)), table.num_rows)
 
     (speedup,) = measure_alternately(
-        partial(measure_rate, 1, ranker.predict_table, table, ratios),
+        partial(measure_rate, 1, ranker.predict_table, table, drop_ratios),
         [partial(measure_rate, 1, rank_without_dropping)],
         num_repeats,
     )

@@ -4,6 +4,7 @@ To add an endpoint, write another `_add_…` function and call it in `create_app
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -224,6 +225,7 @@ def _add_status_routes(
             models=list(service.models),
             exit_layers=model_info.exit_layers,
             drop_ratios=model_info.drop_ratios,
+            margins=asdict(model_info.margins) if model_info.margins else None,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=0 if index is None else len(index),
             example_questions=examples,

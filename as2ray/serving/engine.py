@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from as2ray.cascade.pruning import StagedScores, expand_drop_ratios, num_kept
+from as2ray.cascade.pruning import Pruning, StagedScores, concatenate_prunings
 from as2ray.errors import As2rayError
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker
@@ -32,8 +32,8 @@ class TokenizedRequest:
     engine: "RerankEngine"
     request: RerankRequest
     encoded: TokenSequences
-    drop_ratios: np.ndarray
-    """Drop ratio after each stage but the last, shape [stages - 1]."""
+    pruning: Pruning
+    """What is dropped; its arrays have the shape [1, stages - 1]."""
     received_at: float
     """When the replica received the request, by its monotonic clock."""
     tokenized_at: float
@@ -64,10 +64,12 @@ class RerankEngine:
         """Description of the ranker for clients."""
         ranker = self.ranker
         drop_ratios = ranker.drop_ratios if isinstance(ranker, MultiStageRanker) else ()
+        margins = ranker.margins if isinstance(ranker, MultiStageRanker) else None
         return ModelInfo(
             ranker.tokenizer.max_length,
             ranker.exit_layers,
             tuple(drop_ratios),
+            margins,
             ranker.threshold,
             self.answer_scoring,
         )
@@ -81,21 +83,20 @@ class RerankEngine:
         """
         received_at = time.monotonic()
         check_request_texts(request)
-        drop_ratios = self._resolve_drop_ratios(request)
+        pruning = self._resolve_pruning(request)
         questions = [request.question] * len(request.candidates)
         encoded = self.ranker.tokenizer.encode(questions, request.candidates)
         limit, fix = self.limits.max_request_tokens, "send fewer candidates at a time"
         check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
-        return TokenizedRequest(self, request, encoded, drop_ratios, received_at, time.monotonic())
+        return TokenizedRequest(self, request, encoded, pruning, received_at, time.monotonic())
 
-    def _resolve_drop_ratios(self, request: RerankRequest) -> np.ndarray:
+    def _resolve_pruning(self, request: RerankRequest) -> Pruning:
         ratios = request.drop_ratios
         try:
             if isinstance(self.ranker, MultiStageRanker):
-                ratios = self.ranker.drop_ratios if ratios is None else ratios
-                return expand_drop_ratios(ratios, len(self.ranker.exit_layers))
+                return self.ranker.resolve_pruning(ratios, 1)
             self.ranker.check_no_drop_ratios(ratios)
-            return np.empty(0)
+            return Pruning.by_rank(np.empty((1, 0)))
         except As2rayError as error:
             raise RequestError("invalid_request", error.problem, error.fix) from None
 
@@ -110,8 +111,9 @@ class RerankEngine:
                 sets.
         """
         started_at = time.monotonic()
-        drop_ratios = [_shed_load(tokenized, shed_drop_ratio) for tokenized in batch]
-        staged_scores = self._score_batch(batch, drop_ratios)
+        prunings = [_shed_load(tokenized, shed_drop_ratio) for tokenized in batch]
+        staged_scores = self._score_batch(batch, prunings)
+        ends = np.cumsum([len(tokenized.request.candidates) for tokenized in batch])
         rankings = self.ranker.build_rankings(
             [tokenized.request.candidates for tokenized in batch], staged_scores
         )
@@ -123,45 +125,47 @@ class RerankEngine:
                 ranking=[CandidateScore(c.index, c.score, c.exit_layer) for c in ranking],
                 num_tokens=tokenized.num_tokens,
                 exit_layers=self.ranker.exit_layers,
-                num_scored=self._count_scored(len(ranking), ratios),
-                drop_ratios=tuple(ratios.tolist()),
-                load_shed=bool(np.any(ratios != tokenized.drop_ratios)),
+                num_scored=self._count_scored(staged_scores, slice(end - len(ranking), end)),
+                drop_ratios=tuple(pruning.drop_ratios[0].tolist()),
+                load_shed=pruning is not tokenized.pruning,
                 timings_s={
                     "tokenize": tokenized.tokenized_at - tokenized.received_at,
                     "queue": started_at - tokenized.tokenized_at,
                     "inference": ended_at - started_at,
                 },
             )
-            for tokenized, ratios, ranking in zip(batch, drop_ratios, rankings)
+            for tokenized, pruning, ranking, end in zip(batch, prunings, rankings, ends)
         ]
 
     def _score_batch(
-        self, batch: Sequence[TokenizedRequest], drop_ratios: list[np.ndarray]
+        self, batch: Sequence[TokenizedRequest], prunings: list[Pruning]
     ) -> StagedScores:
         requests = [tokenized.request for tokenized in batch]
         sizes = [len(request.candidates) for request in requests]
         question_index = np.repeat(np.arange(len(batch)), sizes)
         if isinstance(self.ranker, PackedRanker):
             encoded = concatenate_sequences([tokenized.encoded for tokenized in batch])
-            ratios = np.stack(drop_ratios) if self.ranker.exit_layers else None
-            return self.ranker.predict_sequences(encoded, question_index, ratios)
+            pruning = concatenate_prunings(prunings) if self.ranker.exit_layers else None
+            return self.ranker.predict_sequences(encoded, question_index, pruning)
         questions = [requests[i].question for i in question_index]
         candidates = [text for request in requests for text in request.candidates]
         return self.ranker.predict_pairs(questions, candidates, question_index)
 
-    def _count_scored(self, num_candidates: int, drop_ratios: np.ndarray) -> tuple[int, ...]:
-        """Counts the candidates that each exit scores; returns () for a ranker without exits."""
-        counts = [num_candidates]
-        for ratio in drop_ratios:
-            counts.append(int(num_kept(counts[-1], ratio)))
-        return tuple(counts) if self.ranker.exit_layers else ()
+    def _count_scored(self, staged_scores: StagedScores, rows: slice) -> tuple[int, ...]:
+        """Counts the candidates that each exit scored; returns () for a ranker without exits."""
+        if staged_scores.stage_index is None:
+            return ()
+        stage_index = staged_scores.stage_index[rows]
+        return tuple(int(np.sum(stage_index >= s)) for s in range(len(self.ranker.exit_layers)))
 
 
-def _shed_load(tokenized: TokenizedRequest, shed_drop_ratio: float) -> np.ndarray:
+def _shed_load(tokenized: TokenizedRequest, shed_drop_ratio: float) -> Pruning:
     """Raises the drop ratios of a request, unless the request sets them."""
-    lowest = shed_drop_ratio if tokenized.request.drop_ratios is None else 0.0
-    raised: np.ndarray = np.maximum(tokenized.drop_ratios, lowest)
-    return raised
+    pruning = tokenized.pruning
+    raised = np.maximum(pruning.drop_ratios, shed_drop_ratio)
+    if tokenized.request.drop_ratios is not None or np.array_equal(raised, pruning.drop_ratios):
+        return pruning
+    return replace(pruning, drop_ratios=raised)
 
 
 def rank_batch(

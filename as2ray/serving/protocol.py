@@ -291,6 +291,8 @@ class Info(StrictModel):
     models: list[str]
     exit_layers: tuple[int, ...]
     drop_ratios: tuple[float, ...]
+    margins: dict[str, Any] | None
+    """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
     max_drop_ratio: float
     num_indexed_sentences: int
     example_questions: list[str]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from as2ray.cascade.margins import Margins
 from as2ray.errors import As2rayError, EvaluationError
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.text.input_checks import check_text
@@ -148,6 +149,8 @@ class ModelInfo:
     """Maximum number of tokens of a pair."""
     exit_layers: tuple[int, ...]
     drop_ratios: tuple[float, ...]
+    margins: Margins | None = None
+    """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
     threshold: float | None = None
     """Score below which the best candidate should not be given as an answer, if the model is
     calibrated."""

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from math import floor
 
 import numpy as np
 import pytest
@@ -9,11 +10,20 @@ from as2ray.cascade.pruning import StagedScores, expand_drop_ratios, num_kept, s
 from as2ray.errors import ConfigError
 
 
-def test_kept_follows_the_paper_s_example():
+@pytest.mark.parametrize(
+    ("rounding", "expected"),
+    [("nearest", [128, 90, 63, 44, 31]), ("floor", [128, 90, 63, 45, 32])],
+)
+def test_kept_follows_the_paper_s_example_or_its_text(rounding, expected):
     sizes = [128]
     for _ in range(4):
-        sizes.append(int(num_kept(sizes[-1], 0.3)))
-    assert sizes == [128, 90, 63, 44, 31]
+        sizes.append(int(num_kept(sizes[-1], 0.3, rounding)))
+    assert sizes == expected
+
+
+def test_floor_of_a_product_that_is_whole_but_for_its_last_digit_is_that_number():
+    assert num_kept(100, 0.29) == 71
+    assert num_kept(10, 0.3) == 7
 
 
 def test_kept_is_never_none_of_some_nor_some_of_none():
@@ -22,10 +32,10 @@ def test_kept_is_never_none_of_some_nor_some_of_none():
 
 @given(st.integers(1, 1_000), st.integers(0, 99))
 def test_kept_is_what_is_left_by_the_rounded_part(size, hundredths):
-    left = size - round(Fraction(hundredths, 100) * size)
-    assert abs(int(num_kept(size, hundredths / 100)) - max(1, left)) <= (
-        hundredths * size % 100 == 50
-    )
+    dropped = Fraction(hundredths, 100) * size
+    assert num_kept(size, hundredths / 100) == max(1, size - floor(dropped))
+    nearest = int(num_kept(size, hundredths / 100, "nearest"))
+    assert abs(nearest - max(1, size - round(dropped))) <= (hundredths * size % 100 == 50)
     assert num_kept(size, 0.0) == size
 
 

@@ -142,6 +142,9 @@ def test_sensible_answers_to_few_or_equal_candidates(bert):
     assert [r.exit_layer for r in bert.rank(QUESTION, ["Lala."], drop_ratios=0.9)] == [3]
     twins = bert.rank(QUESTION, ["Lala ne."] * 6, drop_ratios=0.5)
     assert sorted(r.index for r in twins) == list(range(6))
+    assert [r.exit_layer for r in twins] == [3, 3, 2, 1, 1, 1]
+    bert.rounding = "nearest"
+    twins = bert.rank(QUESTION, ["Lala ne."] * 6, drop_ratios=0.5)
     assert [r.exit_layer for r in twins] == [3, 2, 2, 1, 1, 1]
     long = bert.rank(QUESTION, ["lala " * 10_000, "Lala."], drop_ratios=0.5)
     assert [r.exit_layer for r in long] == [3, 1]

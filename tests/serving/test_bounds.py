@@ -255,7 +255,7 @@ def test_the_log_holds_numbers_and_texts_by_option_alone(serve, caplog):
             serve(log_request_texts=log_request_texts).post("/rank", json=RANK)
         line = json.loads(caplog.messages[-1])
         assert (line["path"], line["status"], line["num_candidates"]) == ("/rank", 200, 6)
-        assert line["num_scored"] == [6, 3, 1]
+        assert line["num_scored"] == [6, 3, 2]
         assert ("kovarin" in caplog.text) is log_request_texts
 
 

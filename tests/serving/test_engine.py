@@ -36,7 +36,7 @@ def test_questions_ranked_together_are_ranked_as_each_alone(engine):
             (r.index, r.exit_layer) for r in alone
         ]
         assert [r.score for r in answer.ranking] == pytest.approx([r.score for r in alone])
-    assert [answer.num_scored for answer in answers] == [(6, 3, 1), (4, 4, 4), (6, 6, 3)]
+    assert [answer.num_scored for answer in answers] == [(6, 3, 2), (4, 4, 4), (6, 6, 3)]
 
 
 def test_survivors_are_those_that_the_exits_scored(engine):

@@ -121,20 +121,23 @@ class Encoder:
         """
         return self.run_to_tokens(layout.first_tokens, hidden, layout)
 
-    def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def run_to_tokens(
+        self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int = 0
+    ) -> Tensor:
         """Returns states of some tokens after all layers, shape [n, hidden].
 
         In `fused_inference` the last layer computes only these tokens.
 
         Args:
             token_index: Indices of the tokens, shape [n].
-            hidden: Packed states before the first layer, shape [tokens, hidden].
+            hidden: Packed states before `start_layer`, shape [tokens, hidden].
             layout: Positions of the sequences in them.
+            start_layer: Index of the first layer to run.
         """
         if self._num_fused_contexts and self._fused is not None:
             with torch.autocast(hidden.device.type, enabled=False):
-                return self._fused.run_to_tokens(token_index, hidden, layout)
-        return self.run_layers(hidden, layout)[token_index]
+                return self._fused.run_to_tokens(token_index, hidden, layout, start_layer)
+        return self.run_layers(hidden, layout, start_layer)[token_index]
 
 
 def first_position(config: Any) -> int:

@@ -188,9 +188,11 @@ class FusedLayers:
             hidden = layer(hidden, layout)
         return hidden[: layout.num_tokens]
 
-    def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Returns states of some tokens after all layers, [n, hidden]."""
-        *lower_layers, last_layer = chain.from_iterable(self.layers)
+    def run_to_tokens(
+        self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int
+    ) -> Tensor:
+        """Returns states of some tokens after the layers from `start_layer` on, [n, hidden]."""
+        *lower_layers, last_layer = chain.from_iterable(self.layers[start_layer:])
         hidden = self._round_up_rows(hidden)
         for layer in lower_layers:
             hidden = layer(hidden, layout)

@@ -1,0 +1,178 @@
+"""`as2ray cascade`: makes a cascade of a finished ranker."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from as2ray.cli.console import create_console, load_table, parse_drop_ratios, parse_numbers
+from as2ray.errors import ConfigError, CorpusError
+from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+
+
+def cascade(  # noqa: PLR0913 - every argument is a flag
+    *,
+    model: str,
+    output: str,
+    table: str | None = None,
+    calibration_table: str | None = None,
+    corpus: str | None = None,
+    split: str = "train",
+    calibration_split: str | None = "dev",
+    data_dir: str | None = None,
+    corpus_options: dict[str, Any] = {},  # noqa: B006
+    pairs: str | None = None,
+    index: str | None = None,
+    questions: str | None = None,
+    num_candidates: PositiveInt = 100,
+    exit_layers: str | None = None,
+    drop_ratio: str | None = None,
+    max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02,
+    use_labels: bool = False,
+    keep_top: PositiveInt | None = None,
+    at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99,
+    high_confidence: bool = False,
+    seed: NonNegativeInt = 0,
+) -> None:
+    """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
+
+    The ranker stays the last exit. Exits on its frozen encoder learn its scores, so the questions
+    need no labels. Candidates that score far below the best of their question are dropped.
+
+    Args:
+        model: Checkpoint folder or hub id of a pointwise ranker.
+        output: New folder for the cascade.
+        table: Folder of a prepared table.
+        calibration_table: Folder of a table of other questions, which choose the margins; by
+            default a quarter of the questions.
+        corpus: Name of a corpus instead of a table.
+        split: Split of the corpus that trains the exits.
+        calibration_split: Split of the corpus that chooses the margins.
+        data_dir: Folder of the raw release, or `hub`.
+        corpus_options: Options of the corpus.
+        pairs: Instead of a table: a file of JSON lines such as {"question": "...", "candidates":
+            ["...", "..."]}.
+        index: Instead of a table: folder of an index, which finds the candidates of `questions`.
+        questions: With an index: a file with one question per line.
+        num_candidates: With an index: maximum number of candidates of a question.
+        exit_layers: Layers after which candidates may be dropped, such as 1,2,4; by default all.
+        drop_ratio: Drop these shares instead, without a bound: 0.3 for all exits, or 0.3,0.5 for
+            each but the last.
+        max_loss: Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first).
+        use_labels: Bound the loss of reciprocal rank against the labels instead.
+        keep_top: Bound the probability that one of the ranker's first K candidates is dropped.
+        at_least: With `keep_top`: probability that none of them is dropped.
+        high_confidence: Let the bound hold with a probability of 90 % over the choice of the
+            questions, instead of in expectation.
+        seed: Seed of the exits' weights and of the division of the questions.
+    """
+    from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+
+    sources = {"table": table, "corpus": corpus, "pairs": pairs, "index": index}
+    if sum(source is not None for source in sources.values()) != 1:
+        given = ", ".join(f"{name}={source}" for name, source in sources.items())
+        raise ConfigError(f"give one of --table, --corpus, --pairs and --index ({given})")
+    ratios = parse_drop_ratios(drop_ratio)
+    config = CascadeConfig(
+        exit_layers=None if exit_layers is None else tuple(parse_numbers(exit_layers, int)),
+        drop_ratios=None
+        if ratios is None
+        else tuple(ratios if isinstance(ratios, list) else [ratios]),
+        max_loss=max_loss,
+        use_labels=use_labels,
+        keep_top=keep_top,
+        at_least=at_least,
+        high_confidence=high_confidence,
+        seed=seed,
+    )
+    calibration: pa.Table | None = None
+    if pairs is not None:
+        rows = _read_pairs(Path(pairs))
+    elif index is not None:
+        rows = _search_index(index, questions, num_candidates)
+    else:
+        rows = load_table(table, corpus, split, data_dir, corpus_options)
+        if calibration_table is not None:
+            calibration = load_table(calibration_table, None, "", None, {})
+        elif corpus is not None and calibration_split is not None:
+            calibration = load_table(None, corpus, calibration_split, data_dir, corpus_options)
+    ranker = make_cascade(model, rows, output, calibration_table=calibration, config=config)
+    console = create_console()
+    console.print(f"exits after layers {', '.join(map(str, ranker.exit_layers))}")
+    margins = ranker.margins
+    if margins is None or margins.bound is None:
+        console.print(f"drop ratios {', '.join(f'{ratio:g}' for ratio in ranker.drop_ratios)}")
+        return
+    if margins.values:
+        console.print(f"margins {', '.join(f'{m:.2f}' for m in margins.values)} (log-odds)")
+    else:
+        console.print("no exit can drop candidates within the bound, so nothing is dropped")
+    console.print(str(margins.bound))
+
+
+def _read_pairs(path: Path) -> pa.Table:
+    """Reads questions with their candidates from JSON lines.
+
+    Raises:
+        CorpusError: The file cannot be read, or a line is no such record.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    lists = [_parse_record(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    return _create_table(lists, str(path))
+
+
+def _parse_record(path: Path, line_number: int, line: str) -> tuple[str, list[str]]:
+    try:
+        record = json.loads(line)
+        question, candidates = record["question"], record["candidates"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        question, candidates = None, None
+    is_list = isinstance(candidates, list) and all(isinstance(text, str) for text in candidates)
+    if not (isinstance(question, str) and is_list):
+        raise CorpusError(
+            f"{path}: line {line_number} is {line[:80]!r}, not a record such as "
+            '{"question": "...", "candidates": ["...", "..."]}'
+        )
+    return question, candidates
+
+
+def _search_index(folder: str, questions: str | None, num_candidates: int) -> pa.Table:
+    """Returns the candidates that an index finds for questions.
+
+    Raises:
+        ConfigError: There are no questions.
+        CorpusError: The file of questions cannot be read.
+        SentenceIndexError: There is no index, or a damaged one.
+    """
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+    from as2ray.retrieval.sentence_index import SentenceIndex
+
+    if questions is None:
+        raise ConfigError(
+            f"index={folder} holds sentences but no questions",
+            fix="name a file with one question per line: --questions FILE",
+        )
+    try:
+        lines = Path(questions).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{questions} cannot be read as a file of UTF-8 text: {error}") from error
+    index = SentenceIndex.open(folder, load_sentence_encoder)
+    lists = []
+    for question in filter(None, map(str.strip, lines)):
+        found = index.search_candidates(question, num_candidates)
+        lists.append((question, index.texts([candidate.index for candidate in found])))
+    return _create_table(lists, questions)
+
+
+def _create_table(lists: list[tuple[str, list[str]]], source: str) -> pa.Table:
+    rows = [
+        (f"q{q}", question, f"q{q}-{c}", candidate, 0)
+        for q, (question, candidates) in enumerate(lists)
+        for c, candidate in enumerate(candidates)
+    ]
+    return validate_table(from_rows(rows, CANDIDATE_SCHEMA), source)

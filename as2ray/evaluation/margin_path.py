@@ -1,0 +1,215 @@
+"""Fits the margins of a cascade: a path of margins on some questions, the place on it on others.
+
+The margins of all exits lie on one path from "nothing dropped" to "all but the best dropped". The
+path is ordered on one part of the questions by what a step saves against what it loses. The place
+on the path is the only number that the other part decides, so the bound on the loss holds for it.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from as2ray.cascade.cost import measure_relative_cost, observed_drop_ratios
+from as2ray.cascade.margins import Margins, Risk, RiskBound, select_step
+from as2ray.cascade.pruning import StagedScores, log_odds
+from as2ray.evaluation.cascade_replay import CascadeReplay
+
+NUM_LEVELS = 16
+"""Finite margins of each exit on the path."""
+JUMPS = (1, 2, 4)
+"""By how many levels one step may lower a margin."""
+NUM_SUBSTEPS = 4
+"""Steps into which each step of the path is divided in the end."""
+
+
+def question_losses(
+    replay: CascadeReplay, staged: StagedScores, risk: Risk, top_k: int = 1
+) -> np.ndarray:
+    """Returns what each question loses by dropping, compared with the last exit; shape [questions].
+
+    `first_place` is 1 - 1 / (place of the last exit's first), and needs no labels.
+    `reciprocal_rank` is what the reciprocal rank of the first positive falls by; questions without
+    a positive lose nothing. `top_k` is 1 if one of the last exit's `top_k` first was dropped.
+
+    Args:
+        replay: Stored scores.
+        staged: Scores of the cascade for the same rows.
+        risk: What counts as a loss.
+        top_k: For the risk `top_k`.
+    """
+    question_index, last_stage = replay.question_index, replay.scores.shape[1] - 1
+    complete = _places(question_index, replay.scores[:, last_stage])
+    if risk == "top_k":
+        assert staged.stage_index is not None
+        is_lost = (complete <= top_k) & (staged.stage_index < staged.stage_index.max())
+        return np.asarray(np.bincount(question_index, is_lost) > 0, np.float64)
+    places = _places(question_index, staged.sort_keys)
+    if risk == "first_place":
+        return np.asarray(1.0 - 1.0 / places[_first_rows(question_index, complete)])
+    labels = replay.table["label"].to_numpy() > 0
+    before, after = (
+        _reciprocal_ranks(question_index, labels, ranks, replay.num_questions)
+        for ranks in (complete, places)
+    )
+    return np.asarray(np.maximum(before - after, 0.0))
+
+
+def _places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Returns the place of each row in its question, from 1; of equal scores the first row's."""
+    order = np.lexsort((-scores, question_index))
+    sizes = np.bincount(question_index)
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+    return places
+
+
+def _first_rows(question_index: np.ndarray, places: np.ndarray) -> np.ndarray:
+    rows = np.flatnonzero(places == 1)
+    return rows[np.argsort(question_index[rows])]
+
+
+def _reciprocal_ranks(
+    question_index: np.ndarray, labels: np.ndarray, places: np.ndarray, num_questions: int
+) -> np.ndarray:
+    ranks = np.zeros(num_questions)
+    np.maximum.at(ranks, question_index[labels], 1.0 / places[labels])
+    return ranks
+
+
+def measure_margins(
+    replay: CascadeReplay, margins: np.ndarray, risk: Risk, top_k: int
+) -> tuple[np.ndarray, float]:
+    """Returns the loss of each question and the FLOPs relative to the whole encoder's.
+
+    An exit whose margin is infinite is not used, and costs nothing.
+
+    Args:
+        replay: Stored scores.
+        margins: Margin after each exit but the last, shape [exits - 1].
+        risk: See `question_losses`.
+        top_k: See `Pruning`; it is also that of the risk `top_k`.
+    """
+    exits, values = _used_exits(margins)
+    staged = replay.rank_by_margins(exits, values, top_k)
+    assert staged.stage_index is not None
+    _, flops = measure_relative_cost(
+        replay.shape,
+        [replay.exit_layers[index] for index in exits],
+        observed_drop_ratios(staged.stage_index, len(exits)),
+        replay.num_tokens,
+        staged.stage_index,
+    )
+    return question_losses(replay, staged, risk, top_k), flops
+
+
+def _used_exits(margins: np.ndarray) -> tuple[list[int], list[float]]:
+    used = np.flatnonzero(np.isfinite(margins)).tolist()
+    return [*used, len(margins)], margins[used].tolist()
+
+
+def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray:
+    """Orders margins from "nothing dropped" to "all but the `top_k` best dropped".
+
+    Each step lowers the margin of the exit that saves most per loss.
+
+    Args:
+        replay: Stored scores of questions that will not choose the place on the path.
+        risk: See `question_losses`.
+        top_k: See `Pruning`.
+
+    Returns:
+        Shape [steps, exits - 1]; no margin rises from one step to the next.
+    """
+    levels = [_margin_levels(replay, stage, top_k) for stage in range(replay.scores.shape[1] - 1)]
+    place = np.zeros(len(levels), np.int64)
+    smallest_loss = 0.1 / replay.num_questions
+
+    def margins_at(place: np.ndarray) -> np.ndarray:
+        return np.array([values[index] for values, index in zip(levels, place)])
+
+    def measure(place: np.ndarray) -> tuple[float, float]:
+        losses, flops = measure_margins(replay, margins_at(place), risk, top_k)
+        return float(losses.mean()), flops
+
+    path, (loss, flops) = [margins_at(place)], measure(place)
+    while np.any(place < NUM_LEVELS):
+        steps = []
+        for stage in np.flatnonzero(place < NUM_LEVELS):
+            for jump in JUMPS:
+                lowered = place.copy()
+                lowered[stage] = min(lowered[stage] + jump, NUM_LEVELS)
+                new_loss, new_flops = measure(lowered)
+                gain = (flops - new_flops) / (max(new_loss - loss, 0.0) + smallest_loss)
+                steps.append((gain, -int(stage), -jump, new_loss, new_flops, lowered))
+        *_, loss, flops, place = max(steps, key=lambda step: step[:3])
+        path.append(margins_at(place))
+    return _divide_steps(path)
+
+
+def _divide_steps(path: list[np.ndarray]) -> np.ndarray:
+    """Returns the path with `NUM_SUBSTEPS` steps in place of each one."""
+    steps = [path[0]]
+    for margins, lower in pairwise(path):
+        is_divided = np.isfinite(margins)
+        for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
+            step = lower.copy()
+            step[is_divided] = (1 - share) * margins[is_divided] + share * lower[is_divided]
+            steps.append(step)
+    return np.stack(steps)
+
+
+def _margin_levels(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
+    """Returns infinity and then the quantiles of an exit's gaps to the `top_k`-th best, down to 0.
+
+    Shape [NUM_LEVELS + 1].
+    """
+    values, question_index = log_odds(replay.scores[:, stage]), replay.question_index
+    places, sizes = _places(question_index, values), np.bincount(question_index)
+    best = np.empty(len(sizes))
+    is_best = places == np.minimum(top_k, sizes)[question_index]
+    best[question_index[is_best]] = values[is_best]
+    gaps = np.maximum(best[question_index] - values, 0.0)
+    quantiles = np.quantile(gaps[places > 1], np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1])
+    return np.array([np.inf, *quantiles, 0.0])
+
+
+def fit_margins(
+    path_replay: CascadeReplay,
+    calibration: CascadeReplay,
+    risk: Risk,
+    max_loss: float,
+    confidence: float | None = None,
+    top_k: int = 1,
+) -> tuple[tuple[int, ...], Margins]:
+    """Fits the cheapest margins whose loss is bounded.
+
+    Args:
+        path_replay: Stored scores of the questions that order the path.
+        calibration: Stored scores of other questions, all with two or more candidates, that choose
+            the place on it.
+        risk: What is bounded; see `question_losses`.
+        max_loss: Bound on the loss; see `RiskBound`.
+        confidence: See `RiskBound`.
+        top_k: See `Pruning`; it is also that of the risk `top_k`.
+
+    Returns:
+        Layers of the exits that are used, and their margins.
+
+    Raises:
+        EvaluationError: Too few questions for the bound.
+    """
+    path = fit_margin_path(path_replay, risk, top_k)
+    measured = [measure_margins(calibration, margins, risk, top_k) for margins in path]
+    losses = np.maximum.accumulate([question_losses for question_losses, _ in measured])
+    step = select_step(losses, max_loss, confidence)
+    exits, values = _used_exits(path[step])
+    bound = RiskBound(
+        risk,
+        max_loss,
+        calibration.num_questions,
+        float(losses[step].mean()),
+        measured[step][1],
+        confidence,
+    )
+    layers = tuple(calibration.exit_layers[index] for index in exits)
+    return layers, Margins(tuple(values), top_k, bound)

@@ -1,0 +1,116 @@
+"""`as2ray cascade`, as a user calls it."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import tiny
+
+from as2ray.checkpoints.loading import load
+from as2ray.cli.main import main
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.tables.schema import question_offsets
+
+TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=6))
+BOUND = ["--max_loss", "0.2"]
+
+
+@pytest.fixture
+def call(checkpoint, tmp_path, capsys):
+    """Returns what the command prints."""
+
+    def run(*flags, model=None):
+        model = str(model or checkpoint())
+        main(["cascade", "--model", model, "--output", str(tmp_path / "made"), *map(str, flags)])
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(call, capsys, tmp_path):
+    """Returns the error text of a call that writes nothing."""
+
+    def run(*flags, **options):
+        with pytest.raises(SystemExit) as stopped:
+            call(*flags, **options)
+        assert stopped.value.code == 2
+        assert not (tmp_path / "made").exists()
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path):
+    return tiny.write_corpus(tmp_path / "table", TABLE)
+
+
+def lists():
+    starts = [*question_offsets(TABLE["question_id"]), TABLE.num_rows]
+    texts = TABLE["candidate"].to_pylist()
+    for start, end in pairwise(starts):
+        yield TABLE["question"][int(start)].as_py(), texts[start:end]
+
+
+def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table, tmp_path, capsys):
+    shown = call("--table", table, *BOUND)
+    assert "exits after layers" in shown
+    assert "is at most 0.2 in expectation; over 15 questions" in shown
+    made = load(tmp_path / "made", device="cpu")
+    assert made.margins.bound.num_questions == 15
+    main(["evaluate", "--model", str(tmp_path / "made"), "--table", str(table)])
+    main(["cost", "--model", str(tmp_path / "made"), "--table", str(table), "--num_repeats", "1"])
+    assert "operations over 360 pairs" in capsys.readouterr().out
+
+
+def test_pairs_without_labels_serve_too(call, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    records = [json.dumps({"question": q, "candidates": c}) for q, c in lists()]
+    path.write_text("\n".join([*records[:30], "", *records[30:]]) + "\n", encoding="utf-8")
+    assert "over 15 questions" in call("--pairs", path, *BOUND)
+
+
+def test_index_finds_the_candidates_of_questions(call, refused, tmp_path):
+    (tmp_path / "documents").mkdir()
+    text = " ".join(TABLE["candidate"].to_pylist())
+    (tmp_path / "documents/a.txt").write_text(text, encoding="utf-8")
+    write_index(str(tmp_path / "documents"), str(tmp_path / "index"), IndexConfig(encoder=None))
+    asked = ["--index", tmp_path / "index", "--num_candidates", 5, *BOUND]
+    assert "no questions" in refused(*asked)
+    path = tmp_path / "questions.txt"
+    path.write_text("\n".join(question for question, _ in lists()), encoding="utf-8")
+    assert "over 15 questions" in call(*asked, "--questions", path)
+
+
+def test_drop_ratios_need_no_bound(call, table, tmp_path):
+    shown = call("--table", table, "--exit_layers", "1,3", "--drop_ratio", "0.5")
+    assert " ".join(shown.split()) == "exits after layers 1, 3 drop ratios 0.5"
+    assert load(tmp_path / "made", device="cpu").margins is None
+
+
+def test_bad_input_is_refused_with_the_number_that_would_do(refused, table, tmp_path, checkpoint):
+    assert "give one of --table" in refused()
+    assert "give one of --table" in refused("--table", table, "--pairs", "x")
+    error = refused("--table", table)
+    assert "needs 49 questions" in error
+    assert "max_loss of at least 0.0625" in error
+    assert "needs 114 questions" in refused("--table", table, "--high_confidence", "true")
+    assert "needs 99 questions" in refused("--table", table, "--keep_top", "1")
+    assert "max_loss" in refused("--table", table, "--max_loss", "0")
+    assert "'some' is not a list" in refused("--table", table, "--exit_layers", "some")
+    assert "[4, 9] are not" in refused("--table", table, "--exit_layers", "4,9", *BOUND)
+    path = tmp_path / "pairs.jsonl"
+    for line in (
+        '{"question": "Why?"}',
+        '["Why?"]',
+        '{"question": "Why?", "candidates": "So."}',
+        "x",
+    ):
+        path.write_text('{"question": "Why?", "candidates": ["So.", "No."]}\n' + line)
+        assert "line 2 is" in refused("--pairs", path)
+    path.write_text('{"question": "Why?", "candidates": ["So."]}')
+    assert "none of the 1 questions has two or more candidates" in refused("--pairs", path)
+    assert "UTF-8 text" in refused("--pairs", tmp_path / "nowhere")
+    no_ranker = checkpoint("bert", None)
+    assert "fix" in refused("--table", table, *BOUND, model=no_ranker)

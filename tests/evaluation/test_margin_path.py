@@ -1,0 +1,149 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+
+from as2ray.cascade.cost import EncoderShape
+from as2ray.cascade.pruning import StagedScores
+from as2ray.errors import EvaluationError
+from as2ray.evaluation import margin_path
+from as2ray.evaluation.cascade_replay import CascadeReplay
+from as2ray.evaluation.margin_path import (
+    fit_margin_path,
+    fit_margins,
+    measure_margins,
+    question_losses,
+)
+
+
+def stored(num_questions: int, seed: int = 0) -> CascadeReplay:
+    """A cascade of three exits; later ones agree better with the last."""
+    table, random = tiny.candidates(num_questions, each=8, seed=seed), np.random.default_rng(seed)
+    # Some questions have a clear answer, others have none.
+    last = random.normal(0, 1, table.num_rows) + 6 * table["label"].to_numpy() * np.repeat(
+        random.random(num_questions) > 0.3, 8
+    )
+    exits = [last + random.normal(0, noise, table.num_rows) for noise in (1.5, 0.7, 0)]
+    scores = 1 / (1 + np.exp(-np.stack(exits, 1)))
+    tokens = random.integers(10, 60, table.num_rows)
+    shape = EncoderShape(num_layers=6)
+    return CascadeReplay(table, (2, 4, 6), scores.astype(np.float32), tokens, shape)
+
+
+@pytest.fixture(scope="module")
+def replay() -> CascadeReplay:
+    return stored(60)
+
+
+@pytest.fixture(scope="module")
+def path(replay):
+    return fit_margin_path(replay, "first_place", 1)
+
+
+def staged_example() -> tuple[CascadeReplay, StagedScores]:
+    """Two questions of four; the ranker's firsts are rows 0 and 5; positives are rows 1 and 5."""
+    scores = np.array([0.9, 0.8, 0.2, 0.1, 0.3, 0.7, 0.6, 0.5], np.float32)
+    table = tiny.candidates(2, each=4)
+    table = table.set_column(4, "label", [np.array([0, 1, 0, 0, 0, 1, 0, 0], np.int8)])
+    both = np.stack([scores, scores], 1)
+    shape = EncoderShape(num_layers=2)
+    staged = StagedScores(scores, np.array([0, 1, 1, 0, 1, 1, 1, 0]))
+    return CascadeReplay(table, (1, 2), both, np.full(8, 9), shape), staged
+
+
+def test_losses_by_hand():
+    replay, staged = staged_example()
+    # Row 0 was dropped, so two survivors stand above it; row 5 stays first.
+    assert question_losses(replay, staged, "first_place").tolist() == [1 - 1 / 3, 0.0]
+    # Row 1 rises from the second place to the first, which is no loss.
+    assert question_losses(replay, staged, "reciprocal_rank").tolist() == [0.0, 0.0]
+    assert question_losses(replay, staged, "top_k", 1).tolist() == [1.0, 0.0]
+    assert question_losses(replay, staged, "top_k", 4).tolist() == [1.0, 1.0]
+    lost = replace(staged, stage_index=np.array([1, 0, 1, 1, 1, 0, 1, 1]))
+    # Row 1 falls from 2 to 4, row 5 from 1 to 4.
+    assert question_losses(replay, lost, "reciprocal_rank").tolist() == [1 / 4, 3 / 4]
+
+
+def test_path_goes_from_nothing_dropped_to_all_but_the_best_dropped(replay, path):
+    assert np.isinf(path[0]).all()
+    assert (path[-1] == 0).all()
+    assert np.all(path[1:] <= path[:-1])
+    losses, flops = measure_margins(replay, path[0], "first_place", 1)
+    assert losses.sum() == 0
+    assert flops == pytest.approx(1.0, abs=0.01)
+    staged = replay.rank_by_margins([0, 1, 2], path[-1])
+    assert np.bincount(staged.stage_index).tolist() == [60 * 7, 0, 60]
+    assert measure_margins(replay, path[-1], "first_place", 1)[1] < 0.5
+
+
+def test_cheapest_steps_come_first(replay, path):
+    costs = [measure_margins(replay, margins, "first_place", 1)[1] for margins in path]
+    losses = [measure_margins(replay, margins, "first_place", 1)[0].mean() for margins in path]
+    half = costs[-1] + (costs[0] - costs[-1]) / 2
+    loss_at_half = next(loss for loss, cost in zip(losses, costs) if cost <= half)
+    assert loss_at_half < losses[-1] / 4
+
+
+def test_margins_save_more_than_ratios_of_the_same_loss(replay, path):
+    """Easy questions lose nearly all candidates early, and hard ones few."""
+    by_margins = [measure_margins(replay, margins, "first_place", 1) for margins in path]
+    for ratio in (0.2, 0.4, 0.6):
+        staged = replay.rank([0, 1, 2], ratio)
+        loss = question_losses(replay, staged, "first_place").mean()
+        cost = replay.evaluate([0, 1, 2], ratio).relative_flops
+        assert min(c for losses, c in by_margins if losses.mean() <= loss) < cost
+
+
+def test_exit_without_a_margin_costs_nothing(replay):
+    _, used = measure_margins(replay, np.array([1e9, 2.0]), "first_place", 1)
+    _, unused = measure_margins(replay, np.array([np.inf, 2.0]), "first_place", 1)
+    assert unused < used
+
+
+@pytest.mark.parametrize("risk", ["first_place", "reciprocal_rank", "top_k"])
+def test_fitted_margins_keep_the_bound_over_200_random_splits(risk, monkeypatch):
+    """The mean loss on the other questions is within the bound plus its Monte Carlo error."""
+    everything, max_loss = stored(300), 0.04
+    path = fit_margin_path(stored(80, seed=1), risk, 1)
+    monkeypatch.setattr(margin_path, "fit_margin_path", lambda *_: path)
+    random = np.random.default_rng(0)
+    losses = np.stack([measure_margins(everything, margins, risk, 1)[0] for margins in path])
+    test_losses, costs = [], []
+    for number in range(200):
+        order = random.permutation(300)
+        if number < 3:  # the same choice by the function that users call
+            chosen = np.isin(everything.question_index, order[:100])
+            part = select_questions(everything, chosen)
+            layers, margins = fit_margins(part, part, risk, max_loss)
+            assert margins.bound.mean_loss <= max_loss
+        step = margin_path.select_step(losses[:, order[:100]], max_loss)
+        if number < 3:
+            finite = path[step][np.isfinite(path[step])]
+            assert margins.values == tuple(finite)
+            assert layers == (*np.array([2, 4])[np.isfinite(path[step])], 6)
+        test_losses.append(losses[step, order[100:]].mean())
+        costs.append(measure_margins(everything, path[step], risk, 1)[1])
+    assert np.mean(test_losses) <= max_loss + 3 * np.std(test_losses) / np.sqrt(200)
+    assert np.mean(costs) < 0.9  # the bound is not kept by dropping nothing
+
+
+def select_questions(replay: CascadeReplay, rows: np.ndarray) -> CascadeReplay:
+    return CascadeReplay(
+        replay.table.filter(rows),
+        replay.exit_layers,
+        replay.scores[rows],
+        replay.num_tokens[rows],
+        replay.shape,
+    )
+
+
+def test_top_k_first_are_kept(replay):
+    path = fit_margin_path(replay, "top_k", 3)
+    staged = replay.rank_by_margins([0, 1, 2], path[-1], 3)
+    assert np.bincount(staged.stage_index).tolist() == [60 * 5, 0, 60 * 3]
+    _, margins = fit_margins(replay, stored(99, seed=2), "top_k", 0.01, top_k=3)
+    assert margins.top_k == 3
+    assert margins.bound.mean_loss == 0
+    with pytest.raises(EvaluationError, match="needs 99 questions"):
+        fit_margins(replay, stored(98, seed=2), "top_k", 0.01, top_k=3)

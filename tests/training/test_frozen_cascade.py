@@ -1,0 +1,206 @@
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from pydantic import ValidationError
+
+from as2ray.cascade.margins import Margins
+from as2ray.cascade.pruning import Pruning
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.models.ranker import Ranker
+from as2ray.training import frozen_cascade
+from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+
+QUESTION = "What is kovarin?"
+CONFIG = CascadeConfig(max_loss=0.2, epochs=4, learning_rate=5e-3)
+TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=7))
+CANDIDATES = TABLE["candidate"].to_pylist()[:18]
+OTHERS = tiny.candidates(30, each=7, seed=5)
+
+
+def loaded(folder) -> Ranker:
+    return load(folder, dtype="fp32", max_length=60, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def monolith(checkpoint):
+    return loaded(checkpoint("bert"))
+
+
+@pytest.fixture(scope="module")
+def cascade(monolith):
+    made = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=CONFIG)
+    made.margins = Margins((0.5,) * (len(made.exit_layers) - 1), 1, made.margins.bound)
+    return made
+
+
+@pytest.mark.parametrize(("labels", "dtype"), [(2, "fp32"), (1, "bf16")])
+def test_nothing_dropped_ranks_bit_for_bit_as_the_ranker(
+    checkpoint, family, labels, dtype, tmp_path
+):
+    ranker = load(checkpoint(family, labels), dtype=dtype, max_length=60, device="cpu")
+    config = CascadeConfig(drop_ratios=(0.5,), epochs=1)
+    made = make_cascade(ranker, TABLE[:70], tmp_path / "cascade", config=config)
+    for cascade in (made, load(tmp_path / "cascade", dtype=dtype, device="cpu")):
+        assert cascade.exit_layers == (1, 2, 3)
+        cascade.max_batch_tokens = ranker.max_batch_tokens = 200  # several batches
+        expected = ranker.rank(QUESTION, CANDIDATES)
+        ranked = cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)
+        assert [(r.index, r.score) for r in ranked] == [(r.index, r.score) for r in expected]
+        scores = cascade.predict_table(TABLE, 0.0).scores
+        assert np.array_equal(scores, ranker.predict_table(TABLE).scores)
+        dropped = cascade.rank(QUESTION, CANDIDATES)
+        assert {r.exit_layer for r in dropped} == {1, 2, 3}
+        by_index = {r.index: r.score for r in expected}
+        assert [r.score for r in dropped if r.exit_layer == 3] == pytest.approx(
+            [by_index[r.index] for r in dropped if r.exit_layer == 3], abs=0.02
+        )
+
+
+def test_ranker_is_not_changed_and_training_follows_its_seed(monolith, cascade):
+    before = {name: weights.clone() for name, weights in monolith.state_dict().items()}
+    again = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=CONFIG)
+    assert all(torch.equal(before[name], w) for name, w in monolith.state_dict().items())
+    found, expected = again.state_dict(), cascade.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_exits_learn_the_log_odds_of_the_ranker(monolith):
+    config = CascadeConfig(drop_ratios=(0.0,), epochs=40, learning_rate=1e-2)
+    cascade = make_cascade(monolith, TABLE, config=config)
+    untrained = frozen_cascade._build_cascade(monolith, config)
+    texts = (OTHERS["question"].to_pylist(), OTHERS["candidate"].to_pylist())
+    scores = cascade.predict_exits(*texts)
+    first, _, last = scores.T
+    untrained_error = np.abs(untrained.predict_exits(*texts)[:, 0] - last).mean()
+    assert np.abs(first - last).mean() < untrained_error / 2
+    assert np.corrcoef(first, last)[0, 1] > 0.5
+
+
+def test_margins_drop_what_the_replay_says_with_questions_side_by_side(cascade):
+    replay = frozen_cascade._score(cascade, OTHERS)
+    every = list(range(len(cascade.exit_layers)))
+    for top_k, margins in ((1, (0.3, 0.1)), (2, (0.5, 0.5)), (1, (0.0, 0.0))):
+        cascade.margins = Margins(margins[: len(every) - 1], top_k)
+        expected = replay.rank_by_margins(every, cascade.margins.values, top_k)
+        staged = cascade.predict_table(OTHERS)
+        np.testing.assert_array_equal(staged.stage_index, expected.stage_index)
+        np.testing.assert_allclose(staged.scores, expected.scores, atol=1e-5)
+        assert len(set(staged.stage_index.tolist())) > 1
+        np.testing.assert_array_equal(cascade.predict_table(OTHERS).scores, staged.scores)
+        cascade.max_pass_tokens = 100
+        small = cascade.predict_table(OTHERS)
+        cascade.max_pass_tokens = 65_536
+        np.testing.assert_array_equal(small.stage_index, staged.stage_index)
+
+
+def test_checkpoint_keeps_margins_and_their_bound(cascade, tmp_path):
+    cascade.margins = Margins((0.3,) * (len(cascade.exit_layers) - 1), 2, cascade.margins.bound)
+    again = load(save(cascade, tmp_path / "cascade"), dtype="fp32", device="cpu")
+    assert again.margins == cascade.margins
+    again.drop_ratios = 0.5
+    assert again.margins is None
+    assert "Infinity" not in (tmp_path / "cascade/config.json").read_text()
+
+
+def test_bound_says_what_was_fitted(monolith, tmp_path):
+    made = make_cascade(monolith, TABLE, tmp_path / "c", calibration_table=OTHERS, config=CONFIG)
+    bound = load(tmp_path / "c", device="cpu").margins.bound
+    assert (bound.risk, bound.max_loss, bound.num_questions) == ("first_place", 0.2, 30)
+    assert (bound.mean_loss * 30 + 1) / 31 <= 0.2
+    replay = frozen_cascade._score(made, OTHERS)
+    staged = replay.rank_by_margins(list(range(len(made.exit_layers))), made.margins.values)
+    assert (staged.stage_index == len(made.exit_layers) - 1).mean() < 1
+    assert 0 < bound.relative_flops < 1
+
+
+def test_ratios_of_a_request_replace_the_margins(cascade):
+    cascade.margins = Margins((0.1,) * (len(cascade.exit_layers) - 1))
+    assert {r.exit_layer for r in cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)} == {3}
+    pruning = cascade.resolve_pruning(None, 2)
+    assert np.all(pruning.margins == 0.1)
+    assert isinstance(pruning, Pruning)
+    assert pruning.margins.shape == (2, len(cascade.exit_layers) - 1)
+
+
+def test_questions_are_divided_by_their_text_and_sampled_whole():
+    parts = frozen_cascade._divide(TABLE, None, CascadeConfig(max_loss=0.5, max_train_pairs=70))
+    texts = [set(part["question"].to_pylist()) for part in vars(parts).values()]
+    assert len(set.union(*texts)) == sum(map(len, texts))
+    assert parts.heads.num_rows == parts.path.num_rows == 70
+    shared = frozen_cascade._divide(TABLE, TABLE[:210], CONFIG)
+    assert not set(shared.heads["question"].to_pylist()) & set(TABLE[:210]["question"].to_pylist())
+
+
+def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
+    ranker = loaded(checkpoint("bert"))
+    ranker.calibrate(TABLE)
+    made = make_cascade(ranker, TABLE, calibration_table=OTHERS, config=CONFIG)
+    assert made.calibration == ranker.calibration * len(made.exit_layers)
+    assert made.threshold == ranker.threshold
+
+
+def refused(problem, kind, *args, **settings):
+    with pytest.raises(kind, match=problem):
+        make_cascade(*args, **settings)
+
+
+def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
+    monolith, checkpoint, tmp_path
+):
+    single = TABLE.filter(np.arange(TABLE.num_rows) % 7 == 0)
+    refused("none of the 60 questions has two", EvaluationError, monolith, single)
+    refused("needs 49 questions .* but there are 15", EvaluationError, monolith, TABLE)
+    tight = CascadeConfig(max_loss=0.005)
+    refused("needs 199 questions", EvaluationError, monolith, TABLE, config=tight)
+    sure = CascadeConfig(max_loss=0.2, high_confidence=True)
+    refused("needs 11 questions .* are 10", EvaluationError, monolith, TABLE[: 40 * 7], config=sure)
+    first = CascadeConfig(keep_top=1)
+    refused("needs 99 questions", EvaluationError, monolith, TABLE, config=first)
+    zeros = OTHERS.set_column(4, "label", [np.zeros(OTHERS.num_rows, np.int8)])
+    labelled = CascadeConfig(max_loss=0.2, use_labels=True)
+    refused(
+        "all of 210 labels are 0",
+        EvaluationError,
+        monolith,
+        TABLE,
+        calibration_table=zeros,
+        config=labelled,
+    )
+    same = {"calibration_table": TABLE, "config": CONFIG}
+    refused("0 questions .* cannot be divided", EvaluationError, monolith, TABLE, **same)
+    deep = CascadeConfig(max_loss=0.2, exit_layers=(1, 4))
+    refused(r"\[1, 4\] are not ascending", ConfigError, monolith, TABLE, config=deep)
+    wrong = CascadeConfig(drop_ratios=(0.1, 0.2, 0.3))
+    refused("drop ratios", ConfigError, monolith, TABLE, config=wrong)
+    encoder = checkpoint("bert", None)
+    refused("no head|classifier", CheckpointError, encoder, TABLE, config=CONFIG)
+    made = make_cascade(monolith, TABLE[:70], config=CascadeConfig(drop_ratios=(0.5,), epochs=1))
+    refused("CascadeRanker cannot become", CheckpointError, made, TABLE, config=CONFIG)
+    (tmp_path / "there").mkdir()
+    refused("exists", CheckpointError, monolith, TABLE, tmp_path / "there", config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_loss": 0}, {"max_loss": 1}, {"at_least": 1.0}, {"exit_layers": (0,)}]
+)
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        CascadeConfig(**settings)
+
+
+def test_margins_for_another_number_of_exits_are_refused(cascade, tmp_path):
+    with pytest.raises(ConfigError, match=r"4 margins for \d exits"):
+        cascade.margins = Margins((1.0,) * 4)
+    folder = save(cascade, tmp_path / "cascade")
+    config = folder / "config.json"
+    content = json.loads(config.read_text())
+    content["as2ray"]["margins"] = asdict(Margins((1.0,) * 4))
+    config.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"4 margins for \d exits"):
+        load(folder, device="cpu")
