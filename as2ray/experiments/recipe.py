@@ -102,6 +102,8 @@ class TableSpec:
     """Sample at most this number of negatives of each question."""
     seed: NonNegativeInt = 0
     """Seed of sampling and label noise."""
+    verify: bool = True
+    """Whether the counts must be the published ones, if there are any."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -62,6 +62,7 @@ class PreparedTable(Stage):
             self.data_dir,
             release,
             {spec.split: spec.question_filter},
+            spec.verify,
             held_out_tables=[read_table(context.path(stage)) for stage in self.without],
             **spec.corpus_options,
         )
