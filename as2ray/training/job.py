@@ -24,6 +24,16 @@ class ModelSpec:
     """Folder or hub id of a pretrained encoder or of a ranker."""
     max_length: PositiveInt = 128
     """Maximum number of tokens of a pair; the candidate is truncated."""
+    max_question_length: PositiveInt | None = None
+    """Maximum number of tokens of a question; by default that of the model, or 64."""
+    max_candidate_length: PositiveInt | None = None
+    """Maximum number of tokens of a candidate; by default all that the question leaves."""
+    single_separator: bool | None = None
+    """Put one separator between question and candidate, of RoBERTa too, whose pairs have two.
+    By default as the model has them."""
+    head: Literal["own", "linear"] = "own"
+    """Head of a new pointwise ranker: that of the encoder's family, with two labels, or `linear`:
+    one linear layer on the first token, without a pooler and with one label."""
     num_layers: PositiveInt | None = None
     """Keep only the first layers of the encoder."""
     exit_layers: tuple[PositiveInt, ...] | None = None

@@ -17,6 +17,7 @@ from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
 from as2ray.tables.parquet import ParquetTable
+from as2ray.text.tokenization import TOKENIZER_SETTINGS
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, CheckpointStore, LocalCheckpointStore
 from as2ray.training.job import TrainingJob
@@ -51,8 +52,11 @@ def run_job(
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
     settings = asdict(job)
+    model = dict(settings["model"])
+    names = [name for name in TOKENIZER_SETTINGS if name != "max_length"]
     ranker = init_ranker(
-        **settings["model"],
+        tokenizer_settings={name: model.pop(name) for name in names},
+        **model,
         is_joint=job.is_joint,
         extract_answers=job.extract_answers,
         seed=job.training.seed,
