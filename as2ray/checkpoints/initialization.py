@@ -55,7 +55,7 @@ def init_ranker(
     head: Literal["own", "linear"] = "own",
     num_layers: int | None = None,
     exit_layers: Sequence[int] | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling = "mean_of_rest",
     num_ranking_heads: NonNegativeInt = 0,
     score_averaging: Literal["probabilities", "logits"] = "probabilities",
     is_joint: bool = False,
@@ -76,8 +76,8 @@ def init_ranker(
             token, without a pooler and with one label.
         num_layers: Keep only the first layers of the encoder.
         exit_layers: Make a cascade: number of layers below each partial classifier, ascending.
-        pooling: Input of a cascade's partial classifiers: the `mean` of all token states, or the
-            `first` token state.
+        pooling: Input of a cascade's partial classifiers: the mean of all token states but the
+            first (`mean_of_rest`), the `mean` of all, or the `first` state.
         num_ranking_heads: CERBERUS's heads after the last exit. Each is a copy of the layers above
             it and of a ranker's classifier; on a pretrained encoder each gets a new classifier.
         score_averaging: What is averaged over the ranking heads to give one score: their

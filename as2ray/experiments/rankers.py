@@ -1,6 +1,7 @@
 """Stages of rankers: trained, scored on a table, evaluated."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +25,7 @@ from as2ray.experiments.store import Store
 from as2ray.experiments.tables import filtered_table
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.ranking_order import TieBreaking
 from as2ray.tables.schema import TableCounts
 from as2ray.tables.trec import write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
@@ -58,6 +60,8 @@ class TrainedRanker(Stage):
     loss: LossSpec = "cross_entropy"
     init_from: Stage | None = None
     """Ranker that training starts from, instead of `model.path`."""
+    train_weights: tuple[float, ...] = ()
+    """Weight of the pairs of each training table; by default all have weight 1."""
     teacher_logits: tuple[tuple[Stage, ...], ...] = ()
     """For each teacher, its stored logits of each training table."""
     watched: dict[str, Stage] = field(default_factory=dict)
@@ -118,6 +122,7 @@ class TrainedRanker(Stage):
             eval_tables=dict(zip(evaluated, paths(evaluated.values()))),
             training=self.training,
             loss=self.loss,
+            train_weights=self.train_weights,
             teacher_logits=tuple(paths(logits) for logits in self.teacher_logits),
             tracking=self.tracking,
             run=self._describe_run(context),
@@ -155,7 +160,11 @@ class TrainedRanker(Stage):
 
     def outputs(self, context: StageContext) -> Outputs:
         """Returns what later stages check: the shape of the ranker, and its model's files."""
-        return {"shape": self.shape(context.inputs), "model": self._model_sizes()}
+        return {
+            "shape": self.shape(context.inputs),
+            "model": self._model_sizes(),
+            "parameters": count_parameters(context.output / RANKER),
+        }
 
     def verify(self, result: Result) -> None:
         """Refuses a run whose model folder has changed; one whose model is gone is kept."""
@@ -243,6 +252,7 @@ class TableEvaluation(Stage):
 
     scores: StoredScores
     measures: tuple[str, ...]
+    ties: TieBreaking = "pessimistic"
 
     def run(self, context: StageContext) -> Outputs:
         """Evaluates, and writes a TREC run."""
@@ -250,9 +260,19 @@ class TableEvaluation(Stage):
         rows = filtered_table(context.path(table), question_filter)
         scores = read_scores(context.path(self.scores))["score"].to_numpy()
         write_run(context.output / "ranking.run", rows, scores, tag="as2ray")
-        result = evaluate(rows, scores, self.measures, question_filter=question_filter)
+        result = evaluate(
+            rows, scores, self.measures, question_filter=question_filter, ties=self.ties
+        )
         content = str(context.outputs(table)["fingerprint"])
         return save_evaluations({"": replace(result, fingerprint=content)}, context.output)
+
+
+def count_parameters(ranker: Path) -> int:
+    """Returns the number of weights of a checkpoint, from the header of its file."""
+    from safetensors import safe_open
+
+    with safe_open(ranker / "model.safetensors", "np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def copy_ranker(source: Path, output: Path) -> None:
@@ -335,6 +355,7 @@ def trained_rankers(
         run_tables = (passages or {}) if isinstance(run.loss, TwoInOneLoss) else tables
         train = tuple(run_tables[table] for table in run.train)
         teachers = [rankers[teacher, seed] for teacher in run.teachers]
+        weights = tuple(run.train_weights.get(table, 1.0) for table in run.train)
         rankers[name, seed] = TrainedRanker(
             model=replace(
                 recipe.model,
@@ -347,6 +368,7 @@ def trained_rankers(
             dev=run_tables[run.dev or recipe.dev],
             training=replace(run.training, seed=run.training.seed + seed),
             loss=run.loss,
+            train_weights=weights if run.train_weights else (),
             init_from=rankers[run.init_from, seed] if run.init_from else None,
             teacher_logits=tuple(
                 tuple(TableScores(each, table, "logits") for table in train) for each in teachers
@@ -366,7 +388,7 @@ def absolute_model_path(path: str) -> str:
 def evaluation(recipe: Recipe, ranker: Stage, table: Stage) -> TableEvaluation:
     """Returns the stage that measures a ranker on a table as the recipe says."""
     scores = TableScores(ranker, table, question_filter=recipe.question_filter)
-    return TableEvaluation(scores, tuple(recipe.measures))
+    return TableEvaluation(scores, tuple(recipe.measures), recipe.ties)
 
 
 def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:

@@ -12,6 +12,7 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Tag,
 )
@@ -33,6 +34,7 @@ from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
@@ -114,6 +116,9 @@ class RunSpec:
     """Names of the tables to train on; several are read as one corpus."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Hyperparameters."""
+    train_weights: dict[str, PositiveFloat] = field(default_factory=dict)
+    """Weight of each pair's loss by the name of its training table, by default 1 (TANDA, section
+    3.2); for cross entropy."""
     init_from: str | None = None
     """An earlier run whose ranker is trained further; by default the recipe's model."""
     dev: str | None = None
@@ -161,8 +166,14 @@ class Recipe:
     """Questions of the tests that are evaluated."""
     on_leak: LeakPolicy = "error"
     """What to do with training questions that are also in a dev or test table."""
+    min_leak_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of common words (Jaccard) from which two questions are the same to `on_leak`; by
+    default only equal texts are. FlexNeuART takes 0.75."""
+    ties: TieBreaking = "pessimistic"
+    """Order of equal scores of rankers; TANDA's own evaluation is `optimistic`."""
     plot_learning_curves: bool = False
-    """Evaluate on the tests during training and plot the MAP (Figure 4); it selects nothing."""
+    """Evaluate on the tests during training and plot the measures (Figure 4); it selects
+    nothing."""
     published_results: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Results that papers print, by test, system and measure."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -211,6 +222,11 @@ class Recipe:
         """Checks that a run's model, loss and teachers go together, before any run is trained."""
         run, exits, num_heads = self.runs[name], self.exits_of(name), self.heads_of(name)
         loss = get_loss(run.loss)
+        if not run.train_weights.keys() <= ({*run.train} if run.loss == "cross_entropy" else set()):
+            raise ConfigError(
+                f"run {name!r} has train_weights {run.train_weights}, loss {run.loss!r} and trains "
+                f"on {run.train}; weights are of its tables, and for cross_entropy"
+            )
         if run.init_from and run.model:
             raise ConfigError(
                 f"run {name!r} starts from run {run.init_from!r} and from model {run.model!r}",

@@ -9,6 +9,9 @@ from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.recipe import Recipe
 from as2ray.training.tracking import METRICS, read_metrics
 
+LOGGED_MEASURES = {"AP", "RR", "P@1", "nDCG@10"}
+"""Measures of every evaluation during training."""
+
 log = logging.getLogger(__name__)
 
 
@@ -31,17 +34,24 @@ def write_reports(
             log.warning("no report of %s: its baseline %r is not complete", test, baseline)
             continue
         title, published = f"{recipe.title}: {test}", recipe.published_results.get(test)
-        report = build_report(title, systems, baseline=baseline, published_results=published)
+        report = build_report(
+            title,
+            systems,
+            baseline=baseline,
+            published_results=published,
+            parameters=finished.parameters(test),
+        )
         save_report(report, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(report))
         measures = {row.system: row.measures for row in report.rows}
         plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:
-            _plot_learning_curve(recipe, finished, test)
+            for measure in sorted(LOGGED_MEASURES & {*recipe.measures, "AP"}):
+                _plot_learning_curve(recipe, finished, test, measure)
 
 
-def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str) -> None:
-    """Plots MAP over epochs, and logs its mean change between epochs (TANDA, Figure 4)."""
+def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str, measure: str) -> None:
+    """Plots a measure over epochs, and logs its mean change between epochs (TANDA, Figure 4)."""
     from as2ray.evaluation import plots
 
     series: dict[str, list[tuple[float, float]]] = {}
@@ -49,12 +59,13 @@ def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str) -> None:
     for name, stage in finished.named("rankers/").items():
         run = name.rpartition("-seed")[0]
         lines = read_metrics(finished.path(stage) / METRICS)
-        points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
+        key = f"{test}/{measure}"
+        points = [(x["epoch"], x[key]) for x in lines if key in x]
         series.setdefault(run, []).extend(points)
         changes.setdefault(run, []).extend(np.abs(np.diff([y for _, y in points])).tolist())
-    path = finished.output / f"{test}-curve.png"
-    plots.learning_curve(series, f"{recipe.title}: {test}", "epoch", "MAP", path)
+    path = finished.output / f"{test}-curve{'' if measure == 'AP' else f'-{measure}'}.png"
+    plots.learning_curve(series, f"{recipe.title}: {test}", "epoch", measure, path)
     for run, sizes in changes.items():
         if sizes:
             mean_change = float(np.mean(sizes))
-            log.info("%s, %s: MAP changes by %.4f between epochs", test, run, mean_change)
+            log.info("%s, %s: %s changes by %.4f between epochs", test, run, measure, mean_change)

@@ -27,8 +27,9 @@ from as2ray.models.ranking_heads import RankingHeads, ScoreAveraging
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
-Pooling = Literal["mean", "first"]
-"""Input of a partial classifier: the mean of all token states (the paper), or the first state."""
+Pooling = Literal["mean_of_rest", "mean", "first"]
+"""Input of a partial classifier: the mean of all token states but the first (the paper's l = 1..m),
+of all states, or the first state."""
 
 
 class PartialClassifier(nn.Module):
@@ -51,7 +52,8 @@ class PartialClassifier(nn.Module):
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Returns logits [sequences, 1, 2] of packed states [tokens, hidden]."""
         use_first = self.pooling == "first"
-        pooled = hidden[layout.first_tokens] if use_first else mean_pool(hidden, layout)
+        is_rest = self.pooling == "mean_of_rest"
+        pooled = hidden[layout.first_tokens] if use_first else mean_pool(hidden, layout, is_rest)
         with fp32_head(pooled):
             logits: Tensor = self.layers(pooled.float())
         return logits[:, None]
@@ -61,12 +63,21 @@ class PartialClassifier(nn.Module):
         return positive_probability(logits)[:, 0]
 
 
-def mean_pool(hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden]."""
+def mean_pool(hidden: Tensor, layout: SequenceLayout, skip_first: bool = False) -> Tensor:
+    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden].
+
+    Args:
+        hidden: States of all tokens.
+        layout: Lengths of the sequences.
+        skip_first: Whether the first state of each sequence is left out.
+    """
     lengths = layout.cu_seqlens.diff()
     sequence_index = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
     sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-    return sums.index_add(0, sequence_index, hidden.float()) / lengths[:, None]
+    sums = sums.index_add(0, sequence_index, hidden.float())
+    if skip_first:
+        return (sums - hidden[layout.first_tokens].float()) / (lengths - 1)[:, None]
+    return sums / lengths[:, None]
 
 
 class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
@@ -105,7 +116,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         cls,
         body: PreTrainedModel,
         exit_layers: Sequence[int],
-        pooling: Pooling = "mean",
+        pooling: Pooling = "mean_of_rest",
         num_ranking_heads: int = 0,
         score_averaging: ScoreAveraging = "probabilities",
         has_trained_classifier: bool = True,

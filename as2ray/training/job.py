@@ -38,8 +38,9 @@ class ModelSpec:
     """Keep only the first layers of the encoder."""
     exit_layers: tuple[PositiveInt, ...] | None = None
     """Make a cascade: number of layers below each partial classifier, ascending."""
-    pooling: Literal["mean", "first"] = "mean"
-    """Input of a cascade's partial classifiers: the mean of all token states, or the first."""
+    pooling: Literal["mean_of_rest", "mean", "first"] = "mean_of_rest"
+    """Input of a cascade's partial classifiers: the mean of all token states but the first, as in
+    the paper, of all, or the first."""
     num_ranking_heads: NonNegativeInt = 0
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     score_averaging: Literal["probabilities", "logits"] = "probabilities"
@@ -59,6 +60,8 @@ class TrainingJob:
     loss: str | ConfigurableLoss = "cross_entropy"
     """Name of a loss, or a loss with settings. `DistillationLoss` needs `teacher_logits`;
     `TwoInOneLoss` needs tables by passages."""
+    train_weights: tuple[float, ...] = ()
+    """Weight of the pairs of each training table in the cross entropy; by default 1."""
     teacher_logits: tuple[tuple[str, ...], ...] = ()
     """For each teacher, the folders of its stored logits, in the order of `train_tables`."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -25,7 +25,10 @@ from as2ray.training.tracking import flatten
 from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
 
-LOGGED_SETTINGS = ("model", "train_tables", "eval_tables", "training", "loss", "teacher_logits")
+LOGGED_SETTINGS = (
+    *("model", "train_tables", "train_weights", "eval_tables", "training", "loss"),
+    "teacher_logits",
+)
 """Fields of a job that trackers show as its parameters."""
 
 
@@ -120,7 +123,9 @@ def _create_reader(job: TrainingJob, ranker: Ranker) -> ExampleReader:
     if job.is_joint:
         return PassageReader(files, ranker.tokenizer)
     teachers = tuple(ParquetTable.open(folders) for folders in job.teacher_logits)
-    pairs = PairReader(files, ranker.tokenizer, teachers=teachers)
+    sizes = [len(ParquetTable.open(path)) for path in job.train_tables if job.train_weights]
+    weights = tuple(zip(sizes, job.train_weights))
+    pairs = PairReader(files, ranker.tokenizer, teachers=teachers, weights=weights)
     loss = get_loss(job.loss)
     if isinstance(loss, ListwiseLoss | MarginRankingLoss):
         return ListReader(pairs, loss.list_size)
