@@ -63,7 +63,7 @@ def load(
     """Loads a ranker for ranking.
 
     Args:
-        path: A folder that `save` or transformers wrote, or a hub id.
+        path: A folder that `save` or transformers wrote, or a hub id, with or without `@REVISION`.
         dtype: Number format of matrix products; `auto` depends on the hardware.
         device: By default the first GPU, or the CPU if there is none.
         max_length: Maximum number of tokens of a pair; by default as in training, or 128.
@@ -153,15 +153,17 @@ def read_ranker(
         make_new_head = make_new_head and not (is_classifier and config.num_labels <= 2)
         if make_new_head or not is_classifier:
             config.num_labels = 2
+        name, revision = split_revision(path)
         network, loading_info = network_type.from_pretrained(
-            path,
+            name,
+            **revision,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded_weights` reports them
             dtype=torch.float32,
         )
         check_loaded_weights(path, loading_info, network, make_new_head)
-        hf_tokenizer = AutoTokenizer.from_pretrained(path)
+        hf_tokenizer = AutoTokenizer.from_pretrained(name, **revision)
         _check_tokenizer(path, hf_tokenizer, config.vocab_size)
         tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
         tokenizer = PairTokenizer(tokenizer_json, **_resolve_settings(config, settings, max_length))
@@ -170,13 +172,21 @@ def read_ranker(
     return ranker, make_new_head
 
 
+def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
+    """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
+    name, _, revision = str(path).partition("@")
+    is_folder = not revision or Path(path).exists()
+    return (str(path), {}) if is_folder else (name, {"revision": revision})
+
+
 def read_config(path: str | Path) -> Any:
     """Reads the configuration of a supported encoder or ranker.
 
     Raises:
         CheckpointError: The family is not supported, or the format is of another version.
     """
-    config = AutoConfig.from_pretrained(path)
+    name, revision = split_revision(path)
+    config = AutoConfig.from_pretrained(name, **revision)
     if config.model_type not in MODEL_TYPES:
         raise CheckpointError(f"{path}: model type {config.model_type!r} is none of {MODEL_TYPES}")
     if hasattr(config, CONFIG_KEY):

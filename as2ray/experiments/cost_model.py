@@ -153,8 +153,8 @@ def table_pairs(spec: TableSpec, by_passages: bool = False) -> float | None:
 
 def encoder_shape(path: str) -> EncoderShape | None:
     """Returns the sizes of a known encoder, or of one in a local folder; None of any other."""
-    if path in ENCODER_SHAPES:
-        return ENCODER_SHAPES[path]
+    if (name := path.partition("@")[0]) in ENCODER_SHAPES:
+        return ENCODER_SHAPES[name]
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
         return EncoderShape.from_config(SimpleNamespace(**config))

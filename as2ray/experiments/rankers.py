@@ -296,8 +296,8 @@ def model_num_layers(path: str) -> int:
     """
     from as2ray.experiments.cost_model import ENCODER_SHAPES
 
-    if path in ENCODER_SHAPES:
-        return ENCODER_SHAPES[path].num_layers
+    if (name := path.partition("@")[0]) in ENCODER_SHAPES:
+        return ENCODER_SHAPES[name].num_layers
     from as2ray.checkpoints.initialization import encoder_num_layers
 
     return encoder_num_layers(resolve_model_path(path))

@@ -21,7 +21,7 @@ class ModelSpec:
     """Pretrained model to start from, and what kind of ranker to make of it."""
 
     path: str
-    """Folder or hub id of a pretrained encoder or of a ranker."""
+    """Folder or hub id of a pretrained encoder or of a ranker; `ID@REVISION` pins a hub id."""
     max_length: PositiveInt = 128
     """Maximum number of tokens of a pair; the candidate is truncated."""
     max_question_length: PositiveInt | None = None

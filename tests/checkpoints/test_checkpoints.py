@@ -499,3 +499,20 @@ def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path
 
 def test_save_into_an_empty_folder_fills_it(checkpoint, tmp_path):
     assert load(save(load(checkpoint("bert")), tmp_path)).exit_layers == ()
+
+
+def test_hub_id_with_a_revision_loads_that_revision(checkpoint, tmp_path, monkeypatch):
+    """Two revisions in a cache of the hub's layout, which is read without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--toy--encoder"
+    for revision, seed in (("a" * 40, 0), ("b" * 40, 1)):
+        ranker = init_ranker(checkpoint("bert", None), seed=seed, max_length=60)
+        save(ranker, folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("b" * 40)
+    main, first, second = (load(f"toy/encoder{at}") for at in ("", "@" + "a" * 40, "@" + "b" * 40))
+    assert same_weights(main, second)
+    assert not same_weights(first, second)
+    assert encoder_num_layers("toy/encoder@" + "a" * 40) == first.network.config.num_hidden_layers
+    with pytest.raises(CheckpointError, match="toy/encoder@c"):
+        load("toy/encoder@" + "c" * 40)
