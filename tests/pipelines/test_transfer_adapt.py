@@ -72,6 +72,12 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe,
     num_weights = sum(weights.numel() for weights in ranker.network.parameters())
     assert {row["parameters"] for row in report["rows"]} == {num_weights}
     assert (tmp_path / "out" / "test-curve-RR.png").stat().st_size > 0
+    stability = (tmp_path / "out" / "test-stability.md").read_text().splitlines()
+    assert len(stability) == 2 + 6 * 2  # each run and seed
+    lines = read_metrics(tmp_path / "out" / "rankers" / "union-seed0" / "metrics.jsonl")
+    first, second = (line["test/AP"] for line in lines if "test/AP" in line)
+    [row] = [line for line in stability if "| union-seed0 " in line]
+    assert float(row.split("|")[2]) == pytest.approx(abs(first - second), abs=1e-4)
     assert (tmp_path / "out" / "test-curve.png").stat().st_size > 0
     assert not list((tmp_path / "store").rglob("scratch"))
 
