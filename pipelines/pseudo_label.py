@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Annotated
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import ConfigError
@@ -115,6 +115,9 @@ class Study:
     """Names of ir-measures; the first one is plotted, and selects the weights of the remedies."""
     question_filter: QuestionFilter = "no_all_negative"
     """Questions to evaluate."""
+    min_leak_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of common words from which a training question is one of dev or the tests and is left
+    out; by default only equal texts are. FlexNeuART's check of Yahoo! Answers takes 0.75."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Trackers of the runs."""
 
@@ -252,7 +255,8 @@ def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, St
     """Returns the prepared tables; questions of dev and the tests are left out of all others."""
 
     def prepare(specs: Mapping[str, TableSpec], without: Iterable[Stage] = ()) -> dict[str, Stage]:
-        return {n: prepared_table(spec, data_dirs, tuple(without)) for n, spec in specs.items()}
+        leaks = (tuple(without), study.min_leak_similarity)
+        return {n: prepared_table(spec, data_dirs, *leaks) for n, spec in specs.items()}
 
     tables = prepare(study.reported)
     tables |= prepare({"dev": study.dev}, tables.values())
