@@ -10,6 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
@@ -22,11 +24,12 @@ from as2ray.experiments.executor import git_commit
 from as2ray.experiments.recipe import LossSpec, Recipe
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import filtered_table
+from as2ray.experiments.tables import TABLE, filtered_table
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.parquet import write_part
 from as2ray.tables.ranking_order import TieBreaking
-from as2ray.tables.schema import TableCounts
+from as2ray.tables.schema import LOGIT_COLUMNS, TableCounts
 from as2ray.tables.trec import write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
@@ -247,6 +250,24 @@ class TableScores(StoredScores):
 
 
 @dataclass(frozen=True, eq=False)
+class EnsembleLogits(Stage):
+    """The logits of a teacher that is the mean of several rankers."""
+
+    members: tuple[TableScores, ...]
+    """Their logits of one table."""
+
+    def run(self, context: StageContext) -> None:
+        """Averages the probabilities; the logits are their logarithms."""
+        tables = [read_scores(context.path(member)) for member in self.members]
+        logits = np.stack([[t[name].to_numpy() for name in LOGIT_COLUMNS] for t in tables])
+        logits -= np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        mean = np.logaddexp.reduce(logits, axis=0) - np.log(len(tables))
+        columns = dict(zip(LOGIT_COLUMNS, mean.astype(np.float32)))
+        table = pa.table({"candidate_id": tables[0]["candidate_id"], **columns})
+        write_part(table, context.output / TABLE)
+
+
+@dataclass(frozen=True, eq=False)
 class TableEvaluation(Stage):
     """Measures of stored scores on a table, for each question."""
 
@@ -354,7 +375,6 @@ def trained_rankers(
             continue
         run_tables = (passages or {}) if isinstance(run.loss, TwoInOneLoss) else tables
         train = tuple(run_tables[table] for table in run.train)
-        teachers = [rankers[teacher, seed] for teacher in run.teachers]
         weights = tuple(run.train_weights.get(table, 1.0) for table in run.train)
         rankers[name, seed] = TrainedRanker(
             model=replace(
@@ -371,7 +391,15 @@ def trained_rankers(
             train_weights=weights if run.train_weights else (),
             init_from=rankers[run.init_from, seed] if run.init_from else None,
             teacher_logits=tuple(
-                tuple(TableScores(each, table, "logits") for table in train) for each in teachers
+                tuple(
+                    TableScores(rankers[each, seed], table, "logits")
+                    if isinstance(each, str)
+                    else EnsembleLogits(
+                        tuple(TableScores(rankers[name, seed], table, "logits") for name in each)
+                    )
+                    for table in train
+                )
+                for each in run.teachers
             ),
             watched={test: run_tables[test] for test in tests},
             tracking=recipe.tracking,
@@ -397,7 +425,7 @@ def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:
         problem = f"run {joint[0]!r} trains a joint model, which only `pipelines.two_in_one` does"
         raise ConfigError(problem)
     for name, run in recipe.runs.items():
-        if teachers := sorted({*joint} & {*run.teachers}):
+        if teachers := sorted({*joint} & {*run.teaching_runs}):
             raise ConfigError(
                 f"run {name!r} has the joint models {teachers} as teachers; teachers must rank "
                 "candidates one by one"

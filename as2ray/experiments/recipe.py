@@ -134,10 +134,17 @@ class RunSpec:
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     loss: LossSpec = "cross_entropy"
     """Name of a loss (the Cascade Transformer's is `uniform_exit`), or a loss with settings."""
-    teachers: list[str] = field(default_factory=list)
-    """Earlier runs whose rankers are the teachers."""
+    teachers: list[str | Annotated[list[str], NON_EMPTY]] = field(default_factory=list)
+    """Earlier runs whose rankers are the teachers; a list of runs is one teacher, with the mean of
+    their probabilities (CERBERUS, section 3.2)."""
     seeds: Annotated[list[NonNegativeInt], NON_EMPTY] | None = None
     """Subset of the recipe's seeds; by default all of them."""
+
+    @property
+    def teaching_runs(self) -> list[str]:
+        """Runs that are teachers, or members of one."""
+        groups = ([each] if isinstance(each, str) else each for each in self.teachers)
+        return [name for group in groups for name in group]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -184,7 +191,7 @@ class Recipe:
         check_names("table", self.tables)
         for number, (name, run) in enumerate(self.runs.items()):
             earlier = list(self.runs)[:number]
-            sources = [*([run.init_from] if run.init_from else []), *run.teachers]
+            sources = [*([run.init_from] if run.init_from else []), *run.teaching_runs]
             if not set(sources) <= set(earlier):
                 raise ConfigError(
                     f"run {name!r} has init_from {run.init_from!r} and teachers {run.teachers}; "
