@@ -72,6 +72,10 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe,
     num_weights = sum(weights.numel() for weights in ranker.network.parameters())
     assert {row["parameters"] for row in report["rows"]} == {num_weights}
     assert (tmp_path / "out" / "test-curve-RR.png").stat().st_size > 0
+    [row] = (tmp_path / "out" / "test-noise.md").read_text().splitlines()[2:]
+    ap = {row["system"]: row["measures"]["AP"]["mean"] for row in report["rows"]}
+    assert row.startswith("| noise | fine-tune | ")
+    assert row.split("|")[3].strip() == f"{1 - ap['noise'] / ap['fine-tune']:.2%}"
     stability = (tmp_path / "out" / "test-stability.md").read_text().splitlines()
     assert len(stability) == 2 + 6 * 2  # each run and seed
     lines = read_metrics(tmp_path / "out" / "rankers" / "union-seed0" / "metrics.jsonl")
