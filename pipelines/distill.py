@@ -62,7 +62,7 @@ class Recipe(BaseRecipe):
         check_members(self, "ensemble", self.ensembles, self.runs)
         for name in self.teacher_agreement:
             run = self.runs.get(name)
-            if run is None or not 0 < run.num_ranking_heads == len(run.teachers):
+            if run is None or not 0 < run.num_ranking_heads == len(run.teaching_runs):
                 raise ConfigError(
                     f"teacher_agreement of {name!r} needs a run with as many ranking heads as "
                     "teachers"
@@ -203,7 +203,7 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
         for test in recipe.tests:
             experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
     for name in recipe.teacher_agreement:
-        seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teachers
+        seed, teachers = recipe.seeds_of(name)[0], recipe.runs[name].teaching_runs
         for test in recipe.tests:
             scores_of = {n: TableScores(trained[n, seed], tables[test]) for n in (name, *teachers)}
             heads = TableScores(trained[name, seed], tables[test], "heads")

@@ -1,35 +1,43 @@
-"""Searches the distillation settings of one student with Ray Tune; writes the best as a recipe.
+"""Searches the settings of one run, by a grid or with Ray Tune; writes the best as a recipe.
 
     python -m pipelines.search --config RECIPE --student RUN --output DIR
+    ... --grid '{training.learning_rate: [1e-6, 1e-5], loss.alpha: [0, 0.5]}'
 
-The recipe is one of `pipelines.distill`. The rankers that the student builds on are trained once.
-Each trial trains the student; bad trials are stopped early. `DIR/search` shows the trials, and
-`DIR/best.yaml` is the recipe with the best settings, for `pipelines.distill`, which finds the
-rankers that the student builds on in the store. An interrupted search continues.
+The recipe is one of `pipelines.distill` or `pipelines.transfer_adapt`. The rankers that the run
+builds on are trained once. Without a grid, Optuna chooses the settings of a distilled student, and
+bad trials are stopped early; `DIR/search` shows the trials. With a grid every combination is
+trained, and `DIR/grid.md` has every row. `DIR/best.yaml` is the recipe with the best settings,
+which finds the rankers in the store. An interrupted search continues.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field, replace
+from itertools import product
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import ConfigError
+from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import TrainedRanker, trained_rankers
-from as2ray.experiments.search import SearchConfig, TunedRanker
+from as2ray.experiments.recipe import NON_EMPTY
+from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import plain, sorted_stages
 from as2ray.experiments.tables import leak_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
 from tune_spaces import distillation
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
-SEARCH_KEYS = ("student", "num_trials", "grace_epochs")
+SEARCH_KEYS = ("student", "num_trials", "grace_epochs", "grid")
 """Keys that a recipe of `pipelines.distill` does not have."""
 
 
@@ -43,16 +51,50 @@ class Recipe(distill.Recipe):
     """Number of trials."""
     grace_epochs: PositiveFloat = 1.0
     """Epochs before a trial may be stopped; at least its warm-up."""
+    grid: dict[str, Annotated[list[Any], NON_EMPTY]] = field(default_factory=dict)
+    """Values by field of the run, such as `training.learning_rate` or `loss.alpha`. With
+    `training.max_steps` the number of updates does not depend on the batch size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        students = [n for n, run in self.runs.items() if isinstance(run.loss, DistillationLoss)]
+        students = [
+            name
+            for name, run in self.runs.items()
+            if self.grid or isinstance(run.loss, DistillationLoss)
+        ]
         if self.student not in students:
             raise ConfigError(
-                f"student {self.student!r} is not one of the runs with a distillation loss: "
-                f"{students}",
+                f"student {self.student!r} is not one of the runs to search, {students}; without a "
+                "grid they are those with a distillation loss",
                 fix="name one with --student",
             )
+        for values in self.points():
+            apply_values(values, self.runs[self.student])
+
+    def points(self) -> list[dict[str, Any]]:
+        """Returns the combinations of the grid."""
+        return [dict(zip(self.grid, values)) for values in product(*self.grid.values())]
+
+
+def apply_values(values: Mapping[str, Any], run: T) -> T:
+    """Returns a run, or the stage of one, with other values of fields.
+
+    Args:
+        values: By the dotted name of the field.
+        run: A `RunSpec` or a `TrainedRanker`.
+
+    Raises:
+        ConfigError: There is no such field, or it does not accept the value.
+    """
+    for name, value in values.items():
+        parent, _, leaf = name.rpartition(".")
+        try:
+            part = replace(getattr(run, parent), **{leaf: value})
+            run = replace(run, **{parent: part})  # type: ignore[type-var]
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"the grid's field {name!r} cannot be {value!r}"
+            raise ConfigError(problem, fix="name a field such as training.epochs") from error
+    return run
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
@@ -66,6 +108,12 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     for (name, seed), ranker in rankers.items():
         if ranker in needed:
             experiment.add(f"rankers/{name}-seed{seed}", ranker)
+    if recipe.grid:
+        runs = tuple(apply_values(values, student) for values in recipe.points())
+        for number, run in enumerate(runs):
+            experiment.add(f"grid/{number}", run)
+        experiment.add("search", BestRanker(runs))
+        return experiment
     search = SearchConfig("distillation", recipe.num_trials, recipe.grace_epochs)
     experiment.add("search", TunedRanker.create(student, search))
     return experiment
@@ -74,9 +122,17 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
 def report(recipe: Recipe, finished: Finished) -> None:
     """Writes the recipe with the best settings."""
     for search in finished.named("search").values():
-        outputs = finished.outputs(search)
-        log.info("%s: dev MAP %.4f with %s", recipe.student, outputs["value"], outputs["choice"])
-        best = distillation.apply_params(outputs["choice"], recipe.runs[recipe.student])
+        outputs, student = finished.outputs(search), recipe.runs[recipe.student]
+        if recipe.grid:
+            points, values = recipe.points(), outputs["values"]
+            rows = [(*map(str, p.values()), f"{v:.4f}") for p, v in zip(points, values)]
+            finished.write("grid.md", markdown_table([*recipe.grid, "dev MAP"], rows))
+            choice, value = points[outputs["best"]], max(values)
+            best = apply_values(choice, student)
+        else:
+            choice, value = outputs["choice"], outputs["value"]
+            best = distillation.apply_params(choice, student)
+        log.info("%s: dev MAP %.4f with %s", recipe.student, value, choice)
         values = {key: value for key, value in asdict(recipe).items() if key not in SEARCH_KEYS}
         values["runs"][recipe.student] = asdict(best)
         text = yaml.safe_dump(plain(values), sort_keys=False, width=120)

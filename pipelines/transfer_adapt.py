@@ -6,13 +6,18 @@ A run starts from the model, or from an earlier run: transfer, then adapt. Table
 Figure 4 of the paper are recipes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.comparison import start_experiment
-from as2ray.experiments.experiment import Experiment
+from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import evaluation, trained_rankers
-from as2ray.experiments.recipe import Recipe
+from as2ray.experiments.recipe import Recipe, RunSpec
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.tables import leak_checks
 
@@ -30,7 +35,48 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     return experiment
 
 
-PIPELINE = Pipeline(Recipe, build, write_reports)
+def report(recipe: Recipe, finished: Finished) -> None:
+    """Writes the reports, and what label noise costs (TANDA, Table 5)."""
+    write_reports(recipe, finished)
+    for test, systems in finished.evaluations().items():
+        means = {
+            name: _means(by_seed.values(), recipe.measures) for name, by_seed in systems.items()
+        }
+        rows = [
+            (name, clean, *(f"{1 - a / b:.2%}" for a, b in zip(means[name], means[clean]) if b))
+            for name, clean in _runs_without_noise(recipe).items()
+            if {name, clean} <= means.keys()
+        ]
+        if rows:
+            columns = ("run", "without noise", *(f"{measure} drop" for measure in recipe.measures))
+            finished.write(f"{test}-noise.md", markdown_table(columns, rows))
+
+
+def _means(results: Iterable[EvaluationResult], measures: Sequence[str]) -> list[float]:
+    """Returns the means over the seeds, by measure."""
+    values = [[result.measures[measure] for measure in measures] for result in results]
+    return list(map(float, np.mean(values, axis=0)))
+
+
+def _runs_without_noise(recipe: Recipe) -> dict[str, str]:
+    """Returns for each run on flipped labels the run that is equal without them."""
+
+    def described(run: RunSpec) -> RunSpec:
+        return replace(
+            run, train=[repr(replace(recipe.tables[t], label_noise=0)) for t in run.train]
+        )
+
+    noise = {n: any(recipe.tables[t].label_noise for t in r.train) for n, r in recipe.runs.items()}
+    clean = {name: described(run) for name, run in recipe.runs.items() if not noise[name]}
+    return {
+        name: other
+        for name, run in recipe.runs.items()
+        for other in clean
+        if noise[name] and described(run) == clean[other]
+    }
+
+
+PIPELINE = Pipeline(Recipe, build, report)
 
 if __name__ == "__main__":
     PIPELINE.command()

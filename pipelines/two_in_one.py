@@ -9,7 +9,6 @@ evaluated as HotpotQA's evaluator does (Tables 1 and 2 of the paper), and rank t
 """
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from dataclasses import dataclass as stage_dataclass
@@ -35,6 +34,7 @@ from as2ray.evaluation.fact_selection import (
     select_facts,
 )
 from as2ray.evaluation.measures import EvaluationResult
+from as2ray.evaluation.report import markdown_table
 from as2ray.evaluation.supporting_facts import consistency_gap, measure_facts
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.comparison import start_experiment
@@ -54,8 +54,6 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.parquet import write_part
 from as2ray.tables.schema import count_table, group_by_passage
 
-log = logging.getLogger(__name__)
-
 ANSWERS = "-answers"
 """Suffix of the report of answers, after the name of the table."""
 
@@ -66,6 +64,9 @@ class Recipe(BaseRecipe):
 
     fact_selection_tests: list[str] = field(default_factory=list)
     """HotpotQA tables on which supporting facts are selected and evaluated."""
+    passage_tables: dict[str, str] = field(default_factory=dict)
+    """Tables on which a run of the joint loss selects facts instead, by run: the same questions
+    with the corpus option `passages` that it was trained with, `joined` or `single`."""
     fact_selection: FactSelectionConfig = field(default_factory=FactSelectionConfig)
     """How facts are selected; the score source of a system follows from its run."""
     balance_passages: bool = True
@@ -83,6 +84,13 @@ class Recipe(BaseRecipe):
                 "hotpotqa, and none of its tests",
                 fix="describe the table under `tables`; twice, if it is a test too",
             )
+        for name, table in self.passage_tables.items():
+            is_joint = name in self.runs and isinstance(self.runs[name].loss, TwoInOneLoss)
+            if not is_joint or table not in hotpotqa_tables or len(selected) > 1:
+                raise ConfigError(
+                    f"passage_tables has {table!r} for {name!r}; it names tables of hotpotqa by "
+                    "runs with the loss two_in_one, and needs a single table of facts to select"
+                )
 
     def reported(self) -> list[str]:
         """Returns the tables of fact selection, and the tests."""
@@ -92,8 +100,18 @@ class Recipe(BaseRecipe):
         """Returns the names of the reports, including those of answers."""
         return {*self.reported(), *(name + ANSWERS for name in self.fact_selection_tests)}
 
+    def held_out(self) -> set[str]:
+        """Adds the tables of other passages."""
+        return super().held_out() | set(self.passage_tables.values())
+
+    def passages_of(self, table: str) -> str:
+        """Returns what a passage is in a table, `whole` by default."""
+        return str(self.tables[table].corpus_options.get("passages", "whole"))
+
     def rule(self, run: RunSpec) -> ScoreSource:
         """Returns the scores that a run's ranker selects facts by."""
+        if "single" in map(self.passages_of, run.train):
+            return "sentences"
         if not isinstance(run.loss, TwoInOneLoss) or not run.loss.passage_loss:
             return "sentences"
         return "joint" if run.loss.sentence_loss else "passages"
@@ -125,6 +143,8 @@ class PassageTable(Stage):
 class FactSelection(Stage):
     """The selected facts of every question, as HotpotQA's official evaluator reads them."""
 
+    table: Stage
+    """The sentences of whole passages."""
     scores: TableScores
     """Of passages and sentences for a joint model, else of all sentences."""
     config: FactSelectionConfig
@@ -133,7 +153,7 @@ class FactSelection(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Selects by the stored scores."""
-        passages = group_by_passage(read_table(context.path(self.scores.table)))
+        passages = group_by_passage(read_table(context.path(self.table)))
         stored, output = read_scores(context.path(self.scores)), context.output
         passage_scores, sentence_scores = self._centered_scores(passages, stored)
         selected = select_facts(passages, passage_scores, sentence_scores, self.config)
@@ -149,7 +169,11 @@ class FactSelection(Stage):
         self, passages: pa.Table, stored: pa.Table
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores of passages and sentences around 0."""
-        if self.scores.score_kind == "passages":
+        if self.scores.score_kind == "passages" and self.config.score_source == "sentences":
+            sentence_scores = stored["score"].to_numpy()  # each sentence was a passage
+        elif self.scores.score_kind == "passages" and self.scores.table != self.table:
+            sentence_scores = np.zeros(len(pc.list_flatten(passages["candidate"])))
+        elif self.scores.score_kind == "passages":
             sentence_scores = pc.list_flatten(stored["sentence_scores"]).to_numpy()
         else:
             # In a cascade, only candidates that no stage dropped can have a score above 0.
@@ -235,8 +259,9 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
         has_answers = recipe.extracts_answers(name)
         config = replace(recipe.fact_selection, score_source=recipe.rule(run))
         for test in recipe.fact_selection_tests:
-            scores = TableScores(ranker, tables[test], kind, drop_ratio=drop_ratio)
-            selection = FactSelection(scores, config, len(exits))
+            scored = tables[recipe.passage_tables.get(name, test)]
+            scores = TableScores(ranker, scored, kind, drop_ratio=drop_ratio)
+            selection = FactSelection(tables[test], scores, config, len(exits))
             experiment.add(f"selections/{name}-seed{seed}-{test}", selection)
             facts = FactEvaluation(selection, tables[test], has_answers)
             experiment.compare(test, name, seed, facts)
@@ -250,7 +275,8 @@ def _passage_tables(recipe: Recipe, tables: Mapping[str, Stage]) -> dict[str, St
     joint = [run for run in recipe.runs.values() if isinstance(run.loss, TwoInOneLoss)]
     watched = {run.dev or recipe.dev for run in joint}
     watched |= set(recipe.tests) if recipe.plot_learning_curves and joint else set()
-    names = {name: recipe.balance_passages for run in joint for name in run.train}
+    trained = {name for run in joint for name in run.train}
+    names = {n: recipe.balance_passages and recipe.passages_of(n) != "single" for n in trained}
     names |= dict.fromkeys(sorted(watched), False)
     return {name: PassageTable(tables[name], balance) for name, balance in names.items()}
 
@@ -264,9 +290,11 @@ def report(recipe: Recipe, finished: Finished) -> None:
         baseline = next(str(name) for name in preferred if name in systems)
         write_reports(replace(recipe, baseline=baseline), finished, {test: systems})
     write_reports(recipe, finished, evaluations)
-    for name, stage in finished.named("selections/").items():
-        if (gap := finished.outputs(stage)["gap"]) is not None:
-            log.info("%s: passage and best sentence lie %.3f apart", name, gap)
+    selections = finished.named("selections/").items()
+    gaps = {name: finished.outputs(stage)["gap"] for name, stage in selections}
+    rows = [(name, f"{gap:.3f}") for name, gap in gaps.items() if gap is not None]
+    columns = ("system", "mean distance of passage and best sentence")
+    finished.write("consistency.md", markdown_table(columns, rows))
 
 
 PIPELINE = Pipeline(Recipe, build, report)

@@ -32,9 +32,10 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     Raises:
         CheckpointError: The ranker is of another kind.
     """
-    if not isinstance(ranker, PointwiseRanker):
+    if type(ranker) is not PointwiseRanker:  # nor one with a linear head
         raise CheckpointError(
-            f"{type(ranker).__name__} is no pointwise ranker, so CrossEncoder cannot run it",
+            f"{type(ranker).__name__} is no pointwise ranker with the head of its family, so "
+            "CrossEncoder cannot run it",
             fix="use it through `as2ray.load` or `as2ray serve`",
         )
     exported = deepcopy(ranker)

@@ -1,7 +1,8 @@
 """Creates new rankers from pretrained encoders and from other rankers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,14 @@ from as2ray.checkpoints.gc_pause import gc_paused
 
 with gc_paused():
     import torch
+    from transformers import AutoModelForTokenClassification
 
     from as2ray.checkpoints.loading import build_ranker, checkpoint_errors, read_config, read_ranker
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling
-    from as2ray.models.encoder.encoder import truncate
-    from as2ray.models.pointwise import PointwiseRanker
+    from as2ray.models.encoder.encoder import copy_encoder_weights, truncate
+    from as2ray.models.pointwise import LinearRanker, PointwiseRanker
     from as2ray.models.ranker import Ranker
     from as2ray.models.sequential import SequentialNetwork, SequentialRanker
     from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
@@ -49,9 +51,11 @@ def init_ranker(
     path: str | Path,
     *,
     max_length: PositiveInt = 128,
+    tokenizer_settings: Mapping[str, Any] | None = None,
+    head: Literal["own", "linear"] = "own",
     num_layers: int | None = None,
     exit_layers: Sequence[int] | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling = "mean_of_rest",
     num_ranking_heads: NonNegativeInt = 0,
     score_averaging: Literal["probabilities", "logits"] = "probabilities",
     is_joint: bool = False,
@@ -67,10 +71,13 @@ def init_ranker(
     Args:
         path: A folder or a hub id.
         max_length: Maximum number of tokens of a pair.
+        tokenizer_settings: Other fields of `PairTokenizer`; None stands for what the start has.
+        head: Head of a new pointwise ranker: its family's `own`, or one `linear` layer on the first
+            token, without a pooler and with one label.
         num_layers: Keep only the first layers of the encoder.
         exit_layers: Make a cascade: number of layers below each partial classifier, ascending.
-        pooling: Input of a cascade's partial classifiers: the `mean` of all token states, or the
-            `first` token state.
+        pooling: Input of a cascade's partial classifiers: the mean of all token states but the
+            first (`mean_of_rest`), the `mean` of all, or the `first` state.
         num_ranking_heads: CERBERUS's heads after the last exit. Each is a copy of the layers above
             it and of a ranker's classifier; on a pretrained encoder each gets a new classifier.
         score_averaging: What is averaged over the ranking heads to give one score: their
@@ -88,6 +95,8 @@ def init_ranker(
     torch.manual_seed(seed)
     ranker, has_new_head = read_ranker(path, max_length=max_length, make_new_head=True)
     ranker.calibration, ranker.threshold = (), None  # fitted to weights that will change
+    settings = {k: v for k, v in (tokenizer_settings or {}).items() if v is not None}
+    ranker.tokenizer = replace(ranker.tokenizer, **settings)
     start_shape = _shape_of_ranker(ranker)
     check_model_spec(
         _ShapeOptions(num_layers, exit_layers, num_ranking_heads),
@@ -101,7 +110,7 @@ def init_ranker(
     network: Any = ranker.network
     if num_layers is not None:
         network = truncate(network, num_layers)
-    ranker_type: type[Ranker] = PointwiseRanker
+    ranker_type: type[Ranker] = type(ranker)
     if is_joint:
         ranker_type = TwoInOneRanker
         network = TwoInOneNetwork.from_encoder(network, extract_answers)
@@ -110,6 +119,11 @@ def init_ranker(
         network = CascadeNetwork.from_encoder(
             network, exit_layers, pooling, num_ranking_heads, score_averaging, not has_new_head
         )
+    elif head == "linear" and has_new_head:
+        ranker_type, config = LinearRanker, deepcopy(network.config)
+        config.num_labels = 1
+        encoder, network = network, AutoModelForTokenClassification.from_config(config)
+        copy_encoder_weights(encoder, network.base_model)
     return build_ranker(ranker_type, network, ranker.tokenizer, ranker.hf_tokenizer)
 
 
@@ -135,7 +149,7 @@ def build_sequential(rankers: Sequence[Ranker]) -> Ranker:
             more than their depth.
         ConfigError: The depths do not grow.
     """
-    if not rankers or not all(isinstance(ranker, PointwiseRanker) for ranker in rankers):
+    if not rankers or not all(type(ranker) is PointwiseRanker for ranker in rankers):
         raise CheckpointError(
             "a sequential ranker is made of one or more pointwise rankers, not of "
             f"{[type(ranker).__name__ for ranker in rankers]}"

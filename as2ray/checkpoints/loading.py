@@ -16,7 +16,12 @@ from as2ray.checkpoints.gc_pause import gc_paused
 with gc_paused():
     import torch
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+        AutoTokenizer,
+    )
 
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import As2rayError, CheckpointError, ConfigError
@@ -24,18 +29,19 @@ with gc_paused():
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker
     from as2ray.models.encoder.encoder import MODEL_TYPES, max_sequence_length
     from as2ray.models.ensemble import EnsembleRanker
-    from as2ray.models.pointwise import PointwiseRanker
+    from as2ray.models.pointwise import LinearRanker, PointwiseRanker
     from as2ray.models.precision import Dtype
     from as2ray.models.ranker import CONFIG_KEY, Ranker
     from as2ray.models.sequential import SequentialNetwork, SequentialRanker
     from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
-    from as2ray.text.tokenization import PairTokenizer
+    from as2ray.text.tokenization import TOKENIZER_SETTINGS, PairTokenizer
 
 FORMAT_VERSION = 2
 """Version of the entry `as2ray` of `config.json`; other versions are refused."""
 
 RANKER_TYPES: dict[str, tuple[Any, type[Ranker]]] = {
     "pointwise": (AutoModelForSequenceClassification, PointwiseRanker),
+    "linear": (AutoModelForTokenClassification, LinearRanker),
     "cascade": (CascadeNetwork, CascadeRanker),
     "sequential": (SequentialNetwork, SequentialRanker),
     "two_in_one": (TwoInOneNetwork, TwoInOneRanker),
@@ -60,7 +66,7 @@ def load(
     """Loads a ranker for ranking.
 
     Args:
-        path: A folder that `save` or transformers wrote, or a hub id.
+        path: A folder that `save` or transformers wrote, or a hub id, with or without `@REVISION`.
         dtype: Number format of matrix products; `auto` depends on the hardware.
         device: By default the first GPU, or the CPU if there is none.
         max_length: Maximum number of tokens of a pair; by default as in training, or 128.
@@ -150,8 +156,10 @@ def read_ranker(
         make_new_head = make_new_head and not (is_classifier and config.num_labels <= 2)
         if make_new_head or not is_classifier:
             config.num_labels = 2
+        name, revision = split_revision(path)
         network, loading_info = network_type.from_pretrained(
-            path,
+            name,
+            **revision,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded_weights` reports them
@@ -159,10 +167,10 @@ def read_ranker(
         )
         check_loaded_weights(path, loading_info, network, make_new_head)
         _align_weights(network)
-        hf_tokenizer = AutoTokenizer.from_pretrained(path)
+        hf_tokenizer = AutoTokenizer.from_pretrained(name, **revision)
         _check_tokenizer(path, hf_tokenizer, config.vocab_size)
         tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
-        tokenizer = PairTokenizer(tokenizer_json, **_resolve_lengths(config, settings, max_length))
+        tokenizer = PairTokenizer(tokenizer_json, **_resolve_settings(config, settings, max_length))
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
     return ranker, make_new_head
@@ -179,13 +187,21 @@ def _align_weights(network: torch.nn.Module) -> None:
             weights.data = weights.data.clone()
 
 
+def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
+    """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
+    name, _, revision = str(path).partition("@")
+    is_folder = not revision or Path(path).exists()
+    return (str(path), {}) if is_folder else (name, {"revision": revision})
+
+
 def read_config(path: str | Path) -> Any:
     """Reads the configuration of a supported encoder or ranker.
 
     Raises:
         CheckpointError: The family is not supported, or the format is of another version.
     """
-    config = AutoConfig.from_pretrained(path)
+    name, revision = split_revision(path)
+    config = AutoConfig.from_pretrained(name, **revision)
     if config.model_type not in MODEL_TYPES:
         raise CheckpointError(f"{path}: model type {config.model_type!r} is none of {MODEL_TYPES}")
     if hasattr(config, CONFIG_KEY):
@@ -205,10 +221,10 @@ def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> N
         )
 
 
-def _resolve_lengths(
+def _resolve_settings(
     config: Any, settings: Mapping[str, Any], max_length: int | None
-) -> dict[str, int]:
-    """Returns the lengths of a `PairTokenizer`: as requested, as in training, or 128 and 64."""
+) -> dict[str, Any]:
+    """Returns settings of a `PairTokenizer`: as requested, as in training, or 128 and 64."""
     max_positions = max_sequence_length(config)
     if max_length is None:
         max_length = settings.get("max_length", min(128, max_positions))
@@ -217,7 +233,8 @@ def _resolve_lengths(
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):
         max_question_length = min(max_question_length, max_length // 2)
-    return {"max_length": max_length, "max_question_length": max_question_length}
+    stored = {name: settings[name] for name in TOKENIZER_SETTINGS if name in settings}
+    return {**stored, "max_length": max_length, "max_question_length": max_question_length}
 
 
 @contextmanager

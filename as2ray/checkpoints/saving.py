@@ -17,7 +17,7 @@ with gc_paused():
     from as2ray.errors import CheckpointError
     from as2ray.models.ensemble import EnsembleRanker
     from as2ray.models.ranker import CONFIG_KEY, Ranker
-    from as2ray.text.tokenization import PairTokenizer
+    from as2ray.text.tokenization import TOKENIZER_SETTINGS, PairTokenizer
 
 
 def check_new_path(path: str | Path) -> Path:
@@ -85,8 +85,7 @@ def _write_checkpoint(
             member_folder.mkdir()
             _write_checkpoint(member, member_folder, None)
         return
-    settings["max_length"] = ranker.tokenizer.max_length
-    settings["max_question_length"] = ranker.tokenizer.max_question_length
+    settings |= {name: getattr(ranker.tokenizer, name) for name in TOKENIZER_SETTINGS}
     setattr(ranker.network.config, CONFIG_KEY, settings)
     if weights is not None:
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}

@@ -1,5 +1,6 @@
 """`as2ray corpora`: lists, verifies, prepares, describes and compares corpora."""
 
+import builtins
 import json
 import sys
 from dataclasses import asdict
@@ -9,12 +10,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from as2ray.cli.console import create_console, create_console_table, validate_corpus_options
+from as2ray.corpora.corpus import HUB
 from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
 from as2ray.corpora.preparation import prepare_splits, read_split
+from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.stats import compute_stats
-from as2ray.corpora.verification import list_corpora, verify_releases
+from as2ray.corpora.verification import add_counts, list_corpora, verify_releases
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.schema import TableCounts, count_table
 
 
 class Corpora:
@@ -71,6 +75,26 @@ class Corpora:
         options = validate_corpus_options(corpus, corpus_options)
         manifest = prepare_splits(corpus, data_dir, output, splits, verify, **options)
         create_console().print_json(json.dumps(manifest))
+
+    def fetch(self, corpus: str, splits: builtins.list[str]) -> None:
+        """Downloads a corpus from the Hugging Face hub and compares its counts.
+
+        The copy is in the cache of `datasets`; recipes read it with `--data_dirs.CORPUS hub`. An
+        interrupted download resumes. Without a network, a copy of the repository below
+        `AS2RAY_HUB` is read.
+
+        Args:
+            corpus: Name of a corpus that is on the hub.
+            splits: Its splits.
+        """
+        console, each = create_console(), get_corpus(corpus)
+        console.print(f"{corpus}: {each.hub or 'not on the hub'}, license {each.license}")
+        for split in splits:
+            options, counts, num_bytes = each.parse_options({}), TableCounts(0, 0, 0), 0
+            for table in each.read_tables(split, HUB, options):
+                counts, num_bytes = add_counts(counts, count_table(table)), num_bytes + table.nbytes
+            status = "as published" if each.check_counts(split, "raw", counts, options) else ""
+            console.print(f"{split}: {counts}, {num_bytes / 1e6:,.0f} MB as a table {status}")
 
     def stats(
         self,

@@ -3,12 +3,12 @@
 The release has 23 million rows, so everything here is a stream.
 
 The Cascade Transformer's and CERBERUS' numbers rest on other candidates of the same questions
-(23,662,238 train pairs); no public file contains those.
+(`variant: cascade`); no public file is known to contain those.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,11 +35,12 @@ COLUMNS: Final = ["question", "sentence", "label"]
 
 FILES: Final = {
     "train": ("train.tsv",),
-    "dev-all": ("dev.tsv",),
-    "dev": ("dev.tsv",),
-    "test": ("dev.tsv",),
+    "dev-all": ("dev.tsv", "dev++.tsv"),
+    "dev": ("dev.tsv", "dev++.tsv"),
+    "test": ("dev.tsv", "dev++.tsv"),
 }
-"""dev-all is the public dev split (TANDA); dev and test are its halves (Cascade, CERBERUS)."""
+"""dev-all is the public dev split (TANDA); dev and test are its halves (Cascade, CERBERUS). dev++
+is a second release of dev, whose counts nobody published; it belongs in a folder of its own."""
 
 QUESTION_LISTS: Final = {"train": "unique.train", "dev": "unique.dev", "test": "unique.test"}
 """Question lists of the Cascade Transformer's repository, one question per line."""
@@ -52,11 +53,21 @@ GRADE_COUNTS: Final = {
 }
 """Rows of grade 1 to 4 (TANDA, Table 1)."""
 
-ALL_GRADES: Final = {"negative_grades": NEGATIVE_GRADES}
+PUBLIC: Final = {"negative_grades": NEGATIVE_GRADES, "variant": "public"}
+CASCADE: Final = {**PUBLIC, "variant": "cascade"}
 PUBLISHED_COUNTS: Final = (
-    PublishedCounts("train", "raw", TableCounts(57_242, 20_377_568, 61_186), ALL_GRADES),
-    PublishedCounts("dev-all", "raw", TableCounts(2_672, 930_062, 4_286), ALL_GRADES),
+    PublishedCounts("train", "raw", TableCounts(57_242, 20_377_568, 61_186), PUBLIC),
+    PublishedCounts("dev-all", "raw", TableCounts(2_672, 930_062, 4_286), PUBLIC),
+    *(
+        PublishedCounts(split, "raw", TableCounts(*counts), CASCADE, is_private=True)
+        for split, counts in {
+            "train": (57_242, 23_662_238, 69_002),
+            "dev": (1_336, 539_210, 4_166),
+            "test": (1_336, 535_116, 4_250),
+        }.items()
+    ),
 )
+"""TANDA, Table 1; for `cascade` CERBERUS, Table 1."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -65,6 +76,9 @@ class ASNQOptions(CorpusOptions):
 
     negative_grades: NegativeGrades = NEGATIVE_GRADES
     """Grades whose rows are negatives (TANDA, Table 6); the others are left out."""
+    variant: Literal["public", "cascade"] = "public"
+    """Whose counts are required: those of the public file, or those that the Cascade Transformer
+    and CERBERUS print of the same questions. Other files are read with `verify: false`."""
     ungrouped: bool = False
     """Whether rows of a question may be apart in the file; they are then grouped on disk."""
 

@@ -12,7 +12,7 @@ questions have no sentence at all. The table cannot show these; `count_release` 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import ConfigDict
@@ -42,6 +42,17 @@ SAMPLE_COUNTS: Final = {
 }
 """Counts of samples of the release, by file."""
 
+FULL_COUNTS: Final = {
+    "hotpot_train_v1.1.json": {
+        "questions": 90_447,
+        "questions with two facts, of 1,000": 704,
+        "first sentences among the facts, of 1,000": 600,
+    },
+    "hotpot_dev_distractor_v1.json": {"questions": 7_405},
+    "hotpot_dev_fullwiki_v1.json": {"questions": 7_405},
+}
+"""Counts of the release; the shares are Two-in-One's (section 3)."""
+
 QUESTIONS_PER_TABLE: Final = 1_024
 
 SCHEMA: Final = candidate_schema("passage_id", "title", "sentence_index", "passage_label", "answer")
@@ -56,6 +67,9 @@ class HotpotQAOptions(CorpusOptions):
 
     complete_facts_only: bool = False
     """Whether to leave out questions with supporting facts that are not in their passages."""
+    passages: Literal["whole", "joined", "single"] = "whole"
+    """What a passage is: its sentences (`whole`), one candidate of all its text (`joined`), or each
+    sentence a passage of its own (`single`). The last two are what Two-in-One's baselines read."""
 
 
 class Passage(NamedTuple):
@@ -94,7 +108,8 @@ def read_tables(split: str, source: Source, options: HotpotQAOptions) -> Iterato
     every_question = read_questions(split, source, options.complete_facts_only)
     for questions in batched(every_question, QUESTIONS_PER_TABLE):
         with raw_files.value_errors(f"questions {questions[0].id} to {questions[-1].id}"):
-            table = from_rows(chain.from_iterable(map(_build_rows, questions)), SCHEMA)
+            rows = (_build_rows(question, options.passages) for question in questions)
+            table = from_rows(chain.from_iterable(rows), SCHEMA)
         yield table
 
 
@@ -129,7 +144,7 @@ def read_questions(
 
 
 def read_gold_questions(
-    split: str, source: Source, complete_facts_only: bool = False
+    split: str, source: Source, complete_facts_only: bool = False, **options: Any
 ) -> dict[str, RawQuestion]:
     """Reads the questions of a split by their ids, for the evaluation of predictions."""
     questions = read_questions(split, source, complete_facts_only)
@@ -140,13 +155,20 @@ def count_release(source: Path) -> Iterator[ReleaseCount]:
     """Counts questions, sentences and facts of the samples, and facts outside their passages."""
     for split, names in FILES.items():
         path = raw_files.find_file(source, names)
-        if path and (published := SAMPLE_COUNTS.get(path.name)):
+        if path and (published := {**SAMPLE_COUNTS, **FULL_COUNTS}.get(path.name)):
             questions = list(read_questions(split, path))
+            facts = [fact for question in questions for fact in question.facts]
             counts = {
                 "questions": len(questions),
                 "sentences": sum(len(p.sentences) for q in questions for p in q.passages),
-                "facts": sum(len(question.facts) for question in questions),
+                "facts": len(facts),
+                "first sentences among the facts, of 1,000": round(
+                    1_000 * sum(index == 0 for _, index in facts) / len(facts)
+                ),
                 "facts elsewhere": sum(sum(q.count_missing_facts()) for q in questions),
+                "questions with two facts, of 1,000": round(
+                    1_000 * sum(len(q.facts) == 2 for q in questions) / len(questions)
+                ),
             }
             for name, published_count in published.items():
                 yield ReleaseCount(split, name, published_count, counts[name])
@@ -167,17 +189,24 @@ def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
     return RawQuestion(id, text.strip(), answer, tuple(distinct_facts), passages)
 
 
-def _build_rows(question: RawQuestion) -> Iterator[tuple[Any, ...]]:
+def _build_rows(question: RawQuestion, passages: str) -> Iterator[tuple[Any, ...]]:
     """Yields the rows of a question in the order of `SCHEMA`."""
     id, answer = question.id, "" if question.answer in YES_NO_ANSWERS else question.answer
     titles = {title for title, _ in question.facts}
     for number, (title, sentences) in enumerate(question.passages):
-        passage = (f"{id}-{number}", title)
-        for index, text in enumerate(sentences):
-            if text:
-                label = int((title, index) in question.facts)
-                candidate = (id, question.text, f"{id}-{number}-{index}", text, label)
-                yield (*candidate, *passage, index, int(title in titles), answer)
+        is_relevant = int(title in titles)
+        texts = {index: text for index, text in enumerate(sentences) if text}
+        if passages == "joined":
+            texts = {next(iter(texts)): " ".join(texts.values())} if texts else {}
+        for index, text in texts.items():
+            candidate_id, label = f"{id}-{number}-{index}", int((title, index) in question.facts)
+            passage_id, passage_label = f"{id}-{number}", is_relevant
+            if passages == "joined":
+                label = is_relevant
+            elif passages == "single":
+                passage_id, passage_label = candidate_id, label
+            candidate = (id, question.text, candidate_id, text, label)
+            yield (*candidate, passage_id, title, index, passage_label, answer)
 
 
 CORPUS: Final = Corpus(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,29 +48,47 @@ def near_duplicate_questions(
     return sorted(duplicates, key=lambda duplicate: -duplicate[2])
 
 
-def check_leaks(tables: Mapping[str, pa.Table]) -> None:
+def check_leaks(tables: Mapping[str, pa.Table], min_similarity: float | None = None) -> None:
     """Checks that no two of the named tables have a question in common.
+
+    Args:
+        tables: Tables by name.
+        min_similarity: Similarity from which two questions count as one; by default equal texts.
 
     Raises:
         LeakError: Two tables share questions; the message has their number and examples.
     """
-    leaks = [
-        f"{len(shared):,} questions in both {a!r} and {b!r}, such as {shared[:3]}"
-        for a, b in combinations(tables, 2)
-        if (shared := shared_questions(tables[a], tables[b]))
-    ]
+    leaks = []
+    for a, b in combinations(tables, 2):
+        shared: list[Any] = shared_questions(tables[a], tables[b])
+        if min_similarity is not None:
+            shared += near_duplicate_questions(tables[a], tables[b], min_similarity)
+        if shared:
+            leaks.append(f"{len(shared):,} questions in both {a!r} and {b!r}, such as {shared[:3]}")
     if leaks:
         fix = "remove them from the training table with as2ray.corpora.leaks.remove_leaks"
         raise LeakError("; ".join(leaks), fix)
 
 
-def remove_leaks(table: pa.Table, *others: pa.Table) -> pa.Table:
-    """Returns the table without the questions that are in any of the other tables."""
+def remove_leaks(
+    table: pa.Table, *others: pa.Table, min_similarity: float | None = None
+) -> pa.Table:
+    """Returns the table without the questions that are in any of the other tables.
+
+    Args:
+        table: The table to train on.
+        others: Tables that are held out.
+        min_similarity: Similarity from which two questions count as one; by default equal texts.
+    """
     other_questions = {question for other in others for question in _group_questions(other)}
     leaked_texts: list[str] = []
     for question, texts in _group_questions(table).items():
         if question in other_questions:
             leaked_texts += texts
+    if min_similarity is not None:
+        for other in others:
+            near = near_duplicate_questions(table, other, min_similarity)
+            leaked_texts += [text for text, *_ in near]
     is_leaked = pc.is_in(table["question"], value_set=pa.array(leaked_texts, pa.string()))
     return table.filter(pc.invert(is_leaked))
 

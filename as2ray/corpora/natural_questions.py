@@ -44,9 +44,14 @@ FILES: Final = {
 SentenceBoundaries = Literal["blocks", "rows", "none"]
 AnnotationRule = Literal["union", "agreed", "first"]
 
-ASNQ_OPTIONS: Final = {"sentence_boundaries": "none", "sentence_splitter": "simple"}
-"""The options closest to ASNQ's candidates: the page joined into one text, headings included, and a
-splitter that splits at a full stop before a capital letter, as Punkt does."""
+ASNQ_OPTIONS: Final = {
+    "sentence_boundaries": "none",
+    "sentence_splitter": "simple",
+    "answer_rule": "string",
+}
+"""The options closest to ASNQ's candidates: the page joined into one text, headings included, a
+splitter that splits at a full stop before a capital letter, as Punkt does, and answers that a
+sentence contains as a string (TANDA, section 4)."""
 
 MIN_AGREEING: Final = 2
 """Number of the five annotators who must have marked a short answer; the threshold of NQ's own
@@ -72,6 +77,10 @@ class NaturalQuestionsOptions(PageOptions):
     annotation_rule: AnnotationRule = "union"
     """Which of several annotators count. `union`: all of them. `agreed`: all of them if two marked
     a short answer, otherwise none. `first`: the first one who marked a short answer."""
+    answer_rule: Literal["words", "string"] = "words"
+    """What a sentence needs for grades 4 and 2. `words`: a part of a marked short answer, and its
+    words in upper or lower case. `string`: the whole marked short answer, and its characters, even
+    inside a word."""
     question_scope: Literal["answered", "all"] = "answered"
     """`answered`: questions with a sentence of grade 4. `all`: every question."""
 
@@ -103,9 +112,9 @@ class Document(NamedTuple):
 def read_tables(split: str, source: Source, options: NaturalQuestionsOptions) -> Iterator[pa.Table]:
     """Reads one table per question; its columns start and end are token ranges of the document.
 
-    Grades follow from token spans: 4 a sentence that overlaps a short answer, 3 another sentence of
-    the long answer, 2 a sentence outside with the words of a short answer, 1 any other. Ids depend
-    only on `sentence_boundaries` and `sentence_splitter`.
+    Grades follow from token spans: 4 a sentence with a short answer, 3 another sentence of the long
+    answer, 2 a sentence outside with the text of a short answer, 1 any other; see `answer_rule`.
+    Ids depend only on `sentence_boundaries` and `sentence_splitter`.
 
     Args:
         split: One of `FILES`.
@@ -188,8 +197,10 @@ def convert_record(text: str, source: str, options: NaturalQuestionsOptions) -> 
     if options.question_scope == "answered" and not short:
         return None  # true of most questions; splitting their pages would take most of the time
     page, token_spans = _split_document(document, options)
-    is_inside, has_answer = overlaps(token_spans, long), overlaps(token_spans, short)
-    grades = grade_sentences(page, is_inside, has_answer, map(document.span_text, short))
+    is_string = options.answer_rule == "string"
+    is_inside, has_answer = overlaps(token_spans, long), overlaps(token_spans, short, is_string)
+    texts = map(document.span_text, short)
+    grades = grade_sentences(page, is_inside, has_answer, texts, is_string)
     is_answered = (grades == POSITIVE_GRADE).any()
     sentences = np.flatnonzero(np.isin(grades, options.grades))
     if not len(sentences) or (options.question_scope == "answered" and not is_answered):

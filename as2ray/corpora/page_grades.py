@@ -80,7 +80,11 @@ def _fold_case(text: str) -> str:
 
 
 def grade_sentences(
-    page: Page, is_inside: np.ndarray, has_answer: np.ndarray, answers: Iterable[str]
+    page: Page,
+    is_inside: np.ndarray,
+    has_answer: np.ndarray,
+    answers: Iterable[str],
+    is_string: bool = False,
 ) -> np.ndarray:
     """Returns ASNQ's grade of every sentence of a page (TANDA, Table 1), shape [sentences], int8.
 
@@ -89,12 +93,18 @@ def grade_sentences(
         is_inside: Whether a sentence belongs to a long answer, shape [sentences].
         has_answer: Whether it contains a marked short answer, shape [sentences].
         answers: Texts of the short answers, which other sentences may contain too.
+        is_string: Whether any characters count, even inside a word, or whole words in upper or
+            lower case.
 
     Returns:
-        4 inside with a short answer, 3 inside without, 2 outside with the words of a short answer
-        in upper or lower case, 1 outside without.
+        4 inside with a short answer, 3 inside without, 2 outside with the text of a short answer,
+        1 outside without.
     """
     grades = np.ones(len(page.sentences), np.int8)
+    answers = set(answers)
+    if is_string:
+        grades[[any(text in sentence for text in answers) for sentence in page.sentences]] = 2
+        answers = ()
     for text in {_fold_case(text) for text in answers}:
         grades[_find_sentences(page, text)] = 2
     grades[is_inside] = 3
@@ -102,16 +112,20 @@ def grade_sentences(
     return grades
 
 
-def overlaps(ranges: np.ndarray, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+def overlaps(
+    ranges: np.ndarray, spans: Iterable[tuple[int, int]], contain: bool = False
+) -> np.ndarray:
     """Returns which of `ranges` overlap one of `spans`, shape [ranges], bool.
 
     Args:
         ranges: Half-open ranges, shape [ranges, 2].
         spans: Half-open ranges on the same axis.
+        contain: Whether a range must contain a span as a whole.
     """
     has_overlap = np.zeros(len(ranges), bool)
     for start, end in spans:
-        has_overlap |= (ranges[:, 0] < end) & (start < ranges[:, 1])
+        first, last = (end, start) if not contain else (start + 1, end - 1)
+        has_overlap |= (ranges[:, 0] < first) & (last < ranges[:, 1])
     return has_overlap
 
 

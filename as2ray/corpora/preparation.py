@@ -72,6 +72,7 @@ def prepare_splits(
     splits: Mapping[str, str],
     verify: bool = True,
     held_out_tables: Sequence[pa.Table] = (),
+    min_leak_similarity: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Writes splits as `<out_dir>/<split>/part-00000.parquet`, ... and `manifest.json`.
@@ -86,6 +87,7 @@ def prepare_splits(
         splits: Question filter of each split.
         verify: Whether the counts must be the published ones, if there are any.
         held_out_tables: Tables whose questions are left out, after the counts are compared.
+        min_leak_similarity: See `remove_leaks`.
         options: Options of the corpus.
 
     Returns:
@@ -106,7 +108,8 @@ def prepare_splits(
             name = f"{corpus.name}/{split} ({question_filter}) from {source}"
             stream = corpus.read_tables(split, source, corpus_options)
             tables = filter_tables(stream, question_filter)
-            counts, entry = _write_parts(tables, folder / split, held_out_tables, name)
+            leaks = (held_out_tables, min_leak_similarity)
+            counts, entry = _write_parts(tables, folder / split, *leaks, name)
             is_verified = verify and corpus.check_counts(
                 split, question_filter, counts, corpus_options
             )
@@ -117,7 +120,11 @@ def prepare_splits(
 
 
 def _write_parts(
-    tables: Iterator[pa.Table], folder: Path, held_out_tables: Sequence[pa.Table], name: str
+    tables: Iterator[pa.Table],
+    folder: Path,
+    held_out_tables: Sequence[pa.Table],
+    min_leak_similarity: float | None,
+    name: str,
 ) -> tuple[TableCounts, dict[str, Any]]:
     """Writes the parts of a split; returns its counts and its entry in the manifest.
 
@@ -128,7 +135,8 @@ def _write_parts(
     folder.mkdir()
     for num_parts, part in enumerate(_split_parts(tables), 1):
         counts = add_counts(counts, count_table(part))
-        part = remove_leaks(part, *held_out_tables) if held_out_tables else part
+        if held_out_tables:
+            part = remove_leaks(part, *held_out_tables, min_similarity=min_leak_similarity)
         write_part(part, folder / f"part-{num_parts - 1:05d}.parquet", written.num_pairs)
         written = add_counts(written, count_table(part))
         fingerprint.update(part)

@@ -6,6 +6,8 @@ answer. So every sentence of the article gets one of ASNQ's four grades.
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 from zlib import crc32
@@ -15,7 +17,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import Corpus, Record, RecordConversion, ReleaseCount, Source
+from as2ray.corpora.corpus import HUB, Corpus, Record, RecordConversion, ReleaseCount, Source
 from as2ray.corpora.page_grades import (
     POSITIVE_GRADE,
     PageOptions,
@@ -26,6 +28,8 @@ from as2ray.corpora.page_grades import (
 from as2ray.corpora.record_conversion import convert_strictly
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
+
+HUB_DATASET: Final = "rajpurkar/squad"
 
 FILES: Final = {
     "train": ("train-v1.1.json", "train-part-v1.1.json"),
@@ -61,11 +65,16 @@ def read_tables(split: str, source: Source, options: SQuADOptions) -> Iterator[p
 
     Args:
         split: One of `FILES`.
-        source: The folder or one file.
+        source: The folder, one file, or the hub.
         options: Options of the corpus.
     """
     with raw_files.value_errors(str(source)):
-        yield from convert_strictly(CONVERSION, split, source, options)
+        if source != HUB:
+            yield from convert_strictly(CONVERSION, split, source, options)
+            return
+        for article in _read_hub_articles(split):
+            if (table := _convert_article(json.dumps(article), HUB_DATASET, options)) is not None:
+                yield table
 
 
 def _find_files(split: str, source: Source) -> list[Path]:
@@ -75,6 +84,22 @@ def _find_files(split: str, source: Source) -> list[Path]:
 def _read_records(path: Path) -> Iterator[Record]:
     for number, article in enumerate(_read_articles(path)):
         yield Record(f"{path}, article {number}", json.dumps(article))
+
+
+def _read_hub_articles(split: str) -> Iterator[dict[str, Any]]:
+    """Reads the hub's copy, whose rows are questions, in the structure of the release."""
+    tables = raw_files.read_hub(HUB_DATASET, "validation" if split == "dev" else split)
+    rows = (row for table in tables for row in table.to_pylist())
+    for title, of_article in groupby(rows, key=itemgetter("title")):
+        paragraphs = []
+        for context, questions in groupby(of_article, key=itemgetter("context")):
+            records = []
+            for row in questions:
+                pairs = zip(row["answers"]["answer_start"], row["answers"]["text"])
+                answers = [{"answer_start": start, "text": text} for start, text in pairs]
+                records.append({"id": row["id"], "question": row["question"], "answers": answers})
+            paragraphs.append({"context": context, "qas": records})
+        yield {"title": title, "paragraphs": paragraphs}
 
 
 def _convert_article(text: str, source: str, options: SQuADOptions) -> pa.Table | None:
@@ -158,4 +183,5 @@ CORPUS: Final = Corpus(
     options_type=SQuADOptions,
     count_release=count_release,
     conversion=CONVERSION,
+    hub=HUB_DATASET,
 )

@@ -29,6 +29,8 @@ class PairReader(RowReader):
     """Numeric columns that become data of each sequence."""
     teachers: tuple[ParquetTable, ...] = ()
     """Stored logits of each teacher, aligned row by row with `files`."""
+    weights: tuple[tuple[int, float], ...] = ()
+    """Number of rows of each table in `files`, and the weight of its pairs; by default 1 each."""
 
     def __post_init__(self) -> None:
         sizes = [len(teacher) for teacher in self.teachers]
@@ -43,6 +45,10 @@ class PairReader(RowReader):
         ids = ["candidate_id"] if self.teachers else []
         table = self.files.take(rows, [*self.text_columns, *ids, *self.columns])
         columns = {"row": rows, **{name: _to_numpy(table[name]) for name in self.columns}}
+        if self.weights:
+            sizes, values = zip(*self.weights)
+            table_index = np.searchsorted(np.cumsum(sizes), rows, side="right")
+            columns["weight"] = np.array(values, np.float32)[table_index]
         if self.teachers:
             logits = [_read_teacher_logits(teacher, rows, table) for teacher in self.teachers]
             columns[TEACHER_LOGITS] = np.concatenate(logits, 1)

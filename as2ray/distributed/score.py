@@ -36,7 +36,7 @@ from as2ray.tables.schema import (
     question_offsets,
 )
 from as2ray.text.packing import TokenSequences
-from as2ray.text.tokenization import PairTokenizer
+from as2ray.text.tokenization import TOKENIZER_SETTINGS, PairTokenizer
 
 ScoreKind = Literal["score", "logits", "exits", "heads", "passages"]
 """What is stored of a ranker:
@@ -189,11 +189,11 @@ class _ScoringRun:
         pair may be, which only their encoder limits.
         """
         settings = json.loads((self.ranker / "config.json").read_text()).get("as2ray", {})
-        lengths = {name: settings.get(name) for name in ("max_length", "max_question_length")}
+        stored = {name: settings[name] for name in TOKENIZER_SETTINGS if name in settings}
         reads_text = self.kind == "passages" or settings.get("ranker") == "two_in_one"
-        if reads_text or None in lengths.values():
+        if reads_text or "max_length" not in stored:
             return None
-        return PairTokenizer.from_folder(self.ranker, **lengths)
+        return PairTokenizer.from_folder(self.ranker, **stored)
 
 
 def _score_with_actors(

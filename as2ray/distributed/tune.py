@@ -3,6 +3,7 @@
 import csv
 import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -197,7 +198,7 @@ def search_training(
             from as2ray.distributed.train import train_on_ray
 
             with calling_at_end(partial(end_run, job.tracking, job.run)):
-                callbacks = [_TuneReport(job.training.epochs)]
+                callbacks = [_TuneReport(_last_epoch(job))]
                 train_on_ray(job, run_folder, workers, callbacks, node_files)
         else:
             from as2ray.distributed.train import list_inputs
@@ -206,7 +207,7 @@ def search_training(
             node_files.fetch_paths(list_inputs(job))
             node_files.restore(run_folder)
             store = _TuneCheckpointStore(run_folder, workers.resume_interval_s)
-            store.epochs = job.training.epochs
+            store.epochs = _last_epoch(job)
             run_job(job, run_folder, store)
             for path in (run_folder, Path(job.run.folder)):
                 node_files.publish(path)
@@ -539,6 +540,11 @@ class _ScoreTrial(tune.Trainable):  # type: ignore[misc]
         return True
 
 
+def _last_epoch(job: TrainingJob) -> float:
+    """Returns the epoch of the last evaluation; infinity if a number of steps ends the run."""
+    return math.inf if job.training.max_steps else job.training.epochs
+
+
 class _TuneReport(TuneReportCallback):  # type: ignore[misc]
     """Reports a run of Ray Train to Tune, with a handle of its controller, which runs this.
 
@@ -546,7 +552,7 @@ class _TuneReport(TuneReportCallback):  # type: ignore[misc]
         epochs: Epochs of the run. Tune learns of the last one when the run has finished.
     """
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: float) -> None:
         super().__init__()
         self.epochs = epochs
 
@@ -561,7 +567,7 @@ class _TuneReport(TuneReportCallback):  # type: ignore[misc]
 class _TuneCheckpointStore(LocalCheckpointStore):
     """Keeps the resume states of a run in the trial's own process; reports metrics to Tune."""
 
-    epochs: int
+    epochs: float
     """See `_TuneReport`."""
 
     def report(self, metrics: Metrics) -> None:

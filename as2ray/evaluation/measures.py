@@ -23,6 +23,9 @@ from as2ray.tables.ranking_order import (
 )
 from as2ray.tables.schema import TableCounts, count_table, question_indices
 
+NDCG_DEPTH = 10
+"""Rank at which nDCG is cut during training."""
+
 
 @dataclass(frozen=True)
 class EvaluationResult:
@@ -92,17 +95,18 @@ def evaluate(
     )
 
 
-def mean_average_precision(
+def validation_measures(
     question_id: npt.ArrayLike,
     label: npt.ArrayLike,
     score: npt.ArrayLike,
     candidate_id: npt.ArrayLike | None = None,
     *,
     ties: TieBreaking = "pessimistic",
-) -> float:
-    """Computes MAP with numpy only, for the validations of a training run; equals `evaluate`'s AP.
+) -> dict[str, float]:
+    """Computes AP, RR, P@1 and nDCG@10 with numpy only, for the validations of a training run.
 
-    A question without a positive counts as 0, so filter the rows first.
+    The means equal those of `evaluate`. A question without a positive counts as 0, so filter the
+    rows first.
 
     Args:
         question_id: Question of each row, in any order, shape [rows].
@@ -131,7 +135,21 @@ def mean_average_precision(
     ranks = np.arange(len(hits)) - np.repeat(starts, sizes) + 1
     sum_of_precisions = np.add.reduceat(hits * hits_so_far / ranks, starts)
     num_hits = np.add.reduceat(hits, starts)
-    return float(np.mean(sum_of_precisions / np.maximum(num_hits, 1)))
+    discounts = np.where(ranks <= NDCG_DEPTH, 1 / np.log2(ranks + 1), 0.0)
+    ideal = np.cumsum(1 / np.log2(np.arange(2, NDCG_DEPTH + 2)))
+    ideal = ideal[np.clip(num_hits, 1, NDCG_DEPTH) - 1]
+    by_question = {
+        "AP": sum_of_precisions / np.maximum(num_hits, 1),
+        "RR": np.maximum.reduceat(hits / ranks, starts),
+        "P@1": hits[starts],
+        f"nDCG@{NDCG_DEPTH}": np.add.reduceat(hits * discounts, starts) / ideal,
+    }
+    return {name: float(np.mean(values)) for name, values in by_question.items()}
+
+
+def mean_average_precision(*arrays: npt.ArrayLike, ties: TieBreaking = "pessimistic") -> float:
+    """Returns the AP of `validation_measures`, which has the same arguments."""
+    return validation_measures(*arrays, ties=ties)["AP"]
 
 
 def evaluated_rows(table: pa.Table, question_filter: QuestionFilter) -> np.ndarray:

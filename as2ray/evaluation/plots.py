@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,11 +29,12 @@ def learning_curve(
     *,
     markers: bool = True,
     log_x: bool = False,
+    band: Literal["std", "range"] = "std",
 ) -> Figure:
-    """Plots a line per system, its mean over seeds, with a band of one standard deviation.
+    """Plots a line per system, its mean over seeds, with a band.
 
     TANDA's Figure 4 is such a plot of MAP over epochs, and Mokrii et al.'s Figure 1 one of MRR over
-    the number of training queries.
+    the number of training queries, with the range over samples.
 
     Args:
         series: Points by system.
@@ -42,13 +44,14 @@ def learning_curve(
         path: File to write, `.png` or `.svg`.
         markers: Whether each point is marked.
         log_x: Whether the x axis is logarithmic above 10; it is linear from 0 to 10.
+        band: One standard deviation on either side of the mean, or the lowest and highest values.
     """
     figure, axes = _create_figure(title, x_label, y_label)
     for name, points in series.items():
-        x, mean, std = _average_over_seeds(points)
+        x, mean, low, high = _summarize_points(points, band)
         (line,) = axes.plot(x, mean, label=name, marker="o" if markers else "", markersize=4)
         color = line.get_color()
-        axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     if log_x:
         axes.set_xscale("symlog", linthresh=10)
     else:
@@ -157,14 +160,18 @@ def reliability_diagram(systems: Mapping[str, Reliability], title: str, path: Pa
     return _save_figure(figure, path, legend=True)
 
 
-def _average_over_seeds(points: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _summarize_points(points: Points, band: str) -> tuple[np.ndarray, ...]:
+    """Returns x, and mean, lower and upper limit of the points with this x; each of shape [x]."""
     by_x: dict[float, list[float]] = defaultdict(list)
     for x, y in points:
         by_x[x].append(y)
     xs = sorted(by_x)
-    means = [np.mean(by_x[x]) for x in xs]
-    stds = [np.std(by_x[x], ddof=1) if len(by_x[x]) > 1 else 0.0 for x in xs]
-    return np.array(xs), np.array(means), np.array(stds)
+    means = np.array([np.mean(by_x[x]) for x in xs])
+    if band == "range":
+        low, high = (np.array([limit(by_x[x]) for x in xs]) for limit in (min, max))
+        return np.array(xs), means, low, high
+    stds = np.array([np.std(by_x[x], ddof=1) if len(by_x[x]) > 1 else 0.0 for x in xs])
+    return np.array(xs), means, means - stds, means + stds
 
 
 def _create_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:

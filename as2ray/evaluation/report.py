@@ -29,6 +29,8 @@ class ReportRow:
     """Seeds that were run; empty for published results."""
     measures: Mapping[str, SeedSummary]
     """Mean and deviation over the seeds, by measure."""
+    parameters: int | None = None
+    """Number of weights; None where there are none, or they are not known."""
     comparisons: Mapping[str, "PairedComparison"] = field(default_factory=dict)
     """Test against the baseline, by measure; empty for the baseline and for published results."""
     p_holm: Mapping[str, float] = field(default_factory=dict)
@@ -55,6 +57,7 @@ def build_report(
     *,
     baseline: str,
     published_results: Mapping[str, Mapping[str, float]] | None = None,
+    parameters: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Report:
     """Averages over seeds and tests every system against the baseline, with Holm's correction.
@@ -64,6 +67,7 @@ def build_report(
         systems: Evaluations of each system by seed.
         baseline: The system that the others are tested against.
         published_results: Results from papers, by name and measure; they are not tested.
+        parameters: Number of weights by system.
         seed: Seed of the tests.
 
     Raises:
@@ -89,6 +93,7 @@ def build_report(
             system=name,
             seeds=tuple(by_seed),
             measures={m: summarize_seeds(tables[name], m) for m in first.measures},
+            parameters=(parameters or {}).get(name),
             comparisons={m: test for (n, m), test in tests.items() if n == name},
             p_holm={m: p for (n, m), p in adjusted.items() if n == name},
         )
@@ -103,13 +108,16 @@ def build_report(
 def to_markdown(report: Report) -> str:
     """Formats the report as Markdown: results, tests, and how they were computed."""
     measures = list(report.rows[0].measures)
-    results = []
+    results, has_parameters = [], any(row.parameters for row in report.rows)
     for row in report.rows:
         seeds = ", ".join(map(str, row.seeds))
         values = [_format_measure(row, measure) for measure in measures]
+        if has_parameters:
+            values.append(f"{row.parameters / 1e6:.1f}M" if row.parameters else "")
         results.append([_format_system(row, report), seeds, *values])
+    columns = ["system", "seeds", *measures, *["parameters"] * has_parameters]
     tests = [_format_test(row, test) for row in report.rows for test in row.comparisons.values()]
-    parts = [f"### {report.title}", markdown_table(["system", "seeds", *measures], results)]
+    parts = [f"### {report.title}", markdown_table(columns, results)]
     if tests:
         parts.append(markdown_table(list(tests[0]), [list(test.values()) for test in tests]))
     return "\n\n".join([*parts, _format_footer(report)]) + "\n"
@@ -171,6 +179,9 @@ def _format_test(row: ReportRow, test: "PairedComparison") -> dict[str, str]:
         "Holm": f"{row.p_holm[test.measure]:.4f}",
         "t": f"{test.p_t:.2g}",
         "Wilcoxon": f"{test.p_wilcoxon:.2g}",
+        "Spearman": (
+            "" if test.spearman is None else f"{test.spearman:+.2f} ({test.p_spearman:.2g})"
+        ),
     }
 
 
@@ -186,7 +197,8 @@ def _format_footer(report: Report) -> str:
         lines.append(
             f"Tests against {report.baseline}, paired by question. p: randomization test; Holm: "
             f"the same, adjusted over {len(tests)} tests, † if below {SIGNIFICANCE_LEVEL}; t, "
-            f"Wilcoxon: p-values. Interval: {tests[0].confidence:.0%}, bootstrap. "
+            "Wilcoxon: p-values; Spearman: correlation over questions, and its p. "
+            f"Interval: {tests[0].confidence:.0%}, bootstrap. "
             "Effect: mean divided by standard deviation of the differences."
         )
     return " ".join(lines)

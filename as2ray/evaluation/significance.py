@@ -48,6 +48,10 @@ class PairedComparison:
     """Paired t-test, two-sided."""
     p_wilcoxon: float
     """Wilcoxon signed-rank test, two-sided; questions without a difference are left out."""
+    spearman: float | None = None
+    """Rank correlation of the two systems over questions; None if one of them is constant."""
+    p_spearman: float | None = None
+    """Of the hypothesis that they are not correlated, two-sided."""
 
 
 def compare_systems(
@@ -78,6 +82,8 @@ def compare_systems(
         raise EvaluationError(problem)
     differences = np.round(system_values - baseline_values, _DECIMALS)
     p_randomization, p_t, p_wilcoxon = _compute_p_values(differences, num_resamples, seed)
+    is_constant = np.ptp(baseline_values) == 0 or np.ptp(system_values) == 0
+    correlation = None if is_constant else stats.spearmanr(baseline_values, system_values)
     return PairedComparison(
         measure=measure,
         num_questions=len(baseline_values),
@@ -90,6 +96,8 @@ def compare_systems(
         p_randomization=p_randomization,
         p_t=p_t,
         p_wilcoxon=p_wilcoxon,
+        spearman=correlation and float(correlation.statistic),
+        p_spearman=correlation and float(correlation.pvalue),
     )
 
 

@@ -65,15 +65,29 @@ class BM25Grid(Stage):
     """Pairs of k1 and b."""
     measure: str = "RR"
     """The measure that chooses; Mokrii et al. take RR."""
+    collection: tuple[Stage, ...] = ()
+    """Tables whose candidates are retrieved from, as the index will; by default each question's own
+    candidates are ranked."""
+    depth: int = 100
+    """Number of candidates to retrieve from the collection."""
 
     def run(self, context: StageContext) -> Outputs:
-        """Ranks the table with each point; of equal points the first one wins."""
-        rows = read_table(context.path(self.dev))
-        term_counts = BM25().count_terms(rows["candidate"].to_pylist())
+        """Ranks with each point; of equal points the first one wins."""
+        rows, queries = read_table(context.path(self.dev)), read_queries(context.path(self.dev))
+        is_search = bool(self.collection)
+        texts = _distinct_texts(context, self.collection)
+        term_counts = BM25().count_terms(texts if is_search else rows["candidate"].to_pylist())
         grid = []
         for k1, b in self.points:
-            scores = BM25(k1, b).score_candidates(rows, term_counts)
-            result = evaluate(rows, scores, [self.measure], question_filter="no_all_negative")
+            if is_search:
+                index = BM25(k1, b).build_from_counts(term_counts)
+                hits = (index.search(query.text, self.depth) for query in queries)
+                results = ({texts[hit.index]: hit.score for hit in found} for found in hits)
+                ranked, scores, _ = _retrieved_rows(rows, queries, results, append_missed=False)
+            else:
+                ranked, scores = rows, BM25(k1, b).score_candidates(rows, term_counts)
+            kept: QuestionFilter = "raw" if is_search else "no_all_negative"
+            result = evaluate(ranked, scores, [self.measure], question_filter=kept)
             grid.append((k1, b, result.measures[self.measure]))
         k1, b, quality = max(grid, key=lambda point: point[2])
         log.info("BM25: dev %s %.4f with k1 %g, b %g", self.measure, quality, k1, b)
@@ -95,13 +109,19 @@ class CandidateIndex(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Collects the texts, and indexes them in one shard."""
-        tables = (read_table(context.path(table)) for table in self.tables)
-        texts = (" ".join(t.split()) for rows in tables for t in rows["candidate"].to_pylist())
+        texts = _distinct_texts(context, self.tables)
         context.scratch.mkdir(parents=True, exist_ok=True)
         source = context.scratch / "texts.parquet"
-        pq.write_table(pa.table({"text": list(dict.fromkeys(texts))}), source)
+        pq.write_table(pa.table({"text": texts}), source)
         config = IndexConfig(self.bm25.chosen(context), sentence_splitter="lines")
         return write_stage_index(context, source, config)
+
+
+def _distinct_texts(context: StageContext, tables: Iterable[Stage]) -> list[str]:
+    """Returns the distinct candidates of tables, on one line each."""
+    all_rows = (read_table(context.path(table)) for table in tables)
+    texts = (" ".join(t.split()) for rows in all_rows for t in rows["candidate"].to_pylist())
+    return list(dict.fromkeys(texts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,30 +331,43 @@ class RetrievedTable(Stage):
         queries = read_queries(context.path(self.table))
         retrieve = partial(_retrieve, context.store, context.path(self.index), self.depth)
         results = chain.from_iterable(_map_queries(context, retrieve, queries))
-        positives: dict[str, dict[str, float]] = {}
-        names = ("question_id", "candidate", "label")
-        for id, text, label in zip(*(rows[name].to_pylist() for name in names)):
-            if label:
-                positives.setdefault(id, {}).setdefault(" ".join(text.split()), 0.0)
-        retrieved: list[tuple[str, str, str, str, int]] = []
-        scores: list[float] = []
-        counts = {"finds nothing": 0, "misses all positives": 0}
-        for (id, question, *_), candidates in zip(queries, results):
-            answers = positives.get(id, {})
-            has_none = answers.keys().isdisjoint(candidates)
-            counts["finds nothing"] += not candidates
-            counts["misses all positives"] += bool(answers) and has_none
-            if self.append_missed:
-                candidates |= {text: 0.0 for text in answers if text not in candidates}
-            scores += candidates.values()
-            retrieved += [
-                (id, question, f"{id}-{number}", text, int(text in answers))
-                for number, text in enumerate(candidates)
-            ]
+        table, scores, counts = _retrieved_rows(rows, queries, results, self.append_missed)
         log.info("of BM25's first %d, %s", self.depth, counts)
-        np.save(context.output / BM25_SCORES, np.array(scores))
-        table = from_rows(retrieved, CANDIDATE_SCHEMA)
+        np.save(context.output / BM25_SCORES, scores)
         return {**write_table(table, context.output), "bm25": counts}
+
+
+def _retrieved_rows(
+    rows: pa.Table,
+    queries: Sequence[Query],
+    results: Iterable[dict[str, float]],
+    append_missed: bool,
+) -> tuple[pa.Table, np.ndarray, dict[str, int]]:
+    """Labels the texts that were retrieved for each question by the positives of a table.
+
+    Returns the candidates, their scores, and counts of the questions without.
+    """
+    positives: dict[str, dict[str, float]] = {}
+    names = ("question_id", "candidate", "label")
+    for id, text, label in zip(*(rows[name].to_pylist() for name in names)):
+        if label:
+            positives.setdefault(id, {}).setdefault(" ".join(text.split()), 0.0)
+    retrieved: list[tuple[str, str, str, str, int]] = []
+    scores: list[float] = []
+    counts = {"finds nothing": 0, "misses all positives": 0}
+    for (id, question, *_), candidates in zip(queries, results):
+        answers = positives.get(id, {})
+        has_none = answers.keys().isdisjoint(candidates)
+        counts["finds nothing"] += not candidates
+        counts["misses all positives"] += bool(answers) and has_none
+        if append_missed:
+            candidates |= {text: 0.0 for text in answers if text not in candidates}
+        scores += candidates.values()
+        retrieved += [
+            (id, question, f"{id}-{number}", text, int(text in answers))
+            for number, text in enumerate(candidates)
+        ]
+    return from_rows(retrieved, CANDIDATE_SCHEMA), np.array(scores), counts
 
 
 def _retrieve(

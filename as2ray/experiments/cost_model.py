@@ -153,8 +153,8 @@ def table_pairs(spec: TableSpec, by_passages: bool = False) -> float | None:
 
 def encoder_shape(path: str) -> EncoderShape | None:
     """Returns the sizes of a known encoder, or of one in a local folder; None of any other."""
-    if path in ENCODER_SHAPES:
-        return ENCODER_SHAPES[path]
+    if (name := path.partition("@")[0]) in ENCODER_SHAPES:
+        return ENCODER_SHAPES[name]
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
         return EncoderShape.from_config(SimpleNamespace(**config))
@@ -240,8 +240,9 @@ def training_cost(stage: TrainedRanker) -> Cost:
     if training.global_batch_tokens:
         num_tokens = sum(size.num_pairs * size.mean_tokens for size in sizes)
         batch_size = training.global_batch_tokens / (num_tokens / num_examples)
-    num_epochs = stage.num_epochs(num_questions)
-    num_updates = num_epochs * math.ceil(num_examples / batch_size)
+    steps_per_epoch = math.ceil(num_examples / batch_size)
+    num_updates = training.max_steps or stage.num_epochs(num_questions) * steps_per_epoch
+    num_epochs = num_updates / steps_per_epoch
     if not layers:
         return Cost(num_updates)
     own, rates = layers[0], layers[0].rates
@@ -250,7 +251,11 @@ def training_cost(stage: TrainedRanker) -> Cost:
     # The backward pass takes twice as long as the forward pass, which checkpointing repeats.
     num_passes = num_epochs * (4 if training.gradient_checkpointing else 3)
     train_s = num_passes * sum(own.flops(size, num_trained) for size in sizes) / rates.train_flops
-    num_evals = math.ceil(num_updates / training.eval_steps) if training.eval_steps else num_epochs
+    num_evals = (
+        math.ceil(num_updates / training.eval_steps)
+        if training.eval_steps
+        else math.ceil(num_epochs)
+    )
     dev_sizes = [_stage_size(each, by_passages) for each in (stage.dev, *stage.watched.values())]
     eval_s = num_evals * sum(own.flops(size, own.passed) for size in dev_sizes) / rates.score_flops
     hours = (train_s + (0.0 if math.isnan(eval_s) else eval_s)) / 3_600

@@ -84,6 +84,23 @@ class Finished:
         """Returns a local folder with the files of a stage."""
         return self.store.fetch(self.run.results[stage])
 
+    def parameters(self, test: str) -> dict[str, int]:
+        """Returns the number of weights of the systems of a test that have any, by system."""
+        counts: dict[str, int] = {}
+        for (of_test, system, _), (stage, _) in self.experiment.evaluations.items():
+            if of_test == test and self.has(stage) and system not in counts:
+                rankers = self._find_rankers(stage)
+                counts[system] = sum(self.outputs(each)["parameters"] for each in rankers)
+        return {system: count for system, count in counts.items() if count}
+
+    def _find_rankers(self, stage: Stage) -> set[Stage]:
+        """Returns the nearest stages with weights that a stage builds on, or the stage itself."""
+        if not self.has(stage):
+            return set()
+        if "parameters" in self.outputs(stage):
+            return {stage}
+        return {each for input in stage.inputs for each in self._find_rankers(input)}
+
     def named(self, prefix: str) -> dict[str, Stage]:
         """Returns the complete stages whose names start with a prefix, by the rest of the name."""
         return {

@@ -265,5 +265,6 @@ class InterpolatedRanker(Stage):
         best = max(self.start_weights, key=lambda weight: (quality[weight], -weight))
         log.info("%.2f of its start", best)
         copy_ranker(context.scratch / str(best) / RANKER, context.output)
-        shape = context.outputs(self.ranker).get("shape")
-        return {"start_weight": best, "dev": quality, "shape": shape}
+        tuned = context.outputs(self.ranker)
+        copied = {name: tuned.get(name) for name in ("shape", "parameters")}
+        return {"start_weight": best, "dev": quality, **copied}

@@ -1,6 +1,7 @@
 """Stages of rankers: trained, scored on a table, evaluated."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -9,6 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
@@ -21,10 +24,12 @@ from as2ray.experiments.executor import git_commit
 from as2ray.experiments.recipe import LossSpec, Recipe
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import filtered_table
+from as2ray.experiments.tables import TABLE, filtered_table
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
-from as2ray.tables.schema import TableCounts
+from as2ray.tables.parquet import write_part
+from as2ray.tables.ranking_order import TieBreaking
+from as2ray.tables.schema import LOGIT_COLUMNS, TableCounts
 from as2ray.tables.trec import write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
@@ -58,6 +63,8 @@ class TrainedRanker(Stage):
     loss: LossSpec = "cross_entropy"
     init_from: Stage | None = None
     """Ranker that training starts from, instead of `model.path`."""
+    train_weights: tuple[float, ...] = ()
+    """Weight of the pairs of each training table; by default all have weight 1."""
     teacher_logits: tuple[tuple[Stage, ...], ...] = ()
     """For each teacher, its stored logits of each training table."""
     watched: dict[str, Stage] = field(default_factory=dict)
@@ -118,6 +125,7 @@ class TrainedRanker(Stage):
             eval_tables=dict(zip(evaluated, paths(evaluated.values()))),
             training=self.training,
             loss=self.loss,
+            train_weights=self.train_weights,
             teacher_logits=tuple(paths(logits) for logits in self.teacher_logits),
             tracking=self.tracking,
             run=self._describe_run(context),
@@ -155,7 +163,11 @@ class TrainedRanker(Stage):
 
     def outputs(self, context: StageContext) -> Outputs:
         """Returns what later stages check: the shape of the ranker, and its model's files."""
-        return {"shape": self.shape(context.inputs), "model": self._model_sizes()}
+        return {
+            "shape": self.shape(context.inputs),
+            "model": self._model_sizes(),
+            "parameters": count_parameters(context.output / RANKER),
+        }
 
     def verify(self, result: Result) -> None:
         """Refuses a run whose model folder has changed; one whose model is gone is kept."""
@@ -243,11 +255,30 @@ class TableScores(StoredScores):
 
 
 @dataclass(frozen=True, eq=False)
+class EnsembleLogits(Stage):
+    """The logits of a teacher that is the mean of several rankers."""
+
+    members: tuple[TableScores, ...]
+    """Their logits of one table."""
+
+    def run(self, context: StageContext) -> None:
+        """Averages the probabilities; the logits are their logarithms."""
+        tables = [read_scores(context.path(member)) for member in self.members]
+        logits = np.stack([[t[name].to_numpy() for name in LOGIT_COLUMNS] for t in tables])
+        logits -= np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        mean = np.logaddexp.reduce(logits, axis=0) - np.log(len(tables))
+        columns = dict(zip(LOGIT_COLUMNS, mean.astype(np.float32)))
+        table = pa.table({"candidate_id": tables[0]["candidate_id"], **columns})
+        write_part(table, context.output / TABLE)
+
+
+@dataclass(frozen=True, eq=False)
 class TableEvaluation(Stage):
     """Measures of stored scores on a table, for each question."""
 
     scores: StoredScores
     measures: tuple[str, ...]
+    ties: TieBreaking = "pessimistic"
 
     def run(self, context: StageContext) -> Outputs:
         """Evaluates, and writes a TREC run."""
@@ -255,9 +286,19 @@ class TableEvaluation(Stage):
         rows = filtered_table(context.path(table), question_filter)
         scores = read_scores(context.path(self.scores))["score"].to_numpy()
         write_run(context.output / "ranking.run", rows, scores, tag="as2ray")
-        result = evaluate(rows, scores, self.measures, question_filter=question_filter)
+        result = evaluate(
+            rows, scores, self.measures, question_filter=question_filter, ties=self.ties
+        )
         content = str(context.outputs(table)["fingerprint"])
         return save_evaluations({"": replace(result, fingerprint=content)}, context.output)
+
+
+def count_parameters(ranker: Path) -> int:
+    """Returns the number of weights of a checkpoint, from the header of its file."""
+    from safetensors import safe_open
+
+    with safe_open(ranker / "model.safetensors", "np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def copy_ranker(source: Path, output: Path) -> None:
@@ -281,8 +322,8 @@ def model_num_layers(path: str) -> int:
     """
     from as2ray.experiments.cost_model import ENCODER_SHAPES
 
-    if path in ENCODER_SHAPES:
-        return ENCODER_SHAPES[path].num_layers
+    if (name := path.partition("@")[0]) in ENCODER_SHAPES:
+        return ENCODER_SHAPES[name].num_layers
     from as2ray.checkpoints.initialization import encoder_num_layers
 
     return encoder_num_layers(resolve_model_path(path))
@@ -339,7 +380,7 @@ def trained_rankers(
             continue
         run_tables = (passages or {}) if isinstance(run.loss, TwoInOneLoss) else tables
         train = tuple(run_tables[table] for table in run.train)
-        teachers = [rankers[teacher, seed] for teacher in run.teachers]
+        weights = tuple(run.train_weights.get(table, 1.0) for table in run.train)
         rankers[name, seed] = TrainedRanker(
             model=replace(
                 recipe.model,
@@ -352,9 +393,18 @@ def trained_rankers(
             dev=run_tables[run.dev or recipe.dev],
             training=replace(run.training, seed=run.training.seed + seed),
             loss=run.loss,
+            train_weights=weights if run.train_weights else (),
             init_from=rankers[run.init_from, seed] if run.init_from else None,
             teacher_logits=tuple(
-                tuple(TableScores(each, table, "logits") for table in train) for each in teachers
+                tuple(
+                    TableScores(rankers[each, seed], table, "logits")
+                    if isinstance(each, str)
+                    else EnsembleLogits(
+                        tuple(TableScores(rankers[name, seed], table, "logits") for name in each)
+                    )
+                    for table in train
+                )
+                for each in run.teachers
             ),
             watched={test: run_tables[test] for test in tests},
             tracking=recipe.tracking,
@@ -371,7 +421,7 @@ def absolute_model_path(path: str) -> str:
 def evaluation(recipe: Recipe, ranker: Stage, table: Stage) -> TableEvaluation:
     """Returns the stage that measures a ranker on a table as the recipe says."""
     scores = TableScores(ranker, table, question_filter=recipe.question_filter)
-    return TableEvaluation(scores, tuple(recipe.measures))
+    return TableEvaluation(scores, tuple(recipe.measures), recipe.ties)
 
 
 def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:
@@ -380,7 +430,7 @@ def _check_joint_runs(recipe: Recipe, has_passages: bool) -> None:
         problem = f"run {joint[0]!r} trains a joint model, which only `pipelines.two_in_one` does"
         raise ConfigError(problem)
     for name, run in recipe.runs.items():
-        if teachers := sorted({*joint} & {*run.teachers}):
+        if teachers := sorted({*joint} & {*run.teaching_runs}):
             raise ConfigError(
                 f"run {name!r} has the joint models {teachers} as teachers; teachers must rank "
                 "candidates one by one"

@@ -12,6 +12,7 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Tag,
 )
@@ -33,6 +34,7 @@ from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
@@ -102,6 +104,8 @@ class TableSpec:
     """Sample at most this number of negatives of each question."""
     seed: NonNegativeInt = 0
     """Seed of sampling and label noise."""
+    verify: bool = True
+    """Whether the counts must be the published ones, if there are any."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -112,6 +116,9 @@ class RunSpec:
     """Names of the tables to train on; several are read as one corpus."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Hyperparameters."""
+    train_weights: dict[str, PositiveFloat] = field(default_factory=dict)
+    """Weight of each pair's loss by the name of its training table, by default 1 (TANDA, section
+    3.2); for cross entropy."""
     init_from: str | None = None
     """An earlier run whose ranker is trained further; by default the recipe's model."""
     dev: str | None = None
@@ -127,10 +134,17 @@ class RunSpec:
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     loss: LossSpec = "cross_entropy"
     """Name of a loss (the Cascade Transformer's is `uniform_exit`), or a loss with settings."""
-    teachers: list[str] = field(default_factory=list)
-    """Earlier runs whose rankers are the teachers."""
+    teachers: list[str | Annotated[list[str], NON_EMPTY]] = field(default_factory=list)
+    """Earlier runs whose rankers are the teachers; a list of runs is one teacher, with the mean of
+    their probabilities (CERBERUS, section 3.2)."""
     seeds: Annotated[list[NonNegativeInt], NON_EMPTY] | None = None
     """Subset of the recipe's seeds; by default all of them."""
+
+    @property
+    def teaching_runs(self) -> list[str]:
+        """Runs that are teachers, or members of one."""
+        groups = ([each] if isinstance(each, str) else each for each in self.teachers)
+        return [name for group in groups for name in group]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -159,8 +173,14 @@ class Recipe:
     """Questions of the tests that are evaluated."""
     on_leak: LeakPolicy = "error"
     """What to do with training questions that are also in a dev or test table."""
+    min_leak_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of common words (Jaccard) from which two questions are the same to `on_leak`; by
+    default only equal texts are. FlexNeuART takes 0.75."""
+    ties: TieBreaking = "pessimistic"
+    """Order of equal scores of rankers; TANDA's own evaluation is `optimistic`."""
     plot_learning_curves: bool = False
-    """Evaluate on the tests during training and plot the MAP (Figure 4); it selects nothing."""
+    """Evaluate on the tests during training and plot the measures (Figure 4); it selects
+    nothing."""
     published_results: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Results that papers print, by test, system and measure."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -171,7 +191,7 @@ class Recipe:
         check_names("table", self.tables)
         for number, (name, run) in enumerate(self.runs.items()):
             earlier = list(self.runs)[:number]
-            sources = [*([run.init_from] if run.init_from else []), *run.teachers]
+            sources = [*([run.init_from] if run.init_from else []), *run.teaching_runs]
             if not set(sources) <= set(earlier):
                 raise ConfigError(
                     f"run {name!r} has init_from {run.init_from!r} and teachers {run.teachers}; "
@@ -209,6 +229,11 @@ class Recipe:
         """Checks that a run's model, loss and teachers go together, before any run is trained."""
         run, exits, num_heads = self.runs[name], self.exits_of(name), self.heads_of(name)
         loss = get_loss(run.loss)
+        if not run.train_weights.keys() <= ({*run.train} if run.loss == "cross_entropy" else set()):
+            raise ConfigError(
+                f"run {name!r} has train_weights {run.train_weights}, loss {run.loss!r} and trains "
+                f"on {run.train}; weights are of its tables, and for cross_entropy"
+            )
         if run.init_from and run.model:
             raise ConfigError(
                 f"run {name!r} starts from run {run.init_from!r} and from model {run.model!r}",

@@ -4,10 +4,17 @@ import logging
 
 import numpy as np
 
-from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.evaluation.report import build_report, markdown_table, save_report, to_markdown
 from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.recipe import Recipe
+from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, read_metrics
+
+LOGGED_MEASURES = {"AP", "RR", "P@1", "nDCG@10"}
+"""Measures of every evaluation during training."""
+
+CLOSE_DEV_MAP = 0.005
+"""Distance to the best dev MAP within which two checkpoints are close (TANDA, section 5.4)."""
 
 log = logging.getLogger(__name__)
 
@@ -31,30 +38,47 @@ def write_reports(
             log.warning("no report of %s: its baseline %r is not complete", test, baseline)
             continue
         title, published = f"{recipe.title}: {test}", recipe.published_results.get(test)
-        report = build_report(title, systems, baseline=baseline, published_results=published)
+        report = build_report(
+            title,
+            systems,
+            baseline=baseline,
+            published_results=published,
+            parameters=finished.parameters(test),
+        )
         save_report(report, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(report))
         measures = {row.system: row.measures for row in report.rows}
         plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:
-            _plot_learning_curve(recipe, finished, test)
+            for measure in sorted(LOGGED_MEASURES & {*recipe.measures, "AP"}):
+                _plot_learning_curve(recipe, finished, test, measure)
 
 
-def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str) -> None:
-    """Plots MAP over epochs, and logs its mean change between epochs (TANDA, Figure 4)."""
+def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str, measure: str) -> None:
+    """Plots a measure over epochs, and writes how stable it is (TANDA, Figure 4, section 5.4)."""
     from as2ray.evaluation import plots
 
     series: dict[str, list[tuple[float, float]]] = {}
-    changes: dict[str, list[float]] = {}
+    rows, key = [], f"{test}/{measure}"
     for name, stage in finished.named("rankers/").items():
-        run = name.rpartition("-seed")[0]
-        lines = read_metrics(finished.path(stage) / METRICS)
-        points = [(x["epoch"], x[f"{test}/AP"]) for x in lines if f"{test}/AP" in x]
-        series.setdefault(run, []).extend(points)
-        changes.setdefault(run, []).extend(np.abs(np.diff([y for _, y in points])).tolist())
-    path = finished.output / f"{test}-curve.png"
-    plots.learning_curve(series, f"{recipe.title}: {test}", "epoch", "MAP", path)
-    for run, sizes in changes.items():
-        if sizes:
-            mean_change = float(np.mean(sizes))
-            log.info("%s, %s: MAP changes by %.4f between epochs", test, run, mean_change)
+        lines = [x for x in read_metrics(finished.path(stage) / METRICS) if key in x]
+        values = np.array([line[key] for line in lines])
+        series.setdefault(name.rpartition("-seed")[0], []).extend(
+            zip([line["epoch"] for line in lines], values.tolist())
+        )
+        if len(values) > 1:
+            dev = np.array([line[SELECTION_METRIC] for line in lines])
+            close = values[dev >= dev.max() - CLOSE_DEV_MAP]
+            shares = [line.get(f"{test}/share_predicted_positive", 0.5) for line in lines]
+            num_constant = sum(share in (0.0, 1.0) for share in shares)
+            change = np.abs(np.diff(values)).mean()
+            numbers = (f"{change:.4f}", f"{np.ptp(close):.4f}", str(len(close)), str(num_constant))
+            rows.append((name, *numbers))
+    suffix = "" if measure == "AP" else f"-{measure}"
+    path = finished.output / f"{test}-curve{suffix}.png"
+    plots.learning_curve(series, f"{recipe.title}: {test}", "epoch", measure, path)
+    columns = (
+        *("run", "mean change between evaluations"),
+        *(f"range where dev MAP is within {CLOSE_DEV_MAP}", "of evaluations", "predict one label"),
+    )
+    finished.write(f"{test}-stability{suffix}.md", markdown_table(columns, rows))

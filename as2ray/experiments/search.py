@@ -16,6 +16,9 @@ from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
 from tune_spaces import TRAINING_SPACES
 
+NEVER = 10_000.0
+"""Epochs that no trial reaches, before which none is stopped."""
+
 
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SearchConfig:
@@ -60,8 +63,11 @@ class TunedRanker(TrainedRanker):
     @property
     def grace_epochs(self) -> float:
         """Epochs before a trial may be stopped: not before its warm-up has ended."""
-        warmup_epochs = self.training.warmup_ratio * self.training.epochs
-        return max(self.search.grace_epochs, warmup_epochs)
+        training = self.training
+        if training.max_steps or training.warmup_steps:
+            # How many epochs these are is not known before the tables are read.
+            return NEVER
+        return max(self.search.grace_epochs, training.warmup_ratio * training.epochs)
 
     def run(self, context: StageContext) -> Outputs:
         """Searches; keeps the ranker of the best trial, and the files of the search."""

@@ -36,6 +36,8 @@ class PreparedTable(Stage):
     spec: TableSpec
     without: tuple[Stage, ...] = ()
     """Tables whose questions are left out."""
+    min_leak_similarity: float | None = None
+    """Similarity from which a question counts as one of theirs; by default only equal texts."""
     data_dir: str | None = field(default=None, metadata=NOT_IDENTITY)
     """Absolute folder of the raw release, or `hub`."""
 
@@ -62,6 +64,8 @@ class PreparedTable(Stage):
             self.data_dir,
             release,
             {spec.split: spec.question_filter},
+            spec.verify,
+            min_leak_similarity=self.min_leak_similarity,
             held_out_tables=[read_table(context.path(stage)) for stage in self.without],
             **spec.corpus_options,
         )
@@ -115,11 +119,13 @@ class LeakCheck(Stage):
 
     train: dict[str, Stage]
     held_out: dict[str, Stage]
+    min_similarity: float | None = None
 
     def run(self, context: StageContext) -> None:
         """Compares each training table with each held-out one."""
         for pair in product(self.train.items(), self.held_out.items()):
-            check_leaks({name: read_table(context.path(stage)) for name, stage in pair})
+            tables = {name: read_table(context.path(stage)) for name, stage in pair}
+            check_leaks(tables, self.min_similarity)
 
 
 def read_table(folder: Path) -> pa.Table:
@@ -141,14 +147,18 @@ def write_table(rows: pa.Table, folder: Path) -> dict[str, Any]:
 
 
 def prepared_table(
-    spec: TableSpec, data_dirs: Mapping[str, str], without: tuple[Stage, ...] = ()
+    spec: TableSpec,
+    data_dirs: Mapping[str, str],
+    without: tuple[Stage, ...] = (),
+    min_leak_similarity: float | None = None,
 ) -> PreparedTable:
     """Returns the stage of a table, with the absolute folder of its release.
 
     A task of a cluster knows neither the environment of this process nor its working folder.
     """
     source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
-    return PreparedTable(spec, without, HUB if source == HUB else os.path.abspath(source))
+    data_dir = HUB if source == HUB else os.path.abspath(source)
+    return PreparedTable(spec, without, min_leak_similarity if without else None, data_dir)
 
 
 def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, PreparedTable]:
@@ -158,7 +168,8 @@ def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, Prep
     for name in sorted(recipe.tables, key=lambda name: name not in held_out):
         is_dropped = name not in held_out and recipe.on_leak == "drop"
         without = tuple(stages[other] for other in sorted(held_out)) if is_dropped else ()
-        stages[name] = prepared_table(recipe.tables[name], data_dirs, without)
+        similarity = recipe.min_leak_similarity
+        stages[name] = prepared_table(recipe.tables[name], data_dirs, without, similarity)
     return stages
 
 
@@ -169,4 +180,5 @@ def leak_checks(recipe: Recipe, tables: Mapping[str, Stage]) -> tuple[Stage, ...
     if recipe.on_leak != "error" or not train:
         return ()
     held_out = {name: tables[name] for name in sorted(names)}
-    return (LeakCheck({name: tables[name] for name in sorted(train)}, held_out),)
+    trained = {name: tables[name] for name in sorted(train)}
+    return (LeakCheck(trained, held_out, recipe.min_leak_similarity),)

@@ -24,7 +24,7 @@ def cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
 
     Args:
         logits: Shape [sequences, 2], or [sequences, 1] for a binary logit.
-        targets: `label`, 0 or 1, shape [sequences].
+        targets: `label`, 0 or 1, and possibly `weight`, shape [sequences].
 
     Raises:
         TrainingError: Logits of several exits or heads.
@@ -36,7 +36,9 @@ def cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
         raise TrainingError(problem, fix="use a loss for exits or heads, such as 'all_exits'")
     label = targets["label"]
     if logits.shape[-1] == 1:
-        return functional.binary_cross_entropy_with_logits(
-            logits[:, 0].float(), label.float(), reduction="sum"
+        losses = functional.binary_cross_entropy_with_logits(
+            logits[:, 0].float(), label.float(), reduction="none"
         )
-    return functional.cross_entropy(logits.float(), label.long(), reduction="sum")
+    else:
+        losses = functional.cross_entropy(logits.float(), label.long(), reduction="none")
+    return (losses * targets["weight"] if "weight" in targets else losses).sum()

@@ -28,9 +28,9 @@ from as2ray.models.ranking_heads import ClassifierHead, RankingHeads, ScoreAvera
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
-Pooling = Literal["mean", "first", "mean_first"]
-"""Input of a partial classifier: the mean of all token states (the paper), the first state, or
-both."""
+Pooling = Literal["mean_of_rest", "mean", "first", "mean_first"]
+"""Input of a partial classifier: the mean of all token states but the first (the paper's l = 1..m),
+of all states, the first state, or the mean of all and the first."""
 
 
 class PartialClassifier(nn.Module):
@@ -66,8 +66,8 @@ class PartialClassifier(nn.Module):
         """Returns its input [sequences, hidden or 2 * hidden] in fp32."""
         if self.pooling == "first":
             return hidden[layout.first_tokens].float()
-        mean = mean_pool(hidden, layout)
-        if self.pooling == "mean":
+        mean = mean_pool(hidden, layout, self.pooling == "mean_of_rest")
+        if self.pooling != "mean_first":
             return mean
         return torch.cat([mean, hidden[layout.first_tokens].float()], 1)
 
@@ -76,12 +76,21 @@ class PartialClassifier(nn.Module):
         return positive_probability(logits)[:, 0]
 
 
-def mean_pool(hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden]."""
+def mean_pool(hidden: Tensor, layout: SequenceLayout, skip_first: bool = False) -> Tensor:
+    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden].
+
+    Args:
+        hidden: States of all tokens.
+        layout: Lengths of the sequences.
+        skip_first: Whether the first state of each sequence is left out.
+    """
     lengths = layout.cu_seqlens.diff()
     sequence_index = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
     sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-    return sums.index_add(0, sequence_index, hidden.float()) / lengths[:, None]
+    sums = sums.index_add(0, sequence_index, hidden.float())
+    if skip_first:
+        return (sums - hidden[layout.first_tokens].float()) / (lengths - 1)[:, None]
+    return sums / lengths[:, None]
 
 
 class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
@@ -122,7 +131,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         cls,
         body: PreTrainedModel,
         exit_layers: Sequence[int],
-        pooling: Pooling = "mean",
+        pooling: Pooling = "mean_of_rest",
         num_ranking_heads: int = 0,
         score_averaging: ScoreAveraging = "probabilities",
         has_trained_classifier: bool = True,

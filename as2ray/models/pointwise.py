@@ -1,7 +1,9 @@
 """The pointwise ranker: maps a pair to the probability of being an answer (TANDA, section 3.2).
 
 Its network is transformers' own `...ForSequenceClassification`, so a saved ranker is an ordinary
-Hugging Face checkpoint, and any such checkpoint with one or two labels is a ranker.
+Hugging Face checkpoint, and any such checkpoint with one or two labels is a ranker. A ranker with a
+linear head (monoBERT of Mokrii et al., section 4) is transformers' `...ForTokenClassification`, of
+which the first token counts: it has one linear layer and no pooler.
 """
 
 from typing import Any
@@ -46,6 +48,22 @@ class PointwiseRanker(PackedRanker):
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
         return {"ranker": "pointwise"}
+
+
+class LinearRanker(PointwiseRanker):
+    """A token-classification model, whose logits of the first token are those of the pair."""
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Returns logits, shape [sequences, labels]."""
+        hidden, layout = self.encoder.embed(batch)
+        states = self.encoder.run_to_first_token(hidden, layout).float()
+        with fp32_head(states):
+            logits: Tensor = self.network.classifier(self.network.dropout(states))
+        return logits
+
+    def checkpoint_settings(self) -> dict[str, Any]:
+        """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
+        return {"ranker": "linear"}
 
 
 def classify(network: PreTrainedModel, first_token_states: Tensor) -> Tensor:

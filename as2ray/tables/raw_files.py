@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ import pyarrow as pa
 from pyarrow import csv
 
 from as2ray.errors import CorpusError
+
+HUB_COPIES = "AS2RAY_HUB"
+"""Environment variable with the path of a folder of datasets in the layout of the hub."""
 
 BLOCK_BYTES = 8 << 20
 """Bytes of a tab-separated file that are read at once."""
@@ -219,11 +223,26 @@ def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ..
 def read_hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Table]:
     """Reads a split of a dataset from the Hugging Face hub as Arrow tables.
 
-    `datasets` maps its copy on disk into memory, so the dataset may be larger than the memory.
+    `datasets` downloads with a progress bar, resumes, and maps its copy on disk into memory, so the
+    dataset may be larger than the memory. Without a network it reads `AS2RAY_HUB/OWNER/NAME`, a
+    copy of the repository, if there is one.
+
+    Raises:
+        CorpusError: The dataset cannot be read.
     """
     from datasets import load_dataset
 
-    yield from iter_arrow(load_dataset(name, config, split=split))
+    copy = Path(os.environ.get(HUB_COPIES, "")) / name
+    is_copied = HUB_COPIES in os.environ and copy.is_dir()
+    try:
+        dataset = load_dataset(str(copy) if is_copied else name, config, split=split)
+    except Exception as error:  # many types, of files, networks and formats
+        raise CorpusError(
+            f"the dataset {name} cannot be read from the hub: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}",
+            fix=f"connect to the network, or put a copy of the repository into {HUB_COPIES}/{name}",
+        ) from error
+    yield from iter_arrow(dataset)
 
 
 def iter_arrow(dataset: Any, batch_size: int = 65_536) -> Iterator[pa.Table]:

@@ -3,8 +3,8 @@
     [CLS] question [SEP] sentence 1 [SEP] sentence 2 ... [SEP]
 
 The separator before a sentence is its marker. A marker is a position, not a token id, because the
-separators of BERT, RoBERTa, ELECTRA and ALBERT differ. RoBERTa has two separators after a question
-(the paper has one); the second is the marker. A passage longer than `max_length` is split into
+separators of BERT, RoBERTa, ELECTRA and ALBERT differ. There is one after the question, as in the
+paper, of RoBERTa too, whose pairs have two. A passage longer than `max_length` is split into
 several windows. Each begins with the last sentence of the window before it.
 """
 
@@ -95,7 +95,7 @@ def encode_passages(
         raise ConfigError(f"{len(empty)} passages without sentences, first index {empty[0]}")
     layout, layout_types = zip(*tokenizer.special_token_layout)
     question, candidate = layout.index(QUESTION), layout.index(CANDIDATE)
-    before_question, separators = layout[:question], layout[question + 1 : candidate]
+    before_question, separator = layout[:question], layout[candidate - 1]
     question_tokens = tokenizer.tokenize_texts(questions, tokenizer.max_question_length)
     sentences = list(chain.from_iterable(passages))
     sentence_tokens = tokenizer.tokenize_texts(sentences, tokenizer.max_length)
@@ -104,13 +104,13 @@ def encode_passages(
     windows: list[tuple[int, int]] = []  # passage, length of the question's part
     markers: list[tuple[int, int, int]] = []  # window, position, sentence
     for passage, (start, end) in enumerate(pairwise(offsets)):
-        prefix = [*before_question, *question_tokens[passage], *separators]
+        prefix = [*before_question, *question_tokens[passage], separator]
         max_tokens = tokenizer.max_length - len(prefix)
         for first, stop in _split_passage(sentence_tokens.lengths[start:end] + 1, max_tokens):
             window = list(prefix)
             for sentence in range(start + first, start + stop):
                 if sentence > start + first:
-                    window.append(separators[-1])
+                    window.append(separator)
                 markers.append((len(windows), len(window) - 1, sentence))
                 window += sentence_tokens[sentence][: tokenizer.max_length - 1 - len(window)]
             token_ids.append(np.array([*window, layout[-1]], np.int32))

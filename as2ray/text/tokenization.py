@@ -15,6 +15,14 @@ from as2ray.text.packing import TokenSequences, ragged_arange
 QUESTION, CANDIDATE = -1, -2
 """Stand for the tokens of a text in `PairTokenizer.special_token_layout`."""
 
+TOKENIZER_SETTINGS = (
+    "max_length",
+    "max_question_length",
+    "max_candidate_length",
+    "single_separator",
+)
+"""Fields of a `PairTokenizer` that a checkpoint stores."""
+
 TOKENIZE_BATCH = 2_048
 """Texts that are tokenized at a time: 10 % faster and 100 MB less than a whole window at once."""
 
@@ -62,6 +70,10 @@ class PairTokenizer:
     """Maximum number of tokens of a pair, special tokens included."""
     max_question_length: int = 64
     """Maximum number of tokens of a question; the candidate takes what is left."""
+    max_candidate_length: int | None = None
+    """Maximum number of tokens of a candidate; by default all that is left."""
+    single_separator: bool = False
+    """Whether one separator is between the texts, of RoBERTa too. Other libraries put its two."""
 
     def __post_init__(self) -> None:
         num_special = len(self.special_token_layout) - 2
@@ -73,12 +85,12 @@ class PairTokenizer:
             )
 
     @classmethod
-    def from_folder(cls, folder: str | Path, **lengths: int) -> "PairTokenizer":
+    def from_folder(cls, folder: str | Path, **settings: Any) -> "PairTokenizer":
         """Reads the `tokenizer.json` of a checkpoint folder.
 
         Args:
             folder: A checkpoint folder with a fast tokenizer.
-            lengths: `max_length` and `max_question_length`.
+            settings: Some of `TOKENIZER_SETTINGS`.
 
         Raises:
             CheckpointError: The folder has no `tokenizer.json`.
@@ -89,7 +101,7 @@ class PairTokenizer:
                 f"{folder} has no tokenizer.json, the file of a fast tokenizer",
                 fix="save it with AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
             )
-        return cls(path.read_text(encoding="utf-8"), **lengths)
+        return cls(path.read_text(encoding="utf-8"), **settings)
 
     @property
     def _tokenizer(self) -> Any:
@@ -107,6 +119,9 @@ class PairTokenizer:
             entry = (token_id if text is None else (QUESTION, CANDIDATE)[text], token_type)
             if text is None or entry not in layout:
                 layout.append(entry)
+        if self.single_separator:
+            question, candidate = (layout.index(e) for e in layout if e[0] < 0)
+            del layout[question + 1 : candidate - 1]
         return layout
 
     def encode(self, questions: Sequence[str], candidates: Sequence[str]) -> TokenSequences:
@@ -149,6 +164,7 @@ class PairTokenizer:
         """Joins special tokens, questions and truncated candidates to token sequences."""
         num_special = len(self.special_token_layout) - 2
         max_lengths = self.max_length - num_special - questions.lengths
+        max_lengths = np.minimum(max_lengths, self.max_candidate_length or self.max_length)
         candidates = replace(candidates, lengths=np.minimum(candidates.lengths, max_lengths))
         texts = {QUESTION: questions, CANDIDATE: candidates}
         lengths = questions.lengths + candidates.lengths + num_special

@@ -22,6 +22,8 @@ class TrainingConfig:
     """Hyperparameters of one training run. The defaults suit a small encoder and corpus."""
 
     epochs: PositiveInt = 3
+    max_steps: PositiveInt | None = None
+    """Length of the run in optimizer steps, instead of `epochs`."""
     global_batch_size: PositiveInt = 32
     """Examples per optimizer step, over all workers."""
     global_batch_tokens: PositiveInt | None = None
@@ -38,6 +40,9 @@ class TrainingConfig:
     """Learning rate after the warm-up: linear decay to 0, repeated triangles, or constant."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the run in which the learning rate grows from 0 to its peak."""
+    warmup_steps: NonNegativeInt | None = None
+    """Number of optimizer steps of the warm-up, instead of `warmup_ratio`. A shorter run ends
+    before its peak."""
     restart_every: Literal["epoch"] | None = None
     """`epoch` restarts the schedule and AdamW's moments with every epoch, as FlexNeuART does."""
     max_grad_norm: NonNegativeFloat = 1.0
@@ -51,9 +56,10 @@ class TrainingConfig:
     """Shard parameters and optimizer state over the workers (FSDP2) instead of copying them."""
     eval_steps: PositiveInt | None = None
     """Steps between evaluations; by default one evaluation per epoch."""
-    select_by: Literal["dev/AP", "epoch"] = "dev/AP"
-    """Which checkpoint becomes the ranker: the one with the highest dev MAP, or the last. A small
-    dev table chooses between late epochs nearly at random."""
+    select_by: Literal["dev/AP", "dev/RR", "dev/P@1", "dev/nDCG@10", "epoch"] = "dev/AP"
+    """Which checkpoint becomes the ranker: the one with the highest measure on dev, which early
+    stopping follows too, or the last. A small dev table chooses between late epochs nearly at
+    random."""
     early_stopping_patience: PositiveInt | None = None
     """Evaluations without improvement before the run stops; by default it never does."""
     num_data_shards: PositiveInt = 1
@@ -64,6 +70,17 @@ class TrainingConfig:
 
     @model_validator(mode="after")
     def _check_triangular(self) -> "TrainingConfig":
-        if self.lr_scheduler_type == "triangular" and self.warmup_ratio == 0:
-            raise ValueError("lr_scheduler_type=triangular needs a warmup_ratio above 0")
+        if self.lr_scheduler_type == "triangular" and self.warmup_share(1) == 0:
+            raise ValueError("lr_scheduler_type=triangular needs a warm-up")
         return self
+
+    @property
+    def selection_metric(self) -> str:
+        """The metric that early stopping follows."""
+        return SELECTION_METRIC if self.select_by == "epoch" else self.select_by
+
+    def warmup_share(self, num_steps: int) -> float:
+        """Returns the share of a run of `num_steps` steps that is the warm-up; it may exceed 1."""
+        if self.warmup_steps is None:
+            return self.warmup_ratio
+        return self.warmup_steps / max(1, num_steps)

@@ -126,7 +126,7 @@ def train_encoder(
         norm: Tensor = nn.utils.clip_grad_norm_(
             model.parameters(), config.max_grad_norm or float("inf")
         )
-        learning_rate = compute_learning_rate(config, (step + 1) / (num_steps + 1))
+        learning_rate = compute_learning_rate(config, (step + 1) / (num_steps + 1), num_steps + 1)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()

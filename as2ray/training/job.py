@@ -21,15 +21,26 @@ class ModelSpec:
     """Pretrained model to start from, and what kind of ranker to make of it."""
 
     path: str
-    """Folder or hub id of a pretrained encoder or of a ranker."""
+    """Folder or hub id of a pretrained encoder or of a ranker; `ID@REVISION` pins a hub id."""
     max_length: PositiveInt = 128
     """Maximum number of tokens of a pair; the candidate is truncated."""
+    max_question_length: PositiveInt | None = None
+    """Maximum number of tokens of a question; by default that of the model, or 64."""
+    max_candidate_length: PositiveInt | None = None
+    """Maximum number of tokens of a candidate; by default all that the question leaves."""
+    single_separator: bool | None = None
+    """Put one separator between question and candidate, of RoBERTa too, whose pairs have two.
+    By default as the model has them."""
+    head: Literal["own", "linear"] = "own"
+    """Head of a new pointwise ranker: that of the encoder's family, with two labels, or `linear`:
+    one linear layer on the first token, without a pooler and with one label."""
     num_layers: PositiveInt | None = None
     """Keep only the first layers of the encoder."""
     exit_layers: tuple[PositiveInt, ...] | None = None
     """Make a cascade: number of layers below each partial classifier, ascending."""
-    pooling: Literal["mean", "first"] = "mean"
-    """Input of a cascade's partial classifiers: the mean of all token states, or the first."""
+    pooling: Literal["mean_of_rest", "mean", "first"] = "mean_of_rest"
+    """Input of a cascade's partial classifiers: the mean of all token states but the first, as in
+    the paper, of all, or the first."""
     num_ranking_heads: NonNegativeInt = 0
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     score_averaging: Literal["probabilities", "logits"] = "probabilities"
@@ -49,6 +60,8 @@ class TrainingJob:
     loss: str | ConfigurableLoss = "cross_entropy"
     """Name of a loss, or a loss with settings. `DistillationLoss` needs `teacher_logits`;
     `TwoInOneLoss` needs tables by passages."""
+    train_weights: tuple[float, ...] = ()
+    """Weight of the pairs of each training table in the cross entropy; by default 1."""
     teacher_logits: tuple[tuple[str, ...], ...] = ()
     """For each teacher, the folders of its stored logits, in the order of `train_tables`."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -6,18 +6,19 @@ from torch.optim import AdamW
 from as2ray.training.config import TrainingConfig
 
 
-def compute_learning_rate(config: TrainingConfig, progress: float) -> float:
+def compute_learning_rate(config: TrainingConfig, progress: float, num_steps: int) -> float:
     """Returns the learning rate at a point of the run.
 
     `linear` warms up to the peak and decays to 0 at the end. `triangular` falls as long as the
-    warm-up took, rises again, and so on (Smith 2017; a warm-up of 0.5 gives one triangle).
+    warm-up took, rises again, and so on (Smith 2017); `linear` is the reading with one triangle.
     `constant` stays at the peak after the warm-up.
 
     Args:
         config: Peak, schedule and warm-up.
         progress: Completed share of the run, 0 to 1.
+        num_steps: Steps between 0 and 1.
     """
-    peak, warmup = config.learning_rate, config.warmup_ratio
+    peak, warmup = config.learning_rate, config.warmup_share(num_steps)
     if config.lr_scheduler_type == "triangular":
         return peak * (1.0 - abs((progress / warmup) % 2.0 - 1.0))
     if progress < warmup:

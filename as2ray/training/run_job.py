@@ -17,6 +17,7 @@ from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
 from as2ray.tables.parquet import ParquetTable
+from as2ray.text.tokenization import TOKENIZER_SETTINGS
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, CheckpointStore, LocalCheckpointStore
 from as2ray.training.job import TrainingJob
@@ -24,7 +25,10 @@ from as2ray.training.tracking import flatten
 from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
 
-LOGGED_SETTINGS = ("model", "train_tables", "eval_tables", "training", "loss", "teacher_logits")
+LOGGED_SETTINGS = (
+    *("model", "train_tables", "train_weights", "eval_tables", "training", "loss"),
+    "teacher_logits",
+)
 """Fields of a job that trackers show as its parameters."""
 
 
@@ -51,8 +55,11 @@ def run_job(
         torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     )
     settings = asdict(job)
+    model = dict(settings["model"])
+    names = [name for name in TOKENIZER_SETTINGS if name != "max_length"]
     ranker = init_ranker(
-        **settings["model"],
+        tokenizer_settings={name: model.pop(name) for name in names},
+        **model,
         is_joint=job.is_joint,
         extract_answers=job.extract_answers,
         seed=job.training.seed,
@@ -116,7 +123,9 @@ def _create_reader(job: TrainingJob, ranker: Ranker) -> ExampleReader:
     if job.is_joint:
         return PassageReader(files, ranker.tokenizer)
     teachers = tuple(ParquetTable.open(folders) for folders in job.teacher_logits)
-    pairs = PairReader(files, ranker.tokenizer, teachers=teachers)
+    sizes = [len(ParquetTable.open(path)) for path in job.train_tables if job.train_weights]
+    weights = tuple(zip(sizes, job.train_weights))
+    pairs = PairReader(files, ranker.tokenizer, teachers=teachers, weights=weights)
     loss = get_loss(job.loss)
     if isinstance(loss, ListwiseLoss | MarginRankingLoss):
         return ListReader(pairs, loss.list_size)

@@ -31,7 +31,7 @@ from as2ray.models.ranker import Ranker
 from as2ray.tables.atomic import atomic_folder
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, STATE_FILE, CheckpointStore
-from as2ray.training.config import SELECTION_METRIC, TrainingConfig
+from as2ray.training.config import TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 from as2ray.training.step_metrics import StepMetrics
 from as2ray.training.tracking import (
@@ -147,7 +147,7 @@ class Trainer:
         self.saved_at = self.started_at = time.perf_counter()
         self._start_interval()
         with calling_at_end(self._close_trackers):
-            while self.state.epoch < self.config.epochs and not self.is_stopping:
+            while self.state.global_step < self._total_steps() and not self.is_stopping:
                 self._train_epoch()
             if self.state.has_ended and self.tracking.upload_rankers:
                 for tracker in self.trackers:
@@ -238,7 +238,7 @@ class Trainer:
             step, num_steps = self.state.epoch_step, self.batch_source.steps
             if step == 0:
                 self.optimizer.state.clear()
-        return compute_learning_rate(self.config, (step + 1) / (num_steps + 1))
+        return compute_learning_rate(self.config, (step + 1) / (num_steps + 1), num_steps + 1)
 
     def _step_context(self) -> StepContext:
         exits = self.ranker.exit_layers
@@ -261,7 +261,7 @@ class Trainer:
         return {n: torch.from_numpy(array).to(self.ranker.device) for n, array in arrays.items()}
 
     def _total_steps(self) -> int:
-        return self.batch_source.steps * self.config.epochs
+        return self.config.max_steps or self.batch_source.steps * self.config.epochs
 
     def _is_validation_due(self) -> bool:
         interval = self.config.eval_steps or self.batch_source.steps
@@ -286,7 +286,7 @@ class Trainer:
     def _validate(self) -> None:
         """Evaluates, reports the metrics, and writes weights that are the best so far."""
         metrics = validate(self.ranker, self.eval_sets)
-        metric, state = metrics[SELECTION_METRIC], self.state
+        metric, state = metrics[self.config.selection_metric], self.state
         bad_evals = 0 if metric > state.best_metric else state.bad_evals + 1
         patience = self.config.early_stopping_patience
         is_last = state.global_step == self._total_steps()

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from as2ray.evaluation.measures import mean_average_precision
+from as2ray.evaluation.measures import validation_measures
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.packed_ranker import as_packed_ranker
 from as2ray.models.ranker import Ranker
@@ -51,13 +51,14 @@ class EvalSet:
         """Returns the measures of the table, the same on every worker.
 
         `AP` is the mean average precision, `AP/exit_4` or `AP/head_1` that of one of several
-        outputs, and `share_predicted_positive` the share of rows with a score above 0.5.
+        outputs, and `share_predicted_positive` the share of rows with a score above 0.5: 0 or 1 if
+        the ranker predicts a single label (TANDA's on-off effect).
         """
         *outputs, scores = self.compute_scores(ranker).T
-        measures = {"AP": _average_precision(self.table, scores)}
+        measures = _measure(self.table, scores)
         if len(outputs) > 1:
             names = output_names(ranker.exit_layers, len(outputs))
-            aps = [_average_precision(self.table, output) for output in outputs]
+            aps = [_measure(self.table, output)["AP"] for output in outputs]
             measures |= {f"AP/{name}": value for name, value in zip(names, aps)}
         return {**measures, "share_predicted_positive": float((scores > 0.5).mean())}
 
@@ -100,7 +101,8 @@ class PassageEvalSet:
     def evaluate(self, ranker: Ranker) -> dict[str, float]:
         """Returns the measures of the table, the same on every worker.
 
-        `AP` is the mean of `AP/passage` and `AP/sentence` over the trained heads, and
+        `AP` is the mean of `AP/passage` and `AP/sentence` over the trained heads, as are `RR`,
+        `P@1` and `nDCG@10`, and
         `share_predicted_positive/passage` the share of passages with a score above 0.
         """
         assert isinstance(ranker, TwoInOneRanker)  # a job pairs joint rankers with these tables
@@ -109,11 +111,14 @@ class PassageEvalSet:
         window_scores, marker_scores = (np.nanmean(np.stack(share), axis=0) for share in shares)
         passage_scores, sentence_scores = merge_windows(self.windows, window_scores, marker_scores)
         scores = {"passage": passage_scores, "sentence": sentence_scores}
-        measures = {
-            "AP/passage": _average_precision(self.passages, passage_scores),
-            "AP/sentence": _average_precision(self.sentences, sentence_scores),
+        by_head = {
+            "passage": _measure(self.passages, passage_scores),
+            "sentence": _measure(self.sentences, sentence_scores),
         }
-        measures["AP"] = float(np.mean([measures[f"AP/{head}"] for head in self.trained_heads]))
+        measures = {f"AP/{head}": by_head[head]["AP"] for head in by_head}
+        for name in by_head["passage"]:
+            values = [by_head[head][name] for head in self.trained_heads]
+            measures[name] = float(np.mean(values))
         return measures | {
             f"share_predicted_positive/{head}": float((scores[head] > 0).mean())
             for head in self.trained_heads
@@ -140,7 +145,5 @@ def _select_local_batches(batches: list[PackedBatch]) -> list[PackedBatch]:
     return [batches[index % len(batches)] for index in indices]
 
 
-def _average_precision(table: pa.Table, scores: np.ndarray) -> float:
-    return mean_average_precision(
-        table["question_id"].to_numpy(), table["label"].to_numpy(), scores
-    )
+def _measure(table: pa.Table, scores: np.ndarray) -> dict[str, float]:
+    return validation_measures(table["question_id"].to_numpy(), table["label"].to_numpy(), scores)

@@ -13,6 +13,7 @@ import as2ray
 from as2ray.checkpoints import loading as checkpoint_module
 from as2ray.checkpoints.initialization import (
     RankerShape,
+    build_sequential,
     check_model_spec,
     encoder_num_layers,
     init_ranker,
@@ -20,7 +21,9 @@ from as2ray.checkpoints.initialization import (
 from as2ray.checkpoints.loading import load, load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
+from as2ray.training.optimization import create_optimizer
 
 PAIR = ("What is kovarin?", "Kovarin lala ne badesso.")
 
@@ -71,6 +74,45 @@ def test_save_then_load_gives_the_same_weights_bit_by_bit(checkpoint, family, la
     assert again.tokenizer.max_length == 60
     assert again.tokenizer.max_question_length == ranker.tokenizer.max_question_length
     assert again.rank(PAIR[0], [PAIR[1], "Muri."]) == ranker.rank(PAIR[0], [PAIR[1], "Muri."])
+
+
+def test_linear_head_is_one_layer_on_the_first_token_with_its_own_rate(
+    checkpoint, family, tmp_path
+):
+    """monoBERT of Mokrii et al., section 4: no pooler, one label, 2e-4 for the head alone."""
+    ranker = init_ranker(checkpoint(family, None), head="linear", max_length=60)
+    prefix = ranker.network.base_model_prefix + "."
+    names = [n for n, _ in ranker.network.named_parameters() if not n.startswith(prefix)]
+    assert names == ["classifier.weight", "classifier.bias"]
+    assert not [n for n, _ in ranker.network.named_parameters() if "pooler" in n]
+    assert ranker.network.classifier.weight.shape[0] == 1
+    config = TrainingConfig(learning_rate=2e-5, head_learning_rate=2e-4)
+    groups = create_optimizer(ranker, config, ranker.network.base_model_prefix).param_groups
+    assert sum(p.numel() for g in groups if g["lr"] == 2e-4 for p in g["params"]) == sum(
+        p.numel() for p in ranker.network.classifier.parameters()
+    )
+    again = load(save(ranker, tmp_path / "saved"), dtype="fp32")
+    assert same_weights(ranker, again)
+    network = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "saved")
+    inputs = again.hf_tokenizer(*PAIR, return_tensors="pt")
+    with torch.no_grad():
+        logit = network.eval()(**inputs).logits[0, 0]
+    [ranked] = again.rank(PAIR[0], PAIR[1:])
+    assert ranked.score == pytest.approx(float(logit.sigmoid()), abs=1e-5)
+    with pytest.raises(CheckpointError, match="pointwise"):
+        build_sequential([again])
+
+
+def test_document_is_cut_at_its_own_length_whatever_the_question(checkpoint, tmp_path):
+    """64 + 445 + 3 = 512 in Mokrii et al.; here 8 + 21 + 3 = 32."""
+    folder = checkpoint("bert", None)
+    lengths = {"max_question_length": 8, "max_candidate_length": 21}
+    ranker = init_ranker(folder, max_length=32, tokenizer_settings=lengths)
+    again = load(save(ranker, tmp_path / "saved"))
+    document = " ".join(["kovarin"] * 60)
+    num_short = len(again.tokenizer.tokenize_texts(["Muri?"], 8)[0])
+    short, long = again.tokenizer.encode(["Muri?", document], [document] * 2).lengths
+    assert (short, long) == (num_short + 21 + 3, 32)
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -457,3 +499,20 @@ def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path
 
 def test_save_into_an_empty_folder_fills_it(checkpoint, tmp_path):
     assert load(save(load(checkpoint("bert")), tmp_path)).exit_layers == ()
+
+
+def test_hub_id_with_a_revision_loads_that_revision(checkpoint, tmp_path, monkeypatch):
+    """Two revisions in a cache of the hub's layout, which is read without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--toy--encoder"
+    for revision, seed in (("a" * 40, 0), ("b" * 40, 1)):
+        ranker = init_ranker(checkpoint("bert", None), seed=seed, max_length=60)
+        save(ranker, folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("b" * 40)
+    main, first, second = (load(f"toy/encoder{at}") for at in ("", "@" + "a" * 40, "@" + "b" * 40))
+    assert same_weights(main, second)
+    assert not same_weights(first, second)
+    assert encoder_num_layers("toy/encoder@" + "a" * 40) == first.network.config.num_hidden_layers
+    with pytest.raises(CheckpointError, match="toy/encoder@c"):
+        load("toy/encoder@" + "c" * 40)

@@ -8,8 +8,10 @@ from as2ray.corpora import asnq
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.reader_utils import group_on_disk
 from as2ray.corpora.registry import CORPORA, get_corpus
+from as2ray.corpora.verification import verify_releases
 from as2ray.errors import ConfigError, CorpusError, CountMismatchError
 from as2ray.tables import raw_files
+from as2ray.tables.schema import TableCounts
 
 ROWS = [
     ("who wrote it", 'The " bare quote', 1),
@@ -150,7 +152,9 @@ def test_asnq_halves_from_the_hub_are_refused():
 
 
 def test_asnq_published_counts_agree_with_the_grades():
-    for entry in CORPORA["asnq"].published_counts:
+    entries = [e for e in CORPORA["asnq"].published_counts if e.options["variant"] == "public"]
+    assert len(entries) == 2
+    for entry in entries:
         grades = asnq.GRADE_COUNTS[entry.split]
         assert sum(grades) == entry.counts.num_pairs
         assert grades[3] == entry.counts.num_positives
@@ -160,3 +164,25 @@ def test_asnq_inventory_counts_lists_and_grades(folder):
     found = {(i.split, i.name): i.actual for i in asnq.count_release(folder)}
     assert found["dev", "questions in unique.dev"] == 1
     assert [found["train", f"rows of grade {g}"] for g in (1, 2, 3, 4)] == [2, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("split", "counts"),
+    [
+        ("train", (57_242, 23_662_238, 69_002)),
+        ("dev", (1_336, 539_210, 4_166)),
+        ("test", (1_336, 535_116, 4_250)),
+    ],
+)
+def test_asnq_cascade_variant_has_its_own_counts(split, counts):
+    corpus = get_corpus("asnq")
+    cascade, public = (corpus.parse_options({"variant": v}) for v in ("cascade", "public"))
+    assert corpus.check_counts(split, "raw", TableCounts(*counts), cascade)
+    with pytest.raises(CountMismatchError, match="verify: false"):
+        corpus.check_counts("train", "raw", TableCounts(57_242, 23_662_238, 69_002), public)
+
+
+def test_asnq_public_release_is_not_compared_with_the_private_counts(folder):
+    checks = verify_releases(folder.parent)
+    assert {check.split for check in checks if "variant" in check.name} == {"train", "dev-all"}
+    assert not [check for check in checks if "variant=cascade" in check.name]

@@ -57,3 +57,15 @@ def test_stats_see_a_sentence_with_both_labels(table):
     made = table([0, 1])
     made = made.set_column(3, "candidate", pa.array(["same", "same"]))
     assert compute_stats(made).num_conflicting_labels == 1
+
+
+def test_near_duplicates_are_leaks_from_a_similarity_on():
+    train = questions("when was the old town hall built", "who is ann")
+    dev = questions("when was the old town hall first built")
+    check_leaks({"train": train, "dev": dev})
+    with pytest.raises(LeakError, match="1 questions in both 'train' and 'dev'"):
+        check_leaks({"train": train, "dev": dev}, 0.75)
+    check_leaks({"train": train, "dev": dev}, 0.95)
+    kept = remove_leaks(train, dev, min_similarity=0.75)
+    assert kept["question"].to_pylist() == ["who is ann"]
+    assert remove_leaks(train, dev).num_rows == 2

@@ -115,6 +115,27 @@ def test_nq_short_answer_across_sentences_makes_both_positive(write):
     ]
 
 
+def test_nq_as_asnq_short_answer_across_sentences_makes_neither_positive(write):
+    crossing = (TOKENS.index("founded"), TOKENS.index("It") + 1)
+    options = {"answer_rule": "string", "question_scope": "all"}
+    found = told(rows(write, marked(PARAGRAPH, crossing), **options))
+    assert [g for _, g in found] == [1, 1, 3, 3, 1, 1, 1, 1]
+    found = told(rows(write, marked(PARAGRAPH, ANN), **options))
+    assert found == [(t, 2 if t.startswith("Annual") else g) for t, g in FOUND]
+
+
+@pytest.mark.parametrize(("text", "words", "string"), [("in 12091", 1, 2), ("by ann", 2, 1)])
+def test_nq_as_asnq_grade_2_is_a_substring(write, text, words, string):
+    """ "1209" is in "12091" and "Ann" is not in "ann"."""
+    page = PAGE.replace("Gowns were worn by Ann", f"Gowns were worn {text}")
+    short = YEAR if "12091" in text else ANN
+    record = simplified(marked(PARAGRAPH, short), document_text=page)
+    path = write("nq-dev-all.jsonl", lines(record))
+    for rule, grade in (("words", words), ("string", string)):
+        found = told(read_split("nq", "dev", path, answer_rule=rule).to_pylist())
+        assert dict(found)[f"Gowns were worn {text}"] == grade
+
+
 def test_nq_cells_of_a_row_stay_together_where_rows_are_boundaries(write):
     assert told(rows(write, marked(ROW, CELL), sentence_boundaries="rows"))[-1] == ("Founder Bo", 4)
     assert told(rows(write, marked(ROW, CELL)))[-2:] == [("Founder", 3), ("Bo", 4)]

@@ -1,11 +1,14 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from as2ray.corpora.page_grades import grade_paragraph_answer, split_page
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import ConfigError, CorpusError
+from as2ray.tables import raw_files
 
 
 def grades(table, question):
@@ -131,3 +134,35 @@ def test_squad_of_other_types_is_refused(write, content):
     path = write("dev-v1.1.json", content)
     with pytest.raises(CorpusError):
         read_split("squad", "dev", path)
+
+
+def test_squad_of_the_hub_gives_the_table_of_the_release(squad, tmp_path, monkeypatch):
+    monkeypatch.setenv(raw_files.HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    articles = json.loads((squad / "dev-v1.1.json").read_text())["data"]
+    rows = [
+        {
+            "id": record["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": record["question"],
+            "answers": {
+                "text": [answer["text"] for answer in record["answers"]],
+                "answer_start": [answer["answer_start"] for answer in record["answers"]],
+            },
+        }
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for record in paragraph["qas"]
+    ]
+    folder = tmp_path / "hub" / "rajpurkar" / "squad" / "plain_text"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "validation-00000-of-00001.parquet")
+    for scope in ("paragraph", "article"):
+        options = {"candidate_scope": scope, "verify": False}
+        # A paragraph without questions is not on the hub, so an article lacks its sentences.
+        release = read_split("squad", "dev", squad, **options).to_pylist()
+        paragraphs = (paragraph for article in articles for paragraph in article["paragraphs"])
+        asked = {paragraph["context"] for paragraph in paragraphs if paragraph["qas"]}
+        expected = [row for row in release if any(row["candidate"] in text for text in asked)]
+        assert read_split("squad", "dev", "hub", **options).to_pylist() == expected

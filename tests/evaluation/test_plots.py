@@ -23,6 +23,13 @@ def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
 
 
+def test_learning_curve_may_draw_the_range_over_samples(tmp_path):
+    points, path = [(1, 0.2), (1, 0.3), (1, 0.7)], tmp_path / "curve.png"
+    figure = learning_curve({"FT": points}, "", "queries", "MRR", path, band="range")
+    heights = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.2, 0.7)
+
+
 def test_loss_curve_is_labelled_by_step(tmp_path):
     (axes,) = loss_curve({"run": [(0, 2.0), (10, 1.0)]}, "Transfer", tmp_path / "loss.png").axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")

@@ -69,3 +69,11 @@ def test_evaluations_of_other_kinds_are_not_put_side_by_side(systems, table):
         build_report("Toy", {**systems, "other": {0: other}}, baseline="BM25")
     with pytest.raises(EvaluationError, match="baseline 'BM26'"):
         build_report("Toy", systems, baseline="BM26")
+
+
+def test_report_has_a_column_of_parameters_where_they_are_known(systems):
+    made = build_report("Toy", systems, baseline="BM25", parameters={"TANDA": 124_800_000})
+    lines = to_markdown(made).splitlines()
+    assert lines[2].endswith("| parameters |")
+    assert [line.split("|")[-2].strip() for line in lines[4:7]] == ["", "124.8M", ""]
+    assert "parameters" not in to_markdown(build_report("Toy", systems, baseline="BM25"))

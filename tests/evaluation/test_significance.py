@@ -143,3 +143,12 @@ def test_many_questions_do_not_warn_or_exhaust_memory(random):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 0 < compare_systems(table, other, "AP", num_resamples=500).p_randomization <= 1
+
+
+def test_correlation_with_the_baseline_is_spearman_s_with_its_p(random):
+    values = random.random(40)
+    baseline, system = per_question(values), per_question(values**3)
+    comparison = compare_systems(baseline, system, "AP")
+    assert comparison.spearman == pytest.approx(1.0)
+    assert comparison.p_spearman < 0.01
+    assert compare_systems(per_question([0.5] * 40), system, "AP").spearman is None

@@ -85,6 +85,21 @@ def test_grid_takes_the_best_of_its_points(complete):
     assert again.measures["RR"] == outputs["RR"]
 
 
+def test_grid_over_a_collection_ranks_what_the_index_retrieves(complete):
+    """Every question's own candidates rank well; among all texts a distractor comes first."""
+    others = Rows((("x", "noise", "x-0", "Which birds hunt mice? Which birds hunt?", 0),))
+    points = ((0.9, 0.4),)
+    assert complete(BM25Grid(Rows(ROWS[:2]), points))[0]["RR"] == 1.0
+    source = Rows(ROWS[:2])
+    grid = BM25Grid(source, points, collection=(source, others), depth=10)
+    outputs, _ = complete(grid)
+    assert outputs["RR"] == 0.5
+    index = CandidateIndex((source, others), grid)
+    table = RetrievedTable(source, index, 10, append_missed=False)
+    stored, _ = complete(TableEvaluation(BM25Scores(table, index), ("RR",)))
+    assert stored["evaluations"][""]["measures"]["RR"] == outputs["RR"]
+
+
 def test_grids_that_choose_alike_make_one_index(complete):
     index, folder = CandidateIndex((SOURCE,), GRID), complete(CANDIDATES)[1]
     other = CandidateIndex((SOURCE,), BM25Grid(Rows(ROWS[:3]), ((0.9, 0.4),)))

@@ -49,3 +49,12 @@ def test_loss_named_cross_entropy_asks_for_nothing_of_the_model():
 def test_loss_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match=r"'hinge'(.|\n)*cross_entropy"):
         get_loss("hinge")
+
+
+@pytest.mark.parametrize("num_labels", [1, 2])
+def test_cross_entropy_of_a_pair_counts_by_its_weight(num_labels):
+    logits, label = torch.randn(3, num_labels), torch.tensor([0, 1, 1])
+    each = [cross_entropy(logits[i : i + 1], {"label": label[i : i + 1]}) for i in range(3)]
+    weight = torch.tensor([1.0, 0.0, 2.5])
+    weighted = cross_entropy(logits, {"label": label, "weight": weight})
+    torch.testing.assert_close(weighted, each[0] + 2.5 * each[2])

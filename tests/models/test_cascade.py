@@ -216,6 +216,16 @@ def test_partial_classifier_sees_the_mean_of_all_tokens_or_the_first():
     torch.testing.assert_close(mean(hidden, layout)[0, 0], mean.layers(hidden[:4].mean(0)))
 
 
+def test_partial_classifier_of_the_paper_leaves_out_the_start_symbol(checkpoint):
+    """1/m sum over l = 1..m of h_l (section 4.3); h_0 is the start symbol."""
+    hidden, layout = torch.randn(7, 8), SequenceLayout.from_lengths([4, 3], torch.device("cpu"))
+    rest = PartialClassifier(8, "mean_of_rest", 0.1).eval()
+    expected = rest.layers(torch.stack([hidden[1:4].mean(0), hidden[5:].mean(0)]))
+    torch.testing.assert_close(rest(hidden, layout)[:, 0], expected)
+    heads = cascade(checkpoint("bert", None)).network.heads
+    assert {head.pooling for head in heads} == {"mean_of_rest"}
+
+
 def test_question_without_candidates_may_stand_anywhere_among_others(bert, pairs):
     drop = np.array([[0.9, 0.0], [0.2, 0.7], [0.9, 0.9], [0.5, 0.5]])
     asked = [(QUESTION, []), (QUESTION, pairs[1]), (QUESTION, []), (QUESTION, [])]

@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from as2ray.checkpoints.loading import load
+from as2ray.distributed.score import read_scores
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.experiments.recipe import Recipe, RunSpec, read_recipe
@@ -60,6 +62,29 @@ def test_teachers_are_scored_once_and_students_learn_from_what_was_stored(recipe
     assert len(student.network.heads[-1].networks) == 2
     manifest = json.loads((out / "rankers" / "heads-seed0" / "manifest.json").read_text())
     assert len(manifest["inputs"]["teacher_logits"]) == 2
+
+
+def test_a_list_of_runs_is_one_teacher_with_the_mean_of_their_probabilities(recipe, tmp_path):
+    single = replace(recipe.runs["single"], teachers=[["first", "second"]])
+    runs = {name: recipe.runs[name] for name in ("first", "second")} | {"taught": single}
+    PIPELINE.run(replace(recipe, runs=runs), tmp_path / "out", HERE)
+    [folder] = (tmp_path / "store" / "EnsembleLogits").iterdir()
+
+    def answers(path):
+        table = read_scores(path)
+        logits = np.stack([table[name].to_numpy() for name in ("not_answer", "answer")])
+        return table["candidate_id"], (np.exp(logits) / np.exp(logits).sum(0))[1]
+
+    stored = (tmp_path / "store" / "TableScores").iterdir()
+    manifests = {path: json.loads((path / "manifest.json").read_text()) for path in stored}
+    members = [path for path, m in manifests.items() if m["inputs"]["score_kind"] == "logits"]
+    assert len(members) == 2
+    ids, mean = answers(folder)
+    expected = np.mean([answers(path)[1] for path in members], axis=0)
+    np.testing.assert_allclose(mean, expected, atol=1e-6)
+    assert ids.equals(answers(members[0])[0])
+    with pytest.raises(ConfigError, match="nobody"):
+        replace(recipe, runs={**runs, "taught": replace(single, teachers=[["first", "nobody"]])})
 
 
 def test_step_taught_by_a_later_one_is_refused(recipe):

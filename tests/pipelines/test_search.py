@@ -10,7 +10,7 @@ from as2ray.experiments.command import Pipeline
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import METRICS, TrackingConfig, read_metrics
 from pipelines import distill
 from pipelines.search import PIPELINE, Recipe
 from tune_spaces import distillation
@@ -85,3 +85,27 @@ def test_search_writes_the_best_settings_as_a_recipe_whose_student_is_that_of_th
 def test_student_that_does_not_distil_is_refused(recipe, student):
     with pytest.raises(ConfigError, match=rf"student '{student}'.*distillation loss"):
         replace(recipe, student=student)
+
+
+def test_grid_trains_every_combination_of_any_run_and_writes_every_row(recipe, tmp_path):
+    grid = {"training.learning_rate": [1e-5, 1e-3], "training.global_batch_size": [8, 16]}
+    training = replace(recipe.runs["teacher"].training, max_steps=6)
+    runs = {**recipe.runs, "teacher": replace(recipe.runs["teacher"], training=training)}
+    searched = replace(recipe, student="teacher", runs=runs, grid=grid)
+    PIPELINE.run(searched, tmp_path, HERE)
+    rows = (tmp_path / "grid.md").read_text().strip().splitlines()[2:]
+    assert len(rows) == 4
+    quality = [float(row.split("|")[-2]) for row in rows]
+    best, *_ = read_recipe(
+        distill.Recipe, ["--config", str(tmp_path / "best.yaml"), "--output", "out"]
+    )
+    row = rows[quality.index(max(quality))]
+    chosen = best.runs["teacher"].training
+    values = (f"{chosen.learning_rate:g}", str(chosen.global_batch_size))
+    cells = [cell.strip() for cell in row.split("|")[1:3]]
+    assert (f"{float(cells[0]):g}", cells[1]) == values
+    steps = [x["step"] for x in read_metrics(tmp_path / "grid" / "0" / METRICS)]
+    assert max(steps) == 6  # whatever the batch size
+    for name, value in (("training.epoch", 1), ("training.epochs", -1), ("epochs", 1)):
+        with pytest.raises(ConfigError, match=name):
+            replace(searched, grid={name: [value]})

@@ -68,6 +68,20 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe,
     report = json.loads((tmp_path / "out" / "test.json").read_text())
     assert {row["system"] for row in report["rows"]} == set(recipe.runs)
     assert all(row["seeds"] == [0, 1] for row in report["rows"])
+    ranker = load(tmp_path / "out" / "rankers" / "union-seed0" / "ranker")
+    num_weights = sum(weights.numel() for weights in ranker.network.parameters())
+    assert {row["parameters"] for row in report["rows"]} == {num_weights}
+    assert (tmp_path / "out" / "test-curve-RR.png").stat().st_size > 0
+    [row] = (tmp_path / "out" / "test-noise.md").read_text().splitlines()[2:]
+    ap = {row["system"]: row["measures"]["AP"]["mean"] for row in report["rows"]}
+    assert row.startswith("| noise | fine-tune | ")
+    assert row.split("|")[3].strip() == f"{1 - ap['noise'] / ap['fine-tune']:.2%}"
+    stability = (tmp_path / "out" / "test-stability.md").read_text().splitlines()
+    assert len(stability) == 2 + 6 * 2  # each run and seed
+    lines = read_metrics(tmp_path / "out" / "rankers" / "union-seed0" / "metrics.jsonl")
+    first, second = (line["test/AP"] for line in lines if "test/AP" in line)
+    [row] = [line for line in stability if "| union-seed0 " in line]
+    assert float(row.split("|")[2]) == pytest.approx(abs(first - second), abs=1e-4)
     assert (tmp_path / "out" / "test-curve.png").stat().st_size > 0
     assert not list((tmp_path / "store").rglob("scratch"))
 
@@ -104,6 +118,23 @@ def test_recipe_changed_under_the_same_output_is_refused(recipe, tmp_path):
     changed = replace(small, runs={"fine-tune": replace(small.runs["fine-tune"], training=faster)})
     with pytest.raises(StaleStageError, match=r"training\.learning_rate: 0\.001 -> 0\.002"):
         PIPELINE.run(changed, tmp_path, HERE)
+
+
+def test_weights_of_training_tables_change_the_union_and_are_checked(recipe, tmp_path):
+    def run(name: str, weights: dict) -> list[float]:
+        union = replace(recipe.runs["union"], train_weights=weights)
+        small = replace(recipe, runs={"union": union}, baseline="union", seeds=[0])
+        PIPELINE.run(small, tmp_path / name, HERE)
+        lines = read_metrics(tmp_path / name / "rankers" / "union-seed0" / "metrics.jsonl")
+        return [x["train/loss"] for x in lines if "train/loss" in x]
+
+    plain, equal = run("plain", {}), run("equal", {"general": 1.0})
+    assert equal == plain
+    assert run("double", {"target": 2.0, "general": 2.0})[0] == pytest.approx(
+        2 * plain[0], rel=0.02
+    )
+    with pytest.raises(ConfigError, match="train_weights"):
+        run("wrong", {"noisy": 2.0})
 
 
 def test_leak_between_training_and_test_is_refused_or_dropped(recipe, tmp_path):

@@ -167,4 +167,42 @@ on_leak: keep
 def test_recipes_that_are_shipped_are_valid(path, tmp_path):
     recipe, *_ = read_recipe(Recipe, ["--config", str(path), "--output", str(tmp_path)])
     rules = {recipe.rule(step) for step in recipe.runs.values()}
-    assert rules == ({"joint"} if "table2" in path.name else {"sentences", "passages", "joint"})
+    assert rules == (
+        {"joint"}
+        if path.stem in ("two_in_one_table2", "two_in_one_fullwiki")
+        else {"sentences", "passages", "joint"}
+    )
+
+
+def test_baselines_read_whole_passages_or_single_sentences(recipe, tmp_path):
+    """Q </s> P </s> and Q </s> S </s> (section 5.2), with the squared error of the model."""
+    loss, training = TwoInOneLoss(sentence_loss=False), recipe.runs["sentences"].training
+    tables = recipe.tables | {
+        f"{split}-{kind}": TableSpec("hotpotqa", split, corpus_options={"passages": kind})
+        for split in ("train", "dev")
+        for kind in ("joined", "single")
+    }
+    baselines = replace(
+        recipe,
+        tables=tables,
+        runs={
+            kind: RunSpec([f"train-{kind}"], training, dev=f"dev-{kind}", loss=loss)
+            for kind in ("joined", "single")
+        },
+        passage_tables={kind: f"dev-{kind}" for kind in ("joined", "single")},
+        baseline="single",
+        tests=[],
+    )
+    PIPELINE.run(baselines, tmp_path, HERE)
+    rows = json.loads((tmp_path / "hotpot-dev.json").read_text())["rows"]
+    assert [row["system"] for row in rows] == ["joined", "single"]
+    passages = json.loads((tmp_path / "tables/train-single-passages/manifest.json").read_text())
+    assert passages["outputs"]["passages"] == 40 * 4 * 3
+    first, scored = (
+        json.loads((tmp_path / f"selections/{kind}-seed0-hotpot-dev/prediction.json").read_text())
+        for kind in ("joined", "single")
+    )
+    assert all([index for _, index in facts] == [0, 0] for facts in first["sp"].values())
+    assert {index for facts in scored["sp"].values() for _, index in facts} <= {0, 1, 2}
+    with pytest.raises(ConfigError, match="passage_tables"):
+        replace(recipe, passage_tables={"sentences": "hotpot-dev"})

@@ -26,10 +26,33 @@ def pieces(windows):
 
 def test_one_sentence_is_tokenised_as_a_pair(tokenizer):
     for text in SENTENCES:
-        pair = tokenizer.encode([QUESTION], [text])
+        pair = replace(tokenizer, single_separator=True).encode([QUESTION], [text])
         window = encode_passages(tokenizer, [QUESTION], [[text]])
         np.testing.assert_array_equal(window.sequences.token_ids, pair.token_ids)
         np.testing.assert_array_equal(window.sequences.token_types, pair.token_types)
+
+
+def test_roberta_reads_one_separator_after_the_question(published):
+    """<s> Q </s> S1 </s> S2 </s> (Two-in-One, section 4.1); 2 is </s>."""
+    tokenizer = PairTokenizer(published("roberta").backend_tokenizer.to_str(), 60, 24)
+    windows = encode_passages(tokenizer, [QUESTION], [SENTENCES[:2]])
+    ids = windows.sequences.token_ids
+    assert (ids == 2).sum() == 3
+    assert not ((ids[1:] == 2) & (ids[:-1] == 2)).any()
+    single = replace(tokenizer, single_separator=True).encode([QUESTION], SENTENCES[:1])
+    assert (single.token_ids == 2).sum() == 2
+    assert (tokenizer.encode([QUESTION], SENTENCES[:1]).token_ids == 2).sum() == 3
+
+
+def test_question_is_cut_at_the_length_that_the_tokenizer_names(tokenizer):
+    long = replace(tokenizer, max_length=400, max_question_length=300)
+    question = " ".join(["kovarin"] * 80)
+    num_tokens = long.tokenize_texts([question], 400).lengths[0]
+    assert num_tokens > 64
+    windows = encode_passages(long, [question], [SENTENCES[:1]])
+    num_sentence_tokens = long.tokenize_texts(SENTENCES[:1], 400).lengths[0]
+    num_special = 3
+    assert windows.sequences.lengths[0] == num_tokens + num_sentence_tokens + num_special
 
 
 def test_markers_stand_right_before_their_sentences(tokenizer):

@@ -22,14 +22,38 @@ def test_rate_at_known_points_of_a_run_is_as_drawn(lr_scheduler_type, warmup_rat
     training = TrainingConfig(
         lr_scheduler_type=lr_scheduler_type, warmup_ratio=warmup_ratio, learning_rate=4e-5
     )
-    got = {progress: compute_learning_rate(training, progress) / 4e-5 for progress in expected}
+    got = {progress: compute_learning_rate(training, progress, 100) / 4e-5 for progress in expected}
     assert got == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("lr_scheduler_type", ["linear", "constant", "triangular"])
+def test_warmup_in_steps_does_not_depend_on_the_length_of_the_run(lr_scheduler_type):
+    """4,000 updates of ramp in the Cascade Transformer, whose WikiQA run may be shorter."""
+    config = TrainingConfig(
+        lr_scheduler_type=lr_scheduler_type, warmup_steps=4_000, learning_rate=1e-6
+    )
+    for num_steps in (1_000, 20_000):
+        rate = compute_learning_rate(config, 500 / num_steps, num_steps)
+        assert rate == pytest.approx(1e-6 / 8)
+    peak = compute_learning_rate(config, 4_000 / 20_000, 20_000)
+    assert peak == pytest.approx(1e-6)
+
+
+def test_linear_rate_is_a_single_triangle_and_triangular_repeats_it():
+    peaks = {}
+    for kind in ("linear", "triangular"):
+        config = TrainingConfig(lr_scheduler_type=kind, warmup_steps=10)
+        rates = [compute_learning_rate(config, step / 100, 100) for step in range(101)]
+        peaks[kind] = [step for step in range(101) if rates[step] > 0.99 * max(rates)]
+    assert peaks == {"linear": [10], "triangular": [10, 30, 50, 70, 90]}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("epochs", 0),
+        ("max_steps", 0),
+        ("warmup_steps", -1),
         ("global_batch_size", 0),
         ("global_batch_tokens", 0),
         ("max_batch_tokens", 0),

@@ -141,7 +141,7 @@ def test_evaluation_of_a_cascade_with_heads_measures_each(checkpoint):
     ranker = init_ranker(model, max_length=40, exit_layers=(1, 2), num_ranking_heads=3)
     measures = EvalSet.from_table(DEV, ranker, 400).evaluate(ranker)
     exits = ["AP/exit_1", "AP/head_1", "AP/head_2", "AP/head_3"]
-    assert list(measures) == ["AP", *exits, "share_predicted_positive"]
+    assert list(measures) == ["AP", "RR", "P@1", "nDCG@10", *exits, "share_predicted_positive"]
     texts = (DEV["question"].to_pylist(), DEV["candidate"].to_pylist())
     heads = ranker.predict_heads(ranker.tokenizer.encode(*texts))
     columns = DEV["question_id"].to_numpy(), DEV["label"].to_numpy()

@@ -70,6 +70,18 @@ def test_training_on_a_learnable_corpus_lowers_the_loss_and_ranks(checkpoint, co
     assert ranked[0].text == "Kovarin."
 
 
+@pytest.mark.parametrize("max_steps", [5, 17])  # an epoch has 13
+def test_run_of_so_many_steps_ends_inside_an_epoch(checkpoint, corpus, tmp_path, max_steps):
+    model, settings = checkpoint("bert", None), {"max_steps": max_steps, "warmup_steps": 4}
+    trainer = create_trainer(model, corpus, tmp_path / "whole", epochs=1, **settings)
+    progress = trainer.fit()
+    assert (progress.global_step, progress.has_ended) == (max_steps, True)
+    rate = "train/learning_rate"
+    rates = [x[rate] for x in read_logged(tmp_path / "whole", rate)]
+    assert rates.index(max(rates)) == 3
+    assert (tmp_path / "whole" / "best" / "ranker").is_dir()
+
+
 @pytest.mark.parametrize("family", ["roberta", "electra", "albert"])
 def test_training_any_family_lowers_the_loss(checkpoint, corpus, tmp_path, family):
     create_trainer(

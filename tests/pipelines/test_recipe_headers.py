@@ -1,0 +1,66 @@
+"""The header of every recipe says what it reproduces, and each deviation with its reason."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
+FIELDS = ("Reproduces", "Settings", "Deviates in", "Needs")
+
+
+def read_header(text: str) -> dict[str, str]:
+    """Returns the fields of a header, whose lines are joined; a deviation stays on a line."""
+    lines = [line[1:].rstrip() for line in text.splitlines()]
+    block = lines[: next(i for i, line in enumerate(text.splitlines()) if not line.startswith("#"))]
+    joined = "\n".join(line.strip() for line in block)
+    parts = re.split(rf"^({'|'.join(FIELDS)}):\s*", joined, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def list_problems(text: str) -> list[str]:
+    """Returns what a recipe's header lacks."""
+    header, recipe = read_header(text), yaml.safe_load(text)
+    problems = [f"no field {name}" for name in FIELDS if not header.get(name, "").strip()]
+    if not re.search(r"Table|Figure|section", header.get("Reproduces", "")):
+        problems.append("names no table, figure or section")
+    deviations = re.split(r"^- ", header.get("Deviates in", ""), flags=re.MULTILINE)[1:]
+    if not deviations:
+        problems.append("names no deviation")
+    problems += [f"no reason: {d!r}" for d in deviations if not re.search(r"\S:\s+\S", d)]
+    whole = " ".join(header.values())
+    trainings = [run["training"] for run in recipe.get("runs", {}).values()]
+    trainings += [recipe["training"]] if "training" in recipe else []
+    is_clipped = any(training.get("max_grad_norm", 1.0) for training in trainings)
+    # What no paper says and a run does.
+    for pattern, applies in {
+        "clip": is_clipped,
+        "bf16": any(training.get("precision", "auto") != "fp32" for training in trainings),
+        "tokens": True,
+        "triangle": any(t.get("lr_scheduler_type") == "triangular" for t in trainings),
+    }.items():
+        if applies and pattern not in whole:
+            problems.append(f"does not say {pattern!r}")
+    return problems
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_header_of_a_recipe_has_its_table_and_a_reason_for_each_deviation(path):
+    assert list_problems(path.read_text()) == []
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_recipe_without_a_field_fails(name):
+    text = RECIPES[0].read_text()
+    assert f"# {name}:" in text
+    assert f"no field {name}" in list_problems(text.replace(f"# {name}:", "# Other:", 1))
+
+
+def test_deviation_without_a_reason_fails():
+    text = (
+        "# Reproduces: TANDA, Table 3.\n# Settings: section 5.2, 128 tokens.\n# Deviates in:\n"
+        "# - three seeds.\n# Needs: nothing.\nruns: {}\n"
+    )
+    assert list_problems(text) == ["no reason: 'three seeds.\\n'"]
+    assert list_problems(text.replace("three seeds", "three seeds: they show the spread")) == []
