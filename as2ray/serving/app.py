@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
@@ -42,6 +41,7 @@ from as2ray.serving.protocol import (
     V1Request,
     V1Response,
 )
+from as2ray.serving.request_body import create_body_route
 from as2ray.serving.settings import Limits, Settings
 from as2ray.serving.types import (
     ErrorCode,
@@ -119,6 +119,7 @@ def create_app(
     """
     # FastAPI's own documentation pages load scripts from other hosts.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
+    app.router.route_class = create_body_route(settings.limits)
 
     async def rank(rerank_request: RerankRequest, request: Request) -> RerankResult:
         request.state.rerank_request = rerank_request
@@ -173,7 +174,6 @@ def _add_rank_routes(app: FastAPI, service: RankingService, settings: Settings, 
         """Text Embeddings Inference's; with `documents` Infinity's and vLLM's."""
         if isinstance(body, TeiRequest):
             return TeiScoredText.all_from_result(await rank_body(body, request), body)
-        request.state.dialect = "v1"
         return V1Response.from_result(await rank_body(body, request), body)
 
     @app.post("/rank", name="rank", responses=_error_responses(settings, "as2ray", RankError))
@@ -249,21 +249,6 @@ def _add_demo_page(app: FastAPI) -> None:
 
 def _add_error_handlers(app: FastAPI, settings: Settings) -> None:
     """Turns FastAPI's errors into those of the service, to which `RequestMiddleware` responds."""
-
-    @app.exception_handler(RequestValidationError)
-    async def handle_validation_error(request: Request, error: RequestValidationError) -> NoReturn:
-        # The response names place and reason but no value: values are the user's, and may not even
-        # be valid Unicode.
-        problems = error.errors()
-        if isinstance(error.body, dict) and "documents" in error.body:
-            problems = [p for p in problems if V1Request.__name__ in p["loc"]] or problems
-        problem = problems[0]
-        if V1Request.__name__ in problem["loc"]:
-            request.state.dialect = "v1"
-        path = ".".join(str(part) for part in problem["loc"])[:200]
-        code: ErrorCode = "invalid_json" if problem["type"] == "json_invalid" else "invalid_request"
-        fix = "send a request as described in /openapi.json"
-        raise RequestError(code, f"{path}: {problem['msg']}", fix)
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
