@@ -14,9 +14,9 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.admission import Admission
 from as2ray.serving.ask_handler import AskHandler
 from as2ray.serving.error_responses import (
     ERRORS,
@@ -25,9 +25,10 @@ from as2ray.serving.error_responses import (
     RankError,
     TeiError,
     V1Error,
+    error_response,
     status_code,
 )
-from as2ray.serving.middleware import RequestMiddleware, body_too_large_error, error_response
+from as2ray.serving.middleware import RequestMiddleware
 from as2ray.serving.protocol import (
     AskRequest,
     AskResponse,
@@ -108,6 +109,7 @@ def create_app(
     settings: Settings,
     auth_tokens: Sequence[str] = (),
     index: SentenceIndex | None = None,
+    admission: Admission | None = None,
 ) -> FastAPI:
     """Creates the application.
 
@@ -116,6 +118,7 @@ def create_app(
         settings: Settings of the service.
         auth_tokens: Accepted bearer tokens; if empty, requests need none.
         index: Index that `/ask` answers from; without it the path does not exist.
+        admission: Bounds the requests at the same time; by default a new one.
     """
     # FastAPI's own documentation pages load scripts from other hosts.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
@@ -130,14 +133,17 @@ def create_app(
     _add_rank_routes(app, service, settings, rank)
     if index is not None:
         _add_ask_route(app, service, settings, AskHandler(index, service, settings.limits), rank)
-    _add_status_routes(app, service, settings, 0 if index is None else len(index))
+    admission = admission or Admission(settings)
+    _add_status_routes(app, service, settings, admission, 0 if index is None else len(index))
     if settings.enable_demo_page:
         _add_demo_page(app)
-    _add_error_handlers(app, settings)
-    # For chunked bodies; RequestMiddleware, which runs before, rejects others by content-length.
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.limits.max_body_bytes)
+    _add_error_handlers(app)
     app.add_middleware(
-        RequestMiddleware, service=service, settings=settings, auth_tokens=auth_tokens
+        RequestMiddleware,
+        service=service,
+        settings=settings,
+        auth_tokens=auth_tokens,
+        admission=admission,
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -203,7 +209,11 @@ def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[i
 
 
 def _add_status_routes(
-    app: FastAPI, service: RankingService, settings: Settings, num_indexed_sentences: int
+    app: FastAPI,
+    service: RankingService,
+    settings: Settings,
+    admission: Admission,
+    num_indexed_sentences: int,
 ) -> None:
     responses = _error_responses(settings, "as2ray", RankError)
 
@@ -224,12 +234,20 @@ def _add_status_routes(
             drop_ratios=model_info.drop_ratios,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=num_indexed_sentences,
+            model_problem=service.model_problem,
         )
 
     @app.get("/health", responses=responses)
     async def health() -> dict[str, str]:
         """Tells whether a ranker responds."""
-        await service.get_model_info(select_model(None, service.models))
+        service.check_rankers()
+        return {"status": "ok"}
+
+    @app.get("/ready", responses=responses)
+    async def ready() -> dict[str, str]:
+        """Tells whether requests are accepted."""
+        service.check_rankers()
+        admission.check_accepting()
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=responses)
@@ -247,17 +265,15 @@ def _add_demo_page(app: FastAPI) -> None:
         return HTMLResponse(page, headers=DEMO_PAGE_HEADERS)
 
 
-def _add_error_handlers(app: FastAPI, settings: Settings) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     """Turns FastAPI's errors into those of the service, to which `RequestMiddleware` responds."""
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == 413:
-            raise body_too_large_error(settings)
         code: ErrorCode = "not_found" if error.status_code in (404, 405) else "invalid_json"
         problem = f"{request.method} of this path: {error.detail}"
         request_error = RequestError(code, problem, "use a path and method of /openapi.json")
-        response = error_response(request.scope, request_error, settings)
+        response = error_response(request.scope, request_error)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response

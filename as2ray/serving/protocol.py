@@ -302,6 +302,9 @@ class Info(StrictModel):
     max_drop_ratio: float
     num_indexed_sentences: int
     """Number of sentences in the index of `/ask`; 0 without an index."""
+    model_problem: str | None
+    """Why the last change of models was rejected and the models before it rank; null if it was
+    not."""
 
 
 def _score_documents(

@@ -90,7 +90,7 @@ def create_body_route(limits: Limits) -> type[APIRoute]:
             handle = super().get_route_handler()
             if self.body_field is None:
                 return handle
-            annotation = self.body_field.field_info.annotation
+            annotation: Any = self.body_field.field_info.annotation
             [body_type, *others] = getattr(annotation, "__args__", (annotation,))
 
             async def parse_and_handle(request: Request) -> Response:

@@ -49,6 +49,7 @@ def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     [parameter] = inspect.signature(deployment.build_app).parameters.values()
     assert parameter.annotation is ServiceConfig
     (tmp_path / "tokens").write_text("one\n")
+    (tmp_path / "tokens").chmod(0o600)
     args = config("gpu_cluster.yaml")["applications"][0]["args"]
     args["auth_token_file"] = str(tmp_path / "tokens")
     args["limits"]["request_timeout_s"] = 60
