@@ -42,20 +42,22 @@ class Admission:
             + batching.max_queued_requests
         )
         self.max_body_bytes = limits.max_body_bytes
-        self.num_ongoing = self.num_receiving = self.num_buffered_bytes = 0
+        self.num_received = self.num_ongoing = self.num_receiving = self.num_buffered_bytes = 0
         self.num_slow: Counter[str] = Counter()
         """Slow bodies by the address of their client."""
         self.is_draining = False
-        """Whether the service shuts down and answers only what it has accepted."""
+        """Whether the service shuts down, and is no longer ready."""
+        self.is_closed = False
+        """Whether it answers only what it has accepted."""
 
-    def check_accepting(self) -> None:
-        """Checks that the service accepts requests.
+    def check_ready(self) -> None:
+        """Checks that the service does not shut down.
 
         Raises:
-            RequestError: It shuts down.
+            RequestError: It does.
         """
         if self.is_draining:
-            raise unavailable_error("the service is shutting down", "it answers what it has")
+            raise shutting_down_error()
 
     @contextmanager
     def admit(self, receive: Receive, client: str) -> Iterator["BodyReceiver"]:
@@ -64,7 +66,9 @@ class Admission:
         Raises:
             RequestError: The service shuts down, or too many bodies arrive.
         """
-        self.check_accepting()
+        self.num_received += 1
+        if self.is_closed:
+            raise shutting_down_error()
         if self.num_receiving >= MAX_RECEIVING:
             raise overloaded_error("too many requests are being received", 1)
         body = BodyReceiver(self, receive, client)
@@ -156,3 +160,8 @@ def body_too_large_error(max_body_bytes: int) -> RequestError:
     """Returns the error of a request whose body is over the limit."""
     problem = f"the body is over the limit of {max_body_bytes:,} bytes"
     return RequestError("too_large", problem, "send fewer or shorter candidates")
+
+
+def shutting_down_error() -> RequestError:
+    """Returns the error of a request that comes after the last one that is answered."""
+    return unavailable_error("the service is shutting down", "it answers what it has accepted")

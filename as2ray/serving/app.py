@@ -247,7 +247,7 @@ def _add_status_routes(
     async def ready() -> dict[str, str]:
         """Tells whether requests are accepted."""
         service.check_rankers()
-        admission.check_accepting()
+        admission.check_ready()
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=responses)

@@ -77,6 +77,9 @@ refused at once."""
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
 """Ray Serve replaces a replica that fails three health checks in succession."""
 
+DRAIN_GRACE_S = 3.0
+"""Seconds in which a gateway that is not ready still accepts requests."""
+
 KV_NAMESPACE = "as2ray"
 """Namespace of Ray's key-value store, which lives as long as the cluster."""
 
@@ -101,6 +104,8 @@ def build_app(config: ServiceConfig) -> serve.Application:
         # Serve's default of 20 s would stop a gateway before its last responses are sent.
         "graceful_shutdown_timeout_s": 2 * config.limits.request_timeout_s,
         "user_config": {"models": config.models},
+        # Each request has a line of its own in the log files.
+        "logging_config": {"encoding": "JSON", "enable_access_log": False},
         "max_surge_percent": replicas.max_surge_percent,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
@@ -372,12 +377,14 @@ class Gateway:
             raise unavailable_error("no ranker responds", reason)
 
     async def drain(self) -> None:
-        """Accepts no more requests."""
+        """Is no longer ready; still accepts what the proxies are sending, then nothing more."""
         self.admission.is_draining = True
+        await asyncio.sleep(DRAIN_GRACE_S)
+        self.admission.is_closed = True
 
-    async def count_ongoing(self) -> int:
-        """Returns the number of requests without a complete response."""
-        return self.admission.num_ongoing
+    async def count_requests(self) -> tuple[int, int]:
+        """Returns the numbers of requests without a complete response, and of all so far."""
+        return self.admission.num_ongoing, self.admission.num_received
 
     async def export_own_metrics(self) -> str:
         """Returns the metrics that are counted in this process."""

@@ -28,8 +28,8 @@ APP_NAME = "as2ray"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
-DRAIN_POLL_S = 0.2
-"""Seconds between two counts of the requests that are still to be answered."""
+DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0
+"""Seconds between two counts of requests, and seconds without a new one before the end."""
 
 
 def run_server(config: ServiceConfig, host: str, port: int) -> None:
@@ -101,10 +101,14 @@ def _drain(timeout_s: float) -> None:
     try:
         gateways = serve.get_app_handle(APP_NAME)
         gateways.broadcast("drain").results(timeout_s=timeout_s)
-        while num_ongoing and time.monotonic() < deadline:
-            time.sleep(DRAIN_POLL_S)  # also after the last one: the proxies send its response
-            num_ongoing = sum(gateways.broadcast("count_ongoing").results(timeout_s=timeout_s))
-        time.sleep(DRAIN_POLL_S)
+        num_received = quiet_s = 0.0
+        # The proxies may still be sending a request, or a response.
+        while (num_ongoing or quiet_s < MIN_QUIET_S) and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)
+            counts = gateways.broadcast("count_requests").results(timeout_s=timeout_s)
+            num_ongoing, previous = sum(count for count, _ in counts), num_received
+            num_received = sum(count for _, count in counts)
+            quiet_s = quiet_s + DRAIN_POLL_S if num_received == previous else 0.0
     except Exception as error:  # it was interrupted before a gateway had started
         sys.stderr.write(f"as2ray: no gateway to wait for ({type(error).__name__})\n")
     if num_ongoing > 0:

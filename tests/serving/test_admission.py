@@ -223,10 +223,12 @@ def test_a_service_that_drains_answers_what_it_has_and_accepts_no_more(serve):
     thread.start()
     assert entered.wait(20)
     gate.is_draining = True
+    assert client.get("/ready").status_code == 503
+    assert client.post("/ask").status_code == 404  # still accepted
+    gate.is_closed = True
     assert gate.num_ongoing == 1
     refused = client.post("/rank", json=RANK)
     assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
-    assert client.get("/ready").status_code == 503
     assert client.get("/health").status_code == 200
     client.portal.call(released.set)
     thread.join()

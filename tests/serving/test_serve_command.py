@@ -176,19 +176,21 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_zero(service):
         thread.start()
     while not answers:
         time.sleep(0.01)
+    time.sleep(0.5)  # all have connected
     in_flight = 41 - len(answers)
     service.process.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
     assert in_flight > 0
     assert len(answers) == 41
-    assert set(answers) <= {200, 503}  # 503: was not accepted yet
-    assert answers.count(200) > 20
+    # None is lost; on a busy machine some may come too late, which is told.
+    assert set(answers) <= {200, 503}
+    assert answers.count(200) >= 30
     assert service.process.wait(90) == 0
     log = service.log.read_text()
     assert "Traceback" not in log
     assert "\x1b" not in log
-    assert '"path"' not in log  # requests are in Serve's log files
+    assert "POST /rank" not in log  # requests are in Serve's log files
 
 
 def test_a_second_interrupt_ends_at_once_with_zero(cascade, tmp_path):
@@ -203,7 +205,7 @@ def test_a_second_interrupt_ends_at_once_with_zero(cascade, tmp_path):
             time.sleep(1)
             service.process.send_signal(signal.SIGINT)
             started_at = time.monotonic()
-            assert service.process.wait(60) == 0
+            assert service.process.wait(60) == 0, service.log.read_text()[-3000:]
         assert time.monotonic() - started_at < 20
         assert "Traceback" not in service.log.read_text()
     finally:

@@ -24,7 +24,7 @@ class Serve:
     """Stands in for `ray.serve`; a signal comes once it serves."""
 
     def __init__(self, others: dict, ends: signal.Signals) -> None:
-        self.applications, self.ends, self.done, self.ongoing = others, ends, [], [0, 2]
+        self.applications, self.ends, self.done, self.ongoing = others, ends, [], [0, 2, 2, 2]
 
     def start(self, **_) -> None:
         pass
@@ -34,9 +34,8 @@ class Serve:
 
     def broadcast(self, method):
         self.done.append(method)
-        return SimpleNamespace(
-            results=lambda timeout_s: [self.ongoing.pop() if self.ongoing else 0]
-        )
+        counts = (self.ongoing.pop() if len(self.ongoing) > 1 else self.ongoing[0], 7)
+        return SimpleNamespace(results=lambda timeout_s: [counts])
 
     def run(self, application, name, blocking) -> None:
         self.applications[name] = application
@@ -74,7 +73,8 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, e
     monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
     server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-    assert serve.done == ["drain", "count_ongoing", "count_ongoing", done]
+    assert serve.done == ["drain", *["count_requests"] * (len(serve.done) - 2), done]
+    assert serve.ongoing == [0]
 
 
 @pytest.mark.usefixtures("handlers")
