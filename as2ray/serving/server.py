@@ -68,8 +68,12 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
         except KeyboardInterrupt:
             sys.stderr.write("as2ray: a second interrupt: ended at once\n")
             _ignore_signals()
-            if not is_local:  # a local Ray ends with everything on it
-                _shut_down()
+            sys.stderr.flush()
+            if is_local:
+                # Ray's processes end with this one. After `ray.shutdown()` the threads of Serve's
+                # handle would end it with an error.
+                os._exit(0)
+            _shut_down()
         finally:
             _ignore_signals()
 

@@ -83,12 +83,17 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(monkeypatch, capsys
         def broadcast(self, method):
             signal.raise_signal(signal.SIGINT)
 
+    def end(status):
+        raise SystemExit(status)
+
     serve = Hanging({}, signal.SIGTERM)
+    monkeypatch.setattr(server.os, "_exit", end)
     monkeypatch.setattr(server, "serve", serve)
     monkeypatch.setattr(server, "ray_session", nullcontext)
     monkeypatch.setattr(server, "build_app", lambda args: args)
     monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
-    server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    with pytest.raises(SystemExit, match="0"):
+        server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert serve.done == []
     assert "second interrupt" in capsys.readouterr().err
 
