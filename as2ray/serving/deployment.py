@@ -221,8 +221,10 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 self.metrics.record_rejected_models()
                 if not self.names:
                     raise
-                problem = f"the models {list(models)} were rejected: {type(error).__name__}"
-                problem += f": {error.problem}" if isinstance(error, As2rayError) else ""
+                reason = error.problem if isinstance(error, As2rayError) else type(error).__name__
+                for changed, name in names.items():  # clients see no paths
+                    reason = reason.replace(changed, f"the model {name}")
+                problem = f"the models {list(models)} were rejected: {reason}"
                 self.model_store.save_rejected(models, problem)
                 logger.error("%s; the models before them rank", problem)
                 return
@@ -347,7 +349,7 @@ class Gateway:
             except Exception as error:
                 _, problem = self.model_store.replace_rejected(models)
                 self.model_problem = problem or f"the models {list(models)} were rejected"
-                logger.error("%s: %s", self.model_problem, error)
+                logger.error("%s (%s)", self.model_problem, type(error).__name__)
                 return
         else:
             models, problem = self.model_store.replace_rejected(models)
