@@ -4,6 +4,7 @@ To add an endpoint, write another `_add_…` function and call it in `create_app
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -125,6 +126,8 @@ def create_app(
     app.router.route_class = create_body_route(settings.limits)
 
     async def rank(rerank_request: RerankRequest, request: Request) -> RerankResult:
+        if len(auth_tokens) > 1:
+            rerank_request = replace(rerank_request, client=request.state.client)
         request.state.rerank_request = rerank_request
         check_limits(rerank_request, settings.limits)
         request.state.rerank_result = result = await service.rank(rerank_request)

@@ -70,6 +70,9 @@ MAX_CONCURRENT_BATCHES = 2
 """Maximum number of batches that a replica ranks at the same time, each with its share of the
 cores."""
 
+MAX_PART_S = 0.25
+"""Seconds that a part of a large batch takes, after which smaller requests go first."""
+
 PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S = 1.0, 2.0, 5.0
 """Each gateway pings a replica. Without any response for longer than the maximum, requests are
 refused at once."""
@@ -191,6 +194,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 batching.max_queued_tokens,
                 num_workers,
                 self.metrics.record_queue,
+                self._record_batch,
             )
             self.metrics.start_replica(self.queue)
             self.names: dict[str, str] = {}
@@ -294,11 +298,16 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             self, batch: Sequence[TokenizedRequest], fill_level: float, running: int
         ) -> list[RerankResult]:
             set_num_threads(max(1, self.num_cores // running))
-            started_at = time.monotonic()
-            results = rank_batch(batch, self.settings.load_shedding.drop_ratio_at(fill_level))
-            num_tokens = sum(tokenized.num_tokens for tokenized in batch)
-            self.metrics.record_batch(num_tokens, time.monotonic() - started_at, self.queue)
-            return results
+            rate = self.queue.tokens_per_second
+            for engine in {tokenized.engine for tokenized in batch} if rate else ():
+                if engine.ranker.device.type == "cpu":
+                    # A part of a batch is ranked by one core.
+                    part_tokens = round(MAX_PART_S * rate / self.num_cores)
+                    engine.ranker.max_batch_tokens = min(max(part_tokens, 2_048), 8_192)
+            return rank_batch(batch, self.settings.load_shedding.drop_ratio_at(fill_level))
+
+        def _record_batch(self, num_tokens: int, duration_s: float) -> None:
+            self.metrics.record_batch(num_tokens, duration_s, self.queue)
 
     return Replica
 

@@ -137,6 +137,7 @@ class RequestMiddleware:
             if scheme.lower() != "bearer" or not any(matches):
                 problem = "the header `Authorization: Bearer TOKEN` with a valid token is missing"
                 raise RequestError("unauthorized", problem, "ask the operator for a token")
+            scope["state"]["client"] = f"token {matches.index(True)}"
         size = _content_length(scope)
         if size > self.settings.limits.max_body_bytes:
             raise body_too_large_error(self.settings.limits.max_body_bytes)

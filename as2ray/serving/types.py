@@ -36,6 +36,8 @@ class RerankRequest:
     """Name of the model that ranks, one of those that are served."""
     drop_ratios: float | list[float] | None = None
     """Drop ratio after each stage but the last; by default the checkpoint's."""
+    client: str | None = None
+    """Who asks, where clients have different tokens; they share the ranker evenly."""
 
 
 @dataclass(frozen=True, slots=True)
