@@ -299,8 +299,8 @@ def _create_replica_class(max_models_per_replica: int) -> type:
         ) -> list[RerankResult]:
             set_num_threads(max(1, self.num_cores // running))
             rate = self.queue.tokens_per_second
-            for engine in {tokenized.engine for tokenized in batch} if rate else ():
-                if engine.ranker.device.type == "cpu":
+            for engine in {tokenized.engine for tokenized in batch}:
+                if rate is not None and engine.ranker.device.type == "cpu":
                     # A part of a batch is ranked by one core.
                     part_tokens = round(MAX_PART_S * rate / self.num_cores)
                     engine.ranker.max_batch_tokens = min(max(part_tokens, 2_048), 8_192)
