@@ -347,21 +347,22 @@ class Gateway:
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Changes the models once replicas hold the new ones; until then the old ones rank.
 
-        If replicas cannot load them, the old ones stay, and `/info` says why.
+        If replicas cannot load them, the old ones stay, and `/info` says why. A new gateway raises.
         """
         models = ServiceConfig.model_validate({"models": user_config["models"]}).models
         problem = None
-        if self.models:
-            handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
-            try:
-                await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
-            except Exception as error:
-                _, problem = self.model_store.replace_rejected(models)
-                self.model_problem = problem or f"the models {list(models)} were rejected"
-                logger.error("%s (%s)", self.model_problem, type(error).__name__)
-                return
-        else:
+        if not self.models:
             models, problem = self.model_store.replace_rejected(models)
+        handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
+        try:
+            await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
+        except Exception as error:
+            if not self.models:  # otherwise it would replace a gateway whose models rank
+                raise
+            _, problem = self.model_store.replace_rejected(models)
+            self.model_problem = problem or f"the models {list(models)} were rejected"
+            logger.error("%s (%s)", self.model_problem, type(error).__name__)
+            return
         self.models, self.model_problem = models, problem
         self.service_metrics.start_gateway(models)
         if self.ping_task is None and self.settings.replicas.min_replicas > 0:
