@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for weights in Path(broken).glob("*.safetensors"):
             os.truncate(weights, weights.stat().st_size // 2)
         with run_service(cascade) as service, SmallClients(service.url, 4) as clients:
-            seconds = 60 * args.minutes / NUM_FAULTS
+            seconds = 60 * (1.0 if args.small else args.minutes) / NUM_FAULTS
             faults: dict[str, Callable[[], None]] = {
                 "none": lambda: None,
                 "hostile bodies": service.send_hostile_bodies,
@@ -257,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 phase.recovery_s = max(0.0, phase.last_failure_at - started_at)
                 phase.memory_mb = service.memory_mb()
                 phases[name] = phase
-    write_report("chaos", args, [_describe(*item) for item in phases.items()], {})
+    results = {name: asdict(phase) for name, phase in phases.items()}
+    write_report("chaos", args, [_describe(*item) for item in phases.items()], results)
 
 
 def _describe(name: str, phase: Phase) -> Claim:
