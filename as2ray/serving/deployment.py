@@ -211,15 +211,15 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             If one cannot be loaded, the models before it stay: raising would make Ray Serve stop a
             replica that ranks. A replica without models raises, unless others had models before.
             """
-            models, problem = self.model_store.replace_rejected(user_config["models"])
-            if self.names:  # it may have been repaired
-                models, problem = user_config["models"], None
+            models = user_config["models"]
+            if not self.names:  # for others, they may have been repaired
+                models, _ = self.model_store.replace_rejected(models)
             names = {checkpoint: name for name, checkpoint in models.items()}
             checkpoints = list(names)[:max_models_per_replica]
             try:
                 for checkpoint in checkpoints:
                     if checkpoint not in self.names:
-                        await self._start_loading(checkpoint)
+                        await self._load_once(checkpoint, names[checkpoint])
             except Exception as error:
                 self.new_engines.clear()
                 self.metrics.record_rejected_models()
@@ -255,16 +255,17 @@ def _create_replica_class(max_models_per_replica: int) -> type:
         async def get_engine(self, checkpoint: str) -> RerankEngine:
             """Loads a checkpoint, unless that has been done."""
             try:
-                return await self._start_loading(checkpoint)
+                return await self._load_once(checkpoint, self.names.get(checkpoint, checkpoint))
             finally:
                 self.new_engines.pop(checkpoint, None)
 
-        def _start_loading(self, checkpoint: str) -> "asyncio.Task[RerankEngine]":
+        async def _load_once(self, checkpoint: str, name: str) -> RerankEngine:
             if checkpoint not in self.new_engines:
-                self.new_engines[checkpoint] = asyncio.create_task(self._load(checkpoint))
-            return self.new_engines[checkpoint]
+                self.new_engines[checkpoint] = asyncio.create_task(self._load(checkpoint, name))
+            # A client that disconnects does not keep others from the model.
+            return await asyncio.shield(self.new_engines[checkpoint])
 
-        async def _load(self, checkpoint: str) -> RerankEngine:
+        async def _load(self, checkpoint: str, name: str) -> RerankEngine:
             """Loads a checkpoint and ranks once.
 
             So no client waits for the one-time initialization, 0.4 s on two cores.
@@ -274,8 +275,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             [ranked] = await asyncio.to_thread(ranker.rank, "question", ["candidate"])
             if not math.isfinite(ranked.score):
                 raise CheckpointError("its scores are not finite")
-            duration_s, name = time.monotonic() - started_at, self.names.get(checkpoint, checkpoint)
-            self.metrics.record_load(name, ranker.exit_layers, duration_s)
+            self.metrics.record_load(name, ranker.exit_layers, time.monotonic() - started_at)
             return RerankEngine(ranker, self.settings.limits, AnswerScoring.read(checkpoint))
 
         async def rank(
