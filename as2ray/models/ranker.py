@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from itertools import chain, repeat
 from typing import Any
 
@@ -45,6 +46,11 @@ CONFIG_KEY = "as2ray"
 
 NUM_FOLDS = 5
 """Parts of the questions on which a calibration is tried that was fitted on the others."""
+
+
+BEFORE_BATCH: ContextVar[Callable[[], None] | None] = ContextVar("before_batch", default=None)
+"""Called in the thread that scores before each packed batch, or part of a pass: a service lets
+smaller requests go first, or raises an error to stop."""
 
 
 class Ranker(nn.Module, ABC):
@@ -139,6 +145,9 @@ class Ranker(nn.Module, ABC):
             with torch.inference_mode(), self.autocast():
                 return function(item)
 
+        before_batch = BEFORE_BATCH.get()
+        if before_batch is not None:
+            items = (item for item in items if before_batch() is None)
         return parallel_map(run, items, self.num_threads, self._one_core_each)
 
     def set_gradient_checkpointing(self, enabled: bool) -> None:

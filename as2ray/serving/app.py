@@ -4,22 +4,21 @@ To add an endpoint, write another `_add_…` function and call it in `create_app
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from as2ray.retrieval.query_generation import example_questions
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.admission import Admission
 from as2ray.serving.ask_handler import AskHandler
 from as2ray.serving.error_responses import (
     ERRORS,
@@ -28,9 +27,10 @@ from as2ray.serving.error_responses import (
     RankError,
     TeiError,
     V1Error,
+    error_response,
     status_code,
 )
-from as2ray.serving.middleware import RequestMiddleware, body_too_large_error, error_response
+from as2ray.serving.middleware import RequestMiddleware
 from as2ray.serving.protocol import (
     AskRequest,
     AskResponse,
@@ -44,6 +44,7 @@ from as2ray.serving.protocol import (
     V1Request,
     V1Response,
 )
+from as2ray.serving.request_body import create_body_route
 from as2ray.serving.settings import Limits, Settings
 from as2ray.serving.types import (
     ErrorCode,
@@ -110,6 +111,7 @@ def create_app(
     settings: Settings,
     auth_tokens: Sequence[str] = (),
     index: SentenceIndex | None = None,
+    admission: Admission | None = None,
 ) -> FastAPI:
     """Creates the application.
 
@@ -118,11 +120,15 @@ def create_app(
         settings: Settings of the service.
         auth_tokens: Accepted bearer tokens; if empty, requests need none.
         index: Index that `/ask` answers from; without it the path does not exist.
+        admission: Bounds the requests at the same time; by default a new one.
     """
     # FastAPI's own documentation pages load scripts from other hosts.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
+    app.router.route_class = create_body_route(settings.limits)
 
     async def rank(rerank_request: RerankRequest, request: Request) -> RerankResult:
+        if len(auth_tokens) > 1:
+            rerank_request = replace(rerank_request, client=request.state.client)
         request.state.rerank_request = rerank_request
         check_limits(rerank_request, settings.limits)
         request.state.rerank_result = result = await service.rank(rerank_request)
@@ -131,14 +137,17 @@ def create_app(
     _add_rank_routes(app, service, settings, rank)
     if index is not None:
         _add_ask_route(app, service, settings, AskHandler(index, service, settings.limits), rank)
-    _add_status_routes(app, service, settings, index)
+    admission = admission or Admission(settings)
+    _add_status_routes(app, service, settings, admission, index)
     if settings.enable_demo_page:
         _add_demo_page(app)
-    _add_error_handlers(app, settings)
-    # For chunked bodies; RequestMiddleware, which runs before, rejects others by content-length.
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.limits.max_body_bytes)
+    _add_error_handlers(app)
     app.add_middleware(
-        RequestMiddleware, service=service, settings=settings, auth_tokens=auth_tokens
+        RequestMiddleware,
+        service=service,
+        settings=settings,
+        auth_tokens=auth_tokens,
+        admission=admission,
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -175,7 +184,6 @@ def _add_rank_routes(app: FastAPI, service: RankingService, settings: Settings, 
         """Text Embeddings Inference's; with `documents` Infinity's and vLLM's."""
         if isinstance(body, TeiRequest):
             return TeiScoredText.all_from_result(await rank_body(body, request), body)
-        request.state.dialect = "v1"
         return V1Response.from_result(await rank_body(body, request), body)
 
     @app.post("/rank", name="rank", responses=_error_responses(settings, "as2ray", RankError))
@@ -205,7 +213,11 @@ def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[i
 
 
 def _add_status_routes(
-    app: FastAPI, service: RankingService, settings: Settings, index: SentenceIndex | None
+    app: FastAPI,
+    service: RankingService,
+    settings: Settings,
+    admission: Admission,
+    index: SentenceIndex | None,
 ) -> None:
     responses = _error_responses(settings, "as2ray", RankError)
     examples = [] if index is None else example_questions(index)
@@ -229,12 +241,20 @@ def _add_status_routes(
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=0 if index is None else len(index),
             example_questions=examples,
+            model_problem=service.model_problem,
         )
 
     @app.get("/health", responses=responses)
     async def health() -> dict[str, str]:
         """Tells whether a ranker responds."""
-        await service.get_model_info(select_model(None, service.models))
+        service.check_rankers()
+        return {"status": "ok"}
+
+    @app.get("/ready", responses=responses)
+    async def ready() -> dict[str, str]:
+        """Tells whether requests are accepted."""
+        service.check_rankers()
+        admission.check_ready()
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=responses)
@@ -252,32 +272,15 @@ def _add_demo_page(app: FastAPI) -> None:
         return HTMLResponse(page, headers=DEMO_PAGE_HEADERS)
 
 
-def _add_error_handlers(app: FastAPI, settings: Settings) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     """Turns FastAPI's errors into those of the service, to which `RequestMiddleware` responds."""
-
-    @app.exception_handler(RequestValidationError)
-    async def handle_validation_error(request: Request, error: RequestValidationError) -> NoReturn:
-        # The response names place and reason but no value: values are the user's, and may not even
-        # be valid Unicode.
-        problems = error.errors()
-        if isinstance(error.body, dict) and "documents" in error.body:
-            problems = [p for p in problems if V1Request.__name__ in p["loc"]] or problems
-        problem = problems[0]
-        if V1Request.__name__ in problem["loc"]:
-            request.state.dialect = "v1"
-        path = ".".join(str(part) for part in problem["loc"])[:200]
-        code: ErrorCode = "invalid_json" if problem["type"] == "json_invalid" else "invalid_request"
-        fix = "send a request as described in /openapi.json"
-        raise RequestError(code, f"{path}: {problem['msg']}", fix)
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == 413:
-            raise body_too_large_error(settings)
         code: ErrorCode = "not_found" if error.status_code in (404, 405) else "invalid_json"
         problem = f"{request.method} of this path: {error.detail}"
         request_error = RequestError(code, problem, "use a path and method of /openapi.json")
-        response = error_response(request.scope, request_error, settings)
+        response = error_response(request.scope, request_error)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response

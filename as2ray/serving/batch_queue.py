@@ -1,7 +1,12 @@
 """Batches rerank requests by their number of tokens.
 
-Batches form while the ranker is busy: a free worker takes the oldest requests, up to
+Batches form while the ranker is busy: a free worker takes the first requests, up to
 `max_batch_tokens`. A lone request therefore never waits, and batches grow with the load.
+
+Requests are ordered by when each would end if it were ranked alone on arrival: small requests
+overtake large ones, but not for longer than the large ones take. Requests of one client, where
+clients have tokens, follow each other in this order, so that clients share the ranker evenly. A
+large batch is ranked in parts, and between parts lets smaller requests before it go first.
 
 `ray.serve.batch` accepts a size function too, but it closes a batch when its wait time is over,
 whether or not the ranker is free. Under load its batches stay small and queue behind each other,
@@ -9,14 +14,16 @@ and a request that does not fit moves to the end of the queue.
 """
 
 import asyncio
+import heapq
+import itertools
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving.engine import TokenizedRequest
 from as2ray.serving.types import (
     RequestError,
@@ -36,13 +43,32 @@ THROUGHPUT_SMOOTHING = 0.3
 """Weight of the newest batch in the moving average of tokens per second."""
 
 
-@dataclass(eq=False)
+INITIAL_TOKENS_PER_SECOND = 10_000.0
+"""Assumed throughput before the first batch."""
+
+SMALLER = 0.5
+"""Requests of at most this share of a batch's tokens may interrupt it."""
+
+
+@dataclass(order=True)
 class QueuedRequest:
     """A request with its deadline and the future that its client awaits."""
 
-    request: TokenizedRequest
-    deadline: float
-    future: "asyncio.Future[Outcome]"
+    virtual_end: float
+    """When it would end if it were ranked alone on arrival."""
+    number: int
+    request: TokenizedRequest = field(compare=False)
+    deadline: float = field(compare=False)
+    future: "asyncio.Future[Outcome]" = field(compare=False)
+
+
+class BatchAbandonedError(Exception):
+    """All clients of a batch have disconnected."""
+
+
+def num_tokens_of(batch: Iterable[QueuedRequest]) -> int:
+    """Returns the number of tokens of a batch."""
+    return sum(queued.request.num_tokens for queued in batch)
 
 
 class BatchQueue:
@@ -54,6 +80,8 @@ class BatchQueue:
         max_queued_tokens: Requests beyond it are rejected, unless the queue is empty.
         num_workers: Batches that are ranked at the same time.
         on_change: Called with the queue after requests have entered or left it.
+        on_batch: Called with the number of tokens and the duration of each batch, without the
+            batches that interrupted it.
     """
 
     def __init__(
@@ -63,10 +91,15 @@ class BatchQueue:
         max_queued_tokens: int,
         num_workers: int = 1,
         on_change: "Callable[[BatchQueue], None]" = lambda queue: None,
+        on_batch: Callable[[int, float], None] = lambda num_tokens, duration_s: None,
     ) -> None:
-        self.rank_batch, self.num_workers, self.on_change = rank_batch, num_workers, on_change
+        self.rank_batch, self.num_workers = rank_batch, num_workers
+        self.on_change, self.on_batch = on_change, on_batch
         self.max_batch_tokens, self.max_queued_tokens = max_batch_tokens, max_queued_tokens
-        self.queue: deque[QueuedRequest] = deque()
+        self.queue: list[QueuedRequest] = []
+        """A heap."""
+        self._numbers = itertools.count()
+        self._virtual_end_of_client: dict[str, float] = {}
         self.queued_tokens = 0
         self.tokens_per_second: float | None = None
         self._workers: set[asyncio.Task[None] | None] = set()
@@ -92,7 +125,13 @@ class BatchQueue:
             problem = f"{queued:,} tokens are queued, the limit is {limit:,}"
             raise overloaded_error(problem, retry_after)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.queue.append(QueuedRequest(request, time.monotonic() + timeout_s, future))
+        now, client = time.monotonic(), request.request.client
+        start = max(now, self._virtual_end_of_client.get(client, now)) if client else now
+        end = start + request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
+        if client:
+            self._virtual_end_of_client[client] = end
+        queued_request = QueuedRequest(end, next(self._numbers), request, now + timeout_s, future)
+        heapq.heappush(self.queue, queued_request)
         self.queued_tokens += request.num_tokens
         self.on_change(self)
         if len(self._workers) < self.num_workers:
@@ -111,43 +150,98 @@ class BatchQueue:
             if not batch:
                 continue
             self._running_batches += 1
-            started_at, running = time.monotonic(), self._running_batches
-            requests = [queued.request for queued in batch]
-            outcomes = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._rank, requests, fill_level, running
+            running, loop = self._running_batches, asyncio.get_running_loop()
+            outcomes, duration_s = await loop.run_in_executor(
+                self._executor, self._rank_in_turns, batch, fill_level, running, loop
             )
             self._running_batches -= 1
-            num_tokens = sum(request.num_tokens for request in requests)
-            self._update_throughput(running * num_tokens / (time.monotonic() - started_at))
-            for queued, outcome in zip(batch, outcomes):
-                if not queued.future.done():
-                    queued.future.set_result(outcome)
+            self._update_throughput(running * num_tokens_of(batch) / duration_s)
+            self._send(batch, outcomes)
         self._workers.discard(asyncio.current_task())
 
-    def _next_batch(self) -> list[QueuedRequest]:
-        """Removes the oldest requests that fit one batch; drops cancelled and expired ones."""
+    def _send(self, batch: list[QueuedRequest], outcomes: list[Outcome]) -> None:
+        for queued, outcome in zip(batch, outcomes):
+            if not queued.future.done():
+                queued.future.set_result(outcome)
+
+    def _next_batch(
+        self, before: float = math.inf, max_request_tokens: float = math.inf
+    ) -> list[QueuedRequest]:
+        """Removes the first requests that fit one batch; drops cancelled and expired ones.
+
+        Args:
+            before: Virtual end that requests must be before.
+            max_request_tokens: Maximum number of tokens of each.
+        """
         batch: list[QueuedRequest] = []
         num_tokens, now = 0, time.monotonic()
         while self.queue:
             queued = self.queue[0]
-            if batch and num_tokens + queued.request.num_tokens > self.max_batch_tokens:
+            size = queued.request.num_tokens
+            if batch and num_tokens + size > self.max_batch_tokens:
                 break
-            self.queue.popleft()
-            self.queued_tokens -= queued.request.num_tokens
+            if queued.virtual_end >= before or size > max_request_tokens:
+                break
+            heapq.heappop(self.queue)
+            self.queued_tokens -= size
             if queued.future.done():  # the client disconnected
                 continue
             if queued.deadline < now:
                 queued.future.set_result(timeout_error(now - queued.request.received_at))
                 continue
             batch.append(queued)
-            num_tokens += queued.request.num_tokens
+            num_tokens += size
         return batch
+
+    def _rank_in_turns(
+        self,
+        batch: list[QueuedRequest],
+        fill_level: float,
+        running: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> tuple[list[Outcome], float]:
+        """Ranks a batch in a thread; between its parts, smaller requests go first.
+
+        Returns:
+            The outcomes, and the seconds that the batch took by itself.
+        """
+        started_at, interrupted_s = time.monotonic(), 0.0
+        last_end, num_tokens = max(batch).virtual_end, num_tokens_of(batch)
+
+        async def take_smaller() -> list[QueuedRequest]:
+            smaller = self._next_batch(last_end, SMALLER * num_tokens)
+            self.on_change(self)
+            return smaller
+
+        def before_part() -> None:
+            nonlocal interrupted_s
+            if all(queued.future.done() for queued in batch):
+                raise BatchAbandonedError
+            if not self.queue:
+                return
+            smaller = asyncio.run_coroutine_threadsafe(take_smaller(), loop).result()
+            if smaller:
+                interrupted_at = time.monotonic()
+                outcomes, _ = self._rank_in_turns(smaller, fill_level, running, loop)
+                loop.call_soon_threadsafe(self._send, smaller, outcomes)
+                interrupted_s += time.monotonic() - interrupted_at
+
+        reset_token = BEFORE_BATCH.set(before_part)
+        try:
+            outcomes = self._rank([queued.request for queued in batch], fill_level, running)
+        finally:
+            BEFORE_BATCH.reset(reset_token)
+        duration_s = time.monotonic() - started_at - interrupted_s
+        self.on_batch(num_tokens, duration_s)
+        return outcomes, duration_s
 
     def _rank(
         self, requests: list[TokenizedRequest], fill_level: float, running: int
     ) -> list[Outcome]:
         try:
             return list(self.rank_batch(requests, fill_level, running))
+        except BatchAbandonedError:
+            return [internal_error()] * len(requests)  # nobody reads it
         except Exception:
             logger.exception("ranking a batch of %d requests failed", len(requests))
             if len(requests) == 1:

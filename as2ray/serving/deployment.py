@@ -7,15 +7,22 @@ loaded while the old one still ranks.
 """
 
 import asyncio
+import hashlib
+import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
+from ray.experimental import internal_kv
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -26,14 +33,22 @@ from ray.serve.handle import DeploymentHandle
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
+from as2ray.errors import As2rayError, CheckpointError
 from as2ray.models.encoder.cpu_parallel import set_num_threads
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.question_answering import resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.admission import RESERVED_REQUESTS, Admission
 from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, TokenizedRequest, rank_batch
-from as2ray.serving.metrics import ServiceMetrics, collect_metrics
+from as2ray.serving.metrics import (
+    METRICS_TIMEOUT_S,
+    ServiceMetrics,
+    collect_metrics,
+    counts_in_process,
+    merge_metrics,
+)
 from as2ray.serving.settings import ServiceConfig, Settings, read_auth_tokens
 from as2ray.serving.types import (
     ModelInfo,
@@ -43,7 +58,10 @@ from as2ray.serving.types import (
     RerankResult,
     overloaded_error,
     timeout_error,
+    unavailable_error,
 )
+
+logger = logging.getLogger("ray.serve.as2ray")  # Ray Serve's own log files take its records
 
 REPLICA_DIED = (RayActorError, ReplicaUnavailableError)
 """A replica died while it ranked a request; another replica can rank it."""
@@ -52,8 +70,21 @@ MAX_CONCURRENT_BATCHES = 2
 """Maximum number of batches that a replica ranks at the same time, each with its share of the
 cores."""
 
-PROBE_AFTER_S = 10.0
-"""Seconds after the last response of a replica after which a health check probes one."""
+MAX_PART_S = 0.25
+"""Seconds that a part of a large batch takes, after which smaller requests go first."""
+
+PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S = 1.0, 2.0, 5.0
+"""Each gateway pings a replica. Without any response for longer than the maximum, requests are
+refused at once."""
+
+HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
+"""Ray Serve replaces a replica that fails three health checks in succession."""
+
+DRAIN_GRACE_S = 3.0
+"""Seconds in which a gateway that is not ready still accepts requests."""
+
+KV_NAMESPACE = "as2ray"
+"""Namespace of Ray's key-value store, which lives as long as the cluster."""
 
 
 def build_app(config: ServiceConfig) -> serve.Application:
@@ -76,7 +107,13 @@ def build_app(config: ServiceConfig) -> serve.Application:
         # Serve's default of 20 s would stop a gateway before its last responses are sent.
         "graceful_shutdown_timeout_s": 2 * config.limits.request_timeout_s,
         "user_config": {"models": config.models},
+        # Each request has a line of its own in the log files.
+        "logging_config": {"encoding": "JSON", "enable_access_log": False},
+        "max_surge_percent": replicas.max_surge_percent,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
     }
+    model_store = ModelStore(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
     scaling_options: dict[str, Any] = {"num_replicas": replicas.max_replicas}
     if replicas.min_replicas < replicas.max_replicas:
         fields = {"min_replicas", "max_replicas", "target_ongoing_requests"}
@@ -98,12 +135,43 @@ def build_app(config: ServiceConfig) -> serve.Application:
         name="gateway",
         num_replicas=replicas.num_gateways,
         ray_actor_options={"num_cpus": replicas.gateway_num_cpus},
-        max_ongoing_requests=config.batching.max_ongoing_requests * replicas.max_replicas
-        + config.batching.max_queued_requests,
+        max_ongoing_requests=Admission(settings).max_ranking + RESERVED_REQUESTS,
         backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
         **shared_options,
     )
-    return gateway.bind(ranker.bind(settings), settings)
+    return gateway.bind(ranker.bind(settings, model_store), settings, model_store)
+
+
+@dataclass(frozen=True)
+class ModelStore:
+    """What is known of models, for replicas that start later, on any node."""
+
+    config_id: str
+    """Hash of the application's arguments. Others start without what is known here, and fail on
+    models that cannot be loaded."""
+
+    def save_good(self, models: Mapping[str, str]) -> None:
+        """Saves models that a replica has loaded."""
+        self._put("good", models)
+
+    def save_rejected(self, models: Mapping[str, str], problem: str) -> None:
+        """Saves models that a replica could not load, and why."""
+        self._put("rejected", {"models": models, "problem": problem})
+
+    def replace_rejected(self, models: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+        """Returns the models to use instead of these, and why if they are other ones."""
+        rejected, good = self._get("rejected"), self._get("good")
+        if good and rejected and rejected["models"] == models:
+            return good, rejected["problem"]
+        return dict(models), None
+
+    def _put(self, key: str, value: object) -> None:
+        name = f"{self.config_id}/{key}"
+        internal_kv._internal_kv_put(name, json.dumps(value), namespace=KV_NAMESPACE)
+
+    def _get(self, key: str) -> Any:
+        value = internal_kv._internal_kv_get(f"{self.config_id}/{key}", namespace=KV_NAMESPACE)
+        return json.loads(value) if value else None
 
 
 def _create_replica_class(max_models_per_replica: int) -> type:
@@ -115,8 +183,8 @@ def _create_replica_class(max_models_per_replica: int) -> type:
     class Replica:
         """Ranks requests in batches, with one queue for all models."""
 
-        def __init__(self, settings: Settings) -> None:
-            self.settings, batching = settings, settings.batching
+        def __init__(self, settings: Settings, model_store: ModelStore) -> None:
+            self.settings, batching, self.model_store = settings, settings.batching, model_store
             self.num_cores = math.ceil(settings.replicas.num_cpus)
             num_workers = min(MAX_CONCURRENT_BATCHES, self.num_cores)
             self.metrics = ServiceMetrics()
@@ -126,28 +194,88 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 batching.max_queued_tokens,
                 num_workers,
                 self.metrics.record_queue,
+                self._record_batch,
             )
             self.metrics.start_replica(self.queue)
             self.names: dict[str, str] = {}
             """Name of the model of each checkpoint."""
+            self.new_engines: dict[str, asyncio.Task[RerankEngine]] = {}
+            """Engines that are loaded beside those that rank."""
+            self.probed_engine: RerankEngine | None = None
+            # A thread of its own: a health check never waits for a batch.
+            self.probe_executor = ThreadPoolExecutor(1, "probe")
 
         async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-            """Loads as many models as fit before requests name them."""
-            self.names = {checkpoint: name for name, checkpoint in user_config["models"].items()}
-            for checkpoint in list(self.names)[:max_models_per_replica]:
-                await self.get_engine(checkpoint)
+            """Loads as many models as fit before requests name them.
+
+            If one cannot be loaded, the models before it stay: raising would make Ray Serve stop a
+            replica that ranks. A replica without models raises, unless others had models before.
+            """
+            models = user_config["models"]
+            if not self.names:  # for others, they may have been repaired
+                models, _ = self.model_store.replace_rejected(models)
+            names = {checkpoint: name for name, checkpoint in models.items()}
+            checkpoints = list(names)[:max_models_per_replica]
+            try:
+                for checkpoint in checkpoints:
+                    if checkpoint not in self.names:
+                        await self._load_once(checkpoint, names[checkpoint])
+            except Exception as error:
+                self.new_engines.clear()
+                self.metrics.record_rejected_models()
+                if not self.names:
+                    raise
+                reason = error.problem if isinstance(error, As2rayError) else type(error).__name__
+                for changed, name in names.items():  # clients see no paths
+                    reason = reason.replace(changed, f"the model {name}")
+                problem = f"the models {list(models)} were rejected: {reason}"
+                self.model_store.save_rejected(models, problem)
+                logger.error("%s; the models before them rank", problem)
+                return
+            self.names = names
+            for checkpoint in checkpoints:
+                self.probed_engine = await self.get_engine(checkpoint)
+            self.model_store.save_good(models)
+
+        async def check_health(self) -> None:
+            """Scores a pair on the device; Ray Serve calls it, and has a timeout."""
+            if self.probed_engine is not None:
+                rank = self.probed_engine.ranker.rank
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self.probe_executor, rank, "question", ["candidate"])
+
+        async def ping(self) -> None:
+            """Responds."""
+
+        async def export_metrics(self) -> str:
+            """Returns the metrics that are counted in this process."""
+            return self.metrics.export()
 
         @serve.multiplexed(max_num_models_per_replica=max_models_per_replica)  # type: ignore[untyped-decorator]
         async def get_engine(self, checkpoint: str) -> RerankEngine:
+            """Loads a checkpoint, unless that has been done."""
+            try:
+                return await self._load_once(checkpoint, self.names.get(checkpoint, checkpoint))
+            finally:
+                self.new_engines.pop(checkpoint, None)
+
+        async def _load_once(self, checkpoint: str, name: str) -> RerankEngine:
+            if checkpoint not in self.new_engines:
+                self.new_engines[checkpoint] = asyncio.create_task(self._load(checkpoint, name))
+            # A client that disconnects does not keep others from the model.
+            return await asyncio.shield(self.new_engines[checkpoint])
+
+        async def _load(self, checkpoint: str, name: str) -> RerankEngine:
             """Loads a checkpoint and ranks once.
 
             So no client waits for the one-time initialization, 0.4 s on two cores.
             """
             started_at = time.monotonic()
             ranker = await asyncio.to_thread(load, checkpoint, dtype=self.settings.dtype)
-            await asyncio.to_thread(ranker.rank, "question", ["candidate"])
-            duration_s, name = time.monotonic() - started_at, self.names.get(checkpoint, checkpoint)
-            self.metrics.record_load(name, ranker.exit_layers, duration_s)
+            [ranked] = await asyncio.to_thread(ranker.rank, "question", ["candidate"])
+            if not math.isfinite(ranked.score):
+                raise CheckpointError("its scores are not finite")
+            self.metrics.record_load(name, ranker.exit_layers, time.monotonic() - started_at)
             return RerankEngine(ranker, self.settings.limits, AnswerScoring.read(checkpoint))
 
         async def rank(
@@ -170,11 +298,16 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             self, batch: Sequence[TokenizedRequest], fill_level: float, running: int
         ) -> list[RerankResult]:
             set_num_threads(max(1, self.num_cores // running))
-            started_at = time.monotonic()
-            results = rank_batch(batch, self.settings.load_shedding.drop_ratio_at(fill_level))
-            num_tokens = sum(tokenized.num_tokens for tokenized in batch)
-            self.metrics.record_batch(num_tokens, time.monotonic() - started_at, self.queue)
-            return results
+            rate = self.queue.tokens_per_second
+            for engine in {tokenized.engine for tokenized in batch}:
+                if rate is not None and engine.ranker.device.type == "cpu":
+                    # A part of a batch is ranked by one core.
+                    part_tokens = round(MAX_PART_S * rate / self.num_cores)
+                    engine.ranker.max_batch_tokens = min(max(part_tokens, 2_048), 8_192)
+            return rank_batch(batch, self.settings.load_shedding.drop_ratio_at(fill_level))
+
+        def _record_batch(self, num_tokens: int, duration_s: float) -> None:
+            self.metrics.record_batch(num_tokens, duration_s, self.queue)
 
     return Replica
 
@@ -186,15 +319,21 @@ class Gateway:
     Args:
         ranker: Handle of the replicas.
         settings: Settings of the service.
+        model_store: What is known of models.
     """
 
-    def __init__(self, ranker: DeploymentHandle, settings: Settings) -> None:
-        self.ranker, self.settings = ranker, settings
+    def __init__(
+        self, ranker: DeploymentHandle, settings: Settings, model_store: ModelStore
+    ) -> None:
+        self.ranker, self.settings, self.model_store = ranker, settings, model_store
+        self.admission = Admission(settings)
         self.models: dict[str, str] = {}
+        self.model_problem: str | None = None
         self.model_infos: dict[str, ModelInfo] = {}
         """Description of the model of each checkpoint."""
         self.last_response_at = -math.inf
         """When a replica last responded, by the monotonic clock."""
+        self.ping_task: asyncio.Task[None] | None = None
         self.service_metrics = ServiceMetrics()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -203,16 +342,65 @@ class Gateway:
         load_encoder = partial(load_sentence_encoder, dtype=self.settings.dtype)
         index = SentenceIndex.open(path, load_encoder) if path else None
         auth_tokens = read_auth_tokens(self.settings.auth_token_file)
-        return create_app(self, self.settings, auth_tokens, index)
+        return create_app(self, self.settings, auth_tokens, index, self.admission)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Changes the models once replicas hold the new ones; until then the old ones rank."""
+        """Changes the models once replicas hold the new ones; until then the old ones rank.
+
+        If replicas cannot load them, the old ones stay, and `/info` says why. A new gateway raises.
+        """
         models = ServiceConfig.model_validate({"models": user_config["models"]}).models
-        if self.models:
-            handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
+        problem = None
+        if not self.models:
+            models, problem = self.model_store.replace_rejected(models)
+        handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
+        try:
             await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
-        self.models = models
+        except Exception as error:
+            if not self.models:  # otherwise it would replace a gateway whose models rank
+                raise
+            _, problem = self.model_store.replace_rejected(models)
+            self.model_problem = problem or f"the models {list(models)} were rejected"
+            logger.error("%s (%s)", self.model_problem, type(error).__name__)
+            return
+        self.models, self.model_problem = models, problem
         self.service_metrics.start_gateway(models)
+        if self.ping_task is None and self.settings.replicas.min_replicas > 0:
+            self.ping_task = asyncio.create_task(self._ping_rankers())
+
+    async def _ping_rankers(self) -> None:
+        """Notes whether replicas respond while no request asks them anything."""
+        while True:
+            with suppress(Exception):
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    await self.ranker.ping.remote()
+                self.last_response_at = time.monotonic()
+            await asyncio.sleep(PING_PERIOD_S)
+
+    def check_rankers(self) -> None:
+        """Checks that a replica has responded lately; see `RankingService`.
+
+        With `min_replicas: 0` there may be none, and a request starts one.
+        """
+        silence_s = time.monotonic() - self.last_response_at
+        if silence_s > MAX_SILENCE_S and self.settings.replicas.min_replicas > 0:
+            is_starting = math.isinf(silence_s)
+            reason = "it is starting" if is_starting else f"for {silence_s:.0f} s; it is restarted"
+            raise unavailable_error("no ranker responds", reason)
+
+    async def drain(self) -> None:
+        """Is no longer ready; still accepts what the proxies are sending, then nothing more."""
+        self.admission.is_draining = True
+        await asyncio.sleep(DRAIN_GRACE_S)
+        self.admission.is_closed = True
+
+    async def count_requests(self) -> tuple[int, int]:
+        """Returns the numbers of requests without a complete response, and of all so far."""
+        return self.admission.num_ongoing, self.admission.num_received
+
+    async def export_own_metrics(self) -> str:
+        """Returns the metrics that are counted in this process."""
+        return self.service_metrics.export()
 
     def _get_handle(self, checkpoint: str) -> DeploymentHandle:
         return self.ranker.options(multiplexed_model_id=checkpoint)
@@ -227,16 +415,9 @@ class Gateway:
         return outcome  # type: ignore[no-any-return]
 
     async def get_model_info(self, model: str) -> ModelInfo:
-        """Returns the description of a model; probes a replica if none has responded lately.
-
-        While replicas respond, with any model, they are not probed: so the health check of a busy
-        service does not wait in the queue, and does not evict another model. With `min_replicas: 0`
-        they are never probed, because a probe would keep an idle replica alive.
-        """
+        """Returns the description of a model; asks a replica once."""
         checkpoint = self.models[model]
-        is_silent = time.monotonic() - self.last_response_at > PROBE_AFTER_S
-        needs_probe = is_silent and self.settings.replicas.min_replicas > 0
-        if checkpoint not in self.model_infos or needs_probe:
+        if checkpoint not in self.model_infos:
             self.model_infos[checkpoint] = await self._call_replica(checkpoint, "get_model_info")
         return self.model_infos[checkpoint]
 
@@ -252,14 +433,28 @@ class Gateway:
                     result = await method.remote(*args)
         except BackPressureError:
             raise overloaded_error("too many requests are queued for a replica", 1) from None
-        except (TimeoutError, DeploymentUnavailableError, *REPLICA_DIED):
+        except TimeoutError:
             raise timeout_error(timeout_s) from None
+        except (DeploymentUnavailableError, *REPLICA_DIED):
+            raise unavailable_error("no ranker responds", "it has ended and is restarted") from None
         self.last_response_at = time.monotonic()
         return result
 
     async def export_metrics(self) -> str:
-        """Returns the metrics of all gateways."""
-        return await collect_metrics()
+        """Returns the metrics of all gateways and replicas."""
+        if not counts_in_process():
+            return await collect_metrics()
+        calls = [self.ranker.broadcast("export_metrics")]
+        if self.settings.replicas.num_gateways > 1:
+            context = serve.get_replica_context()
+            gateways = serve.get_deployment_handle(context.deployment, context.app_name)
+            calls.append(gateways.broadcast("export_own_metrics"))
+        texts = [self.service_metrics.export()]
+        for call in calls:
+            with suppress(Exception):  # no replica lives
+                options = {"timeout_s": METRICS_TIMEOUT_S, "return_exceptions": True}
+                texts += await call.results_async(**options)
+        return merge_metrics(text for text in texts if isinstance(text, str))
 
     def record_request(self, record: RequestRecord) -> None:
         """Counts a finished request."""

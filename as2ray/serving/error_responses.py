@@ -5,11 +5,18 @@
 
 from typing import Literal
 
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
 from as2ray.serving.protocol import StrictModel
 from as2ray.serving.types import ErrorCode, RequestError
 
 Dialect = Literal["cohere", "v1", "tei", "as2ray"]
 TeiErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+DIALECTS: dict[str, Dialect] = {"/v2/rerank": "cohere", "/v1/rerank": "v1", "/rerank": "tei"}
+"""Dialect of each path; all others speak as2ray's own."""
 
 
 class CohereError(StrictModel):
@@ -44,12 +51,15 @@ ERRORS: dict[ErrorCode, tuple[int, TeiErrorType]] = {
     "invalid_json": (400, "Tokenizer"),
     "no_candidates": (400, "Empty"),
     "unauthorized": (401, "Validation"),
+    "host_not_allowed": (421, "Validation"),
+    "body_timeout": (408, "Validation"),
     "model_not_found": (404, "Validation"),
     "not_found": (404, "Validation"),
     "too_large": (413, "Validation"),
     "invalid_request": (422, "Tokenizer"),
     "overloaded": (429, "Overloaded"),
     "timeout": (503, "Overloaded"),
+    "unavailable": (503, "Unhealthy"),
     "internal_error": (500, "Backend"),
 }
 """HTTP status and Text Embeddings Inference's `error_type` of each code; the setting
@@ -75,3 +85,24 @@ def status_code(code: ErrorCode, dialect: Dialect, overload_status_code: int) ->
     if code == "overloaded":
         return overload_status_code
     return 424 if (code, dialect) == ("internal_error", "tei") else ERRORS[code][0]
+
+
+def get_request_path(scope: Scope) -> str:
+    """Returns the path relative to where the application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
+
+
+def error_response(
+    scope: Scope, error: RequestError, overload_status_code: int = 429
+) -> JSONResponse:
+    """Returns an error response in the dialect of the path, and notes the error for the log."""
+    state = scope.setdefault("state", {})
+    state["error"] = error
+    # `/rerank` speaks two dialects; the application sets which one once it has parsed the body.
+    dialect = state.get("dialect", DIALECTS.get(get_request_path(scope), "as2ray"))
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.code == "unauthorized":
+        headers["www-authenticate"] = "Bearer"
+    status = status_code(error.code, dialect, overload_status_code)
+    return JSONResponse(error_body(error, dialect).model_dump(), status, headers)

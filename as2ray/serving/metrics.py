@@ -1,16 +1,20 @@
 """Metrics of the service for Prometheus, plotted by `serve_configs/grafana.json`."""
 
 import asyncio
+import os
 import sys
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from http.client import HTTPException
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
+import prometheus_client
 import ray
-from ray.serve.metrics import Counter, Gauge, Histogram
+from ray import serve
+from ray.serve import metrics as ray_metrics
 
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.types import ErrorCode, RequestRecord
@@ -20,7 +24,7 @@ BUCKETS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 
 LABELED_PATHS = (
     *("/", "/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"),
-    *("/info", "/health", "/metrics"),
+    *("/info", "/health", "/ready", "/metrics"),
 )
 """Paths with a label of their own. All others share one: a label for every path that somebody
 tries would fill Prometheus."""
@@ -43,42 +47,111 @@ ZERO = sys.float_info.min
 """Start of a counter: Ray exports no counter before its first increment, and none may be 0."""
 
 
+METRICS_TIMEOUT_S = 2.0
+"""Seconds that a gateway waits for the metrics of the other processes."""
+
+COLLECTION_VARIABLE = "RAY_enable_metrics_collection"
+"""Environment variable with which Ray starts no metrics port; Ray binds it to all addresses."""
+
+
+def counts_in_process() -> bool:
+    """Returns whether metrics are counted in each process, because Ray collects none."""
+    return os.environ.get(COLLECTION_VARIABLE, "1").lower() in ("0", "false")
+
+
+class _InProcessMetric:
+    """A metric of Prometheus's client with the interface and labels of Ray Serve's."""
+
+    def __init__(
+        self,
+        metric_type: Any,
+        registry: prometheus_client.CollectorRegistry,
+        name: str,
+        description: str,
+        labels: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        context = serve.get_replica_context()
+        self.shared_labels = {
+            "application": context.app_name,
+            "deployment": context.deployment,
+            "replica": context.replica_tag,
+        }
+        labels = (*labels, *self.shared_labels)
+        self.metric = metric_type(f"ray_{name}", description, labels, registry=registry, **options)
+
+    def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
+        self._labeled(tags).inc(value)
+
+    def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self._labeled(tags).set(value)
+
+    def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self._labeled(tags).observe(value)
+
+    def _labeled(self, tags: Mapping[str, str] | None) -> Any:
+        return self.metric.labels(**(tags or {}), **self.shared_labels)
+
+
+def _ray_histogram(
+    buckets: list[float], name: str, description: str, labels: tuple[str, ...]
+) -> ray_metrics.Histogram:
+    return ray_metrics.Histogram(name, description, buckets, labels)
+
+
 class ServiceMetrics:
     """Metrics of a gateway or replica, each with its labels; Ray adds `ray_` to the names."""
 
     def __init__(self) -> None:
-        self.requests = Counter("as2ray_requests", "Finished requests.", ("path", "status"))
-        self.request_seconds = Histogram(
-            "as2ray_request_seconds", "Duration of a request.", BUCKETS_S, ("path",)
+        self.registry = prometheus_client.CollectorRegistry()
+        counter: Any = ray_metrics.Counter
+        gauge: Any = ray_metrics.Gauge
+        histogram: Any = partial(_ray_histogram, BUCKETS_S)
+        if counts_in_process():
+            prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+            counter = partial(_InProcessMetric, prometheus_client.Counter, self.registry)
+            gauge = partial(_InProcessMetric, prometheus_client.Gauge, self.registry)
+            histogram = partial(
+                _InProcessMetric, prometheus_client.Histogram, self.registry, buckets=BUCKETS_S
+            )
+        self.requests = counter("as2ray_requests", "Finished requests.", ("path", "status"))
+        self.request_seconds = histogram(
+            "as2ray_request_seconds", "Duration of a request.", ("path",)
         )
-        self.phase_seconds = Histogram(
+        self.phase_seconds = histogram(
             "as2ray_phase_seconds",
             "Duration of a ranking's phases: tokenize, queue (waiting for a batch), inference; and "
             "of load, which makes a model ready to rank.",
-            BUCKETS_S,
             ("model", "phase"),
         )
-        self.tokens = Counter("as2ray_tokens", "Ranked tokens.", ("model",))
-        self.candidates_exited = Counter(
+        self.tokens = counter("as2ray_tokens", "Ranked tokens.", ("model",))
+        self.candidates_exited = counter(
             "as2ray_candidates_exited",
             "Candidates that left after each exit; `all` for a ranker without exits.",
             ("model", "exit_layer"),
         )
-        self.load_shed = Counter(
+        self.load_shed = counter(
             "as2ray_load_shed", "Rankings whose drop ratios were raised under load.", ("model",)
         )
-        self.rejected = Counter("as2ray_rejected", "Requests with an error response.", ("code",))
-        self.queued_requests = Gauge("as2ray_queued_requests", "Requests that wait for a batch.")
-        self.queue_fill = Gauge(
+        self.rejected = counter("as2ray_rejected", "Requests with an error response.", ("code",))
+        self.rejected_models = counter(
+            "as2ray_rejected_models", "Changes of models that could not be loaded."
+        )
+        self.queued_requests = gauge("as2ray_queued_requests", "Requests that wait for a batch.")
+        self.queue_fill = gauge(
             "as2ray_queue_fill", "Queued tokens as a share of max_queued_tokens."
         )
-        self.batches = Counter("as2ray_batches", "Ranked batches.")
-        self.batch_fill = Counter(
+        self.batches = counter("as2ray_batches", "Ranked batches.")
+        self.batch_fill = counter(
             "as2ray_batch_fill", "Sum over batches of their tokens as a share of max_batch_tokens."
         )
-        self.busy_seconds = Counter(
+        self.busy_seconds = counter(
             "as2ray_busy_seconds", "Seconds in which a replica ranked, averaged over its workers."
         )
+
+    def export(self) -> str:
+        """Returns what is counted in this process, in Prometheus's text format."""
+        return prometheus_client.generate_latest(self.registry).decode()
 
     def start_gateway(self, models: Iterable[str]) -> None:
         """Exports the counters of a gateway before its first request."""
@@ -92,7 +165,7 @@ class ServiceMetrics:
 
     def start_replica(self, queue: BatchQueue) -> None:
         """Exports the counters and gauges of a replica before its first request."""
-        for counter in (self.batches, self.batch_fill, self.busy_seconds):
+        for counter in (self.batches, self.batch_fill, self.busy_seconds, self.rejected_models):
             counter.inc(ZERO)
         self.record_queue(queue)
 
@@ -101,6 +174,10 @@ class ServiceMetrics:
         self.phase_seconds.observe(duration_s, {"model": model, "phase": "load"})
         for layer in exit_layers or ("all",):
             self.candidates_exited.inc(ZERO, {"model": model, "exit_layer": str(layer)})
+
+    def record_rejected_models(self) -> None:
+        """Counts a change of models that could not be loaded."""
+        self.rejected_models.inc()
 
     def record_queue(self, queue: BatchQueue) -> None:
         """Exports how full the queue of a replica is."""

@@ -1,17 +1,20 @@
-"""ASGI middleware around every request: authentication, size limit, timing headers and the log."""
+"""ASGI middleware around every request: authentication, limits, timing headers and the log."""
 
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from as2ray.serving.error_responses import Dialect, error_body, status_code
+from as2ray.serving.admission import Admission, body_too_large_error
+from as2ray.serving.error_responses import error_response, get_request_path
+from as2ray.serving.request_id import get_request_id
 from as2ray.serving.settings import Settings
 from as2ray.serving.types import (
     RankingService,
@@ -23,10 +26,10 @@ from as2ray.serving.types import (
 
 logger = logging.getLogger("ray.serve.as2ray")  # Ray Serve's own log files take its records
 
-DIALECTS: dict[str, Dialect] = {"/v2/rerank": "cohere", "/v1/rerank": "v1", "/rerank": "tei"}
-"""Dialect of each path; all others speak as2ray's own."""
+PROBE_PATHS = ("/health", "/ready")
+"""Paths of probes, which are answered however busy the service is."""
 
-PUBLIC_PATHS = ("/", "/health")
+PUBLIC_PATHS = ("/", *PROBE_PATHS)
 """Paths that need no token: they reveal nothing."""
 
 OVERLOAD_BACKOFF_S = 0.25
@@ -46,12 +49,18 @@ class RequestMiddleware:
         service: Service that records each request.
         settings: Settings of the service.
         auth_tokens: Accepted bearer tokens; if empty, requests need none.
+        admission: Bounds the requests at the same time.
     """
 
     def __init__(
-        self, app: ASGIApp, service: RankingService, settings: Settings, auth_tokens: Sequence[str]
+        self,
+        app: ASGIApp,
+        service: RankingService,
+        settings: Settings,
+        auth_tokens: Sequence[str],
+        admission: Admission,
     ) -> None:
-        self.app, self.service, self.settings = app, service, settings
+        self.app, self.service, self.settings, self.admission = app, service, settings, admission
         self.auth_tokens = [token.encode() for token in auth_tokens]
         self.recent_overloads: dict[str, tuple[float, int, RequestError]] = {}
         """For each path: the end of the backoff, the size in bytes from which requests are
@@ -64,7 +73,10 @@ class RequestMiddleware:
             return
         started_at, path = time.perf_counter(), get_request_path(scope)
         state = scope.setdefault("state", {})
-        status = CLIENT_DISCONNECTED
+        status, request_id = CLIENT_DISCONNECTED, get_request_id(scope)
+        is_head = scope["method"] == "HEAD" and path in PUBLIC_PATHS
+        if is_head:
+            scope["method"] = "GET"
 
         async def send_with_timings(message: Message) -> None:
             nonlocal status
@@ -73,28 +85,49 @@ class RequestMiddleware:
                 if "rerank_result" in state:
                     headers = MutableHeaders(scope=message)
                     _add_timing_headers(headers, state["rerank_result"], started_at)
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
             self._check_request(scope)
-            await self.app(scope, receive, send_with_timings)
+            if path in PROBE_PATHS:
+                await self.app(scope, receive, send_with_timings)
+            else:
+                client = (scope.get("client") or [""])[0]
+                with self.admission.admit(receive, client) as receive_body:
+                    if scope["method"] == "POST":
+                        self.service.check_rankers()
+                    await self.app(scope, receive_body, send_with_timings)
+        except ClientDisconnect:
+            pass
         except Exception as exception:
             if status != CLIENT_DISCONNECTED:  # the response has started
                 raise
             error = exception if isinstance(exception, RequestError) else internal_error()
             if error is not exception:
                 logger.exception("a request to %s failed", path)
-            await error_response(scope, error, self.settings)(scope, receive, send_with_timings)
+            response = error_response(scope, error, self.settings.overload_status_code)
+            await response(scope, receive, send_with_timings)
         finally:
             duration_s = time.perf_counter() - started_at
             request, result, error = map(state.get, ("rerank_request", "rerank_result", "error"))
             size = _content_length(scope)
             if size and request and error and error.code == "overloaded":
                 self.recent_overloads[path] = time.monotonic() + OVERLOAD_BACKOFF_S, size, error
-            self._record_request(RequestRecord(path, status, duration_s, request, result, error))
+            self._record_request(
+                RequestRecord(request_id, path, status, duration_s, request, result, error)
+            )
 
     def _check_request(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), get_request_path(scope)
+        allowed_hosts = self.settings.allowed_hosts
+        if allowed_hosts and path not in PROBE_PATHS:
+            # The port may be another one behind a proxy.
+            host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+            if host not in allowed_hosts:
+                problem = "the header `Host` names another service"
+                raise RequestError("host_not_allowed", problem, "the operator sets `allowed_hosts`")
         if self.auth_tokens and path not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
             scheme, _, value = headers.get("authorization", "").partition(" ")
             # bytes.strip() removes ASCII blanks alone; a token may end in other bytes.
@@ -104,16 +137,18 @@ class RequestMiddleware:
             if scheme.lower() != "bearer" or not any(matches):
                 problem = "the header `Authorization: Bearer TOKEN` with a valid token is missing"
                 raise RequestError("unauthorized", problem, "ask the operator for a token")
+            scope["state"]["client"] = f"token {matches.index(True)}"
         size = _content_length(scope)
         if size > self.settings.limits.max_body_bytes:
-            raise body_too_large_error(self.settings)
+            raise body_too_large_error(self.settings.limits.max_body_bytes)
         backoff_end, min_size, error = self.recent_overloads.get(path, (0.0, 0, None))
         if error is not None and size >= min_size and time.monotonic() < backoff_end:
             raise error.with_traceback(None)
 
     def _record_request(self, record: RequestRecord) -> None:
         self.service.record_request(record)
-        fields: dict[str, Any] = {"path": record.path, "status": record.status_code}
+        fields: dict[str, Any] = {"request_id": record.request_id, "path": record.path[:200]}
+        fields["status"] = record.status_code
         fields["duration_ms"] = round(1e3 * record.duration_s, 2)
         if record.error is not None:
             fields["error"] = record.error.code
@@ -125,38 +160,14 @@ class RequestMiddleware:
         if record.result is not None:
             for name in ("model", "num_tokens", "num_scored", "load_shed"):
                 fields[name] = getattr(record.result, name)
-        logger.info(json.dumps(fields, ensure_ascii=False))
-
-
-def body_too_large_error(settings: Settings) -> RequestError:
-    """Returns the error of a request whose body is over the limit."""
-    problem = f"the body is over the limit of {settings.limits.max_body_bytes:,} bytes"
-    return RequestError("too_large", problem, "send fewer or shorter candidates")
+        # Serve sends its records to the console, too, unless they say otherwise.
+        logger.info(json.dumps(fields), extra={"log_to_stderr": False})
 
 
 def _content_length(scope: Scope) -> int:
     """Returns the size of the body in bytes by its header; 0 for a chunked body."""
     content_length = Headers(scope=scope).get("content-length", "")
     return int(content_length) if content_length.isdecimal() else 0
-
-
-def get_request_path(scope: Scope) -> str:
-    """Returns the path relative to where the application is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
-
-
-def error_response(scope: Scope, error: RequestError, settings: Settings) -> JSONResponse:
-    """Returns an error response in the dialect of the path, and notes the error for the log."""
-    state = scope.setdefault("state", {})
-    state["error"] = error
-    # `/rerank` speaks two dialects; the application sets which one once it has parsed the body.
-    dialect = state.get("dialect", DIALECTS.get(get_request_path(scope), "as2ray"))
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    if error.code == "unauthorized":
-        headers["www-authenticate"] = "Bearer"
-    status = status_code(error.code, dialect, settings.overload_status_code)
-    return JSONResponse(error_body(error, dialect).model_dump(), status, headers)
 
 
 def _add_timing_headers(headers: MutableHeaders, result: RerankResult, started_at: float) -> None:

@@ -25,7 +25,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 from scipy.special import logit
 
 from as2ray.outputs import strictly_decreasing
@@ -38,17 +39,24 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 
 
-def _check_unicode(text: str) -> str:
-    text.encode()  # raises a ValueError on half of a surrogate pair
-    return text
+def _check_document(document: object) -> str | dict[str, str]:
+    if isinstance(document, str):
+        return document
+    # One error for a document, however many of its fields are wrong.
+    if isinstance(document, dict) and all(isinstance(field, str) for field in document.values()):
+        return document
+    raise PydanticCustomError("document_type", "A document must be a string or fields of strings")
 
 
-DocumentFields = Annotated[
-    dict[str, Annotated[str, AfterValidator(_check_unicode)]],
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+DocumentFields = dict[str, str]
+"""A document with named fields."""
+Document = Annotated[
+    str | DocumentFields,
+    PlainValidator(_check_document, json_schema_input_type=Text | DocumentFields),
 ]
-"""A document with named fields. The response may contain all of them, so all must be valid Unicode;
-the ranked text is checked by `check_request_texts`."""
+"""A text, or named fields with texts."""
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+MAX_RANK_FIELDS = 64
 
 
 class StrictModel(BaseModel):
@@ -62,7 +70,7 @@ class CohereRequest(StrictModel):
 
     model: str
     query: Text
-    documents: list[Text]
+    documents: Texts
     top_n: PositiveInt | None = None
     max_tokens_per_doc: PositiveInt | None = None
     """Accepted and ignored: pairs are truncated to the ranker's length, which `/info` returns."""
@@ -76,18 +84,18 @@ class V1Request(StrictModel):
     """`POST /v1/rerank`: Cohere's v1 and Jina's."""
 
     query: Text
-    documents: list[Text | DocumentFields]
+    documents: Annotated[list[Document], Field(fail_fast=True)]
     model: str | None = None
     top_n: Annotated[int, Field(ge=0)] | None = None
     """0 stands for all, as in vLLM's clients."""
     return_documents: bool = False
-    rank_fields: list[str] | None = None
+    rank_fields: Annotated[list[str], Field(max_length=MAX_RANK_FIELDS)] | None = None
     max_chunks_per_doc: PositiveInt | None = None
     """Accepted and ignored: a candidate is one sentence."""
 
     def to_request(self, model: str) -> RerankRequest:
         """Converts to the service's request, to a model that is served."""
-        fields = self.rank_fields or ["text"]
+        fields = list(dict.fromkeys(self.rank_fields or ["text"]))
         texts = [
             document
             if isinstance(document, str)
@@ -103,7 +111,7 @@ class TeiRequest(StrictModel):
     model: ClassVar[None] = None
     """This dialect names no model."""
     query: Text
-    texts: list[Text]
+    texts: Texts
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = False
@@ -121,7 +129,7 @@ class QuestionRequest(StrictModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     question: Text
     model: str | None = None
-    drop_ratios: DropRatio | list[DropRatio] | None = None
+    drop_ratios: DropRatio | Annotated[list[DropRatio], Field(fail_fast=True)] | None = None
     """Share of the candidates that is dropped after each exit: one number for all exits, or one for
     each exit but the last. Load shedding does not change drop ratios that a request sets."""
 
@@ -129,7 +137,7 @@ class QuestionRequest(StrictModel):
 class RankRequest(QuestionRequest):
     """`POST /rank`, as2ray's own."""
 
-    candidates: list[Text]
+    candidates: Texts
     top_k: PositiveInt | None = None
     return_text: bool = True
 
@@ -298,6 +306,9 @@ class Info(StrictModel):
     example_questions: list[str]
     """Subjects of the index, made of its headings."""
     """Number of sentences in the index of `/ask`; 0 without an index."""
+    model_problem: str | None
+    """Why the last change of models was rejected and the models before it rank; null if it was
+    not."""
 
 
 def _score_documents(

@@ -1,10 +1,16 @@
 """Runs the service in the foreground: on a local Ray, or on the cluster of RAY_ADDRESS."""
 
+import fcntl
 import ipaddress
 import os
 import signal
 import socket
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -13,14 +19,23 @@ from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.plan import node_resources
 from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving.deployment import build_app
+from as2ray.serving.metrics import COLLECTION_VARIABLE
 from as2ray.serving.settings import ReplicasConfig, ServiceConfig
 
 APP_NAME = "as2ray"
 """Name of the Ray Serve application."""
 
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0
+"""Seconds between two counts of requests, and seconds without a new one before the end."""
+
 
 def run_server(config: ServiceConfig, host: str, port: int) -> None:
     """Serves until the process is interrupted or terminated, then shuts down in order.
+
+    Accepted requests are answered first; a second interrupt ends the service at once.
 
     Args:
         config: Models and settings.
@@ -32,25 +47,133 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
         ResourceError: The replicas do not fit on the local Ray, which would wait for ever.
     """
     is_local = os.environ.get("RAY_ADDRESS", "local") == "local" and not ray.is_initialized()
-    if is_local:  # on a cluster, the proxies listen on its nodes
-        _check_address(host, port)
+    if _is_loopback(host) and not config.allowed_hosts:
+        config = config.model_copy(update={"allowed_hosts": LOOPBACK_NAMES})
     if config.auth_token_file is None and not _is_loopback(host):
         sys.stderr.write(f"as2ray: others may reach {host}, and requests need no token\n")
-    application = build_app(config)
-    with ray_session():
+    with ExitStack() as stack:
+        if is_local:  # on a cluster, the proxies listen on its nodes
+            stack.enter_context(_lock_address(host, port))
+            _check_address(host, port)
+            stack.enter_context(_ray_environment(host))
+        application = build_app(config)
+        stack.enter_context(_restored_signals())
+        stack.enter_context(ray_session())
         if is_local:  # a cluster may get more nodes
             _check_capacity(config.replicas)
         # Ray's own handler would end Ray's processes first, and then Serve cannot shut down.
-        previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            timeout_s = 2 * config.limits.request_timeout_s
-            serve.start(http_options={"host": host, "port": port, "request_timeout_s": timeout_s})
-            serve.run(application, name=APP_NAME, blocking=True)
+            _serve(application, host, port, config)
         except KeyboardInterrupt:
-            sys.stderr.write("as2ray: interrupted\n")
-        finally:
+            sys.stderr.write("as2ray: a second interrupt: ended at once\n")
+            _ignore_signals()
+            sys.stderr.flush()
+            if is_local:
+                # Ray's processes end with this one. After `ray.shutdown()` the threads of Serve's
+                # handle would end it with an error.
+                os._exit(0)
             _shut_down()
-            signal.signal(signal.SIGTERM, previous_handler)
+        finally:
+            _ignore_signals()
+
+
+def _serve(application: serve.Application, host: str, port: int, config: ServiceConfig) -> None:
+    """Serves until the first interrupt, then answers what has been accepted."""
+    try:
+        timeout_s = 2 * config.limits.request_timeout_s
+        serve.start(
+            http_options={"host": host, "port": port, "request_timeout_s": timeout_s},
+            logging_config={"encoding": "JSON"},  # without colors
+        )
+        serve.run(application, name=APP_NAME, blocking=True)
+    except KeyboardInterrupt:
+        sys.stderr.write("as2ray: interrupted: accepted requests are answered\n")
+        _drain(config.drain_timeout_s)
+    except BaseException:
+        _shut_down()
+        raise
+    _shut_down()
+
+
+def _drain(timeout_s: float) -> None:
+    """Lets the gateways accept nothing more, and waits until they have answered everything.
+
+    Serve breaks requests in flight when it shuts down, so the gateways count them.
+    """
+    deadline, num_ongoing = time.monotonic() + timeout_s, -1
+    try:
+        gateways = serve.get_app_handle(APP_NAME)
+        gateways.broadcast("drain").results(timeout_s=timeout_s)
+        num_received = quiet_s = 0.0
+        # The proxies may still be sending a request, or a response.
+        while (num_ongoing or quiet_s < MIN_QUIET_S) and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)
+            counts = gateways.broadcast("count_requests").results(timeout_s=timeout_s)
+            num_ongoing, previous = sum(count for count, _ in counts), num_received
+            num_received = sum(count for _, count in counts)
+            quiet_s = quiet_s + DRAIN_POLL_S if num_received == previous else 0.0
+    except Exception as error:  # it was interrupted before a gateway had started
+        sys.stderr.write(f"as2ray: no gateway to wait for ({type(error).__name__})\n")
+    if num_ongoing > 0:
+        sys.stderr.write(f"as2ray: {num_ongoing} requests had no answer after {timeout_s:g} s\n")
+
+
+@contextmanager
+def _restored_signals() -> Iterator[None]:
+    """Restores the handlers of both interrupts at the end of the context."""
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _ray_environment(host: str) -> Iterator[None]:
+    """Sets environment variables that the processes of a local Ray read when they start."""
+    variables = {
+        # Otherwise another service could listen on the same port.
+        "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
+    }
+    if not sys.stderr.isatty():
+        variables["RAY_COLOR_PREFIX"] = "0"
+    if _is_loopback(host):  # Ray's metrics port listens on all addresses and needs no token
+        variables[COLLECTION_VARIABLE] = "0"
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: previous[name] or value for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            if value is None:
+                del os.environ[name]
+
+
+@contextmanager
+def _lock_address(host: str, port: int) -> Iterator[None]:
+    """Keeps other services of this user from an address before the proxy listens on it."""
+    path = Path(tempfile.gettempdir()) / f"as2ray-{os.getuid()}-{host}-{port}.lock"
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"host {host}, port {port}: another `as2ray serve` uses it ({path}: {error})",
+            fix="choose another --port or --host, or stop the other one",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -4,6 +4,7 @@ A Serve config file gives `ServiceConfig` as the `args` of the application. This
 import Ray: the command line reads settings before Ray starts.
 """
 
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,6 +92,10 @@ class ReplicasConfig(ConfigModel):
     num_gateways: PositiveInt = 1
     """Replicas of the gateway, which speaks HTTP."""
     gateway_num_cpus: NonNegativeFloat = 0.2
+    max_surge_percent: NonNegativeInt = 100
+    """Replicas that a deployment of new arguments or code starts beside the old ones, which answer
+    until the new ones are healthy (Ray Serve's setting). 0 stops old ones first, for clusters
+    without room."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "ReplicasConfig":
@@ -111,6 +116,8 @@ class Settings(ConfigModel):
     batching: BatchingConfig = BatchingConfig()
     load_shedding: LoadSheddingConfig = LoadSheddingConfig()
     replicas: ReplicasConfig = ReplicasConfig()
+    drain_timeout_s: PositiveFloat = 30.0
+    """Seconds that `as2ray serve` still answers accepted requests after it is told to end."""
     overload_status_code: Literal[429, 503] = 429
     """Status of a request that is rejected because the queue is full."""
     index_path: str | None = None
@@ -121,6 +128,10 @@ class Settings(ConfigModel):
     on the same nodes as the index."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may send requests."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Values of the header `Host` that are answered, without port; by default all, and with
+    `as2ray serve` on a loopback address the names of this machine. They keep web pages from
+    reaching the service under a name of their own (DNS rebinding)."""
     enable_demo_page: bool = True
     """Whether `/` serves the demo page."""
     log_request_texts: bool = False
@@ -164,15 +175,20 @@ def read_auth_tokens(path: str | None) -> tuple[str, ...]:
     """Reads bearer tokens from a file with one token per line; returns none without a file.
 
     Raises:
-        ConfigError: The file cannot be read, or contains no token.
+        ConfigError: The file cannot be read, is open to others, or contains no token.
     """
     if path is None:
         return ()
     try:
+        mode = Path(path).stat().st_mode
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"auth_token_file {path} is not a text file with one token per line: {error}"
         raise ConfigError(problem) from error
+    # A group may read it: so does Kubernetes mount a secret for a user who is not root.
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        problem = f"auth_token_file {path} can be read or written by others"
+        raise ConfigError(problem, fix=f"chmod 600 {path}")
     tokens = tuple(line.strip() for line in lines if line.strip())
     if not tokens:
         raise ConfigError(f"auth_token_file {path} is empty; it must have one token per line")

@@ -15,10 +15,13 @@ ErrorCode = Literal[
     "no_candidates",
     "too_large",
     "unauthorized",
+    "host_not_allowed",
+    "body_timeout",
     "model_not_found",
     "not_found",
     "overloaded",
     "timeout",
+    "unavailable",
     "internal_error",
 ]
 """Why a request fails; `error_responses` maps each code to a status and a body in each dialect."""
@@ -34,6 +37,8 @@ class RerankRequest:
     """Name of the model that ranks, one of those that are served."""
     drop_ratios: float | list[float] | None = None
     """Drop ratio after each stage but the last; by default the checkpoint's."""
+    client: str | None = None
+    """Who asks, where clients have different tokens; they share the ranker evenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +108,16 @@ def overloaded_error(problem: str, retry_after: int) -> RequestError:
     return RequestError("overloaded", problem, f"retry in {retry_after} s", retry_after)
 
 
-def timeout_error(waited_s: float) -> RequestError:
-    """Returns the error of a request that was not ranked in time."""
-    problem, fix = f"no result within {waited_s:g} s", "retry later, or send fewer candidates"
-    return RequestError("timeout", problem, fix, max(1, round(waited_s)))
+def timeout_error(waited_s: float | None) -> RequestError:
+    """Returns the error of a request that was not ranked in time, if known within `waited_s`."""
+    problem = "no result in time" if waited_s is None else f"no result within {waited_s:.3g} s"
+    fix = "retry later, or send fewer candidates"
+    return RequestError("timeout", problem, fix, max(1, round(waited_s or 1)))
+
+
+def unavailable_error(problem: str, reason: str) -> RequestError:
+    """Returns the error of a request that nobody can rank at present."""
+    return RequestError("unavailable", f"{problem}: {reason}", "retry in 5 s", retry_after=5)
 
 
 def internal_error() -> RequestError:
@@ -162,6 +173,7 @@ class ModelInfo:
 class RequestRecord:
     """A finished HTTP request, for metrics and the log."""
 
+    request_id: str
     path: str
     status_code: int
     duration_s: float
@@ -189,6 +201,17 @@ class RankingService(Protocol):
 
     async def export_metrics(self) -> str:
         """Returns all metrics in Prometheus's text format."""
+
+    @property
+    def model_problem(self) -> str | None:
+        """Why the last change of models was rejected; None if it was not."""
+
+    def check_rankers(self) -> None:
+        """Checks that a ranker has responded lately; returns at once.
+
+        Raises:
+            RequestError: None has.
+        """
 
     def record_request(self, record: RequestRecord) -> None:
         """Counts a finished request."""

@@ -290,6 +290,16 @@ def test_serving_small_run_loads_both_services(cascade, tmp_path):
     assert of["in process"]["ratio"]["median"] > 0
 
 
+@pytest.mark.slow
+def test_chaos_run_loses_no_request_of_clients_that_behave(cascade, tmp_path):
+    found = alone(tmp_path, "chaos", "--cascade", cascade)["results"]
+    assert len(found) == 8
+    assert {name: fault["num_lost"] for name, fault in found.items() if fault["num_lost"]} == {}
+    for fault in found.values():
+        assert fault["latencies_s"]
+        assert fault["memory_mb"] > 300
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_benchmark_without_what_it_needs_says_so(name, runs):
     if find_spec("sentence_transformers") is None:

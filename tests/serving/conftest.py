@@ -20,7 +20,7 @@ from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.settings import ServiceConfig
-from as2ray.serving.types import ModelInfo, RequestRecord, RerankRequest, RerankResult
+from as2ray.serving.types import ModelInfo, RequestError, RequestRecord, RerankRequest, RerankResult
 
 
 class InProcess:
@@ -29,6 +29,7 @@ class InProcess:
     def __init__(self, settings: ServiceConfig) -> None:
         self.settings = settings
         self.records: list[RequestRecord] = []
+        self.problem: RequestError | None = None
         self.engines = {
             name: RerankEngine(load(path, device="cpu"), settings.limits, AnswerScoring.read(path))
             for name, path in settings.models.items()
@@ -41,6 +42,8 @@ class InProcess:
             settings.batching.max_queued_tokens,
         )
 
+    model_problem = None
+
     @property
     def models(self) -> Mapping[str, str]:
         return self.settings.models
@@ -51,6 +54,10 @@ class InProcess:
 
     async def get_model_info(self, model: str) -> ModelInfo:
         return self.engines[model].model_info
+
+    def check_rankers(self) -> None:
+        if self.problem is not None:
+            raise self.problem
 
     async def export_metrics(self) -> str:
         return f"as2ray_requests {len(self.records)}\n"

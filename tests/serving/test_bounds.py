@@ -145,10 +145,17 @@ def test_a_token_of_any_letters_opens(serve):
 
 def test_tokens_are_read_from_a_file_that_must_hold_some(tmp_path):
     (tmp_path / "tokens").write_text("one\n\n two \n")
+    (tmp_path / "tokens").chmod(0o600)
     assert read_auth_tokens(str(tmp_path / "tokens")) == ("one", "two")
     assert read_auth_tokens(None) == ()
+    for mode, problem in ((0o644, "chmod 600"), (0o620, "chmod 600")):
+        (tmp_path / "tokens").chmod(mode)
+        with pytest.raises(ConfigError, match=problem):
+            read_auth_tokens(str(tmp_path / "tokens"))
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name in ("empty", "bytes"):
+        (tmp_path / name).chmod(0o600)
     for name in ("empty", "missing", "bytes"):
         with pytest.raises(ConfigError, match="one token per line"):
             read_auth_tokens(str(tmp_path / name))

@@ -15,7 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from as2ray.distributed.plan import check_capacity
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.serving import deployment, metrics
+from as2ray.serving import deployment, metrics, proxy
 from as2ray.serving.settings import ServiceConfig
 
 ROOT = Path(__file__).parents[2]
@@ -42,13 +42,17 @@ def test_serve_config_is_ray_s_and_its_arguments_are_ours(name):
         assert one.user_config == {"models": args.models}
     assert schema.http_options.request_timeout_s >= args.limits.request_timeout_s
     # What others reach asks for a token.
-    assert (schema.http_options.host == "127.0.0.1") or args.auth_token_file
+    assert args.allowed_hosts if schema.http_options.host == "127.0.0.1" else args.auth_token_file
+    # Serve's own errors take the form of ours.
+    assert f"{proxy.__name__}:{proxy.create_middlewares.__name__}" in (CONFIGS / name).read_text()
+    assert proxy.create_middlewares()
 
 
 def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     [parameter] = inspect.signature(deployment.build_app).parameters.values()
     assert parameter.annotation is ServiceConfig
     (tmp_path / "tokens").write_text("one\n")
+    (tmp_path / "tokens").chmod(0o600)
     args = config("gpu_cluster.yaml")["applications"][0]["args"]
     args["auth_token_file"] = str(tmp_path / "tokens")
     args["limits"]["request_timeout_s"] = 60
@@ -63,6 +67,19 @@ def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     assert ranker.ray_actor_options["num_gpus"] == 1
     for one in (gateway, ranker):  # who goes answers first what it has
         assert one._deployment_config.graceful_shutdown_timeout_s > 60
+
+
+def test_a_pod_that_ends_answers_what_it_has_and_its_user_alone_reads_the_tokens():
+    spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    args = ServiceConfig.model_validate(config("rayservice.yaml")["applications"][0]["args"])
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for pod in (group["template"]["spec"] for group in groups):
+        [mode] = [v["secret"]["defaultMode"] for v in pod["volumes"] if "secret" in v]
+        assert mode == 0o440
+        assert pod["securityContext"]["fsGroup"]
+    [container] = pod["containers"]
+    [_, seconds] = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert args.limits.request_timeout_s < int(seconds) < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])

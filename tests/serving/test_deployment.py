@@ -1,6 +1,7 @@
 """The application on a real Ray Serve, deployed as `serve deploy` does it."""
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -28,6 +29,16 @@ def second(checkpoint, tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
+def broken(cascade, tmp_path_factory) -> str:
+    """The cascade with half of its weights missing, as an upload that was cut off."""
+    folder = tmp_path_factory.mktemp("broken") / "cascade"
+    shutil.copytree(cascade, folder)
+    [weights] = folder.glob("*.safetensors")
+    os.truncate(weights, weights.stat().st_size // 2)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
 def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -41,15 +52,22 @@ def deployed(ray_local, cascade, port):
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    def deploy(models: dict[str, str]) -> None:
+    def deploy(
+        models: dict[str, str], replicas: int = 2, args_models: dict[str, str] | None = None
+    ) -> None:
         changed = [{"name": n, "user_config": {"models": models}} for n in ("ranker", "gateway")]
         application = {
             "name": NAME,
             "route_prefix": "/",
             "import_path": "as2ray.serving.deployment:build_app",
             "args": {
-                "models": {"default": cascade},
-                "replicas": {"num_cpus": 0.5, "min_replicas": 2, "max_replicas": 2},
+                "models": args_models or {"default": cascade},
+                "replicas": {
+                    "num_cpus": 0.3,
+                    "gateway_num_cpus": 0.1,
+                    "min_replicas": replicas,
+                    "max_replicas": replicas,
+                },
                 "limits": {"request_timeout_s": 60},
             },
             "deployments": changed,
@@ -121,16 +139,25 @@ def test_rankings_over_serve_are_the_ranker_s(deployed, cascade):
     assert (wrong.status_code, set(wrong.json())) == (422, {"message"})
 
 
-def test_a_replica_that_dies_under_load_loses_no_answer(deployed):
+def ranker_names() -> set[str]:
     import ray
 
-    address, _ = deployed
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
-    [victim, *_] = [name for name in names if f"{NAME}#ranker#" in name]
-    actor = ray.get_actor(victim, namespace="serve")
+    return {name for name in names if f"{NAME}#ranker#" in name}
+
+
+def kill_a_ranker() -> None:
+    import ray
+
+    actor = ray.get_actor(min(ranker_names()), namespace="serve")
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+def test_a_replica_that_dies_under_load_loses_no_answer(deployed):
+    address, _ = deployed
     with Load(address) as asked:
         wait(lambda: len(asked.answers) > 3, "a few answers")
-        os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        kill_a_ranker()
         before = len(asked.answers)
         wait(lambda: len(asked.answers) > before + 20, "answers after the death")
     assert {answer.status_code for answer in asked.answers} == {200}
@@ -146,3 +173,47 @@ def test_models_change_under_load_without_a_failed_request(deployed, second):
         wait(lambda: asked.answers[-1].json().get("exit_layers") == [1, 3], "the new model answers")
     assert {answer.status_code for answer in asked.answers} == {200}
     assert {tuple(answer.json()["exit_layers"]) for answer in asked.answers} == {(1, 2, 3), (1, 3)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_models_that_cannot_be_loaded_never_replace_good_ones(
+    deployed, cascade, broken, second, replicas
+):
+    from ray import serve
+
+    address, deploy = deployed
+    layers = [1, 2, 3]
+
+    def info(key: str) -> object:
+        return httpx.get(f"{address}/info", timeout=60).json()[key]
+
+    def app_status() -> str:
+        return serve.status().applications[NAME].status
+
+    with Load(address, clients=2) as asked:
+        deploy({"default": cascade}, replicas)  # other arguments: new replicas beside the old ones
+        wait(lambda: app_status() == "RUNNING", "the new replicas run")
+        wait(lambda: info("exit_layers") == layers, "the first model answers")
+        deploy({"default": broken}, replicas)
+        wait(lambda: info("model_problem"), "the rejection is told")
+        assert "default" in info("model_problem")
+        assert broken not in info("model_problem")
+        before = len(asked.answers)
+        wait(lambda: len(asked.answers) > before + 5, "the old model answers")
+        names = ranker_names()
+        if replicas == 2:  # who starts later takes the last good models
+            kill_a_ranker()
+            wait(lambda: len(ranker_names() - names) == 1, "another replica starts")
+            wait(lambda: app_status() == "RUNNING", "it runs")
+            before = len(asked.answers)
+            wait(lambda: len(asked.answers) > before + 5, "it answers")
+        deploy({"default": second}, replicas)
+        wait(lambda: info("exit_layers") == [1, 3], "good models are taken")
+        assert info("model_problem") is None
+        deploy({"default": broken}, replicas, {"default": broken})
+        wait(lambda: app_status() == "DEPLOY_FAILED", "the deployment fails")
+        before = len(asked.answers)
+        wait(lambda: len(asked.answers) > before + 5, "the old replicas answer")
+        deploy({"default": cascade}, replicas)
+        wait(lambda: app_status() == "RUNNING", "the good deployment runs")
+    assert {answer.status_code for answer in asked.answers} == {200}

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from served import CANDIDATES, QUESTION
 
 from as2ray.checkpoints.loading import load
 from as2ray.models.ensemble import EnsembleRanker
+from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.settings import Limits, LoadSheddingConfig
@@ -263,3 +265,138 @@ def test_a_batch_that_fails_fails_its_own_questions_alone(engine):
         ).ranking
 
     asyncio.run(run())
+
+
+class PartsRanker:
+    """Ranks each request in as many parts as it has candidates, one of `PART_S` after the other."""
+
+    PART_S = 0.02
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.num_parts = 0
+
+    def __call__(self, batch, fill_level, running) -> list[RerankResult]:
+        for tokenized in batch:
+            for _ in tokenized.request.candidates:
+                if before := BEFORE_BATCH.get():
+                    before()
+                time.sleep(self.PART_S)
+                self.num_parts += 1
+            self.ended.append(tokenized.request.question)
+        return [RerankResult(t.request.question, [], t.num_tokens) for t in batch]
+
+
+def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
+    ranker = PartsRanker()
+
+    async def run() -> tuple[float, float]:
+        queue = BatchQueue(ranker, 512, 100_000)
+        queue.tokens_per_second = 100.0
+        queue._update_throughput = lambda rate: None
+        large = engine.tokenize(RerankRequest("muri large", CANDIDATES * 10, "m"))
+        started_at = time.monotonic()
+        task = asyncio.create_task(queue.submit(large, 30.0))
+        await asyncio.sleep(0.1)
+        small_s = []
+        for number in range(5):
+            small = engine.tokenize(RerankRequest(f"muri {number}", CANDIDATES[:1], "m"))
+            asked_at = time.monotonic()
+            await queue.submit(small, 30.0)
+            small_s.append(time.monotonic() - asked_at)
+        await task
+        assert queue.queued_tokens == 0
+        return max(small_s), time.monotonic() - started_at
+
+    small_s, large_s = asyncio.run(run())
+    assert ranker.ended == [*(f"muri {number}" for number in range(5)), "muri large"]
+    assert small_s < 0.5 * large_s
+
+
+def test_small_requests_overtake_a_large_one_for_as_long_as_it_takes_and_no_longer(
+    engine, blocking
+):
+    blocking.release.set()
+
+    async def run() -> list[str]:
+        queue = BatchQueue(blocking, 1, 100_000)
+        queue.tokens_per_second = 1_000.0
+        large = engine.tokenize(RerankRequest("large", CANDIDATES, "m"))
+        duration_s = large.num_tokens / 1_000.0
+        small = engine.tokenize(RerankRequest("small", CANDIDATES[:1], "m"))
+        late = engine.tokenize(RerankRequest("late", CANDIDATES[:1], "m"))
+        queue._workers.add(None)  # nothing is ranked yet
+        tasks = [asyncio.create_task(queue.submit(one, 30.0)) for one in (large, small)]
+        await asyncio.sleep(duration_s)
+        tasks.append(asyncio.create_task(queue.submit(late, 30.0)))
+        await asyncio.sleep(0)
+        queue._workers.clear()
+        await queue._run_worker()
+        await asyncio.gather(*tasks)
+        return [name for [name], _ in blocking.batches]
+
+    assert asyncio.run(run()) == ["small", "large", "late"]
+
+
+def test_clients_with_tokens_share_evenly_whatever_one_sends(engine, blocking):
+    blocking.release.set()
+
+    async def run() -> list[str]:
+        queue = BatchQueue(blocking, 1, 100_000)
+        queue.tokens_per_second = 1_000.0
+        queue._workers.add(None)
+        asked = [("greedy", "a")] * 4 + [("modest", "b")] * 2
+        tasks = []
+        for name, client in asked:
+            tokenized = engine.tokenize(RerankRequest(name, CANDIDATES, "m", client=client))
+            tasks.append(asyncio.create_task(queue.submit(tokenized, 30.0)))
+            await asyncio.sleep(0)
+        queue._workers.clear()
+        await queue._run_worker()
+        await asyncio.gather(*tasks)
+        return [name for [name], _ in blocking.batches]
+
+    assert sorted(asyncio.run(run())[:4]) == ["greedy", "greedy", "modest", "modest"]
+
+
+def test_the_work_of_a_client_that_left_stops_at_the_next_part(engine):
+    ranker = PartsRanker()
+
+    async def run() -> None:
+        queue = BatchQueue(ranker, 512, 100_000)
+        large = engine.tokenize(RerankRequest("muri large", CANDIDATES * 20, "m"))
+        task = asyncio.create_task(queue.submit(large, 30.0))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        small = engine.tokenize(RerankRequest("muri small", CANDIDATES[:1], "m"))
+        await queue.submit(small, 30.0)
+
+    asyncio.run(run())
+    assert ranker.num_parts < 60
+    assert ranker.ended == ["muri small"]
+
+
+def test_a_large_request_that_is_interrupted_is_ranked_as_alone(engine):
+    other = RerankRequest("What is muri?", OTHERS, "m")
+    large = RerankRequest(QUESTION, CANDIDATES * 40, "m")
+    expected = engine.rank([engine.tokenize(large)])
+    num_interruptions = []
+
+    def interrupt() -> None:
+        num_interruptions.append(1)
+        token = BEFORE_BATCH.set(None)
+        engine.rank([engine.tokenize(other)])
+        BEFORE_BATCH.reset(token)
+
+    budget, engine.ranker.max_batch_tokens = engine.ranker.max_batch_tokens, 256
+    token = BEFORE_BATCH.set(interrupt)
+    try:
+        answers = engine.rank([engine.tokenize(large)])
+    finally:
+        BEFORE_BATCH.reset(token)
+        engine.ranker.max_batch_tokens = budget
+    assert len(num_interruptions) > 3
+    for found, wanted in zip(answers, expected):
+        assert found.num_scored == wanted.num_scored
+        scores = [sorted(one.score for one in a.ranking) for a in (found, wanted)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)

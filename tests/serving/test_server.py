@@ -1,9 +1,12 @@
 """Around Serve, without it: how `as2ray serve` ends, and what gateways make of replicas' errors."""
 
 import asyncio
+import math
+import os
 import signal
 import socket
-from contextlib import contextmanager, nullcontext
+import time
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving import deployment, server
+from as2ray.serving.metrics import counts_in_process
 from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import ModelInfo, RequestError, RerankRequest
 
@@ -20,10 +24,18 @@ class Serve:
     """Stands in for `ray.serve`; a signal comes once it serves."""
 
     def __init__(self, others: dict, ends: signal.Signals) -> None:
-        self.applications, self.ends, self.done = others, ends, []
+        self.applications, self.ends, self.done, self.ongoing = others, ends, [], [0, 2, 2, 2]
 
     def start(self, **_) -> None:
         pass
+
+    def get_app_handle(self, name):
+        return self
+
+    def broadcast(self, method):
+        self.done.append(method)
+        counts = (self.ongoing.pop() if len(self.ongoing) > 1 else self.ongoing[0], 7)
+        return SimpleNamespace(results=lambda timeout_s: [counts])
 
     def run(self, application, name, blocking) -> None:
         self.applications[name] = application
@@ -51,9 +63,7 @@ def handlers():
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize(
-    ("others", "done"), [({}, ["shutdown"]), ({"another": 1}, ["delete as2ray"])]
-)
+@pytest.mark.parametrize(("others", "done"), [({}, "shutdown"), ({"another": 1}, "delete as2ray")])
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, ends):
     serve = Serve(dict(others), ends)
@@ -63,7 +73,29 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, e
     monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
     server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-    assert serve.done == done
+    assert serve.done == ["drain", *["count_requests"] * (len(serve.done) - 2), done]
+    assert serve.ongoing == [0]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_second_interrupt_ends_at_once_without_a_traceback(monkeypatch, capsys):
+    class Hanging(Serve):
+        def broadcast(self, method):
+            signal.raise_signal(signal.SIGINT)
+
+    def end(status):
+        raise SystemExit(status)
+
+    serve = Hanging({}, signal.SIGTERM)
+    monkeypatch.setattr(server.os, "_exit", end)
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    with pytest.raises(SystemExit, match="0"):
+        server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    assert serve.done == []
+    assert "second interrupt" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -91,6 +123,40 @@ def test_a_port_that_is_taken_is_told_before_ray_starts(started):
         with pytest.raises(ConfigError, match=rf"host 127\.0\.0\.1, port {port}: .*in use"):
             server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", port)
     assert not started
+
+
+def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(started):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    with server._lock_address("127.0.0.1", port):
+        with pytest.raises(ConfigError, match=r"another `as2ray serve` uses it"):
+            server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", port)
+        with server._lock_address("127.0.0.2", port):  # another address
+            pass
+    assert not started
+    with server._lock_address("127.0.0.1", port):
+        pass
+
+
+def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(monkeypatch):
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
+    for host, is_open in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)):
+        with server._ray_environment(host):
+            assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
+            assert counts_in_process() is not is_open
+            assert os.environ["RAY_COLOR_PREFIX"] == "1"
+        assert not counts_in_process()
+        assert "SERVE_SOCKET_REUSE_PORT_ENABLED" not in os.environ
+
+
+def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatch):
+    configs = []
+    monkeypatch.setattr(server, "build_app", configs.append)
+    monkeypatch.setattr(server, "_serve", lambda *_: None)
+    monkeypatch.setattr(server, "_check_address", lambda *_: None)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        server.run_server(ServiceConfig(models={"a": "x"}), host, 0)
+    assert [bool(config.allowed_hosts) for config in configs] == [True, False]
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("203.0.113.1", 0)])
@@ -121,7 +187,7 @@ class Replicas:
 
     def __init__(self, *ends) -> None:
         self.ends = list(ends)
-        self.rank = self.get_model_info = self
+        self.rank = self.get_model_info = self.ping = self
 
     def options(self, **_) -> "Replicas":
         return self
@@ -146,7 +212,8 @@ def gateway():
             models={"a": "x"}, replicas={"min_replicas": min_replicas}
         ).settings
         made.ranker, made.settings = Replicas(*ends), settings
-        made.models, made.model_infos, made.last_response_at = {"a": "x", "b": "y"}, {}, 0.0
+        made.models, made.model_infos = {"a": "x", "b": "y"}, {}
+        made.last_response_at = -math.inf
         return made
 
     return make
@@ -157,8 +224,9 @@ def gateway():
     [
         ([FULL], "overloaded"),
         ([RayActorError(), FULL], "overloaded"),
-        ([DeploymentUnavailableError("ranker")], "timeout"),
-        ([RayActorError(), RayActorError()], "timeout"),
+        ([DeploymentUnavailableError("ranker")], "unavailable"),
+        ([RayActorError(), RayActorError()], "unavailable"),
+        ([TimeoutError()], "timeout"),
     ],
 )
 @pytest.mark.parametrize("asks", ["rank", "get_model_info"])
@@ -176,26 +244,30 @@ def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
         assert asyncio.run(made.get_model_info("a")) == INFO
 
 
-def test_facts_are_not_told_where_no_replica_answers_any_more(gateway, monkeypatch):
-    made = gateway(INFO, RayActorError(), RayActorError())
-    asyncio.run(made.get_model_info("a"))
-    monkeypatch.setattr(deployment, "PROBE_AFTER_S", -1.0)
-    with pytest.raises(RequestError):
-        asyncio.run(made.get_model_info("a"))
+@pytest.mark.parametrize("silence_s", [math.inf, 100.0, 0.0])
+def test_silent_rankers_are_noticed_without_asking_them(gateway, silence_s):
+    made = gateway()
+    made.last_response_at = time.monotonic() - silence_s
+    if silence_s:
+        with pytest.raises(RequestError, match="starting" if silence_s == math.inf else "100 s"):
+            made.check_rankers()
+    else:
+        made.check_rankers()
 
 
-@pytest.mark.parametrize("model", ["a", "b"])
-def test_replicas_that_answer_with_any_model_are_not_asked_for_facts(gateway, model):
-    made = gateway(INFO, "answer")
-    asyncio.run(made.get_model_info("a"))
-    made.last_response_at -= 2 * deployment.PROBE_AFTER_S
-    asyncio.run(made.rank(RerankRequest("q", ["a"], model)))
-    assert asyncio.run(made.get_model_info("a")) == INFO
-    assert not made.ranker.ends
+def test_pings_tell_that_rankers_respond(gateway, monkeypatch):
+    monkeypatch.setattr(deployment, "PING_PERIOD_S", 0.01)
+    made = gateway(RayActorError(), FULL, "pong")
+
+    async def ping() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await made._ping_rankers()
+
+    assert made.last_response_at == -math.inf
+    asyncio.run(ping())
+    made.check_rankers()
 
 
-def test_facts_wake_no_replica_where_none_need_live(gateway, monkeypatch):
-    made = gateway(INFO, min_replicas=0)
-    monkeypatch.setattr(deployment, "PROBE_AFTER_S", -1.0)
-    for _ in range(2):
-        assert asyncio.run(made.get_model_info("a")) == INFO
+def test_where_no_ranker_need_live_requests_are_accepted(gateway):
+    gateway(min_replicas=0).check_rankers()

@@ -1,0 +1,280 @@
+"""Chaos run: well-behaved clients of three dialects while faults are injected one after the other.
+
+The service runs on a local Ray, on loopback. Faults: hostile bodies, slow clients, clients with
+large requests, a ranker that is killed, one that is stopped, models that cannot be loaded, and a
+good change of models. The claim is that the well-behaved clients lose nothing but what was refused
+with a reason, and that they are answered again within 20 s of each fault.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+
+from as2ray.errors import ConfigError
+from benchmarks.memory import MB, get_private_bytes
+from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
+from benchmarks.service import find_free_port
+
+QUESTION, SENTENCE = "Who built the first bridge?", "The bridge was built by the town in 1890. "
+MAX_RECOVERY_S, START_TIMEOUT_S = 20.0, 300.0
+NUM_SLOW_CLIENTS, NUM_HOGS, NUM_FAULTS = 200, 2, 8
+REFUSALS = (408, 413, 429, 503)
+SMALL_REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/rerank": {"query": QUESTION, "documents": [SENTENCE] * 8},
+    "/v2/rerank": {"model": "m", "query": QUESTION, "documents": [SENTENCE] * 8},
+    "/rerank": {"query": QUESTION, "texts": [SENTENCE] * 8},
+}
+HOSTILE_BODIES: tuple[bytes, ...] = (
+    b'{"query":"q","documents":[' + b"1," * 2_000_000 + b"1]}",
+    b'{"query":"q","documents":[' + b"{}," * 99_999 + b'{}],"rank_fields":['
+    b'"x",' * 499_999 + b'"x"]}',
+    b"[" * 4_000_000,
+    b'{"query":"q","documents":["\xff"]}',
+)
+
+
+@dataclass
+class Phase:
+    """What well-behaved clients saw during one fault."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    num_refused: int = 0
+    """Responses that say in JSON why there is no ranking."""
+    num_lost: int = 0
+    """Connections without a response, and other responses."""
+    last_failure_at: float = 0.0
+    recovery_s: float = 0.0
+    """Seconds from the fault to the last request that was refused or lost; 0 if none was."""
+    memory_mb: float = 0.0
+
+
+class SmallClients:
+    """Clients that send one small request after the other."""
+
+    def __init__(self, url: str, num_clients: int) -> None:
+        self.url, self.phase = url, Phase()
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._threads = [threading.Thread(target=self._run) for _ in range(num_clients)]
+
+    def __enter__(self) -> "SmallClients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def start_phase(self) -> Phase:
+        """Counts from now on in a new phase, which is returned."""
+        with self._lock:
+            self.phase = Phase()
+        return self.phase
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            for path, body in itertools.cycle(SMALL_REQUESTS.items()):
+                if self._ended.wait(0.05):
+                    return
+                phase, asked_at = self.phase, time.monotonic()
+                try:
+                    response = client.post(self.url + path, json=body)
+                except httpx.HTTPError:
+                    self._count(phase, "num_lost")
+                    continue
+                if response.status_code == 200:
+                    phase.latencies_s.append(time.monotonic() - asked_at)
+                elif response.status_code in REFUSALS and response.json():
+                    self._count(phase, "num_refused")
+                else:
+                    self._count(phase, "num_lost")
+
+    def _count(self, phase: Phase, name: str) -> None:
+        with self._lock:
+            setattr(phase, name, getattr(phase, name) + 1)
+            phase.last_failure_at = time.monotonic()
+
+
+class Service:
+    """A service on a Ray of its own."""
+
+    def __init__(self, cascade: str) -> None:
+        self.cascade, self.port = cascade, find_free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def deploy(self, checkpoint: str) -> None:
+        """Changes the models, as `serve deploy` does."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        user_config = {"models": {"default": checkpoint}}
+        application = {
+            "name": "as2ray",
+            "import_path": "as2ray.serving.deployment:build_app",
+            "args": {"models": {"default": self.cascade}},
+            "deployments": [
+                {"name": name, "user_config": user_config} for name in ("ranker", "gateway")
+            ],
+        }
+        client = _get_global_client()
+        assert client is not None
+        client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns the processes of the Ray."""
+        children: list[psutil.Process] = psutil.Process().children(recursive=True)
+        return children
+
+    def signal_ranker(self, number: signal.Signals) -> None:
+        """Sends a signal to the ranker."""
+        for process in self.processes():
+            if "ServeReplica:as2ray:ranker" in process.name() + " ".join(process.cmdline()):
+                process.send_signal(number)
+
+    def memory_mb(self) -> float:
+        """Returns the private memory of all processes."""
+        return sum(get_private_bytes(process) for process in self.processes()) / MB
+
+    def send_hostile_bodies(self) -> None:
+        """Sends every hostile body, and expects to be refused."""
+        for body in HOSTILE_BODIES:
+            headers = {"content-type": "application/json"}
+            response = httpx.post(
+                f"{self.url}/v1/rerank", content=body, headers=headers, timeout=60
+            )
+            assert response.status_code in (400, 413, 422), response.text
+
+    def open_slow_connections(self, seconds: float) -> None:
+        """Opens connections that send one byte of a body."""
+        head = b"POST /rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        connections = []
+        for _ in range(NUM_SLOW_CLIENTS):
+            connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+            connection.sendall(head + b"content-length: 1000\r\n\r\n{")
+            connections.append(connection)
+        time.sleep(seconds)
+        for connection in connections:
+            connection.close()
+
+    def send_large_requests(self, seconds: float) -> None:
+        """Sends requests of as many candidates as are allowed, from a few clients."""
+        deadline = time.monotonic() + seconds
+        body = {"query": QUESTION, "documents": [SENTENCE * 4] * 1_000}
+
+        def run() -> None:
+            while time.monotonic() < deadline:
+                httpx.post(f"{self.url}/v1/rerank", json=body, timeout=120)
+
+        threads = [threading.Thread(target=run) for _ in range(NUM_HOGS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def run_service(cascade: str) -> Iterator[Service]:
+    """Runs a service during the context."""
+    import ray
+    from ray import serve
+
+    from as2ray.serving.server import _ray_environment
+
+    service = Service(cascade)
+    with _ray_environment("127.0.0.1"):
+        ray.init(address="local", logging_level="ERROR", log_to_driver=False)
+        try:
+            options = {"host": "127.0.0.1", "port": service.port, "request_timeout_s": 60}
+            serve.start(http_options=options)
+            service.deploy(cascade)
+            wait_until_ready(service)
+            yield service
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+
+
+def wait_until_ready(service: Service) -> None:
+    """Waits until the service accepts requests."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{service.url}/ready", timeout=10).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise ConfigError(f"the service was not ready within {START_TIMEOUT_S:g} s")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    args = parse_arguments(__doc__, argv, _add_flags)
+    limit_cores(args.cores)
+    phases: dict[str, Phase] = {}
+    with TemporaryDirectory(prefix="as2ray-chaos-") as folder:
+        cascade, other, broken = str(args.cascade.resolve()), f"{folder}/other", f"{folder}/broken"
+        shutil.copytree(cascade, other)
+        shutil.copytree(cascade, broken)
+        for weights in Path(broken).glob("*.safetensors"):
+            os.truncate(weights, weights.stat().st_size // 2)
+        with run_service(cascade) as service, SmallClients(service.url, 4) as clients:
+            seconds = 60 * (1.0 if args.small else args.minutes) / NUM_FAULTS
+            faults: dict[str, Callable[[], None]] = {
+                "none": lambda: None,
+                "hostile bodies": service.send_hostile_bodies,
+                "slow clients": partial(service.open_slow_connections, seconds),
+                "large requests": partial(service.send_large_requests, seconds),
+                "bad models": partial(service.deploy, broken),
+                "good models": partial(service.deploy, other),
+                "killed ranker": partial(service.signal_ranker, signal.SIGKILL),
+                "stopped ranker": partial(service.signal_ranker, signal.SIGSTOP),
+            }
+            assert len(faults) == NUM_FAULTS
+            for name, inject in faults.items():
+                started_at, phase = time.monotonic(), clients.start_phase()
+                inject()
+                time.sleep(max(1.0, started_at + seconds - time.monotonic()))
+                wait_until_ready(service)
+                time.sleep(1)  # later failures are of this fault, too
+                phase.recovery_s = max(0.0, phase.last_failure_at - started_at)
+                phase.memory_mb = service.memory_mb()
+                phases[name] = phase
+    results = {name: asdict(phase) for name, phase in phases.items()}
+    write_report("chaos", args, [_describe(*item) for item in phases.items()], results)
+
+
+def _describe(name: str, phase: Phase) -> Claim:
+    p99_s = float(np.quantile(phase.latencies_s, 0.99)) if phase.latencies_s else float("inf")
+    measured = (
+        f"{len(phase.latencies_s):,} answered (p99 {p99_s:.2f} s), {phase.num_refused} refused, "
+        f"{phase.num_lost} lost, last after {phase.recovery_s:.1f} s, {phase.memory_mb:,.0f} MB"
+    )
+    holds = not phase.num_lost and phase.recovery_s <= MAX_RECOVERY_S
+    return Claim(f"{name}: none lost, answered again within 20 s", measured, holds)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cascade", type=Path, required=True, help="checkpoint that is served")
+    parser.add_argument("--minutes", type=float, default=10.0, help="duration of all faults")
+
+
+if __name__ == "__main__":
+    main()

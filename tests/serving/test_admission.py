@@ -1,0 +1,236 @@
+"""Slow clients, many clients, foreign names and Serve's own errors: who is refused, and how."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from ray.serve._private.http_util import RequestIdMiddleware
+from served import CANDIDATES, QUESTION
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.testclient import TestClient
+
+from as2ray.serving import admission
+from as2ray.serving.proxy import ProxyMiddleware
+from as2ray.serving.types import RequestError
+
+RANK = {"question": QUESTION, "candidates": CANDIDATES}
+OF_DIALECTS = {
+    "/rank": {"error", "message", "fix"},
+    "/rerank": {"error", "error_type"},
+    "/v1/rerank": {"message", "detail"},
+    "/v2/rerank": {"message"},
+}
+
+
+def open_slow(address: str, count: int, sent: bytes = b"{") -> list[socket.socket]:
+    """Connections that have sent the first byte of a body of a thousand."""
+    host, port = address.removeprefix("http://").split(":")
+    head = f"POST /rank HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    connections = []
+    for _ in range(count):
+        connection = socket.create_connection((host, int(port)), timeout=30)
+        connection.sendall(f"{head}content-length: 1000\r\n\r\n".encode() + sent)
+        connections.append(connection)
+    return connections
+
+
+def read_status(connection: socket.socket) -> int:
+    return int(connection.recv(100).split()[1])
+
+
+def test_slow_bodies_keep_nobody_from_an_answer_and_are_given_up(address, monkeypatch):
+    monkeypatch.setattr(admission, "SLOW_AFTER_S", 0.2)
+    monkeypatch.setattr(admission, "BODY_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(admission, "MAX_SLOW_PER_CLIENT", 4)
+    connections = open_slow(address, 40)
+    started_at = time.monotonic()
+    for _ in range(3):
+        assert httpx.get(f"{address}/health", timeout=20).status_code == 200
+        assert httpx.post(f"{address}/rank", json=RANK, timeout=20).status_code == 200
+    statuses = [read_status(connection) for connection in connections]
+    assert set(statuses) == {408}
+    assert time.monotonic() - started_at >= 2.0 - 0.2  # the last four had their time
+    for connection in connections:
+        connection.close()
+
+
+def test_a_body_that_drips_is_given_up_although_it_makes_progress(address, monkeypatch):
+    monkeypatch.setattr(admission, "SLOW_AFTER_S", 0.1)
+    monkeypatch.setattr(admission, "BODY_TIMEOUT_S", 1.0)
+    [connection] = open_slow(address, 1)
+    ended = threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(0.2):
+            connection.send(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    assert read_status(connection) == 408
+    ended.set()
+    thread.join()
+    connection.close()
+
+
+def test_a_slow_body_that_comes_in_time_is_ranked(address, monkeypatch):
+    monkeypatch.setattr(admission, "SLOW_AFTER_S", 0.05)
+    body = json.dumps(RANK).encode()
+
+    def halves():
+        yield body[:20]
+        time.sleep(0.5)
+        yield body[20:]
+
+    headers = {"content-type": "application/json"}
+    assert httpx.post(f"{address}/rank", content=halves(), headers=headers).status_code == 200
+
+
+def test_while_too_much_is_received_others_are_told_to_come_again(address, monkeypatch):
+    monkeypatch.setattr(admission, "BODY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(admission, "MAX_RECEIVING", 5)
+    connections = open_slow(address, 5)
+    time.sleep(0.3)
+    answer = httpx.post(f"{address}/v1/rerank", json={"query": "q", "documents": ["a"]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert set(answer.json()) == OF_DIALECTS["/v1/rerank"]
+    assert httpx.get(f"{address}/health").status_code == 200
+    assert {read_status(connection) for connection in connections} == {408}
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", OF_DIALECTS)
+def test_while_no_ranker_responds_requests_are_refused_at_once_with_the_reason(serve, path):
+    client = serve()
+    client.service.problem = RequestError("unavailable", "no ranker", "come again", 5)
+    answer = client.post(path, content=b"unread")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert set(answer.json()) == OF_DIALECTS[path]
+    assert "no ranker" in answer.text
+    for probe in ("/health", "/ready"):
+        assert client.get(probe).status_code == 503
+    assert client.get("/").status_code == 200
+
+
+def test_head_is_answered_without_a_body(serve):
+    client = serve(tokens=["secret"])
+    for path in ("/", "/health", "/ready"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) > 0
+
+
+def test_names_of_other_hosts_are_refused_and_probes_need_none(serve):
+    client = serve(allowed_hosts=["localhost", "[::1]"])
+    for host, status in (
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("[::1]:8000", 200),
+        ("evil.example:8000", 421),
+        ("localhost.evil.example", 421),
+        ("", 421),
+    ):
+        assert client.post("/rank", json=RANK, headers={"host": host}).status_code == status
+        assert client.get("/", headers={"host": host}).status_code == status
+        assert client.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_the_log_has_one_line_of_a_request_with_a_safe_id_and_none_for_the_console(serve, caplog):
+    ids = {"mine-1": True, "a" * 128: True, "a" * 129: False, "a b": False, "\x1b[31m": False}
+    for given, is_kept in ids.items():
+        caplog.clear()
+        with caplog.at_level("INFO", logger="ray.serve.as2ray"):
+            serve().post("/rank", json=RANK, headers={"x-request-id": given.encode()})
+        [record] = caplog.records
+        assert (json.loads(record.message)["request_id"] == given) is is_kept
+        assert record.log_to_stderr is False
+        assert "\x1b" not in record.message
+
+
+def proxied(app) -> TestClient:
+    """A client of an application behind Serve's middleware and ours, as Serve applies them."""
+    return TestClient(ProxyMiddleware(RequestIdMiddleware(app)), raise_server_exceptions=False)
+
+
+async def fail(scope, receive, send) -> None:
+    raise OSError("/a/path")
+
+
+async def say_nothing(scope, receive, send) -> None:
+    pass
+
+
+@pytest.mark.parametrize("path", OF_DIALECTS)
+@pytest.mark.parametrize(
+    ("app", "status"),
+    [
+        (PlainTextResponse("Request 1 timed out after 60s.", 408), 503),
+        (PlainTextResponse("full", 429, {"retry-after": "3"}), 429),
+        (PlainTextResponse("no replica", 503), 503),
+        (PlainTextResponse("Internal Server Error", 500), 500),
+        (fail, 500),
+        (say_nothing, 500),
+    ],
+)
+def test_serve_s_own_errors_come_in_the_dialect_of_the_path(path, app, status):
+    answer = proxied(app).post(path, json={})
+    expected = 424 if (path, status) == ("/rerank", 500) else status
+    assert answer.status_code == expected
+    assert set(answer.json()) == OF_DIALECTS[path]
+    assert ("retry-after" in answer.headers) is (status in (429, 503))
+    assert "path" not in answer.text.replace("this path", "")
+
+
+def test_what_the_application_says_passes_the_proxy_unchanged():
+    answer = proxied(JSONResponse({"error": "mine"}, 429)).post("/rank")
+    assert (answer.status_code, answer.json()) == (429, {"error": "mine"})
+
+
+def test_unsafe_ids_and_headers_for_serve_do_not_pass_the_proxy():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(dict(scope["headers"]))
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    for given, is_kept in (("mine", True), ("x" * 129, False), ("a\xe9", False)):
+        headers = {"x-request-id": given.encode("latin-1"), "x-request-timeout-seconds": b"-1"}
+        answer = proxied(app).get("/", headers=headers)
+        assert (answer.headers["x-request-id"] == given) is is_kept
+        assert seen[-1][b"x-request-id"].decode() == answer.headers["x-request-id"]
+        assert b"x-request-timeout-seconds" not in seen[-1]
+
+
+def test_a_service_that_drains_answers_what_it_has_and_accepts_no_more(serve):
+    client = serve()
+    [middleware] = [m for m in client.app.user_middleware if "admission" in m.kwargs]
+    gate = middleware.kwargs["admission"]
+    entered, released = threading.Event(), asyncio.Event()
+    rank = client.service.rank
+
+    async def wait_and_rank(request):
+        entered.set()
+        await released.wait()
+        return await rank(request)
+
+    client.service.rank = wait_and_rank
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(client.post("/rank", json=RANK)))
+    thread.start()
+    assert entered.wait(20)
+    gate.is_draining = True
+    assert client.get("/ready").status_code == 503
+    assert client.post("/ask").status_code == 404  # still accepted
+    gate.is_closed = True
+    assert gate.num_ongoing == 1
+    refused = client.post("/rank", json=RANK)
+    assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
+    assert client.get("/health").status_code == 200
+    client.portal.call(released.set)
+    thread.join()
+    assert answers[0].status_code == 200
+    assert gate.num_ongoing == gate.num_receiving == gate.num_buffered_bytes == 0

@@ -1,0 +1,212 @@
+"""`as2ray serve` as a process: what a signal, a stopped ranker and a second service do to it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from served import CANDIDATES, QUESTION
+
+pytestmark = pytest.mark.slow
+
+START_S = 300.0
+RANK = {"question": QUESTION, "candidates": CANDIDATES}
+
+
+class Service:
+    """A service on loopback, in a session of its own."""
+
+    def __init__(self, cascade: str, folder: Path, *flags: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address, self.log = f"http://127.0.0.1:{self.port}", folder / "log"
+        self.command = [
+            *(sys.executable, "-c", "from as2ray.cli.main import main; main()", "serve"),
+            *(f"--model={cascade}", f"--port={self.port}", "--settings.replicas.num_cpus=0.5"),
+            *flags,
+        ]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_until_ready(self, seconds: float = START_S) -> float:
+        """Seconds until a request is answered."""
+        started_at = time.monotonic()
+        while self.status() != 200:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() - started_at < seconds, self.log.read_text()
+            time.sleep(0.2)
+        return time.monotonic() - started_at
+
+    def status(self, path: str = "/ready") -> int:
+        try:
+            return httpx.get(f"{self.address}{path}", timeout=30).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def rank(self) -> int:
+        try:
+            return httpx.post(f"{self.address}/rank", json=RANK, timeout=120).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def ranker(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        [ranker] = [child for child in children if "ServeReplica:as2ray:ranker" in name_of(child)]
+        return ranker
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(90)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def service(cascade, tmp_path_factory):
+    made = Service(cascade, tmp_path_factory.mktemp("service"))
+    made.wait_until_ready()
+    yield made
+    made.end()
+
+
+def test_a_second_service_on_the_port_is_refused_and_the_first_answers_on(service):
+    done = subprocess.run(service.command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "another `as2ray serve` uses it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert service.rank() == 200
+
+
+def test_on_loopback_metrics_are_told_by_the_service_and_by_no_other_port(service):
+    assert service.rank() == 200
+    text = httpx.get(f"{service.address}/metrics", timeout=30).text
+    assert re.search(r'^ray_as2ray_requests_total{.*path="/rank".*status="200"} [1-9]', text, re.M)
+    assert re.search(r"^ray_as2ray_batches_total{.*} [1-9]", text, re.M)
+    assert "ray_as2ray_phase_seconds_bucket{" in text
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    open_ports = {
+        connection.laddr.port
+        for child in children
+        for connection in child.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.ip in ("0.0.0.0", "::")
+    }
+    for port in open_ports:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=2)
+        except httpx.HTTPError:
+            continue
+        assert "as2ray" not in answer.text
+        assert answer.status_code != 200
+
+
+def test_errors_and_hosts_over_serve_are_the_application_s(service):
+    answer = httpx.post(
+        f"{service.address}/v2/rerank", content=b"{", headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, set(answer.json())) == (400, {"message"})
+    hostile = {"host": "evil.example", "x-request-id": "x" * 1_000}
+    answer = httpx.post(f"{service.address}/rank", json=RANK, headers=hostile)
+    assert (answer.status_code, len(answer.headers["x-request-id"])) == (421, 32)
+    assert httpx.head(f"{service.address}/health").status_code == 200
+
+
+def test_many_slow_connections_keep_nobody_from_an_answer(service):
+    head = b"POST /rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connections = []
+    for _ in range(768):
+        connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
+        connection.sendall(head + b"content-length: 1000\r\n\r\n{")
+        connections.append(connection)
+    assert service.status("/health") == 200
+    assert service.rank() == 200
+    statuses = {connection.recv(20).split()[1] for connection in connections}
+    assert statuses == {b"408"}
+    for connection in connections:
+        connection.close()
+
+
+def test_a_stopped_ranker_is_told_at_once_and_replaced_within_seconds(service):
+    ranker = service.ranker()
+    ranker.suspend()
+    stopped_at, statuses = time.monotonic(), []
+    while time.monotonic() - stopped_at < 120:
+        asked_at = time.monotonic()
+        health = service.status("/health")
+        assert time.monotonic() - asked_at < 3  # a second, on a machine that does nothing else
+        statuses.append(health)
+        if 503 in statuses and health == 200:
+            break
+        time.sleep(0.3)
+    assert statuses[-1] == 200
+    assert 503 in statuses
+    assert service.rank() == 200
+    assert time.monotonic() - stopped_at < 60  # 20 s on a machine that does nothing else
+
+
+def test_sigterm_answers_what_is_in_flight_and_ends_with_zero(service):
+    big = {"question": QUESTION, "candidates": CANDIDATES * 150}
+    answers, lock = [], threading.Lock()
+
+    def ask() -> None:
+        answer = httpx.post(f"{service.address}/rank", json=big, timeout=120)
+        with lock:
+            answers.append(answer.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(41)]
+    for thread in threads:
+        thread.start()
+    while not answers:
+        time.sleep(0.01)
+    time.sleep(0.5)  # all have connected
+    in_flight = 41 - len(answers)
+    service.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert in_flight > 0
+    assert len(answers) == 41
+    # None is lost; on a busy machine some may come too late, which is told.
+    assert set(answers) <= {200, 503}
+    assert answers.count(200) >= 30
+    assert service.process.wait(90) == 0
+    log = service.log.read_text()
+    assert "Traceback" not in log
+    assert "\x1b" not in log
+    assert "POST /rank" not in log  # requests are in Serve's log files
+
+
+def test_a_second_interrupt_ends_at_once_with_zero(cascade, tmp_path):
+    service = Service(cascade, tmp_path)
+    try:
+        service.wait_until_ready()
+        with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+            head = b"POST /rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            connection.sendall(head + b"content-length: 1000\r\n\r\n{")  # will never end
+            time.sleep(0.2)
+            service.process.send_signal(signal.SIGINT)
+            time.sleep(1)
+            service.process.send_signal(signal.SIGINT)
+            started_at = time.monotonic()
+            assert service.process.wait(60) == 0, service.log.read_text()[-3000:]
+        assert time.monotonic() - started_at < 20
+        assert "Traceback" not in service.log.read_text()
+    finally:
+        service.end()
