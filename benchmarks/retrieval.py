@@ -51,7 +51,7 @@ class Size:
 
 
 FULL = Size(1_000_000, 3, 200, 3, 200)
-SMALL = Size(2_000, 1, 10, 3, 5)
+SMALL = Size(2_000, 1, 10, 3, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
