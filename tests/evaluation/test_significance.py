@@ -143,3 +143,11 @@ def test_many_questions_do_not_warn_or_exhaust_memory(random):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 0 < compare_systems(table, other, "AP", num_resamples=500).p_randomization <= 1
+
+
+def test_interval_is_as_wide_as_its_confidence_asks(random):
+    values = per_question(np.zeros(50)), per_question(random.normal(size=50))
+    wide, narrow = (
+        np.ptp(compare_systems(*values, "AP", confidence=level).interval) for level in (0.95, 0.5)
+    )
+    assert narrow / wide == pytest.approx(0.674 / 1.96, rel=0.1)  # of a normal distribution
