@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from as2ray.corpora.page_grades import grade_paragraph_answer, split_page
+from as2ray.corpora.page_grades import grade_paragraph_answer, overlaps, split_page
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import ConfigError, CorpusError
 
@@ -131,3 +131,32 @@ def test_squad_of_other_types_is_refused(write, content):
     path = write("dev-v1.1.json", content)
     with pytest.raises(CorpusError):
         read_split("squad", "dev", path)
+
+
+def test_squad_sample_of_a_question_depends_on_its_id_and_not_on_its_place(squad):
+    def sample() -> dict[str, set[str]]:
+        rows = read_split("squad", "dev", squad, max_candidates=3).to_pylist()
+        return {id: {row["candidate"] for row in rows if row["question_id"] == id} for id in names}
+
+    path = squad / "dev-v1.1.json"
+    content = json.loads(path.read_text())
+    [first, *_] = content["data"][0]["paragraphs"]
+    asked, names = first["qas"][0], [f"a{number}" for number in range(8)]
+    first["qas"] = [asked | {"id": name} for name in names]
+    path.write_text(json.dumps(content))
+    before = sample()
+    assert len(set(map(frozenset, before.values()))) > 1
+    first["qas"].reverse()
+    path.write_text(json.dumps(content))
+    assert sample() == before
+
+
+def test_ranges_overlap_where_they_share_a_character_with_any_span():
+    ranges = np.array([[0, 5], [5, 9], [10, 12]])
+    for spans, expected in (
+        ([(5, 6)], [False, True, False]),
+        ([(4, 6)], [True, True, False]),
+        ([(0, 1), (11, 20)], [True, False, True]),
+        ([(9, 10)], [False, False, False]),
+    ):
+        assert overlaps(ranges, spans).tolist() == expected
