@@ -235,3 +235,11 @@ def test_fewer_exits_drop_nothing_until_they_are_told_to(bert):
     bert.drop_ratios = 0.5
     bert.prune_exits([bert.exit_layers[0], bert.exit_layers[-1]])
     assert bert.drop_ratios == [0.0]
+
+
+def test_logits_of_a_cascade_are_the_log_odds_of_its_score(bert, pairs):
+    sequences = bert.tokenizer.encode(*pairs)
+    not_answer, answer = bert.predict_logits(bert.pack(sequences), len(sequences)).T
+    scores = bert.predict_sequence_exits(sequences)[:, -1]
+    np.testing.assert_allclose(answer - not_answer, np.log(scores / (1 - scores)), atol=1e-4)
+    np.testing.assert_allclose(np.exp(answer) + np.exp(not_answer), 1.0, atol=1e-5)

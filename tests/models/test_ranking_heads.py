@@ -145,3 +145,13 @@ def test_scores_of_heads_are_those_of_the_last_exit(checkpoint, pairs):
     np.testing.assert_allclose(
         found.mean(1), ranker.predict_sequence_exits(sequences)[:, -1], atol=1e-6
     )
+
+
+def test_heads_are_averaged_as_probabilities_or_as_logits(checkpoint):
+    logits = torch.tensor([[[0.0, 4.0], [0.0, -2.0], [0.0, -2.0]]])
+    for average, expected in (
+        ("probabilities", logits[0, :, 1].sigmoid().mean()),
+        ("logits", torch.tensor(0.0).sigmoid()),
+    ):
+        ranker = cerberus(checkpoint("bert", None), score_averaging=average)
+        torch.testing.assert_close(ranker.network.heads[-1].score(logits)[0], expected)
