@@ -90,14 +90,15 @@ def test_wrong_labels_or_precision_are_refused_before_scoring(
         ranker.calibrate(table, min_precision=precision)
 
 
-def test_threshold_is_set_on_calibrated_scores_of_the_first_of_each_ranking(checkpoint):
+@pytest.mark.parametrize("precision", [0.01, 0.3])
+def test_threshold_is_set_on_calibrated_scores_of_the_first_of_each_ranking(checkpoint, precision):
     dev = tiny.candidates(40, seed=4)
     ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
     with torch.no_grad():
         for weights in ranker.parameters():
             weights.add_(torch.randn_like(weights) * 0.2)
     ranker.dtype, ranker.drop_ratios = "fp32", 0.5
-    ranker.calibrate(dev, min_precision=0.3)
+    ranker.calibrate(dev, min_precision=precision)
     scores, labels, is_lower = [], [], []
     for id in dev["question_id"].unique().to_pylist():
         rows = [row for row in dev.to_pylist() if row["question_id"] == id]
@@ -106,5 +107,5 @@ def test_threshold_is_set_on_calibrated_scores_of_the_first_of_each_ranking(chec
         labels.append(rows[ranked[0].index]["label"])
         is_lower.append(ranked[0].score < max(one.score for one in ranked))
     assert any(is_lower)  # what was dropped early may have a higher score
-    expected = abstention_threshold(np.array(scores), np.array(labels), 0.3)
+    expected = abstention_threshold(np.array(scores), np.array(labels), precision)
     assert ranker.threshold == pytest.approx(expected, abs=1e-6)

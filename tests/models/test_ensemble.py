@@ -71,9 +71,9 @@ def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, p
 
 def test_settings_of_an_ensemble_are_its_members_too(members):
     ensemble = EnsembleRanker(members)
-    ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", True, 512
+    ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", False, 512
     assert {(m.dtype, m.use_fused_layers, m.max_batch_tokens) for m in members} == {
-        ("bf16", True, 512)
+        ("bf16", False, 512)
     }
 
 

@@ -178,7 +178,8 @@ def test_broken_index_is_refused(documents, tmp_path, damage):
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-20])
     elif damage == "longer":
-        path.write_bytes(path.read_bytes() + bytes(8))
+        path = next((tmp_path / "i").glob("shard-00000/bm25/*.json"))
+        path.write_text(path.read_text() + "\n")  # still valid JSON
     elif damage == "gone":
         path.unlink()
     elif damage == "manifest":
