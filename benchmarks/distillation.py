@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import ray
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -31,7 +32,6 @@ from as2ray.checkpoints.saving import save
 from as2ray.corpora.preparation import read_split
 from as2ray.data.packed_dataset import MicroBatch, PackedDataset
 from as2ray.data.pair_reader import PairReader
-from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.score import score_table
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.losses import get_loss
@@ -284,7 +284,7 @@ def _measure_scoring(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResu
 
     _write_table(table.slice(0, STARTUP_PAIRS), folder / "scored-start")
     threads = torch.get_num_threads()
-    with ray_session():
+    with ray.init(address="local", include_dashboard=False, logging_level="WARNING"):
         (ratio,) = measure_alternately(one_actor, [in_process], size.num_repeats, warm_up=False)
     torch.set_num_threads(threads)
     claim = Claim("one actor: >= 0.9 x packed in this process", str(ratio), ratio.median >= 0.9)

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.small and not asnq_shaped.has_source_files(args.data):
         sys.exit("skipped: needs the questions of ASNQ and the articles of SQuAD under --data")
     sizes = [600] if args.small else args.sentences
-    num_encoded, num_queries, num_repeats = (300, 5, 1) if args.small else (args.encoded, 200, 3)
+    num_encoded, num_queries, num_repeats = (60, 3, 1) if args.small else (args.encoded, 200, 3)
     embeddings.MIN_APPROXIMATE = 1  # type: ignore[misc]  # every size is searched both ways
     results: dict[str, Any] = {}
     for size in sizes:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             measured = _measure_index(Path(folder), texts, queries, num_encoded)
             measured["to bm25s alone"] = _compare_bm25(texts, queries, num_repeats)
             results[f"{size:,}"] = measured
-    results["encoding"] = _compare_encoding(texts[: 40 if args.small else 1_000])
+    results["encoding"] = _compare_encoding(*((texts[:8], 1) if args.small else (texts[:1_000], 5)))
     write_report("retrieval", args, _list_claims(results), results)
 
 
@@ -239,7 +239,7 @@ def _percentiles(function: Callable[[Any], Any], arguments: Sequence[Any]) -> di
     return {name: float(np.percentile(times_ms, q)) for name, q in (("p50", 50), ("p99", 99))}
 
 
-def _compare_encoding(texts: list[str]) -> dict[str, Any]:
+def _compare_encoding(texts: list[str], num_repeats: int) -> dict[str, Any]:
     """Compares sentences per second with sentence-transformers', in turns."""
     from sentence_transformers import SentenceTransformer
 
@@ -251,7 +251,7 @@ def _compare_encoding(texts: list[str]) -> dict[str, Any]:
         workload, baseline = (
             partial(measure_rate, len(texts), model.encode, texts) for model in (encoder, peer)
         )
-        (ratio,) = measure_alternately(workload, [baseline], 5)
+        (ratio,) = measure_alternately(workload, [baseline], num_repeats)
         difference = np.abs(encoder.encode(texts) - peer.encode(texts)).max()
         results[dtype] = {**ratio.as_json(), "difference": float(difference), "shown": str(ratio)}
     return results

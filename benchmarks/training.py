@@ -59,7 +59,7 @@ class Size:
 
 
 FULL = Size(192, 3, (32, 64))
-SMALL = Size(8, 1, (4,))
+SMALL = Size(4, 1, (2,))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

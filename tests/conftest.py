@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 Checkpoint = Callable[..., Path]
 MakeTable = Callable[..., pa.Table]
 
+LONGEST_FILES = (
+    "test_watched_search",
+    "test_resume_states",
+    "test_nodes_without_shared_disk",
+    "test_benchmarks",
+    "test_faults",
+    "test_elastic_runs",
+    "test_ray_benchmarks",
+    "test_gangs",
+    "test_experiments",
+)
+"""Files of tests that take longest, of which none uses this process' own Ray."""
+
 # On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
@@ -48,9 +61,19 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Runs directories with slow tests first, so that all processes finish together."""
+    """Runs the longest files first, then folders with slow tests, so that processes end together.
+
+    Tests that connect to a cluster come before those that start this process' own Ray.
+    """
     slow_folders = {item.path.parent for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path.parent not in slow_folders)
+    rank = {name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(
+        key=lambda item: (
+            rank.get(item.path.stem, len(rank)),
+            item.path.parent.name != "cluster",
+            item.path.parent not in slow_folders,
+        )
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,22 +1,14 @@
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_runs import report, started
 
-from as2ray.checkpoints.initialization import init_ranker
-from as2ray.checkpoints.packaged import packaged_minilm
-from as2ray.checkpoints.saving import save
-from as2ray.errors import CheckpointError
 from benchmarks import epoch
 from benchmarks.consuming import WorkerReport, compute_checksum, is_exact
-
-ROOT = Path(__file__).parents[2]
 
 NEEDS = {
     "training": "WikiQA",
@@ -26,35 +18,6 @@ NEEDS = {
     "serving": "SQuAD",
 }
 """What a benchmark asks for where it finds neither releases nor a GPU."""
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Path:
-    """The packaged encoder; where it is not installed the test is skipped."""
-    try:
-        return packaged_minilm()
-    except CheckpointError as error:
-        pytest.skip(error.problem)
-
-
-@pytest.fixture(scope="module")
-def cascade(encoder, tmp_path_factory) -> str:
-    """A checkpoint that drops half of the candidates after its first layer."""
-    made = init_ranker(encoder, exit_layers=[1, 2])
-    made.drop_ratios = 0.5
-    return str(save(made, tmp_path_factory.mktemp("cascade") / "ranker"))
-
-
-def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A process of this Python, where no raw release is to be found."""
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "AS2RAY_DATA": str(folder / "nowhere")},
-        capture_output=True,
-        text=True,
-        timeout=500,  # the test has 600 s; what is killed leaves its services running
-    )
 
 
 def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -86,26 +49,6 @@ def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[st
     shown = {name for name, _ in runs if any(f"benchmarks.{name}" in line for line in tables)}
     assert shown == {name for (name, _), end in zip(runs, ends, strict=True) if not end}
     return ends
-
-
-def report(path: Path, name: str) -> dict:
-    """What a small run wrote."""
-    found = json.loads(path.read_text())
-    assert {"benchmark", "small", "cores", "created_at", "machine", "claims", "results"} == set(
-        found
-    )
-    assert (found["benchmark"], found["small"]) == (name, True)
-    assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
-    return found
-
-
-def alone(folder: Path, name: str, *flags: str) -> dict:
-    """What a benchmark writes that the command line starts."""
-    output = folder / f"{name}.json"
-    done = started(folder, "-m", f"benchmarks.{name}", "--small", "--output", str(output), *flags)
-    assert done.returncode == 0, done.stderr
-    assert f"benchmarks.{name}" in done.stdout
-    return report(output, name)
 
 
 @pytest.fixture(scope="module")
@@ -141,36 +84,6 @@ def runs(cascade, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, st
 @pytest.fixture(scope="module")
 def small(runs) -> Callable[[str], dict]:
     return runs[0]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
-    results = alone(tmp_path, "streaming")["results"]
-    assert results["text"] == "made-up words"
-    assert set(results["rates"]) == {"encode_batch", "encode_batch_fast", "packed_dataset"}
-    assert all(rate["ratio"]["median"] > 0 for rate in results["rates"].values())
-    [one] = results["passes"]
-    assert one["epoch"]["num_pairs"] == 16_384
-    assert 0 < one["epoch"]["first_batch_s"] < one["first_batch_from_init"]
-    assert one["memory"]["driver_mb"] > 0
-    assert one["memory"]["workers_mb"] > 0
-    assert one["memory"]["num_worker_processes"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("encoder")
-def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
-    found = alone(tmp_path, "epoch")
-    [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
-    assert exact["holds"]
-    [one] = found["results"]["passes"]
-    assert one["exact"]
-    assert sum(worker["num_pairs"] for worker in one["workers"]) == one["pairs"] == 16_384
-    assert 0 < one["first"] < one["end"]
-    assert any("raylet" in name for name in one["memory"]["process_mb"])
-    assert found["results"]["datasets"]["rate"] > 0
-    assert found["results"]["datasets"]["memory"] > 0
 
 
 @pytest.mark.parametrize(
@@ -266,38 +179,6 @@ def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
     assert found["results"]["MiniLM"]["largest difference"] < 0.02
     assert found["results"]["MiniLM"]["part of the product"] > 0
     assert 0.5 < found["results"]["cascade"]["operations"] < 0.9
-
-
-@pytest.mark.slow
-def test_serving_small_run_loads_both_services(cascade, tmp_path):
-    pytest.importorskip("sentence_transformers")
-    flags = ("--cores", "2", "--cascade", cascade, "--soak_s", "5")
-    found = alone(tmp_path, "serving", *flags)["results"]
-    soak = found.pop("soak")
-    assert soak["load"]["num_answered"] > 0
-    assert soak["load"]["num_failed"] == 0
-    assert min(soak["memory, MB"]) > 300  # the replica alone holds torch and a network
-    [of] = found.values()
-    assert of["sustained"]["CrossEncoder"]["ratio"]["median"] > 0
-    assert {side: set(loads) for side, loads in of["clients"].items()} == {
-        "as2ray": {"2"},
-        "CrossEncoder": {"2"},
-    }
-    assert all(
-        load["num_failed"] == 0 for loads in of["clients"].values() for load in loads.values()
-    )
-    assert of["overload"]["num_failed"] == 0
-    assert of["in process"]["ratio"]["median"] > 0
-
-
-@pytest.mark.slow
-def test_chaos_run_loses_no_request_of_clients_that_behave(cascade, tmp_path):
-    found = alone(tmp_path, "chaos", "--cascade", cascade)["results"]
-    assert len(found) == 8
-    assert {name: fault["num_lost"] for name, fault in found.items() if fault["num_lost"]} == {}
-    for fault in found.values():
-        assert fault["latencies_s"]
-        assert fault["memory_mb"] > 300
 
 
 @pytest.mark.parametrize("name", NEEDS)

@@ -75,3 +75,13 @@ def test_cost_of_heads_is_that_of_their_layers_over_the_survivors():
 def test_drop_ratios_that_do_not_fit_the_exits_are_refused():
     with pytest.raises(ConfigError, match="drop ratios"):
         layers_of(EXITS, (0.3, 0.3))
+
+
+def test_operations_of_heads_and_partial_classifiers_equal_a_count_by_hand():
+    shape = EncoderShape(4, 8, 4, num_layers=4, num_ranking_heads=3, layers_per_head=1)
+    lengths = [np.array([3, 5, 7]), np.array([5])]  # of the second exit, whose heads read the rest
+    partial_classifier = 2 * (4 * 4 + 4 * 4 + 4 * 2)
+    body = 2 * shape.layer_flops(lengths[0]).sum() + shape.layer_flops(lengths[1]).sum()
+    head = shape.layer_flops(lengths[1]).sum() + 2 * (4 * 4 + 4 * 2)
+    found = count_flops(shape, [2, 3], lengths)
+    assert found == body + 3 * partial_classifier + 3 * head

@@ -12,21 +12,26 @@ from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.errors import CheckpointError
 
-CrossEncoder = pytest.importorskip(
-    "sentence_transformers", reason="the extra `benchmarks` is not installed"
-).CrossEncoder
-
 QUESTION = "What is kovarin?"
 TEXTS = ["Badesso.", "Kovarin ne kovarin.", "Lala muri.", "Muri.", "Quintol ba.", "Zelimut."]
 
 
+@pytest.fixture(scope="module")
+def cross_encoder():
+    """Their class; its module takes seconds to load."""
+    reason = "the extra `benchmarks` is not installed"
+    return pytest.importorskip("sentence_transformers", reason=reason).CrossEncoder
+
+
 @pytest.mark.parametrize("labels", [1, 2])
-def test_exported_ranker_has_the_same_scores_and_order(checkpoint, family, labels, tmp_path):
+def test_exported_ranker_has_the_same_scores_and_order(
+    cross_encoder, checkpoint, family, labels, tmp_path
+):
     path = checkpoint(family, labels, initializer_range=0.3)
     ranker = load(path, dtype="fp32", device="cpu")
     expected = ranker.rank(QUESTION, TEXTS)
     main(["export", "--model", str(path), "--output", str(tmp_path / "out")])
-    found = CrossEncoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
+    found = cross_encoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
     assert [one["corpus_id"] for one in found] == [one.index for one in expected]
     assert [one["score"] for one in found] == pytest.approx(
         [one.score for one in expected], abs=1e-5
@@ -62,25 +67,25 @@ def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tm
     ],
 )
 def test_exported_ranker_that_was_a_cross_encoder_of_logits_has_our_scores(
-    checkpoint, labels, said, tmp_path
+    cross_encoder, checkpoint, labels, said, tmp_path
 ):
     path = shutil.copytree(checkpoint("bert", labels, initializer_range=0.3), tmp_path / "theirs")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **said}))
     ranker = load(path, dtype="fp32", device="cpu")
     export_cross_encoder(ranker, tmp_path / "out")
-    found = CrossEncoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
+    found = cross_encoder(str(tmp_path / "out"), device="cpu").rank(QUESTION, TEXTS)
     expected = [one.score for one in ranker.rank(QUESTION, TEXTS)]
     assert [one["score"] for one in found] == pytest.approx(expected, abs=1e-5)
     assert all(getattr(ranker.network.config, name) == value for name, value in said.items())
 
 
-def test_exported_ranker_cuts_pairs_to_the_same_length(checkpoint, family, tmp_path):
+def test_exported_ranker_cuts_pairs_to_the_same_length(cross_encoder, checkpoint, family, tmp_path):
     path = checkpoint(family, 2, initializer_range=0.3)
     ranker = load(path, dtype="fp32", device="cpu", max_length=24)
     before = ranker.hf_tokenizer.model_max_length
     long = ["Kovarin ne kovarin lala muri badesso. " * 4, "Lala muri. " * 12]
-    found = CrossEncoder(str(export_cross_encoder(ranker, tmp_path / "out")), device="cpu")
+    found = cross_encoder(str(export_cross_encoder(ranker, tmp_path / "out")), device="cpu")
     assert found.max_length == 24
     expected = {one.index: one.score for one in ranker.rank(QUESTION, long)}
     scores = {one["corpus_id"]: one["score"] for one in found.rank(QUESTION, long)}

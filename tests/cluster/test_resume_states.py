@@ -10,14 +10,15 @@ from running import workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-EPOCHS = 40
+EPOCHS = 20
+"""Of which the first few pass before the run learns that its node is to be taken."""
 
 
 def test_run_leaves_a_node_that_is_drained_and_repeats_no_step(
     cluster, start, expected, monkeypatch
 ):
     monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1")
-    monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")
+    monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.2")
     node = cluster.add_node(num_cpus=2)
     # By the clock, no state would be saved.
     run = start(EPOCHS, pace=0.2, resume_interval_s=600, preemption_check_steps=20)

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from as2ray.corpora.page_grades import grade_paragraph_answer, split_page
+from as2ray.corpora.page_grades import grade_paragraph_answer, overlaps, split_page
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables import raw_files
@@ -166,3 +166,32 @@ def test_squad_of_the_hub_gives_the_table_of_the_release(squad, tmp_path, monkey
         asked = {paragraph["context"] for paragraph in paragraphs if paragraph["qas"]}
         expected = [row for row in release if any(row["candidate"] in text for text in asked)]
         assert read_split("squad", "dev", "hub", **options).to_pylist() == expected
+
+
+def test_squad_sample_of_a_question_depends_on_its_id_and_not_on_its_place(squad):
+    def sample() -> dict[str, set[str]]:
+        rows = read_split("squad", "dev", squad, max_candidates=3).to_pylist()
+        return {id: {row["candidate"] for row in rows if row["question_id"] == id} for id in names}
+
+    path = squad / "dev-v1.1.json"
+    content = json.loads(path.read_text())
+    [first, *_] = content["data"][0]["paragraphs"]
+    asked, names = first["qas"][0], [f"a{number}" for number in range(8)]
+    first["qas"] = [asked | {"id": name} for name in names]
+    path.write_text(json.dumps(content))
+    before = sample()
+    assert len(set(map(frozenset, before.values()))) > 1
+    first["qas"].reverse()
+    path.write_text(json.dumps(content))
+    assert sample() == before
+
+
+def test_ranges_overlap_where_they_share_a_character_with_any_span():
+    ranges = np.array([[0, 5], [5, 9], [10, 12]])
+    for spans, expected in (
+        ([(5, 6)], [False, True, False]),
+        ([(4, 6)], [True, True, False]),
+        ([(0, 1), (11, 20)], [True, False, True]),
+        ([(9, 10)], [False, False, False]),
+    ):
+        assert overlaps(ranges, spans).tolist() == expected

@@ -1,4 +1,4 @@
-"""Searches over stored scores and over training runs."""
+"""Searches over stored scores."""
 
 import csv
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import optuna
 import pytest
@@ -20,20 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.distributed import tune
 from as2ray.distributed.cluster import record_placement_group, release_placement_group
-from as2ray.distributed.tune import search_scores, search_training
-from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import SearchError, TrainingError
-from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec, TrainingJob
-from as2ray.training.tracking import (
-    RunDescription,
-    TrackingConfig,
-    closing,
-    create_servers,
-)
-
-IN_TURN = WorkersConfig(num_workers=0, cpus_per_worker=2)
-"""Each trial trains in its own process, and takes all CPUs of the test's cluster."""
+from as2ray.distributed.tune import search_scores
 
 NUM_TRIALS = 15
 
@@ -41,11 +27,6 @@ NUM_TRIALS = 15
 def space(trial):
     trial.suggest_float("x", -1.0, 1.0)
     trial.suggest_categorical("power", [2, 4])
-
-
-def numbered(trial):
-    trial.suggest_float("x", 0.0, 1.0)
-    return {"number": trial.number}
 
 
 def search_sum(folder, seconds=0.0):
@@ -173,92 +154,3 @@ def test_group_of_a_run_whose_controller_was_killed_is_released(ray_local, tmp_p
     for _ in range(2):
         release_placement_group(tmp_path)
         assert ray.util.placement_group_table(group)["state"] == "REMOVED"
-
-
-@pytest.fixture
-def job(corpus, checkpoint, tmp_path):
-    dev = tiny.write_corpus(tmp_path / "dev", tiny.candidates(20, seed=7))
-    return TrainingJob(
-        ModelSpec(str(checkpoint()), max_length=32),
-        (str(corpus),),
-        {"dev": str(dev)},
-        TrainingConfig(epochs=2, global_batch_size=64, learning_rate=3e-3, precision="fp32"),
-        tracking=TrackingConfig(tensorboard=False),
-    )
-
-
-def create_jobs(job, *changes):
-    """Returns `create_job` for the space `numbered`; the trials have these settings in turn."""
-
-    def create_job(params):
-        settings = changes[params["number"]]
-        if settings is None:
-            raise TrainingError("the loss is nan")
-        return replace(job, training=replace(job.training, **settings))
-
-    return create_job
-
-
-@pytest.mark.slow
-def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, ray_local, caplog):
-    # 7 steps an epoch: the second trial is evaluated three times before the first was once.
-    bad = {"learning_rate": 1e-9, "eval_steps": 2}
-    mlflow = pytest.importorskip("mlflow")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    tracking = TrackingConfig(log_every_steps=1, mlflow_uri=uri, upload_rankers=False)
-    job = replace(job, tracking=tracking, run=RunDescription("search", "Tiny", key="search"))
-    create_job = create_jobs(job, {}, bad, None)
-    servers, folder = create_servers(tracking, job.run), tmp_path / "search"
-    with closing(servers), caplog.at_level("INFO", logger=tune.__name__):
-        result = search_training(create_job, numbered, folder, IN_TURN, num_trials=3)
-    assert [trial.state for trial in result.trials] == ["finished", "stopped", "failed"]
-    client = mlflow.MlflowClient(uri)
-    found = client.search_runs([client.get_experiment_by_name("Tiny").experiment_id])
-    runs = {run.info.run_name.partition("-")[0]: run for run in found}
-    states = {name: run.info.status for name, run in runs.items()}
-    assert states == {"search": "FINISHED", "001": "FINISHED", "002": "KILLED"}
-    assert runs["001"].data.params["x"] == str(result.params["x"])
-    assert runs["001"].data.metrics["dev/AP"] == result.value
-    parents = {run.data.tags.get("mlflow.parentRunId") for run in found}
-    assert parents == {None, runs["search"].info.run_id}
-    assert [trial.epoch for trial in result.trials] == [2.0, 8 / 7, None]
-    assert result.failed_trials == [3]
-    assert result.params == result.trials[0].params
-    assert result.value > result.trials[1].values["dev/AP"]
-    assert (result.ranker / "model.safetensors").exists()
-    lines = [record.getMessage() for record in caplog.records if record.name == tune.__name__]
-    assert lines[0].startswith("trial 1/3 x 0.5488 number 0 -> dev/AP ")
-    assert "(best so far)" in lines[0]
-    assert lines[1].endswith("; stopped early at epoch 1.1")
-    assert lines[2].endswith(": failed: TrainingError: the loss is nan")
-    trials = sorted((tmp_path / "search" / "trials").iterdir())
-    assert [trial.name[:3] for trial in trials] == ["001", "002"]
-    [events] = trials[0].glob("tensorboard/*")
-    assert all(name in events.read_bytes() for name in (b"hparams", b"train/loss", b"dev/AP"))
-
-
-def test_trial_is_not_stopped_after_its_last_epoch(job, tmp_path, ray_local):
-    create_job = create_jobs(job, {"epochs": 1}, {"epochs": 1, "learning_rate": 1e-9})
-    result = search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=2)
-    assert [(trial.state, trial.epoch) for trial in result.trials] == [("finished", 1.0)] * 2
-    assert result.trials[0].values["dev/AP"] > result.trials[1].values["dev/AP"]
-
-
-def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local):
-    create_job = create_jobs(job, None)
-    with pytest.raises(SearchError, match=r"none of the 1 trials(.|\n)*fix: "):
-        search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=1)
-
-
-@pytest.mark.slow
-def test_trial_starts_after_one_that_was_stopped_early_and_none_keeps_workers(
-    job, tmp_path, ray_local
-):
-    # A worker and its share of data fill the cluster, which has no dashboard.
-    create_job = create_jobs(job, {}, *[{"learning_rate": 1e-9}] * 2)
-    result = search_training(
-        create_job, numbered, tmp_path / "search", WorkersConfig(), num_trials=3
-    )
-    assert [trial.state for trial in result.trials] == ["finished", "stopped", "stopped"]
-    groups = ray.util.placement_group_table().values()
-    assert {group["state"] for group in groups} == {"REMOVED"}

@@ -91,6 +91,15 @@ def test_cheapest_is_of_enough_quality_or_the_best_there_is():
     assert cheapest_point(points, 0.9) == point(0.62, 0.5)
 
 
+def test_of_equally_cheap_points_the_better_counts_and_of_equally_good_ones_the_cheaper():
+    points = [point(0.5, 0.2), point(0.6, 0.2), point(0.6, 0.1), point(0.5, 0.1)]
+    for ordered in (points, points[::-1]):
+        assert cheapest_point(ordered, 0.4) == point(0.6, 0.1)
+        assert cheapest_point(ordered[:2], 0.4) == max(ordered[:2], key=lambda p: p.map)
+        assert cheapest_point(ordered, 0.9) == point(0.6, 0.1)
+        assert pareto_front(ordered) == [point(0.6, 0.1)]
+
+
 def test_exit_that_ranks_before_the_heads_does_not_cost_them(replay):
     shape = EncoderShape(num_layers=8, num_ranking_heads=3, layers_per_head=2)
     with_heads = replace(replay, shape=shape)

@@ -14,6 +14,7 @@ from as2ray.errors import ConfigError, EvaluationError
 from as2ray.evaluation.measures import evaluate, mean_average_precision, validation_measures
 from as2ray.evaluation.presets import PAPER_PRESETS, parse_measure
 from as2ray.tables.filters import filter_mask
+from as2ray.tables.fingerprint import fingerprint
 
 DATA = Path(os.environ.get("AS2RAY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -226,3 +227,15 @@ def test_constant_scorer_on_trecqa_is_far_below_one(make_table):
         evaluate(table, constant, [AP], question_filter="clean", ties="optimistic").measures["AP"]
         == 1.0
     )
+
+
+def test_equal_scores_are_ordered_by_the_relevance_that_is_measured(make_table):
+    table = make_table([[1, 0]], grades=[[0, 3]])
+    assert evaluate(table, [0.0, 0.0], [RR], relevance="grade").measures["RR"] == 0.5
+
+
+def test_fingerprint_is_of_the_table_before_the_filter(make_table):
+    table = make_table([[1, 0], [0]])
+    results = [evaluate(table, [0.0] * 3, question_filter=name) for name in ("raw", "clean")]
+    assert results[0].counts != results[1].counts
+    assert {result.fingerprint for result in results} == {fingerprint(table)}

@@ -152,3 +152,11 @@ def test_correlation_with_the_baseline_is_spearman_s_with_its_p(random):
     assert comparison.spearman == pytest.approx(1.0)
     assert comparison.p_spearman < 0.01
     assert compare_systems(per_question([0.5] * 40), system, "AP").spearman is None
+
+
+def test_interval_is_as_wide_as_its_confidence_asks(random):
+    values = per_question(np.zeros(50)), per_question(random.normal(size=50))
+    wide, narrow = (
+        np.ptp(compare_systems(*values, "AP", confidence=level).interval) for level in (0.95, 0.5)
+    )
+    assert narrow / wide == pytest.approx(0.674 / 1.96, rel=0.1)  # of a normal distribution

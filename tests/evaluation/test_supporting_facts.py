@@ -61,6 +61,7 @@ def test_passages_may_be_predicted_beside_the_facts():
         ("zoo zoo", "zoo", 2 / 3, 0.0),
         ("yes", "no", 0.0, 0.0),
         ("yes sir", "yes", 0.0, 0.0),
+        ("yes", "yes sir", 0.0, 0.0),
         ("no", "no", 1.0, 1.0),
     ],
 )
@@ -78,6 +79,13 @@ def test_joint_multiplies_precision_and_recall_apart():
     assert row["joint recall"] == pytest.approx(0.25)
     assert row["joint F1"] == pytest.approx(0.4)
     assert row["joint EM"] == 0.0
+
+
+@pytest.mark.parametrize("answer", ["zoo", "red"])
+@pytest.mark.parametrize("fact", [("A", 0), ("A", 1)])
+def test_joint_exact_match_needs_the_answer_and_the_facts(answer, fact):
+    row = one(Known((("A", 0),), "zoo"), [fact], answers=answer)
+    assert row["joint EM"] == (answer == "zoo" and fact == ("A", 0))
 
 
 facts = st.sets(st.tuples(st.sampled_from("AB"), st.integers(0, 2)))

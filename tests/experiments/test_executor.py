@@ -215,3 +215,23 @@ def test_longest_chain_is_the_sum_of_its_hours():
     stages = [Cell("last", (middle,), expected_hours=4.0), replace(first, name="short")]
     hours = critical_paths(sorted_stages(stages))
     assert [hours[s] for s in (first, middle, *stages)] == [7.0, 6.0, 4.0, 1.0]
+
+
+def test_key_that_the_stored_stage_did_not_have_is_told(store, tmp_path):
+    experiment, output = Experiment(), tmp_path / "output"
+    experiment.add("cells/a", Cell("a"))
+    run_named(store, output, experiment)
+    links = json.loads((output / "stages.json").read_text())
+    del links["cells/a"]["inputs"]["name"]  # as if an earlier version had not known it
+    (output / "stages.json").write_text(json.dumps(links))
+    with pytest.raises(StaleStageError, match=r"1 keys differ.*name: None -> 'a'"):
+        run_named(store, output, experiment)
+
+
+def test_digest_does_not_depend_on_the_order_of_keys():
+    @dataclass(frozen=True, eq=False)
+    class Configured(Stage):
+        options: dict[str, int]
+
+    assert Configured({"a": 1, "b": 2}).key == Configured({"b": 2, "a": 1}).key
+    assert Configured({"a": 1, "b": 2}).key != Configured({"a": 2, "b": 1}).key

@@ -29,3 +29,14 @@ def test_span_is_no_longer_than_an_answer():
     logits[3, 0], logits[58, 1] = 1.0, 1.0
     [(_, (_, first, last))] = best_spans(logits, batch)
     assert last - first < MAX_ANSWER_TOKENS
+
+
+def test_longest_span_has_as_many_tokens_as_an_answer_may_have():
+    ids = np.zeros(60, np.int32)
+    of_mark = {"window": np.array([0]), "sentence": np.array([0])}
+    batch = PackedBatch(ids, ids, ids, np.array([60], np.int32), {}, np.array([2]), of_mark)
+    for num_tokens in (MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS + 1):
+        logits = np.zeros((60, 2), np.float32)
+        logits[3, 0], logits[2 + num_tokens, 1] = 1.0, 1.0
+        [(_, (score, _, _))] = best_spans(logits, batch)
+        assert score == (2.0 if num_tokens == MAX_ANSWER_TOKENS else 1.0)

@@ -2,6 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
+import torch
 from pydantic import ValidationError
 
 from as2ray.checkpoints.initialization import init_ranker
@@ -9,7 +10,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import EvaluationError
 from as2ray.models.calibration import UNCHANGED
-from as2ray.tables.reliability import measure_reliability
+from as2ray.tables.reliability import measure_abstention, measure_reliability
 
 QUESTION = "What is kovarin?"
 
@@ -110,3 +111,24 @@ def test_wrong_labels_or_precision_are_refused_before_scoring(
         table = table.set_column(4, "label", pa.array([label] * table.num_rows, pa.int8()))
     with pytest.raises(error, match=message):
         ranker.calibrate(table, min_precision=precision)
+
+
+@pytest.mark.parametrize("precision", [0.01, 0.05])
+def test_threshold_is_set_on_calibrated_scores_of_the_first_of_each_ranking(checkpoint, precision):
+    dev = tiny.candidates(40, seed=4)
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
+    with torch.no_grad():
+        for weights in ranker.parameters():
+            weights.add_(torch.randn_like(weights) * 0.2)
+    ranker.dtype, ranker.drop_ratios = "fp32", 0.5
+    ranker.calibrate(dev, min_precision=precision)
+    scores, labels, is_lower = [], [], []
+    for id in dev["question_id"].unique().to_pylist():
+        rows = [row for row in dev.to_pylist() if row["question_id"] == id]
+        ranked = ranker.rank(rows[0]["question"], [row["candidate"] for row in rows])
+        scores.append(ranked[0].score)
+        labels.append(rows[ranked[0].index]["label"])
+        is_lower.append(ranked[0].score < max(one.score for one in ranked))
+    assert any(is_lower)  # what was dropped early may have a higher score
+    expected = measure_abstention(np.array(scores), np.array(labels), precision)
+    assert ranker.threshold == pytest.approx(expected.threshold, abs=1e-6)

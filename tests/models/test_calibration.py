@@ -129,3 +129,8 @@ def test_labels_other_than_0_and_1_are_refused(labels):
     for measure in (fit_calibration, measure_reliability, abstention):
         with pytest.raises(EvaluationError, match=r"labels must be 0 or 1, not \["):
             measure(scores, labels)
+
+
+def test_calibration_error_weighs_each_bin_by_its_pairs():
+    scores, labels = np.array([0.05, 0.05, 0.05, 0.95]), np.zeros(4)
+    assert measure_reliability(scores, labels).ece == pytest.approx((3 * 0.05 + 0.95) / 4)

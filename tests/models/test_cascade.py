@@ -235,3 +235,24 @@ def test_question_without_candidates_may_stand_anywhere_among_others(bert, pairs
     assert [(r.index, r.exit_layer) for r in found[1]] == [
         (r.index, r.exit_layer) for r in bert.rank(QUESTION, pairs[1], drop_ratios=[0.2, 0.7])
     ]
+
+
+def test_partial_classifiers_have_the_dropout_of_the_encoder_s_dense_layers(checkpoint):
+    path = checkpoint("bert", None, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2)
+    ranker = init_ranker(path, max_length=60, exit_layers=[1, 2])
+    dropouts = [m.p for m in ranker.network.heads.modules() if isinstance(m, torch.nn.Dropout)]
+    assert dropouts == [0.3] * 6
+
+
+def test_fewer_exits_drop_nothing_until_they_are_told_to(bert):
+    bert.drop_ratios = 0.5
+    bert.prune_exits([bert.exit_layers[0], bert.exit_layers[-1]])
+    assert bert.drop_ratios == [0.0]
+
+
+def test_logits_of_a_cascade_are_the_log_odds_of_its_score(bert, pairs):
+    sequences = bert.tokenizer.encode(*pairs)
+    not_answer, answer = bert.predict_logits(bert.pack(sequences), len(sequences)).T
+    scores = bert.predict_sequence_exits(sequences)[:, -1]
+    np.testing.assert_allclose(answer - not_answer, np.log(scores / (1 - scores)), atol=1e-4)
+    np.testing.assert_allclose(np.exp(answer) + np.exp(not_answer), 1.0, atol=1e-5)

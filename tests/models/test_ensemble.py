@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tiny
 
+from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
@@ -34,6 +35,7 @@ def test_saved_ensemble_loads_and_ranks_the_same(members, pairs, tmp_path):
     loaded = load(save(ensemble, tmp_path / "saved"), dtype="fp32")
     assert isinstance(loaded, EnsembleRanker)
     assert loaded.weights == (0.2, 0.2, 0.6)
+    assert loaded.threshold == ensemble.threshold is not None
     found, expected = (r.rank(QUESTION, pairs[1]) for r in (loaded, ensemble))
     assert [r.index for r in found] == [r.index for r in expected]
     np.testing.assert_allclose([r.score for r in found], [r.score for r in expected], atol=1e-6)
@@ -69,7 +71,15 @@ def test_saved_ensemble_of_many_members_keeps_whose_each_weight_is(checkpoint, p
 
 def test_settings_of_an_ensemble_are_its_members_too(members):
     ensemble = EnsembleRanker(members)
-    ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", True, 512
+    ensemble.dtype, ensemble.use_fused_layers, ensemble.max_batch_tokens = "bf16", False, 512
     assert {(m.dtype, m.use_fused_layers, m.max_batch_tokens) for m in members} == {
-        ("bf16", True, 512)
+        ("bf16", False, 512)
     }
+
+
+def test_cascade_in_an_ensemble_counts_with_its_last_exit(checkpoint, members, pairs):
+    cascade = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
+    cascade.dtype = "fp32"
+    found = EnsembleRanker([cascade, members[0]]).predict_exits(*pairs)
+    last, whole = (ranker.predict_exits(*pairs)[:, -1] for ranker in (cascade, members[0]))
+    np.testing.assert_allclose(found[:, 0], (last + whole) / 2, atol=1e-6)

@@ -195,3 +195,14 @@ def test_probability_of_one_and_two_logits_agree():
     logits = torch.tensor([[0.3, 1.5], [2.0, -1.0]])
     difference = logits[:, 1:] - logits[:, :1]
     torch.testing.assert_close(positive_probability(logits), positive_probability(difference))
+
+
+def test_attention_drops_weights_while_it_trains_and_only_then(checkpoint, family, packed):
+    no_other = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
+    ranker = load(checkpoint(family, 2, initializer_range=0.3, **no_other), dtype="fp32")
+    ranker.use_fused_layers = False
+    with torch.no_grad():
+        trained = [ranker.train()(packed) for _ in range(2)]
+        ranked = [ranker.eval()(packed) for _ in range(2)]
+    assert not torch.allclose(*trained, atol=1e-3)
+    torch.testing.assert_close(*ranked)

@@ -127,3 +127,31 @@ def test_heads_without_layers_or_exits_are_refused(checkpoint):
         cerberus(checkpoint("bert"), exits=None)
     with pytest.raises(ValidationError, match="'sum'"):
         cerberus(checkpoint("bert"), score_averaging="sum")
+
+
+def test_heads_on_a_classifier_of_one_label_have_classifiers_of_their_own(
+    checkpoint, family, packed
+):
+    with torch.no_grad():
+        logits = cerberus(checkpoint(family, 1))(packed)
+    assert (logits[:, 0] - logits[:, 1]).abs().max() > 1e-4
+
+
+def test_scores_of_heads_are_those_of_the_last_exit(checkpoint, pairs):
+    ranker = cerberus(checkpoint("bert", None), exits=(1, 2))
+    sequences = ranker.tokenizer.encode(*pairs)
+    found = ranker.predict_heads(sequences)
+    assert found.shape == (18, 3)
+    np.testing.assert_allclose(
+        found.mean(1), ranker.predict_sequence_exits(sequences)[:, -1], atol=1e-6
+    )
+
+
+def test_heads_are_averaged_as_probabilities_or_as_logits(checkpoint):
+    logits = torch.tensor([[[0.0, 4.0], [0.0, -2.0], [0.0, -2.0]]])
+    for average, expected in (
+        ("probabilities", logits[0, :, 1].sigmoid().mean()),
+        ("logits", torch.tensor(0.0).sigmoid()),
+    ):
+        ranker = cerberus(checkpoint("bert", None), score_averaging=average)
+        torch.testing.assert_close(ranker.network.heads[-1].score(logits)[0], expected)

@@ -215,3 +215,43 @@ def test_one_text_in_place_of_a_passage_s_sentences_is_refused(model):
     for passages in (["ab", "c"], "ab"):
         with pytest.raises(EvaluationError, match="one text"):
             model.rank_passages("What?", passages)
+
+
+@pytest.fixture
+def bert_answering(checkpoint) -> TwoInOneRanker:
+    path = checkpoint("bert", None, initializer_range=0.3)
+    made = init_ranker(path, max_length=60, is_joint=True, extract_answers=True)
+    made.dtype = "fp32"
+    return made.eval()
+
+
+def test_answer_comes_from_a_sentence_above_the_threshold_and_from_no_other(bert_answering):
+    asked, passage = "What is kovarin?", [text for passage in PASSAGES for text in passage]
+    _, scores = bert_answering.predict_passages([asked], [passage])
+    answers = bert_answering.extract_answers([asked], [passage])
+    assert max(answers, key=lambda answer: answer.score).sentence_index != scores.argmax()
+    for threshold in scores.tolist():
+        above = [answer for answer in answers if scores[answer.sentence_index] > threshold]
+        found = bert_answering.extract_answer(asked, [passage], threshold=threshold)
+        expected = max((answer.score for answer in above), default=None)
+        assert (found and found.score) == pytest.approx(expected, abs=1e-5)
+        assert (found is None) == (threshold == scores.max())
+
+
+def test_sentence_of_two_windows_has_the_better_of_its_two_spans(bert_answering):
+    words = ("kovarin", "ne", "quintol", "muri")
+    passage = [f"{word} lala badesso muri {word} lala." for word in words * 3]
+    windows = encode_passages(bert_answering.tokenizer, ["What is kovarin?"], [passage])
+    shared = [s for s in range(12) if (windows.marker_sentence == s).sum() == 2]
+    assert shared
+    numbers, found = range(len(windows.sequences)), []
+    for batches in ([numbers], [numbers[::-1]], *([[n]] for n in numbers)):
+        spans = {}
+        packed = [windows.pack(np.array([n])) for n in batches[0]]
+        bert_answering.predict_windows(windows, packed, spans)
+        found.append(spans)
+    for sentence in shared:
+        alone = [spans[sentence][0] for spans in found[2:] if sentence in spans]
+        assert len(set(alone)) == 2
+        for spans in found[:2]:
+            assert spans[sentence][0] == pytest.approx(max(alone), abs=1e-5)

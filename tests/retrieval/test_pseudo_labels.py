@@ -164,3 +164,19 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
     for max_questions in (0, -1):
         with pytest.raises(ValidationError, match="max_questions"):
             generate_queries(index, ["words"], max_questions=max_questions)
+
+
+def test_text_of_the_answer_is_no_negative_where_it_stands_again(tmp_path):
+    (tmp_path / "a.txt").write_text("Owls hunt mice.\n\nOwls hunt.\n\nOwls hunt mice.\n")
+    write_index(tmp_path, tmp_path.with_name("again"))
+    held = SentenceIndex.open(tmp_path.with_name("again"))
+    found = generate_pseudo_labels(held, [Query("q", "owls hunt mice")])
+    assert rows(found) == [("Owls hunt mice.", 1), ("Owls hunt.", 0)]
+
+
+def test_negatives_come_from_no_deeper_than_asked(index):
+    config = PseudoLabelConfig(depth=3, num_negatives=9)
+    found = rows(generate_pseudo_labels(index, [Query("q", "owls hunt at night")], config))
+    assert [text for text, _ in found] == index.texts(
+        [h.index for h in index.search("owls hunt at night", 3)]
+    )

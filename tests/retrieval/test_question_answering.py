@@ -1,14 +1,17 @@
 import json
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
 from as2ray.errors import ConfigError, EvaluationError
+from as2ray.outputs import RankedCandidate
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import write_index
-from as2ray.retrieval.question_answering import QuestionAnswerer
-from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.retrieval.question_answering import FoundCandidates, QuestionAnswerer, select_answers
+from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
 
 
 @pytest.fixture
@@ -82,3 +85,18 @@ def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["index", str(documents), "--output", out, "--columns", '{"body": "x"}'])
     assert "columns.body: unknown key" in capsys.readouterr().err
+
+
+def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
+    # By the sum, the order is 0, 1, 2; by the ranker alone it is 0, 2, 1.
+    found = FoundCandidates(
+        [Candidate(i, bm25, None) for i, bm25 in enumerate((9.0, 8.0, 1.0))],
+        {"bm25": np.array([9.0, 8.0, 1.0])},
+        [0, 1, 2],
+    )
+    ranking = [RankedCandidate(i, score, "") for i, score in ((0, 0.9), (2, 0.6), (1, 0.4))]
+    scoring = AnswerScoring({"bm25": 1.0, "ranker": 1.0})
+    texts = index.texts([0, 1, 2])
+    for top_k, expected in ((1, texts[:1]), (2, texts[:1]), (3, [texts[0], texts[2]])):
+        answer = select_answers(index, scoring, found, ranking, top_k, threshold=0.5)
+        assert [one.text for one in answer.answers] == expected

@@ -170,13 +170,16 @@ def test_index_of_another_format_is_refused(documents, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", ["cut", "gone", "manifest", "nothing", "files", "settings", "shards"]
+    "damage", ["cut", "longer", "gone", "manifest", "nothing", "files", "settings", "shards"]
 )
 def test_broken_index_is_refused(documents, tmp_path, damage):
     write_index(documents, tmp_path / "i")
     path = tmp_path / "i" / "shard-00000" / "sentences.arrow"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-20])
+    elif damage == "longer":
+        path = next((tmp_path / "i").glob("shard-00000/bm25/*.json"))
+        path.write_text(path.read_text() + "\n")  # still valid JSON
     elif damage == "gone":
         path.unlink()
     elif damage == "manifest":
@@ -209,3 +212,10 @@ def test_index_holds_no_temporary_files_and_can_be_read_by_all(documents, tmp_pa
     assert shard_files == {"bm25", *(f"{name}.arrow" for name in SHARD_SCHEMAS)}
     (tmp_path / "plain").mkdir()
     assert (tmp_path / "i").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_neighbours_do_not_make_more_candidates_than_asked(many, tmp_path):
+    write_index(many, tmp_path / "i")
+    index = SentenceIndex.open(tmp_path / "i")
+    question = index.sentence(40).text
+    assert [len(index.search_candidates(question, k, 2)) for k in (1, 4, 7)] == [1, 4, 7]

@@ -21,6 +21,13 @@ def test_run_round_trip_keeps_float32_scores_bit_for_bit(make_table, tmp_path):
     assert (tmp_path / "again").read_bytes() == (tmp_path / "run").read_bytes()
 
 
+def test_scores_that_are_one_float32_are_written_as_two(make_table, tmp_path):
+    write_run(tmp_path / "run", make_table([[1, 0]]), [0.1 + 1e-12, 0.1])
+    written = read_run(tmp_path / "run")["score"].to_numpy()
+    np.testing.assert_array_equal(written, written.astype(np.float32))
+    assert written[0] == np.float32(0.1) > written[1]
+
+
 def test_run_has_trec_columns(make_table, tmp_path):
     write_run(tmp_path / "run", make_table([[1, 0]]), [0.5, 0.25], tag="mine")
     assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 mine\nq0 Q0 q0-1 2 0.25 mine\n"

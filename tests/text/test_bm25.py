@@ -36,10 +36,8 @@ def test_search_of_unknown_words_is_empty():
 
 
 def test_score_equals_the_formula():
-    k1, b = 0.9, 0.4
-    (hit,) = (
-        BM25(k1, b).build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
-    )
+    k1, b = 0.9, 0.4  # the defaults
+    (hit,) = BM25().build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
     idf = np.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
     length = 1 - b + b * 3 / (7 / 3)
     assert hit.score == pytest.approx(2 * idf / (1 + k1 * length), rel=1e-5)

@@ -510,3 +510,17 @@ def test_head_rate_and_restart_by_epoch_follow_the_schedule(checkpoint, small, t
     assert head == pytest.approx(10 * body)
     steps = {int(held["step"]) for held in loop.optimizer.state.values()}
     assert steps == {5}  # of the second epoch alone
+
+
+def test_gradient_of_a_step_is_clipped_to_the_configured_norm(checkpoint, small, tmp_path):
+    loop = create_trainer(checkpoint("bert"), small(8), tmp_path, epochs=1, max_grad_norm=0.01)
+    loop.fit()
+    moments = [held["exp_avg"].norm() for held in loop.optimizer.state.values()]
+    beta = loop.optimizer.defaults["betas"][0]  # after one step the moments are 1 - beta of it
+    assert torch.stack(moments).norm() == pytest.approx((1 - beta) * 0.01, rel=1e-3)
+
+
+def test_last_step_is_validated_whatever_the_interval(checkpoint, small, tmp_path):
+    settings = {"epochs": 1, "global_batch_size": 32, "eval_steps": 3}
+    create_trainer(checkpoint("bert"), small(160), tmp_path, **settings).fit()
+    assert [line["step"] for line in read_logged(tmp_path, "dev/AP")] == [3, 5]

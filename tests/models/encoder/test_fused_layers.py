@@ -87,6 +87,17 @@ def test_fused_layers_follow_weights_that_change(checkpoint, pairs):
     np.testing.assert_allclose(after, scores(ranker, pairs[1], fused=False), atol=1e-6)
 
 
+def test_fused_layers_follow_one_matrix_that_is_written_in_place(checkpoint, pairs):
+    ranker = load(checkpoint("bert", 2, initializer_range=0.3), dtype="fp32", device="cpu")
+    before = ranker.predict_exits(*pairs)
+    with torch.no_grad():  # the sums of the biases and the addresses stay
+        ranker.encoder.layers[0].intermediate.dense.weight.mul_(2.0)
+    fused = ranker.predict_exits(*pairs)
+    ranker.use_fused_layers = False
+    np.testing.assert_allclose(fused, ranker.predict_exits(*pairs), atol=1e-5)
+    assert np.abs(fused - before).max() > 1e-4
+
+
 def test_fused_layers_follow_weights_that_are_written_past_autograd(checkpoint, pairs):
     ranker = load(checkpoint("bert"), dtype="fp32", max_length=60, device="cpu")
     before = scores(ranker, pairs[1], fused=True)

@@ -1,0 +1,41 @@
+"""Small runs of benchmarks, as processes, and what they write."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A process of this Python, where no raw release is to be found."""
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "AS2RAY_DATA": str(folder / "nowhere")},
+        capture_output=True,
+        text=True,
+        timeout=500,  # the test has 600 s; what is killed leaves its services running
+    )
+
+
+def report(path: Path, name: str) -> dict:
+    """What a small run wrote."""
+    found = json.loads(path.read_text())
+    assert {"benchmark", "small", "cores", "created_at", "machine", "claims", "results"} == set(
+        found
+    )
+    assert (found["benchmark"], found["small"]) == (name, True)
+    assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
+    return found
+
+
+def alone(folder: Path, name: str, *flags: str) -> dict:
+    """What a benchmark writes that the command line starts."""
+    output = folder / f"{name}.json"
+    done = started(folder, "-m", f"benchmarks.{name}", "--small", "--output", str(output), *flags)
+    assert done.returncode == 0, done.stderr
+    assert f"benchmarks.{name}" in done.stdout
+    return report(output, name)
