@@ -217,14 +217,15 @@ def test_longest_chain_is_the_sum_of_its_hours():
     assert [hours[s] for s in (first, middle, *stages)] == [7.0, 6.0, 4.0, 1.0]
 
 
-def test_key_that_the_stored_stage_did_not_have_is_told(store, tmp_path):
+def test_key_that_one_of_the_two_does_not_have_is_told(store, tmp_path):
     experiment, output = Experiment(), tmp_path / "output"
     experiment.add("cells/a", Cell("a"))
     run_named(store, output, experiment)
     links = json.loads((output / "stages.json").read_text())
     del links["cells/a"]["inputs"]["name"]  # as if an earlier version had not known it
+    links["cells/a"]["inputs"]["gone"] = 1  # as if it had known another
     (output / "stages.json").write_text(json.dumps(links))
-    with pytest.raises(StaleStageError, match=r"1 keys differ.*name: None -> 'a'"):
+    with pytest.raises(StaleStageError, match=r"2 keys differ.*gone: 1 -> None; name: None -> 'a'"):
         run_named(store, output, experiment)
 
 

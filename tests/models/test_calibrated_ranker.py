@@ -52,6 +52,10 @@ def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tm
     assert load(folder).threshold == ranker.threshold
     begun = init_ranker(folder, max_length=60)
     assert (begun.calibration, begun.threshold) == ((), None)
+    cascade = init_ranker(folder, max_length=60, exit_layers=(1, 2))
+    cascade.calibrate(tiny.candidates(10, seed=4))
+    begun = init_ranker(save(cascade, tmp_path / "cascade"), max_length=60)
+    assert (begun.calibration, begun.threshold) == ((), None)
 
 
 def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):

@@ -91,7 +91,7 @@ def test_fused_layers_follow_one_matrix_that_is_written_in_place(checkpoint, pai
     ranker = load(checkpoint("bert", 2, initializer_range=0.3), dtype="fp32", device="cpu")
     before = ranker.predict_exits(*pairs)
     with torch.no_grad():  # the sums of the biases and the addresses stay
-        ranker.encoder.layers[0].intermediate.dense.weight.mul_(2.0)
+        ranker.encoder.layers[0].attention.self.query.weight.mul_(4.0)
     fused = ranker.predict_exits(*pairs)
     ranker.use_fused_layers = False
     np.testing.assert_allclose(fused, ranker.predict_exits(*pairs), atol=1e-5)
