@@ -39,7 +39,7 @@ def cost(
     Args:
         exit_layers: Number of layers below each partial classifier.
         drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
-            By default the model's own, or 0.3 without a model.
+            By default the model's own, or what its margins drop, or 0.3 without a model.
         rounding: How a drop ratio is rounded, without a model: down as in the paper's text, or to
             the nearest number as in its example.
         num_candidates: Candidates of a question, without a model.
@@ -79,7 +79,8 @@ def cost(
         from as2ray.profiling.savings import measure_savings
 
         rows = load_table(table, corpus, split, data_dir, corpus_options)
-        savings = measure_savings(load(model), rows, drop_ratios, num_repeats)
+        ranker: Any = load(model)
+        savings = measure_savings(ranker, rows, drop_ratios, num_repeats)
         costs = create_console_table("", "drop " + ", ".join(f"{r:g}" for r in savings.drop_ratios))
         costs.add_row("layers (the paper's formula)", _format_change(savings.relative_layers))
         costs.add_row(
@@ -90,6 +91,8 @@ def cost(
             f"{_format_change(1 / savings.speedup.median)} {savings.speedup}",
         )
     create_console().print(costs)
+    if model is not None and drop_ratios is None and ranker.margins is not None:
+        create_console().print(str(ranker.margins.bound or "margins without a bound"))
 
 
 def _format_change(ratio: float) -> str:

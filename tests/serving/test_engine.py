@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from served import CANDIDATES, QUESTION
 
+from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.loading import load
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
@@ -400,3 +401,28 @@ def test_a_large_request_that_is_interrupted_is_ranked_as_alone(engine):
         assert found.num_scored == wanted.num_scored
         scores = [sorted(one.score for one in a.ranking) for a in (found, wanted)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_margins_drop_unless_a_request_sets_ratios_and_load_raises_ratios_above_them(cascade):
+    engine = RerankEngine(load(cascade, device="cpu", dtype="fp32"), Limits())
+    engine.ranker.margins = Margins((0.0, 0.0))
+    requests = [
+        RerankRequest(QUESTION, CANDIDATES, "m"),
+        RerankRequest(QUESTION, OTHERS, "m"),
+        RerankRequest(QUESTION, CANDIDATES, "m", drop_ratios=0.0),
+    ]
+    by_margins, others, complete = engine.rank([engine.tokenize(one) for one in requests])
+    assert [one.num_scored for one in (by_margins, others, complete)] == [
+        (6, 1, 1),
+        (4, 1, 1),
+        (6, 6, 6),
+    ]
+    alone = engine.ranker.rank(QUESTION, CANDIDATES)
+    assert [(r.index, r.exit_layer) for r in by_margins.ranking] == [
+        (r.index, r.exit_layer) for r in alone
+    ]
+    assert (by_margins.drop_ratios, by_margins.load_shed) == ((0.0, 0.0), False)
+    engine.ranker.margins = Margins((1e3, 1e3))
+    shed = engine.rank([engine.tokenize(requests[0])], shed_drop_ratio=0.5)[0]
+    assert (shed.num_scored, shed.load_shed) == ((6, 3, 2), True)
+    assert engine.model_info.margins == Margins((1e3, 1e3))
