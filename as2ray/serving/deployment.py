@@ -110,6 +110,7 @@ def build_app(config: ServiceConfig) -> serve.Application:
         # Each request has a line of its own in the log files.
         "logging_config": {"encoding": "JSON", "enable_access_log": False},
         "max_surge_percent": replicas.max_surge_percent,
+        "max_constructor_retry_count": 3,  # with several replicas, a broken model fails as soon
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
     }
