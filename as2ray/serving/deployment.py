@@ -364,6 +364,7 @@ class Gateway:
             self.model_problem = problem or f"the models {list(models)} were rejected"
             logger.error("%s (%s)", self.model_problem, type(error).__name__)
             return
+        self.last_response_at = time.monotonic()
         self.models, self.model_problem = models, problem
         self.service_metrics.start_gateway(models)
         if self.ping_task is None and self.settings.replicas.min_replicas > 0:
