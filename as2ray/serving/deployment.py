@@ -80,6 +80,10 @@ refused at once."""
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
 """Ray Serve replaces a replica that fails three health checks in succession."""
 
+RANKER_SHUTDOWN_TIMEOUT_S = 2.0
+"""Seconds after which a replica that is stopped is killed. One that hangs holds its cores until
+then; what it has not ranked is ranked by another one."""
+
 DRAIN_GRACE_S = 3.0
 """Seconds in which a gateway that is not ready still accepts requests."""
 
@@ -104,8 +108,6 @@ def build_app(config: ServiceConfig) -> serve.Application:
     settings, replicas = config.settings, config.replicas
     shared_options = {
         "max_queued_requests": config.batching.max_queued_requests,
-        # Serve's default of 20 s would stop a gateway before its last responses are sent.
-        "graceful_shutdown_timeout_s": 2 * config.limits.request_timeout_s,
         "user_config": {"models": config.models},
         # Each request has a line of its own in the log files.
         "logging_config": {"encoding": "JSON", "enable_access_log": False},
@@ -128,6 +130,7 @@ def build_app(config: ServiceConfig) -> serve.Application:
             "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
         },
         max_ongoing_requests=config.batching.max_ongoing_requests,
+        graceful_shutdown_timeout_s=RANKER_SHUTDOWN_TIMEOUT_S,
         **scaling_options,
         **shared_options,
     )
@@ -137,6 +140,8 @@ def build_app(config: ServiceConfig) -> serve.Application:
         num_replicas=replicas.num_gateways,
         ray_actor_options={"num_cpus": replicas.gateway_num_cpus},
         max_ongoing_requests=Admission(settings).max_ranking + RESERVED_REQUESTS,
+        # Serve's default of 20 s would stop a gateway before its last responses are sent.
+        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
         backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
         **shared_options,
     )
