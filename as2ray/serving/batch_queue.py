@@ -3,8 +3,8 @@
 Batches form while the ranker is busy: a free worker takes the first requests, up to
 `max_batch_tokens`. A lone request therefore never waits, and batches grow with the load.
 
-Requests are ordered by when each would end if it were ranked alone on arrival: small requests
-overtake large ones, but not for longer than the large ones take. Requests of one client, where
+Requests are ordered by when each would end if it took `MAX_SLOWDOWN` times as long as alone: small
+requests overtake large ones, but not for ever. Requests of one client, where
 clients have tokens, follow each other in this order, so that clients share the ranker evenly. A
 large batch is ranked in parts, and between parts lets smaller requests before it go first.
 
@@ -46,6 +46,9 @@ THROUGHPUT_SMOOTHING = 0.3
 INITIAL_TOKENS_PER_SECOND = 10_000.0
 """Assumed throughput before the first batch."""
 
+MAX_SLOWDOWN = 8.0
+"""Smaller requests overtake one for so many times the time that it takes alone."""
+
 SMALLER = 0.5
 """Requests of at most this share of a batch's tokens may interrupt it."""
 
@@ -55,7 +58,7 @@ class QueuedRequest:
     """A request with its deadline and the future that its client awaits."""
 
     virtual_end: float
-    """When it would end if it were ranked alone on arrival."""
+    """When it would end if it took `MAX_SLOWDOWN` times as long as alone."""
     number: int
     request: TokenizedRequest = field(compare=False)
     deadline: float = field(compare=False)
@@ -127,9 +130,10 @@ class BatchQueue:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         now, client = time.monotonic(), request.request.client
         start = max(now, self._virtual_end_of_client.get(client, now)) if client else now
-        end = start + request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
+        duration_s = request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
         if client:
-            self._virtual_end_of_client[client] = end
+            self._virtual_end_of_client[client] = start + duration_s
+        end = start + MAX_SLOWDOWN * duration_s
         queued_request = QueuedRequest(end, next(self._numbers), request, now + timeout_s, future)
         heapq.heappush(self.queue, queued_request)
         self.queued_tokens += request.num_tokens

@@ -80,6 +80,10 @@ refused at once."""
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
 """Ray Serve replaces a replica that fails three health checks in succession."""
 
+RANKER_SHUTDOWN_TIMEOUT_S = 2.0
+"""Seconds after which a replica that is stopped is killed. One that hangs holds its cores until
+then; what it has not ranked is ranked by another one."""
+
 DRAIN_GRACE_S = 3.0
 """Seconds in which a gateway that is not ready still accepts requests."""
 
@@ -104,12 +108,11 @@ def build_app(config: ServiceConfig) -> serve.Application:
     settings, replicas = config.settings, config.replicas
     shared_options = {
         "max_queued_requests": config.batching.max_queued_requests,
-        # Serve's default of 20 s would stop a gateway before its last responses are sent.
-        "graceful_shutdown_timeout_s": 2 * config.limits.request_timeout_s,
         "user_config": {"models": config.models},
         # Each request has a line of its own in the log files.
         "logging_config": {"encoding": "JSON", "enable_access_log": False},
         "max_surge_percent": replicas.max_surge_percent,
+        "max_constructor_retry_count": 3,  # with several replicas, a broken model fails as soon
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
     }
@@ -127,6 +130,7 @@ def build_app(config: ServiceConfig) -> serve.Application:
             "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
         },
         max_ongoing_requests=config.batching.max_ongoing_requests,
+        graceful_shutdown_timeout_s=RANKER_SHUTDOWN_TIMEOUT_S,
         **scaling_options,
         **shared_options,
     )
@@ -136,6 +140,8 @@ def build_app(config: ServiceConfig) -> serve.Application:
         num_replicas=replicas.num_gateways,
         ray_actor_options={"num_cpus": replicas.gateway_num_cpus},
         max_ongoing_requests=Admission(settings).max_ranking + RESERVED_REQUESTS,
+        # Serve's default of 20 s would stop a gateway before its last responses are sent.
+        graceful_shutdown_timeout_s=2 * config.limits.request_timeout_s,
         backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
         **shared_options,
     )
@@ -363,6 +369,7 @@ class Gateway:
             self.model_problem = problem or f"the models {list(models)} were rejected"
             logger.error("%s (%s)", self.model_problem, type(error).__name__)
             return
+        self.last_response_at = time.monotonic()
         self.models, self.model_problem = models, problem
         self.service_metrics.start_gateway(models)
         if self.ping_task is None and self.settings.replicas.min_replicas > 0:

@@ -13,7 +13,7 @@ from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.loading import load
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
-from as2ray.serving.batch_queue import BatchQueue
+from as2ray.serving.batch_queue import MAX_SLOWDOWN, BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.settings import Limits, LoadSheddingConfig
 from as2ray.serving.types import RequestError, RerankRequest, RerankResult
@@ -314,16 +314,14 @@ def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
     assert small_s < 0.5 * large_s
 
 
-def test_small_requests_overtake_a_large_one_for_as_long_as_it_takes_and_no_longer(
-    engine, blocking
-):
+def test_small_requests_overtake_a_large_one_but_not_for_ever(engine, blocking):
     blocking.release.set()
 
     async def run() -> list[str]:
         queue = BatchQueue(blocking, 1, 100_000)
-        queue.tokens_per_second = 1_000.0
+        queue.tokens_per_second = 10_000.0
         large = engine.tokenize(RerankRequest("large", CANDIDATES, "m"))
-        duration_s = large.num_tokens / 1_000.0
+        duration_s = MAX_SLOWDOWN * large.num_tokens / 10_000.0
         small = engine.tokenize(RerankRequest("small", CANDIDATES[:1], "m"))
         late = engine.tokenize(RerankRequest("late", CANDIDATES[:1], "m"))
         queue._workers.add(None)  # nothing is ranked yet

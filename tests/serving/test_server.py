@@ -271,3 +271,33 @@ def test_pings_tell_that_rankers_respond(gateway, monkeypatch):
 
 def test_where_no_ranker_need_live_requests_are_accepted(gateway):
     gateway(min_replicas=0).check_rankers()
+
+
+def test_a_new_gateway_accepts_requests_once_replicas_have_described_its_models(gateway):
+    class Store:
+        def replace_rejected(self, models):
+            return models, None
+
+    models = {"models": {"a": "x"}}
+    for ends, is_accepted in (([INFO], True), ([RayActorError()], False)):
+        made = gateway(*ends)
+        made.models, made.model_store, made.ping_task = {}, Store(), None
+        made.service_metrics = SimpleNamespace(start_gateway=lambda models: None)
+        if is_accepted:
+            asyncio.run(made.reconfigure(models))
+            made.check_rankers()
+        else:  # it must not replace a gateway whose models rank
+            with pytest.raises(RayActorError):
+                asyncio.run(made.reconfigure(models))
+
+
+def test_a_gateway_keeps_its_models_where_replicas_cannot_load_others(gateway):
+    class Store:
+        def replace_rejected(self, models):
+            return {"a": "x"}, "the models were rejected"
+
+    made = gateway(RayActorError())
+    made.model_store = Store()
+    asyncio.run(made.reconfigure({"models": {"a": "z"}}))
+    assert made.models == {"a": "x", "b": "y"}
+    assert made.model_problem == "the models were rejected"
