@@ -5,8 +5,7 @@ import shutil
 
 import httpx
 import pytest
-from conftest import listen
-from served import CANDIDATES, QUESTION
+from served import CANDIDATES, QUESTION, listen
 
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
