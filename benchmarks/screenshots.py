@@ -4,8 +4,8 @@
 
 OUT is the output folder of a pipeline. TensorBoard is started on it, optuna-dashboard on its newest
 search, and MLflow on `--mlflow_uri` or on a database in OUT; all end with the script. What runs
-elsewhere is given by URL: Ray's dashboard, whose newest job is shown, the service, which ranks the
-example of its page, and any other page, such as `--page grafana=http://127.0.0.1:3000/d/as2ray`.
+elsewhere is given by URL: Ray's dashboard, whose newest job is shown, the service, which is asked
+`--question`, and any other page, such as `--page grafana=http://127.0.0.1:3000/d/as2ray`.
 RAY_AUTH_TOKEN is the token of Ray's dashboard, if it wants one.
 """
 
@@ -36,7 +36,9 @@ CLICKS = {
     "service": "#rank",
     "tensorboard": "[aria-label='Toggle settings side pane']",
 }
-"""What is clicked before the picture: side panes close, and the example is ranked."""
+"""What is clicked before the picture: side panes close, and the service answers."""
+QUESTION = "How are default parameter values evaluated?"
+"""A question to the documents of the quickstart."""
 TOKEN = os.environ.get("RAY_AUTH_TOKEN", "")
 READY_S = 90.0
 """Seconds that a server has to respond, and a page to be drawn."""
@@ -49,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mlflow_uri", help="default: the newest mlflow.db in OUT")
     parser.add_argument("--ray", metavar="URL", help="Ray's dashboard")
     parser.add_argument("--service", metavar="URL", help="a service of `as2ray serve`")
+    parser.add_argument("--question", default=QUESTION, help="what the service is asked")
     parser.add_argument("--page", metavar="NAME=URL", action="append", default=[])
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the pictures")
     args = parser.parse_args(argv)
@@ -82,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 browser.add_cookie({"name": "ray-authentication-token", "value": TOKEN})
                 browser.refresh()
             wait_until_drawn(browser)
+            if name == "service":
+                field = browser.find_element("id", "question")
+                field.clear()
+                field.send_keys(args.question)
             for element in browser.find_elements("css selector", CLICKS.get(name, "none"))[:1]:
                 element.click()
                 wait_until_drawn(browser)
