@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import chain, repeat
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from as2ray.models.encoder.cpu_parallel import (
 )
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.precision import Dtype, resolve_dtype
+from as2ray.models.time_budget import NOT_SCORED, OVERHEAD_MS, LayerSpeed
 from as2ray.outputs import RankedCandidate
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
@@ -85,6 +87,8 @@ class Ranker(nn.Module, ABC):
         to them except for rounding; `load` enables them."""
         self.calibration: tuple[Calibration, ...] = ()
         """Calibration of each stage; without one, scores are returned as they are."""
+        self.speed = LayerSpeed()
+        """Measured speed, by which a ranking with a budget is planned."""
         self.threshold: float | None = None
         """Calibrated score below which a question should get no answer."""
 
@@ -273,8 +277,13 @@ class Ranker(nn.Module, ABC):
         candidates: Sequence[str],
         top_k: int | None = None,
         drop_ratios: DropRatios | None = None,
+        budget_ms: float | None = None,
     ) -> list[RankedCandidate]:
         """Ranks the candidates of one question, best first.
+
+        With a budget, as many candidates pass each exit as there is time for: first all that are
+        given, in their order, then the best ones. Those for which there was no time keep their
+        order below the others, with the exit layer 0.
 
         Args:
             question: The question.
@@ -282,12 +291,23 @@ class Ranker(nn.Module, ABC):
             top_k: Number of candidates to return; by default all.
             drop_ratios: Drop ratio after every stage but the last, as one number or one per stage.
                 By default the checkpoint's. A ranker of one stage takes none.
+            budget_ms: Milliseconds from the call in which the ranking should be made.
 
         Raises:
-            ConfigError: `top_k` is below 1, or the drop ratios do not fit the ranker.
+            ConfigError: `top_k` is below 1, the budget is not above 0, the ranker cannot keep one,
+                or the drop ratios do not fit it.
             EvaluationError: See `rank_many`.
         """
         check_top_k(top_k)
+        if budget_ms is not None:
+            ends_at = perf_counter() + (budget_ms - OVERHEAD_MS) / 1e3
+            if not budget_ms > 0:
+                raise ConfigError(f"budget_ms={budget_ms}, but it must be above 0")
+            texts = as_candidate_list(candidates)
+            for text in (question, *texts):
+                check_text(text)
+            staged_scores = self._predict_within(question, texts, drop_ratios, ends_at)
+            return self.build_rankings([texts], staged_scores)[0][:top_k]
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
 
     @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
@@ -332,12 +352,25 @@ class Ranker(nn.Module, ABC):
         self.threshold = abstention.threshold
         return CalibrationResult(tuple(before), tuple(after), abstention)
 
+    def _predict_within(
+        self,
+        question: str,
+        candidates: Sequence[str],
+        drop_ratios: DropRatios | None,
+        ends_at: float,
+    ) -> StagedScores:
+        """Scores candidates until a deadline; see `TimedPass`."""
+        raise ConfigError(
+            f"{type(self).__name__} cannot keep a time budget",
+            fix="choose a cascade, or a pointwise ranker",
+        )
+
     def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
         if not self.calibration:
             return scores
         if stage_index is None:
             stage_index = np.zeros(len(scores), int)
-        calibrated = np.empty(len(scores))
+        calibrated = np.array(scores, np.float64)  # some have no stage: they were not scored
         for stage, calibration in enumerate(self.calibration):
             calibrated[stage_index == stage] = calibration(scores[stage_index == stage])
         return calibrated
@@ -356,7 +389,8 @@ class Ranker(nn.Module, ABC):
         stages = None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
         order = np.argsort(-staged_scores.sort_keys[rows], kind="stable")
         scores = self._apply_calibration(scores, stages)
-        layers = [None] * len(scores) if stages is None else [self.exit_layers[s] for s in stages]
+        layer_of_stage = dict(enumerate(self.exit_layers)) | {NOT_SCORED: 0}
+        layers = [None] * len(scores) if stages is None else [*map(layer_of_stage.get, stages)]
         return [RankedCandidate(int(i), float(scores[i]), candidates[i], layers[i]) for i in order]
 
 

@@ -1,0 +1,141 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.errors import ConfigError, EvaluationError
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.models.time_budget import find_keep_ratio, num_affordable
+
+QUESTION = "What is kovarin?"
+SECONDS_PER_TOKEN_AND_LAYER = 1e-4
+
+
+@pytest.fixture
+def candidates(pairs) -> list[str]:
+    return [f"{text} {number}" for number in range(4) for text in pairs[1]]
+
+
+@pytest.fixture
+def cascade(checkpoint):
+    ranker = init_ranker(
+        checkpoint("bert", None, initializer_range=0.5), max_length=60, exit_layers=(1, 2, 3)
+    )
+    ranker.dtype = "fp32"
+    return ranker
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the work of `timed` rankers moves; their seconds so far."""
+    now = [0.0]
+    for module in ("time_budget", "ranker"):
+        monkeypatch.setattr(f"as2ray.models.{module}.perf_counter", lambda: now[0])
+    return now
+
+
+def timed(ranker, clock, monkeypatch, speed: float = SECONDS_PER_TOKEN_AND_LAYER):
+    """Lets the clock go on by a fixed time for each token and layer."""
+    run_layers, run_to_tokens = ranker.encoder.run_layers, ranker.encoder.run_to_tokens
+    num_layers = len(ranker.encoder)
+
+    def run(function, hidden, start, end):
+        clock[0] += speed * len(hidden) * ((num_layers if end is None else end) - start)
+        return function()
+
+    def timed_layers(hidden, layout, start=0, end=None):
+        return run(lambda: run_layers(hidden, layout, start, end), hidden, start, end)
+
+    def timed_tokens(index, hidden, layout, start=0):
+        return run(lambda: run_to_tokens(index, hidden, layout, start), hidden, start, None)
+
+    monkeypatch.setattr(ranker.encoder, "run_layers", timed_layers)
+    monkeypatch.setattr(ranker.encoder, "run_to_tokens", timed_tokens)
+    return ranker
+
+
+def test_ample_budget_ranks_as_none_does(cascade, candidates):
+    cascade.drop_ratios = 0.4
+    expected = cascade.rank(QUESTION, candidates)
+    ranked = cascade.rank(QUESTION, candidates, budget_ms=1e6)
+    assert [(r.index, r.exit_layer) for r in ranked] == [(r.index, r.exit_layer) for r in expected]
+    np.testing.assert_allclose([r.score for r in ranked], [r.score for r in expected], atol=1e-5)
+    assert cascade.rank(QUESTION, candidates, 3, budget_ms=1e6) == ranked[:3]
+
+
+def test_ample_budget_ranks_as_none_does_without_exits(checkpoint, candidates):
+    ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
+    expected = ranker.rank(QUESTION, candidates)
+    ranked = ranker.rank(QUESTION, candidates, budget_ms=1e6)
+    assert [(r.index, r.exit_layer) for r in ranked] == [(r.index, None) for r in expected]
+
+
+@pytest.mark.parametrize("budget_ms", [5, 20, 60, 150, 400])
+@pytest.mark.parametrize("has_exits", [True, False])
+def test_budget_is_kept_and_the_best_candidates_get_furthest(
+    cascade, checkpoint, candidates, clock, monkeypatch, budget_ms, has_exits
+):
+    if not has_exits:
+        cascade = load(checkpoint("bert", 2), max_length=60, device="cpu", dtype="fp32")
+        cascade.use_fused_layers = False
+    ranker = timed(cascade, clock, monkeypatch)
+    for _ in range(2):
+        started_at = clock[0]
+        ranked = ranker.rank(QUESTION, candidates, budget_ms=budget_ms)
+        # One candidate is always scored, and takes up to 12 ms here.
+        assert 1e3 * (clock[0] - started_at) <= max(budget_ms * 1.05, 12)
+    assert sorted(r.index for r in ranked) == list(range(len(candidates)))
+    depths = [r.exit_layer if r.exit_layer is not None else 3 for r in ranked]
+    assert depths == sorted(depths, reverse=True)
+    unscored = [r.index for r in ranked if r.exit_layer == 0]
+    assert unscored == sorted(unscored)
+    assert {r.score for r in ranked if r.exit_layer == 0} <= {0.0}
+    if budget_ms >= 20:
+        assert depths[0] == 3
+    if unscored:  # the first ones that were given are scored
+        assert min(unscored) > max(r.index for r in ranked if r.exit_layer != 0)
+
+
+def test_more_time_lets_more_candidates_through_each_exit(cascade, candidates, clock, monkeypatch):
+    ranker = timed(cascade, clock, monkeypatch)
+    ranker.rank(QUESTION, candidates, budget_ms=100)
+    reached = []
+    for budget_ms in (20, 60, 150, 400):
+        layers = [r.exit_layer for r in ranker.rank(QUESTION, candidates, budget_ms=budget_ms)]
+        reached.append([sum(layer >= exit for layer in layers) for exit in (1, 2, 3)])
+    for fewer, more in pairwise(reached):
+        assert all(a <= b for a, b in zip(fewer, more))
+    assert all(first >= second >= third for first, second, third in reached)
+
+
+def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monkeypatch):
+    ranker = timed(cascade, clock, monkeypatch)
+    ranker.speed.start_s_per_token, ranker.speed.layer_s_per_token = 10.0, 10.0
+    for _ in range(60):
+        ranked = ranker.rank(QUESTION, candidates, budget_ms=100)
+    assert sum(r.exit_layer > 0 for r in ranked) > 10
+
+
+def test_plan_uses_the_time_that_is_left():
+    stage_s = np.array([1.0, 2.0, 4.0])
+    later_s = 0.3 * 2 + 0.09 * 4
+    assert num_affordable(0, stage_s, 100.0) == int(100 / (1 + later_s))
+    assert num_affordable(10, stage_s, 100.0) == int((100 - 10 * later_s) / (1 + later_s))
+    assert num_affordable(10, stage_s, 1.0) == 0
+    assert find_keep_ratio(10, stage_s[1:], 60.0) == 1.0
+    ratio = find_keep_ratio(10, stage_s[1:], 20.0)
+    assert 10 * (ratio * 2 + ratio**2 * 4) == pytest.approx(20.0, rel=1e-4)
+
+
+def test_impossible_budgets_and_rankers_are_refused(cascade, checkpoint, candidates):
+    for budget_ms in (0, -1, float("nan")):
+        with pytest.raises(ConfigError, match="must be above 0"):
+            cascade.rank(QUESTION, candidates, budget_ms=budget_ms)
+    with pytest.raises(EvaluationError, match="not one text"):
+        cascade.rank(QUESTION, "a text", budget_ms=10)
+    ensemble = EnsembleRanker([load(checkpoint("bert"), max_length=60, device="cpu")])
+    with pytest.raises(ConfigError, match="cannot keep a time budget"):
+        ensemble.rank(QUESTION, candidates, budget_ms=10)
+    assert cascade.rank(QUESTION, [], budget_ms=10) == []
