@@ -61,6 +61,7 @@ def runs(cascade, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, st
         "ranking": ["--cores", "1", "--cascade", cascade],
         "two_in_one": ["--cores", "1"],
         "retrieval": ["--cores", "1"],
+        "budget": ["--cores", "1", "--cascade", cascade, "--model", cascade],
         "gpu": ["--device", "cpu", "--cascade", cascade],
         "distillation": ["--cores", "1"],
     }
@@ -171,6 +172,16 @@ def test_retrieval_small_run_measures_search_ask_and_encoding(small):
     for ratio in results["600"]["to bm25s alone"].values():
         assert ratio["ratio"]["median"] > 0
     assert results["encoding"]["fp32"]["difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_budget_small_run_measures_both_sides_within_each_budget(small):
+    results = small("budget")["results"]
+    assert set(results["25 ms"]) == {"cascade", "blind cap"}
+    for budget in ("25 ms", "500 ms", "none"):
+        for measured in results[budget].values():
+            assert 0 < measured["MAP"] <= 1
+            assert 0 < measured["p50"] <= measured["p99"]
 
 
 @pytest.mark.slow
