@@ -77,8 +77,9 @@ PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S = 1.0, 2.0, 5.0
 """Each gateway pings a replica. Without any response for longer than the maximum, requests are
 refused at once."""
 
-HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
-"""Ray Serve replaces a replica that fails three health checks in succession."""
+HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 4.0
+"""Ray Serve replaces a replica that fails three health checks in succession. Shorter ones replace
+rankers that work, on a machine without free cores, and each start takes more of them."""
 
 RANKER_SHUTDOWN_TIMEOUT_S = 2.0
 """Seconds after which a replica that is stopped is killed. One that hangs holds its cores until
