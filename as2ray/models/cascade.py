@@ -91,7 +91,9 @@ def mean_pool(hidden: Tensor, layout: SequenceLayout, skip_first: bool = False) 
     sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
     sums = sums.index_add(0, sequence_index, hidden.float())
     if skip_first:
-        return (sums - hidden[layout.first_tokens].float()) / (lengths - 1)[:, None]
+        # A rank without work in a step trains on a placeholder of one token.
+        rest = (lengths - 1).clamp(min=1)[:, None]
+        return (sums - hidden[layout.first_tokens].float()) / rest
     return sums / lengths[:, None]
 
 

@@ -88,6 +88,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(monkeypatch, capsys
 
     serve = Hanging({}, signal.SIGTERM)
     monkeypatch.setattr(server.os, "_exit", end)
+    monkeypatch.setattr(server.ray, "is_initialized", lambda: False)  # tests before may use Ray
     monkeypatch.setattr(server, "serve", serve)
     monkeypatch.setattr(server, "ray_session", nullcontext)
     monkeypatch.setattr(server, "build_app", lambda args: args)
