@@ -77,7 +77,7 @@ class FoundCandidates:
 
     @property
     def sentences(self) -> list[int]:
-        """Index of the sentence of each survivor."""
+        """Index of the sentence of each kept candidate."""
         return [self.candidates[row].index for row in self.kept]
 
 
