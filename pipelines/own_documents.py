@@ -239,7 +239,7 @@ def report(own: OwnDocuments, finished: Finished) -> None:
         index, ranker = index / INDEX, folder / RANKER
         scoring = AnswerScoring.read(ranker)
         assert scoring is not None
-        lines = [_describe_encoder(finished), _describe_scoring(scoring)]
+        lines = [_describe_encoder(finished), scoring.describe()]
         if own.ask:
             answerer = QuestionAnswerer(
                 SentenceIndex.open(index, load_sentence_encoder),
@@ -261,18 +261,6 @@ def _describe_encoder(finished: Finished) -> str:
     kept = "" if outputs["is_adapted"] else ", so it stays as it was"
     quality = "{adapted:.4f}, untrained {untrained:.4f}".format(**outputs["dev"])
     return f"\nsentence encoder: dev MAP {quality}{kept}"
-
-
-def _describe_scoring(scoring: AnswerScoring) -> str:
-    weights = " + ".join(f"{weight:.3g} {name}" for name, weight in scoring.weights.items())
-    quality = ", ".join(f"{name} {value:.4f}" for name, value in scoring.dev_quality.items())
-    model = scoring.answer_model
-    lines = [f"score: {weights}", f"on dev: {quality}"]
-    if model is not None:
-        lines += [", ".join(f"{name} {value:.4f}" for name, value in model.measures.items())]
-        if model.threshold is None:
-            lines += ["no threshold is sure to reach min_precision, so none was stored"]
-    return "\n".join(lines)
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):

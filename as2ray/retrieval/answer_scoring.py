@@ -149,6 +149,25 @@ class AnswerScoring:
         """Stores it beside a ranker."""
         (checkpoint / FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
+    def describe(self) -> str:
+        """Returns lines for people: the sum, its quality on dev, and why a ranker is not asked."""
+        weights = " + ".join(f"{weight:.3g} {name}" for name, weight in self.weights.items())
+        lines = [f"score: {weights}"]
+        if self.dev_quality:
+            quality = ", ".join(f"{name} {value:.4f}" for name, value in self.dev_quality.items())
+            lines += [f"on dev: {quality}"]
+        sums = {n: v for n, v in self.dev_quality.items() if n.split(" + ")[0] in PARTS}
+        with_ranker = [value for name, value in sums.items() if "ranker" in name]
+        if with_ranker and not self.uses_ranker:
+            gain = max(with_ranker) - max(v for n, v in sums.items() if "ranker" not in n)
+            lines += [f"the ranker is not asked: it adds {gain:+.4f} MAP, and {MIN_GAIN} is needed"]
+        if self.answer_model is not None:
+            measures = self.answer_model.measures
+            lines += [", ".join(f"{name} {value:.4f}" for name, value in measures.items())]
+            if self.answer_model.threshold is None:
+                lines += ["no threshold is sure to reach min_precision, so none was stored"]
+        return "\n".join(lines)
+
     @property
     def uses_ranker(self) -> bool:
         """Whether the ranker is asked."""

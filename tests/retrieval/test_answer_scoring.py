@@ -60,6 +60,9 @@ def test_ranker_that_adds_little_is_not_asked():
     strength = {"similarity": 3.0, "bm25": 1.0, "ranker": 0.2}
     scoring = fit_answer_scoring(make_questions(150, strength), 0.5)
     assert not scoring.uses_ranker
+    assert "the ranker is not asked: it adds " in scoring.describe()
+    strength["ranker"] = 3.0
+    assert "not asked" not in fit_answer_scoring(make_questions(150, strength), 0.5).describe()
 
 
 def test_stage_zero_keeps_the_answers_of_all_but_few_questions():
