@@ -5,13 +5,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: quickstart test fast lint size clean
+.PHONY: quickstart test fast lint docs size clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,serving,integrations,clients]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,serving,integrations,clients,site]'
 	touch $@
 
 quickstart: $(STAMP)
@@ -28,6 +28,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documents as a site in output/site; a link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/python docs/build_site.py
 
 # Executable lines of each package.
 size: $(STAMP)

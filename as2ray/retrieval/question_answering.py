@@ -203,6 +203,7 @@ def select_answers(
         reason = "no sentence has a word in common with the question"
         return QuestionAnswer((), 0, None, reason, None)
     combined = scoring.rank(found.parts, ranking)
+    rows = _first_with_each_text(index, found, combined.rows, top_k)
     best = [
         _build_answer(
             index,
@@ -210,12 +211,12 @@ def select_answers(
             float(combined.scores[row]),
             combined.exit_layers[row],
         )
-        for row in combined.rows[:top_k]
+        for row in rows
     ]
     model, probability = scoring.answer_model, combined.probability
     best_score, given = probability, best
     if model is None:
-        ranker_scores = combined.ranker_scores[combined.rows[:top_k]]
+        ranker_scores = combined.ranker_scores[rows]
         best_score = float(ranker_scores[0]) if len(ranking) else None
         if best_score is not None and threshold is not None:
             given = [a for a, score in zip(best, ranker_scores) if score >= threshold]
@@ -238,6 +239,18 @@ def select_answers(
             )
     answers = () if reason else tuple(given)
     return QuestionAnswer(answers, len(found.candidates), best_score, reason, best[0])
+
+
+def _first_with_each_text(
+    index: SentenceIndex, found: FoundCandidates, rows: Sequence[int], top_k: int
+) -> list[int]:
+    """Returns up to `top_k` rows with different texts: documents repeat sentences."""
+    first: dict[str, int] = {}
+    for row in rows:
+        if len(first) == top_k:
+            break
+        first.setdefault(index.sentence(found.candidates[row].index).text, row)
+    return list(first.values())
 
 
 def _build_answer(

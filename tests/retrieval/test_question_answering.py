@@ -47,6 +47,16 @@ def test_answerer_abstains_below_its_own_or_the_ranker_s_threshold(index, ranker
     assert QuestionAnswerer(index, ranker, score_threshold=0.0).ask("night").answers
 
 
+def test_sentence_that_documents_repeat_is_one_answer(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name, last in (("a", "Owls hunt mice."), ("b", "Bats sleep by day.")):
+        (tmp_path / "docs" / f"{name}.txt").write_text(f"Owls sleep by day. {last}")
+    write_index(tmp_path / "docs", tmp_path / "i")
+    answers = QuestionAnswerer(SentenceIndex.open(tmp_path / "i"), None).ask("Owls sleep?").answers
+    assert answers[0].text == "Owls sleep by day."
+    assert len({answer.text for answer in answers}) == len(answers) == 3
+
+
 def test_question_without_a_known_word_has_no_answer(index, ranker):
     result = QuestionAnswerer(index, ranker).ask("zebra?")
     assert (result.answers, result.num_candidates, result.best_score) == ((), 0, None)
