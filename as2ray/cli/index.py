@@ -6,6 +6,7 @@ from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
 from as2ray.retrieval.embeddings import LoadEncoder
 from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.subject_bound import store_min_similarity
 from as2ray.text.bm25 import BM25
 
 
@@ -72,6 +73,7 @@ def index(
             overwrite=overwrite,
             load_encoder=load_encoder,
         )
+    min_similarity = store_min_similarity(output, load_encoder) if load_encoder else None
     console = create_console()
     console.print(
         f"{manifest['sentences']:,} sentences of {manifest['documents']:,} documents, "
@@ -79,3 +81,5 @@ def index(
     )
     for reason, count in manifest["skipped"].items():
         console.print(f"skipped {count:,} {reason}, such as {manifest['examples'][reason]}")
+    if min_similarity is not None:
+        console.print(f"questions below a similarity of {min_similarity:.2f} get no answer")

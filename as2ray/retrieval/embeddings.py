@@ -428,6 +428,11 @@ class Embeddings:
             result[is_here] = self.shards[number].rows(rows) @ query
         return result
 
+    def nearest_similarity(self, question: str) -> float:
+        """Returns the similarity of the nearest sentence to a question."""
+        query = self.encode_query(question)
+        return float(self.similarities(query, self.search(query, 1))[0])
+
     @cached_property
     def _approximate(self) -> Any:
         import faiss

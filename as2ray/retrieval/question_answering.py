@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as config_dataclass
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, equal_weights
-from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
+from as2ray.retrieval.sentence_index import MIN_SIMILARITY, Candidate, SentenceIndex
 from as2ray.text.input_checks import check_text, check_top_k
 
 
@@ -151,7 +151,8 @@ def resolve_scoring(
     stored = index.stored_embeddings
     if scoring is None:
         if stored is not None and stored.load_encoder is not None:
-            return equal_weights(stored.info.fingerprint, has_ranker)
+            equal = equal_weights(stored.info.fingerprint, has_ranker)
+            return replace(equal, min_similarity=index.manifest.get(MIN_SIMILARITY))
         return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
     needs_similarity = "similarity" in scoring.weights or scoring.max_similarity_gap is not None
     if needs_similarity and scoring.encoder != index.embeddings.info.fingerprint:

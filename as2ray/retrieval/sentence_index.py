@@ -28,6 +28,9 @@ its maximum. On the 182 train and dev questions about the Python reference, 0.6 
 answer of 177 or 178 among 100 candidates; reciprocal ranks find at most 177, the similarity alone
 173, BM25 128 (docs/log.md)."""
 
+MIN_SIMILARITY = "min_similarity"
+"""Entry of the manifest; see `as2ray.retrieval.subject_bound`."""
+
 RetrievalMethod = Literal["auto", "bm25", "dense", "hybrid"]
 """What finds candidates: BM25, the similarity of embeddings, or both. `auto` is `hybrid` if the
 index has embeddings and was opened with an encoder, otherwise `bm25`."""

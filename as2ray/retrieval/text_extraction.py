@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zipfile import is_zipfile
 
+import yaml
 from markdown_it import MarkdownIt
 
 
@@ -32,8 +33,14 @@ def parse_plain_text(text: str) -> tuple[str, list[TextBlock]]:
 
 
 def parse_markdown(text: str) -> tuple[str, list[TextBlock]]:
-    """Returns the title (the first heading) and the paragraphs, without YAML front matter."""
-    return parse_html(_MARKDOWN.render(_FRONT_MATTER.sub("", text)))
+    """Returns the title and the paragraphs, without YAML front matter.
+
+    The title is that of the front matter, or else the first heading.
+    """
+    front_matter = _FRONT_MATTER.match(text)
+    body = text[front_matter.end() :] if front_matter else text
+    heading, blocks = parse_html(_MARKDOWN.render(body))
+    return (_read_title(front_matter[0]) if front_matter else "") or heading, blocks
 
 
 def parse_html(text: str) -> tuple[str, list[TextBlock]]:
@@ -75,6 +82,15 @@ def read_office_file(path: Path) -> tuple[str, list[TextBlock]]:
     if not is_zipfile(path):  # It would be read as plain text.
         raise ValueError(f"{path} is damaged")
     return parse_markdown(MarkItDown().convert(path).markdown)
+
+
+def _read_title(front_matter: str) -> str:
+    try:
+        entries = yaml.safe_load(front_matter.strip().strip("-"))
+    except yaml.YAMLError:
+        return ""
+    title = entries.get("title") if isinstance(entries, dict) else None
+    return " ".join(str(title or "").split())
 
 
 _LINE_HYPHEN: Final = re.compile(r"(?<=[a-z])-\n(?=[a-z])")

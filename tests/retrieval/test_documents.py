@@ -187,6 +187,20 @@ def test_front_matter_without_an_end_takes_no_longer_than_its_length():
 
 
 @pytest.mark.parametrize(
+    ("front_matter", "title"),
+    [
+        ("title: npm-ci", "npm-ci"),
+        ('title: "Install:  clean"', "Install: clean"),
+        ("section: 1", "Synopsis"),
+        ("title:", "Synopsis"),
+        ("title: {", "Synopsis"),
+    ],
+)
+def test_title_of_the_front_matter_comes_before_the_first_heading(front_matter, title):
+    assert parse_markdown(f"---\n{front_matter}\n---\n### Synopsis\n\nText.\n")[0] == title
+
+
+@pytest.mark.parametrize(
     ("text", "read"),
     [
         ("Call __init__, then object.__eq__(x): see __class_getitem__.", None),

@@ -110,3 +110,19 @@ def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
     for top_k, expected in ((1, texts[:1]), (2, texts[:1]), (3, [texts[0], texts[2]])):
         answer = select_answers(index, scoring, found, ranking, top_k, threshold=0.5)
         assert [one.text for one in answer.answers] == expected
+
+
+def test_index_tells_questions_on_other_subjects_without_labels(tmp_path, capsys):
+    text = "Whales eat krill near the ice. Whales sing under water at night. "
+    (tmp_path / "whales.md").write_text(
+        f"# Food of large whales\n\n{text}\n\n# Songs of whales\n\n{text}"
+    )
+    index = str(tmp_path / "i")
+    main(["index", str(tmp_path / "whales.md"), "--output", index])
+    assert "get no answer" in capsys.readouterr().out
+    main(["ask", "What do whales eat?", "--index", index])
+    assert "krill" in capsys.readouterr().out
+    main(["ask", "Who invented the steam engine?", "--index", index])
+    assert "the documents are on other subjects" in capsys.readouterr().err
+    main(["ask", "Who invented the steam engine?", "--index", index, "--score_threshold", "0"])
+    assert "whales.md" in capsys.readouterr().out

@@ -1,0 +1,47 @@
+"""The similarity below which a question is on another subject than an index's documents."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from as2ray.retrieval.answer_scoring import AnswerScoring, fit_min_similarity
+from as2ray.retrieval.embeddings import LoadEncoder
+from as2ray.retrieval.index_writer import MANIFEST
+from as2ray.retrieval.query_generation import generate_queries
+from as2ray.retrieval.sentence_index import MIN_SIMILARITY, SentenceIndex
+from as2ray.tables.atomic import atomic_file
+
+OFF_TOPIC_QUESTIONS: Final = Path(__file__).with_name("off_topic_questions.txt")
+"""100 questions of general knowledge, one per line."""
+
+NUM_QUESTIONS: Final = 200
+"""Maximum number of questions that are generated from the documents."""
+
+
+def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float | None:
+    """Fits the bound of `AnswerScoring.min_similarity` without labels; stores it in the index.
+
+    Questions that are generated from the documents are compared with questions of general
+    knowledge (see `fit_min_similarity`).
+
+    Args:
+        folder: An index with embeddings.
+        load_encoder: Loads its encoder.
+
+    Returns:
+        The bound; None if no question can be generated.
+    """
+    index = SentenceIndex.open(folder, load_encoder)
+    own = [query.text for query in generate_queries(index, max_questions=NUM_QUESTIONS)]
+    others = OFF_TOPIC_QUESTIONS.read_text(encoding="utf-8").splitlines()
+    own_parts, other_parts = (
+        [{"similarity": np.array([index.embeddings.nearest_similarity(q)])} for q in questions]
+        for questions in (own, others)
+    )
+    bound = fit_min_similarity(AnswerScoring({}), own_parts, other_parts).min_similarity
+    manifest = {**index.manifest, MIN_SIMILARITY: bound}
+    with atomic_file(Path(folder) / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return bound
