@@ -19,10 +19,14 @@ class AskHandler:
         index: Index of sentences.
         service: Service that describes the model.
         limits: Limits of a request, to which retrieved sentences are cut.
+
+    Raises:
+        SentenceIndexError: The encoder of the index cannot be used.
     """
 
     def __init__(self, index: SentenceIndex, service: RankingService, limits: Limits) -> None:
         self.index, self.service, self.limits = index, service, limits
+        index.search_candidates("the first question")  # Loads the encoder before anyone waits.
 
     async def ask(
         self,

@@ -12,6 +12,8 @@ from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.serving.ask_handler import AskHandler
+from as2ray.serving.settings import Limits
 
 TEXT = """Kovarin ne badesso. Muri kovarin lala.
 
@@ -130,3 +132,12 @@ def test_fitted_scores_are_those_of_the_answerer(
     else:
         assert told["answers"] == []
         assert "the documents are on other subjects" in told["reason"]
+
+
+def test_encoder_is_loaded_before_the_first_question(sentence_encoder, tmp_path):
+    (tmp_path / "notes.txt").write_text("A kovarin sleeps. It eats ferns.")
+    config = IndexConfig(encoder=sentence_encoder)
+    write_index(tmp_path / "notes.txt", tmp_path / "i", config, load_encoder=load_sentence_encoder)
+    index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    AskHandler(index, None, Limits())
+    assert "encoder" in vars(index.embeddings)
