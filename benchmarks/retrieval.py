@@ -31,7 +31,7 @@ from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.models.sentence_encoder import SentenceEncoder
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately, measure_rate
 from as2ray.retrieval import embeddings
-from as2ray.retrieval.answer_scoring import equal_weights
+from as2ray.retrieval.answer_scoring import default_scoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import QuestionAnswerer, find_candidates
 from as2ray.retrieval.sentence_index import SentenceIndex
@@ -129,7 +129,7 @@ def _measure_index(
     overlaps = [len(a & b) / len(a) for a, b in zip(exact, found)]
     peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     ranker = save(init_ranker(packaged_minilm(), max_length=128), folder / "ranker")
-    scoring = equal_weights(stored.info.fingerprint)
+    scoring = default_scoring(stored.info.fingerprint, has_ranker=True)
     stage_zero = replace(scoring, max_similarity_gap=MAX_SIMILARITY_GAP)
     scorings = {"ranker": scoring, "ranker, stage zero": stage_zero}
     asked = {

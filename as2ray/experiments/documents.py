@@ -22,7 +22,7 @@ from as2ray.retrieval.answer_scoring import (
     FILE,
     AnswerScoring,
     Parts,
-    equal_weights,
+    default_scoring,
     fit_answer_scoring,
     fit_min_similarity,
     fit_similarity_gap,
@@ -162,6 +162,7 @@ class FittedScoring(Stage):
     """How the parts of the score of a retrieved candidate are combined."""
 
     RESOURCES = "device"
+    VERSION = 2
 
     index: Stage
     """Index with embeddings."""
@@ -169,7 +170,7 @@ class FittedScoring(Stage):
     """Questions about the documents."""
     is_labeled: bool
     """Whether people labeled dev. BM25's labels would make BM25 the best part, so they are not
-    used: the weights are equal then."""
+    used: the weights are `DEFAULT_WEIGHTS` then, and the ranker is not asked."""
     ranker: Stage | None
     min_precision: float
     off_topic: tuple[str, ...]
@@ -184,7 +185,8 @@ class FittedScoring(Stage):
         encoder = index.embeddings.info.fingerprint
         positives = positives_by_question(read_table(context.path(self.dev)))
         questions = [*positives] if self.is_labeled else [*positives][:MAX_UNLABELED]
-        scoring = equal_weights(encoder, self.ranker is not None)
+        # A ranker that learned from BM25's labels alone makes answers worse (docs/log.md).
+        scoring = default_scoring(encoder, has_ranker=self.is_labeled and self.ranker is not None)
         ranker, stage_zero, labeled = None, scoring, []
         if self.is_labeled:
             found = retrieve_parts(index, questions, scoring)

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
-from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, equal_weights
+from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, default_scoring
 from as2ray.retrieval.sentence_index import MIN_SIMILARITY, Candidate, SentenceIndex
 from as2ray.text.input_checks import check_text, check_top_k
 
@@ -96,7 +96,7 @@ class QuestionAnswerer:
     """Minimum `QuestionAnswer.best_score` of answers. By default what was fitted to labels decides,
     or the ranker's threshold."""
     scoring: AnswerScoring | None = None
-    """How the parts of the score are combined; by default with equal weights."""
+    """How the parts of the score are combined; by default as `default_scoring` does."""
 
     def __post_init__(self) -> None:
         # Wrong combinations are refused before the first question.
@@ -143,7 +143,7 @@ class QuestionAnswerer:
 def resolve_scoring(
     index: SentenceIndex, scoring: AnswerScoring | None, has_ranker: bool = True
 ) -> AnswerScoring:
-    """Returns how answers from an index are scored; by default all parts have equal weights.
+    """Returns how answers from an index are scored; see `default_scoring`.
 
     Raises:
         SentenceIndexError: The scoring needs embeddings of another encoder than the index has.
@@ -151,8 +151,8 @@ def resolve_scoring(
     stored = index.stored_embeddings
     if scoring is None:
         if stored is not None and stored.load_encoder is not None:
-            equal = equal_weights(stored.info.fingerprint, has_ranker)
-            return replace(equal, min_similarity=index.manifest.get(MIN_SIMILARITY))
+            default = default_scoring(stored.info.fingerprint, has_ranker)
+            return replace(default, min_similarity=index.manifest.get(MIN_SIMILARITY))
         return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
     needs_similarity = "similarity" in scoring.weights or scoring.max_similarity_gap is not None
     if needs_similarity and scoring.encoder != index.embeddings.info.fingerprint:

@@ -135,10 +135,11 @@ def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, check
         AnswerScoring.read(folder / RANKER)
 
 
-def test_without_labels_all_parts_weigh_the_same(scoring, complete):
+def test_without_labels_similarity_and_half_of_bm25_order_the_answers(scoring, complete):
     _, folder = complete(replace(scoring, is_labeled=False))
     fitted = AnswerScoring.read(folder)
-    assert fitted.weights == {"similarity": 1.0, "bm25": 1.0, "ranker": 1.0}
+    assert fitted.weights == {"similarity": 1.0, "bm25": 0.5}
+    assert "only where labeled questions show that it helps" in fitted.describe()
     assert fitted.answer_model is None
     assert fitted.min_similarity is not None
 

@@ -86,7 +86,7 @@ def test_documents_become_a_ranker_that_answers_from_their_index(own, tmp_path, 
     shown = capsys.readouterr().out
     assert "metal in kovarin" in shown
     scoring = AnswerScoring.read(ranker)
-    assert scoring.weights == {"similarity": 1.0, "bm25": 1.0, "ranker": 1.0}
+    assert scoring.weights == {"similarity": 1.0, "bm25": 0.5}
     index = str(tmp_path / "out" / "index" / "index")
     main(
         [
