@@ -128,7 +128,7 @@ def _distinct_texts(context: StageContext, tables: Iterable[Stage]) -> list[str]
 class DocumentIndex(Stage):
     """An index of the sentences of a user's documents."""
 
-    VERSION = 2
+    VERSION = 3
     RESOURCES = "pool"
 
     source: str = field(metadata=NOT_IDENTITY)
