@@ -203,19 +203,22 @@ def _add_rank_routes(app: FastAPI, service: RankingService, settings: Settings, 
 
     @foreign_route("/v2/rerank", responses=_error_responses(settings, "cohere", CohereError))
     async def cohere(body: CohereRequest, request: Request) -> CohereResponse:
-        """Cohere's v2."""
+        """Cohere's v2. The header `x-budget-ms` sets a time budget."""
         return CohereResponse.from_result(await rank_body(body, request), body)
 
     @foreign_route("/v1/rerank", responses=_error_responses(settings, "v1", V1Error))
     async def v1(body: V1Request, request: Request) -> V1Response:
-        """Cohere's v1 and Jina's."""
+        """Cohere's v1 and Jina's. The header `x-budget-ms` sets a time budget."""
         return V1Response.from_result(await rank_body(body, request), body)
 
     @foreign_route("/rerank", responses=_error_responses(settings, "tei", TeiError | V1Error))
     async def rerank(
         body: TeiRequest | V1Request, request: Request
     ) -> list[TeiScoredText] | V1Response:
-        """Text Embeddings Inference's; with `documents` Infinity's and vLLM's."""
+        """Text Embeddings Inference's; with `documents` Infinity's and vLLM's.
+
+        The header `x-budget-ms` sets a time budget.
+        """
         if isinstance(body, TeiRequest):
             return TeiScoredText.all_from_result(await rank_body(body, request), body)
         return V1Response.from_result(await rank_body(body, request), body)
