@@ -52,6 +52,9 @@ INITIAL_TOKENS_PER_SECOND = 10_000.0
 MAX_SLOWDOWN = 8.0
 """Smaller requests overtake one for so many times the time that it takes alone."""
 
+URGENT_S = 1.0
+"""A request with a budget of which less is left is not interrupted."""
+
 SMALLER = 0.5
 """Requests of at most this share of a batch's tokens may interrupt it."""
 
@@ -237,7 +240,7 @@ class BatchQueue:
             nonlocal interrupted_s
             if all(queued.future.done() for queued in batch):
                 raise BatchAbandonedError
-            if not self.queue or batch[0].request.has_budget:
+            if not self.queue or batch[0].request.ends_at - time.monotonic() < URGENT_S:
                 return
             smaller = asyncio.run_coroutine_threadsafe(take_smaller(), loop).result()
             if smaller:

@@ -8,6 +8,7 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.ensemble import EnsembleRanker
+from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.models.time_budget import TimedPass
 
 QUESTION = "What is kovarin?"
@@ -134,6 +135,22 @@ def test_speed_is_measured_for_each_number_of_threads(cascade, candidates, monke
     assert cascade.speed.start_s_per_token is None
     monkeypatch.undo()
     assert cascade.speed is measured
+
+
+def test_what_goes_before_a_slice_is_no_part_of_the_measured_speed(
+    cascade, candidates, clock, monkeypatch
+):
+    ranker = timed(cascade, clock, monkeypatch)
+
+    def wait() -> None:
+        clock[0] += 0.5
+
+    token = BEFORE_BATCH.set(wait)
+    try:
+        ranker.rank(QUESTION, candidates, budget_ms=3_000)
+    finally:
+        BEFORE_BATCH.reset(token)
+    assert ranker.speed.start_s_per_token == pytest.approx(SECONDS_PER_TOKEN_AND_LAYER)
 
 
 def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monkeypatch):

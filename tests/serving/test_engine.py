@@ -355,14 +355,22 @@ class PartsRanker:
         return [RerankResult(t.request.question, [], t.num_tokens) for t in batch]
 
 
-def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
+@pytest.mark.parametrize(
+    ("budget_ms", "is_interrupted"), [(None, True), (60_000, True), (900, False)]
+)
+def test_small_requests_go_first_between_the_parts_of_a_large_one_that_is_not_urgent(
+    engine, budget_ms, is_interrupted
+):
     ranker = PartsRanker()
 
     async def run() -> tuple[float, float]:
         queue = BatchQueue(ranker, 512, 100_000)
         queue.tokens_per_second = 100.0
         queue._update_throughput = lambda rate: None
-        large = engine.tokenize(RerankRequest("muri large", CANDIDATES * 10, "m"))
+        request = RerankRequest("muri large", CANDIDATES * 10, "m")
+        if budget_ms is not None:
+            request = with_budget(budget_ms, "muri large", CANDIDATES * 10)
+        large = engine.tokenize(request)
         started_at = time.monotonic()
         task = asyncio.create_task(queue.submit(large, 30.0))
         await asyncio.sleep(0.1)
@@ -377,8 +385,9 @@ def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
         return max(small_s), time.monotonic() - started_at
 
     small_s, large_s = asyncio.run(run())
-    assert ranker.ended == [*(f"muri {number}" for number in range(5)), "muri large"]
-    assert small_s < 0.5 * large_s
+    small = [f"muri {number}" for number in range(5)]
+    assert ranker.ended == ([*small, "muri large"] if is_interrupted else ["muri large", *small])
+    assert small_s < 0.5 * large_s or not is_interrupted
 
 
 def test_small_requests_overtake_a_large_one_but_not_for_ever(engine, blocking):
