@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
     from as2ray.text.bm25 import BM25
+    from as2ray.training.cascade_config import CascadeConfig
     from as2ray.training.config import TrainingConfig
-    from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+    from as2ray.training.frozen_cascade import make_cascade
     from as2ray.training.job import ModelSpec, TrainingJob
     from as2ray.training.run_job import train
 
@@ -22,7 +23,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BM25": "as2ray.text.bm25",
-    "CascadeConfig": "as2ray.training.frozen_cascade",
+    "CascadeConfig": "as2ray.training.cascade_config",
     "ModelSpec": "as2ray.training.job",
     "QuestionAnswerer": "as2ray.retrieval.question_answering",
     "RankedCandidate": "as2ray.outputs",

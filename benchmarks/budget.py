@@ -1,33 +1,40 @@
 """Measures time and quality of ranking within a time budget, beside a blind cap.
 
-    python -m benchmarks.budget --model RANKER --cascade CASCADE
+    python -m benchmarks.budget --model RANKER --cascade CASCADE [--http]
 
 The lists are the sentences of SQuAD's dev articles, at most `--candidates` of each, in BM25's order
 (with `--small` those of the Python reference). The cascade passes as many as it can through each
 exit. The ranker that it was made of scores as many of the first ones as there is time for, which is
-what a user does without exits.
+what a user does without exits. With `--http`, 8 clients at the same time ask a service, and a
+budget counts from the arrival of a request.
 """
 
 import gc
 import sys
 import time
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 
 from as2ray.checkpoints.loading import load
 from as2ray.corpora.preparation import read_split
 from as2ray.evaluation.measures import evaluate
-from as2ray.models.ranker import Ranker
 from as2ray.tables.schema import question_indices
 from as2ray.text.bm25 import BM25
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
+from benchmarks.service import find_free_port, run_service
 
 BUDGETS_MS = (25, 50, 100, 200, 500)
+
+RankWithin = Callable[[str, list[str], float | None], list[int]]
+"""Returns the order in which the candidates of a question are ranked within a budget in ms."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     limit_cores(args.cores)
     if not args.small and not (args.data / "squad").is_dir():
         sys.exit("skipped: needs the articles of SQuAD under --data")
-    rankers = {"cascade": load(args.cascade), "blind cap": load(args.model)}
     if args.small:
         args.questions, args.candidates = 2, 10
         rows = read_split("python_reference", "test")
@@ -46,11 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {"questions": args.questions, "candidates": args.candidates}
     bm25 = evaluate(table, -np.arange(len(table), dtype=float), ["AP"])
     results["BM25"] = bm25.measures["AP"]
-    for budget_ms in (*BUDGETS_MS, None):
-        name = "none" if budget_ms is None else f"{budget_ms} ms"
-        results[name] = {
-            side: _measure(ranker, table, budget_ms) for side, ranker in rankers.items()
-        }
+    results["clients"] = num_clients = args.clients if args.http else 1
+    for side in ("cascade", "blind cap"):
+        with _open_ranker(args, side) as rank:
+            for budget_ms in (*BUDGETS_MS, None):
+                name = "none" if budget_ms is None else f"{budget_ms} ms"
+                measured = _measure(rank, table, budget_ms, num_clients)
+                results.setdefault(name, {})[side] = measured
     write_report("budget", args, _list_claims(results), results)
 
 
@@ -59,6 +67,42 @@ def _add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--cascade", required=True, help="the cascade that was made of it")
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--candidates", type=int, default=400, help="of a question, at most")
+    parser.add_argument("--http", action="store_true", help="rank over HTTP")
+    parser.add_argument("--clients", type=int, default=8, help="with --http: at the same time")
+    parser.add_argument("--url", help="with --http: a service, for both sides")
+
+
+@contextmanager
+def _open_ranker(args: Namespace, side: str) -> Iterator[RankWithin]:
+    """Yields what ranks in this process, or over HTTP."""
+    path = args.cascade if side == "cascade" else args.model
+    if not args.http:
+        ranker = load(path)
+        yield lambda question, texts, budget_ms: [
+            candidate.index for candidate in ranker.rank(question, texts, budget_ms=budget_ms)
+        ]
+    elif args.url:
+        yield _rank_at(args.url)
+    else:
+        port, code = find_free_port(), "from as2ray.cli.main import main; main()"
+        command = [sys.executable, "-c", code, "serve", f"--model={path}", f"--port={port}"]
+        command += [f"--settings.replicas.num_cpus={max(1, args.cores - 0.5)}"]
+        command += ["--settings.replicas.gateway_num_cpus=0.1"]
+        with run_service((port, command), 300.0) as service:
+            yield _rank_at(service.url.removesuffix("/rerank"))
+
+
+def _rank_at(url: str) -> RankWithin:
+    client = httpx.Client(base_url=url, timeout=120.0)
+
+    def rank(question: str, texts: list[str], budget_ms: float | None) -> list[int]:
+        body = {"question": question, "candidates": texts, "return_text": False}
+        body |= {} if budget_ms is None else {"budget_ms": budget_ms}
+        response = client.post("/rank", json=body)
+        response.raise_for_status()
+        return [candidate["index"] for candidate in response.json()["ranking"]]
+
+    return rank
 
 
 def _select_lists(rows: pa.Table, num_questions: int, num_candidates: int) -> pa.Table:
@@ -74,21 +118,29 @@ def _select_lists(rows: pa.Table, num_questions: int, num_candidates: int) -> pa
     return rows.take(pa.array(order[ranks < num_candidates]))
 
 
-def _measure(ranker: Ranker, table: pa.Table, budget_ms: float | None) -> dict[str, float]:
+def _measure(
+    rank: RankWithin, table: pa.Table, budget_ms: float | None, num_clients: int
+) -> dict[str, float]:
     """Returns MAP, and percentiles of the time of a question."""
     questions = question_indices(table)
     starts = np.searchsorted(questions, np.arange(questions[-1] + 2))
-    texts, scores, times_ms = table["candidate"].to_pylist(), np.empty(len(table)), []
-    first = slice(*starts[:2])
-    ranker.rank(table["question"][0].as_py(), texts[first], budget_ms=budget_ms)  # warm-up
-    gc.disable()
-    for start, end in pairwise(starts):
+    texts, scores = table["candidate"].to_pylist(), np.empty(len(table))
+
+    def ask(bounds: tuple[int, int]) -> float:
+        start, end = bounds
         question = table["question"][int(start)].as_py()
         started_at = time.perf_counter()
-        ranking = ranker.rank(question, texts[start:end], budget_ms=budget_ms)
-        times_ms.append(1e3 * (time.perf_counter() - started_at))
-        scores[start + np.array([r.index for r in ranking])] = -np.arange(len(ranking))
-    gc.enable()
+        order = rank(question, texts[start:end], budget_ms)
+        duration_ms = 1e3 * (time.perf_counter() - started_at)
+        scores[start + np.array(order)] = -np.arange(len(order))
+        return duration_ms
+
+    bounds = list(pairwise(starts.tolist()))
+    with ThreadPoolExecutor(num_clients) as pool:
+        list(pool.map(ask, bounds[:num_clients]))  # warm-up
+        gc.disable()
+        times_ms = list(pool.map(ask, bounds))
+        gc.enable()
     p50, p99 = np.percentile(times_ms, (50, 99))
     return {"MAP": evaluate(table, scores, ["AP"]).measures["AP"], "p50": p50, "p99": p99}
 

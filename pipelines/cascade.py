@@ -8,7 +8,7 @@ search for drop ratios and exits that the paper leaves as future work.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from statistics import mean
 from typing import Annotated, Any
 
@@ -16,10 +16,13 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from as2ray.cascade.pruning import Rounding
+from as2ray.errors import ConfigError
 from as2ray.evaluation.report import build_report, markdown_table, save_report
 from as2ray.experiments.cascades import (
+    CascadeReplayEvaluation,
     DropSearch,
     DropSearchConfig,
+    RankerCascade,
     RankingTime,
     ReplayEvaluation,
     SearchedReplay,
@@ -34,6 +37,21 @@ from as2ray.experiments.recipe import Recipe as BaseRecipe
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import leak_checks
+from as2ray.training.cascade_config import CascadeConfig
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class RankerCascadeSpec:
+    """A cascade that is made of a finished ranker."""
+
+    ranker: str
+    """Run of the ranker, which is pointwise."""
+    table: str
+    """Table whose questions train the exits."""
+    calibration_table: str | None = None
+    """Table of other questions, which choose the margins; by default a quarter of the table."""
+    cascade: CascadeConfig = field(default_factory=CascadeConfig)
+    """Exits, bound and training."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -46,6 +64,8 @@ class Recipe(BaseRecipe):
         default_factory=lambda: [0.0, 0.3, 0.4, 0.5]
     )
     """Drop ratios to report; each is applied after every exit."""
+    ranker_cascades: dict[str, RankerCascadeSpec] = field(default_factory=dict)
+    """Cascades by name that are made of pointwise rankers of the recipe."""
     rounding: Rounding = "floor"
     """How many candidates a drop ratio drops: rounded down, or to the nearest number, as in the
     paper's example."""
@@ -58,6 +78,15 @@ class Recipe(BaseRecipe):
         super().__post_init__()
         pointwise = [name for name in self.runs if not self.is_cascade(name)]
         check_members(self, "sequential ranker", self.sequential_rankers, pointwise)
+        members = {name: [spec.ranker] for name, spec in self.ranker_cascades.items()}
+        check_members(self, "cascade of a ranker", members, pointwise)
+        for name, spec in self.ranker_cascades.items():
+            names = {spec.table, spec.calibration_table} - {None}
+            if not names <= self.tables.keys() or names & set(self.tests):
+                raise ConfigError(
+                    f"cascade {name!r} is made with the tables {sorted(map(str, names))}; choose "
+                    f"among {sorted(self.tables.keys() - set(self.tests))}, which are no tests"
+                )
 
     def systems(self) -> list[str]:
         """Returns pointwise rankers, and the exits, drop ratios and search of each cascade."""
@@ -69,7 +98,7 @@ class Recipe(BaseRecipe):
             exits = self.exits_of(name) if name in self.runs else ()
             names += [system for system, _, _ in iter_systems(name, exits, self.drop_ratios)]
             names += [f"{name}, searched"] if exits else []
-        return names
+        return [*names, *self.ranker_cascades]
 
     def is_cascade(self, run: str) -> bool:
         """Returns whether a run trains a cascade."""
@@ -119,7 +148,31 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
         if is_timed:
             time = RankingTime(searched, first_test, (None,), rounding=recipe.rounding)
             experiment.add(f"times/{stage_name}-searched", time)
+    _add_ranker_cascades(experiment, recipe, tables, trained)
     return experiment
+
+
+def _add_ranker_cascades(
+    experiment: Experiment,
+    recipe: Recipe,
+    tables: Mapping[str, Stage],
+    trained: Mapping[tuple[str, int], TrainedRanker],
+) -> None:
+    measures = tuple(recipe.measures)
+    for name, spec in recipe.ranker_cascades.items():
+        for seed in recipe.seeds_of(spec.ranker):
+            cascade = RankerCascade(
+                trained[spec.ranker, seed],
+                tables[spec.table],
+                replace(spec.cascade, seed=spec.cascade.seed + seed),
+                tables[spec.calibration_table] if spec.calibration_table else None,
+            )
+            experiment.add(f"ranker-cascades/{name}-seed{seed}", cascade)
+            for test in recipe.tests:
+                scores = _exit_scores(recipe, cascade, tables[test])
+                replay = CascadeReplayEvaluation(scores, cascade, measures)
+                experiment.add(f"replays/{name}-seed{seed}-{test}", replay)
+                experiment.compare(test, name, seed, replay)
 
 
 def _exit_scores(recipe: Recipe, ranker: Stage, table: Stage) -> TableScores:

@@ -85,17 +85,27 @@ def relative_layers(
     return float(stage_layers @ remaining) / (num_layers or exit_layers[-1])
 
 
+def count_scored(stage_index: np.ndarray, num_stages: int) -> np.ndarray:
+    """Returns how many candidates each stage scored, shape [stages].
+
+    Args:
+        stage_index: Last stage that scored each pair, or -1, shape [pairs].
+        num_stages: Stages of the ranker.
+    """
+    return np.array([np.sum(stage_index >= stage) for stage in range(num_stages)])
+
+
 def observed_drop_ratios(stage_index: np.ndarray, num_stages: int) -> np.ndarray:
     """Returns which share of the candidates was dropped after each stage but the last.
 
     Args:
-        stage_index: Last stage that scored each pair, shape [pairs].
+        stage_index: Last stage that scored each pair, or -1, shape [pairs].
         num_stages: Stages of the ranker.
 
     Returns:
         Shape [stages - 1].
     """
-    counts = np.bincount(stage_index, minlength=num_stages)[::-1].cumsum()[::-1]
+    counts = count_scored(stage_index, num_stages)
     return np.asarray(1.0 - counts[1:] / np.maximum(counts[:-1], 1))
 
 

@@ -6,7 +6,6 @@ from math import ceil, log
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from as2ray.errors import ConfigError, EvaluationError
 
@@ -34,21 +33,32 @@ class RiskBound:
     relative_flops: float
     """FLOPs over these questions divided by those of the ranker without exits."""
     confidence: float | None = None
+    last_exit_loss: float | None = None
+    """Mean of 1 - 1 / (place that the last exit alone gives to the ranker's first) over these
+    questions, if joint training changed it; None if it is the ranker."""
 
     def __str__(self) -> str:
+        reference = "ranker" if self.last_exit_loss is None else "last exit"
         loss = {
-            "first_place": "1 - 1 / (place of the ranker's first)",
+            "first_place": f"1 - 1 / (place of the {reference}'s first)",
             "reciprocal_rank": "the loss of reciprocal rank",
-            "top_k": "the probability of dropping one of the ranker's first",
+            "top_k": f"the probability of dropping one of the {reference}'s first",
         }[self.risk]
         how = (
             "in expectation"
             if self.confidence is None
             else f"with {self.confidence:.0%} confidence"
         )
+        change = (
+            ""
+            if self.last_exit_loss is None
+            else "; with nothing dropped, 1 - 1 / (place of the ranker's first) was "
+            f"{self.last_exit_loss:.4f}"
+        )
         return (
             f"{loss} is at most {self.max_loss:g} {how}; over {self.num_questions:,} questions it "
             f"was {self.mean_loss:.4f}, for {self.relative_flops:.1%} of the ranker's operations"
+            f"{change}"
         )
 
 
@@ -145,6 +155,8 @@ def select_step(
 
 def _p_value(mean_loss: float, num_questions: int, max_loss: float) -> float:
     """Returns the p-value of the hypothesis that the expected loss exceeds `max_loss`."""
+    from scipy.stats import binom  # recipes name margins, and are read without scipy
+
     mean = min(mean_loss, max_loss)
     # The Kullback-Leibler divergence of two coins; 0 log 0 is 0.
     divergence = 0.0 if mean == 0 else mean * log(mean / max_loss)

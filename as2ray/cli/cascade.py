@@ -8,8 +8,11 @@ import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from as2ray.cli.console import create_console, load_table, parse_drop_ratios, parse_numbers
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import ConfigError, CorpusError, EvaluationError
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+
+MAX_GENERATED_QUESTIONS = 1_000
+"""Questions that are made of an index for which none are given."""
 
 
 def cascade(  # noqa: PLR0913 - every argument is a flag
@@ -34,12 +37,16 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     keep_top: PositiveInt | None = None,
     at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99,
     high_confidence: bool = False,
+    joint: bool = False,
+    joint_epochs: PositiveInt = 3,
+    label_weight: Annotated[float, Field(ge=0, le=1)] | None = None,
     seed: NonNegativeInt = 0,
 ) -> None:
     """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
 
     The ranker stays the last exit. Exits on its frozen encoder learn its scores, so the questions
-    need no labels. Candidates that score far below the best of their question are dropped.
+    need no labels. Candidates that score far below the best of their question are dropped. With
+    `--joint true` the encoder is trained together with its exits, which become better.
 
     Args:
         model: Checkpoint folder or hub id of a pointwise ranker.
@@ -55,7 +62,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         pairs: Instead of a table: a file of JSON lines such as {"question": "...", "candidates":
             ["...", "..."]}.
         index: Instead of a table: folder of an index, which finds the candidates of `questions`.
-        questions: With an index: a file with one question per line.
+        questions: With an index: a file with one question per line; by default questions are made
+            of the headings and words of its documents.
         num_candidates: With an index: maximum number of candidates of a question.
         exit_layers: Layers after which candidates may be dropped, such as 1,2,4; by default all.
         drop_ratio: Drop these shares instead, without a bound: 0.3 for all exits, or 0.3,0.5 for
@@ -66,9 +74,15 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         at_least: With `keep_top`: probability that none of them is dropped.
         high_confidence: Let the bound hold with a probability of 90 % over the choice of the
             questions, instead of in expectation.
+        joint: Train the encoder and all exits together to give the ranker's scores; the last exit
+            is then no longer the ranker itself.
+        joint_epochs: Epochs of the joint training.
+        label_weight: Weight of the labels in the joint training, from 0 to 1; by default 0.5 where
+            there are labels.
         seed: Seed of the exits' weights and of the division of the questions.
     """
-    from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+    from as2ray.training.cascade_config import CascadeConfig
+    from as2ray.training.frozen_cascade import make_cascade
 
     sources = {"table": table, "corpus": corpus, "pairs": pairs, "index": index}
     if sum(source is not None for source in sources.values()) != 1:
@@ -85,13 +99,16 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         keep_top=keep_top,
         at_least=at_least,
         high_confidence=high_confidence,
+        joint=joint,
+        joint_epochs=joint_epochs,
+        label_weight=label_weight,
         seed=seed,
     )
     calibration: pa.Table | None = None
     if pairs is not None:
         rows = _read_pairs(Path(pairs))
     elif index is not None:
-        rows = _search_index(index, questions, num_candidates)
+        rows = _search_index(index, questions, num_candidates, seed)
     else:
         rows = load_table(table, corpus, split, data_dir, corpus_options)
         if calibration_table is not None:
@@ -141,32 +158,45 @@ def _parse_record(path: Path, line_number: int, line: str) -> tuple[str, list[st
     return question, candidates
 
 
-def _search_index(folder: str, questions: str | None, num_candidates: int) -> pa.Table:
-    """Returns the candidates that an index finds for questions.
+def _search_index(folder: str, questions: str | None, num_candidates: int, seed: int) -> pa.Table:
+    """Returns the candidates that an index finds for questions, or for questions made of it.
 
     Raises:
-        ConfigError: There are no questions.
         CorpusError: The file of questions cannot be read.
+        EvaluationError: No question can be made of the index.
         SentenceIndexError: There is no index, or a damaged one.
     """
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+    from as2ray.retrieval.query_generation import generate_queries
     from as2ray.retrieval.sentence_index import SentenceIndex
 
-    if questions is None:
-        raise ConfigError(
-            f"index={folder} holds sentences but no questions",
-            fix="name a file with one question per line: --questions FILE",
-        )
-    try:
-        lines = Path(questions).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{questions} cannot be read as a file of UTF-8 text: {error}") from error
     index = SentenceIndex.open(folder, load_sentence_encoder)
+    if questions is not None:
+        source, texts = questions, _read_lines(questions)
+    else:
+        source = f"the questions made of {folder}"
+        queries = generate_queries(index, max_questions=MAX_GENERATED_QUESTIONS, seed=seed)
+        texts = [query.text for query in queries]
+        if not texts:
+            raise EvaluationError(
+                f"index={folder}: its {len(index):,} sentences have no headings and too few words "
+                "to make questions of",
+                fix="name a file with one question per line: --questions FILE",
+            )
     lists = []
-    for question in filter(None, map(str.strip, lines)):
-        found = index.search_candidates(question, num_candidates)
-        lists.append((question, index.texts([candidate.index for candidate in found])))
-    return _create_table(lists, questions)
+    for text in texts:
+        found = index.search_candidates(text, num_candidates)
+        lists.append((text, index.texts([candidate.index for candidate in found])))
+    return _create_table(lists, source)
+
+
+def _read_lines(path: str) -> list[str]:
+    """Returns the lines of a file that are not blank."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    return [line for line in map(str.strip, lines) if line]
 
 
 def _create_table(lists: list[tuple[str, list[str]]], source: str) -> pa.Table:

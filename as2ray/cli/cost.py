@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
 from as2ray.cascade.pruning import Rounding, expand_drop_ratios
@@ -16,10 +16,13 @@ from as2ray.cli.console import (
 )
 from as2ray.errors import ConfigError
 
+ROBERTA_EXITS = "4,6,8,10,12"
+"""Exits of RoBERTa-base in the Cascade Transformer's Table 3."""
 
-def cost(
+
+def cost(  # noqa: PLR0913 - every argument is a flag
     *,
-    exit_layers: str = "4,6,8,10,12",
+    exit_layers: str | None = None,
     drop_ratio: str | None = None,
     rounding: Rounding = "floor",
     num_candidates: PositiveInt = 128,
@@ -31,13 +34,22 @@ def cost(
     data_dir: str | None = None,
     corpus_options: dict[str, Any] = {},  # noqa: B006
     num_repeats: PositiveInt = 3,
+    scores: str | None = None,
+    margins: str | None = None,
+    top_k: PositiveInt = 1,
+    budget_ms: PositiveFloat | None = None,
+    layer_us: PositiveFloat = 2.0,
+    question_id: str | None = None,
 ) -> None:
     """Shows what dropping candidates saves: in layers, in operations, and in measured time.
 
-    Without a model, the sizes are those of RoBERTa-base, and no time is measured.
+    Without a model, the sizes are those of RoBERTa-base, and no time is measured. With stored
+    scores of all exits (`--scores`), margins, drop ratios and a time budget are replayed: which
+    share of the candidates left after each exit, what that saved, and what it lost.
 
     Args:
-        exit_layers: Number of layers below each partial classifier.
+        exit_layers: Number of layers below each partial classifier; by default those of the scores,
+            or 4,6,8,10,12.
         drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
             By default the model's own, or what its margins drop, or 0.3 without a model.
         rounding: How a drop ratio is rounded, without a model: down as in the paper's text, or to
@@ -51,8 +63,31 @@ def cost(
         data_dir: Folder of the raw release, or `hub`.
         corpus_options: Options of the corpus.
         num_repeats: Timed passes, alternating with and without dropping.
+        scores: Folder of the scores of all exits over the table, as a stage of the experiment graph
+            stores them; if there is none, the model's are stored there.
+        margins: With `--scores`: margin after each exit but the last in log-odds, such as 4,2.5; by
+            default those of the model.
+        top_k: With `--margins`: the margin lies below so many best candidates.
+        budget_ms: With `--scores`: milliseconds for a question.
+        layer_us: With `--budget_ms`: microseconds that one layer takes for a token.
+        question_id: With `--scores`: shows where each candidate of this question left.
     """
     drop_ratios = parse_drop_ratios(drop_ratio)
+    if scores is not None:
+        from as2ray.cli.cost_replay import Ways, print_replay
+
+        rows = load_table(table, corpus, split, data_dir, corpus_options)
+        ways = Ways(
+            None if exit_layers is None else parse_numbers(exit_layers, int),
+            drop_ratios,
+            None if margins is None else parse_numbers(margins, float),
+            top_k,
+            budget_ms,
+            layer_us,
+        )
+        print_replay(scores, rows, model, ways, rounding, question_id)
+        return
+    exit_layers = exit_layers or ROBERTA_EXITS
     if model is None:
         if table or corpus:
             raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
-from as2ray.cascade.cost import EncoderShape, measure_relative_cost
+from as2ray.cascade.cost import EncoderShape, measure_relative_cost, observed_drop_ratios
 from as2ray.cascade.pruning import (
     DropRatios,
     Pruning,
@@ -22,6 +22,7 @@ from as2ray.cascade.pruning import (
     expand_drop_ratios,
     prune,
 )
+from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
 from as2ray.evaluation.measures import mean_average_precision
 from as2ray.tables.schema import question_indices
 
@@ -98,6 +99,38 @@ class CascadeReplay:
         pruning = Pruning(np.zeros(shape), np.broadcast_to(margins, shape), top_k)
         return self._prune(exit_indices, pruning)
 
+    def rank_within(
+        self, exit_indices: Sequence[int], budget_s: float, layer_s_per_token: float
+    ) -> StagedScores:
+        """Computes the scores that the cascade would give all rows within a time budget.
+
+        The plan is that of `TimedPass`, for a machine whose speed is known and does not change.
+
+        Args:
+            exit_indices: As in `rank`.
+            budget_s: Seconds for a question.
+            layer_s_per_token: Seconds of one layer for a token.
+        """
+        scores = np.zeros(len(self.num_tokens), np.float32)
+        stage_index = np.full(len(self.num_tokens), NOT_SCORED)
+        exit_layers = [self.exit_layers[index] for index in exit_indices]
+        token_s = layer_s_per_token * np.diff(exit_layers, prepend=0)
+        for question in range(self.num_questions):
+            rows, time_left_s = np.flatnonzero(self.question_index == question), budget_s
+            stage_s = self.num_tokens[rows].mean() * token_s
+            rows = rows[: num_affordable(0, stage_s, time_left_s)]
+            for stage, exit_index in enumerate(exit_indices):
+                if stage and len(rows):
+                    rows = rows[np.argsort(-scores[rows], kind="stable")]
+                    later_s = self.num_tokens[rows].mean() * token_s[stage:]
+                    keep_ratio = find_keep_ratio(len(rows), later_s, time_left_s)
+                    rows = rows[: max(1, int(len(rows) * keep_ratio))]
+                costs_s = self.num_tokens[rows] * token_s[stage]
+                rows = rows[np.cumsum(costs_s) <= time_left_s]
+                time_left_s -= float(costs_s[: len(rows)].sum())
+                scores[rows], stage_index[rows] = self.scores[rows, exit_index], stage
+        return StagedScores(scores, stage_index)
+
     def _prune(self, exit_indices: Sequence[int], pruning: Pruning) -> StagedScores:
         scorer = _StoredScores(self.scores[:, list(exit_indices)], self.question_index)
         return StagedScores(*prune(scorer, pruning))
@@ -113,8 +146,24 @@ class CascadeReplay:
             ConfigError: Invalid drop ratios.
         """
         ratios = expand_drop_ratios(drop_ratios, len(exit_indices))
-        staged = self.rank(exit_indices, ratios)
+        return self.measure(exit_indices, self.rank(exit_indices, ratios), ratios)
+
+    def measure(
+        self,
+        exit_indices: Sequence[int],
+        staged: StagedScores,
+        ratios: np.ndarray | None = None,
+    ) -> OperatingPoint:
+        """Measures the quality and cost of what was dropped.
+
+        Args:
+            exit_indices: As in `rank`.
+            staged: Scores of the cascade for all rows.
+            ratios: Drop ratio after each exit but the last; by default what was dropped.
+        """
         assert staged.stage_index is not None
+        if ratios is None:
+            ratios = observed_drop_ratios(staged.stage_index, len(exit_indices))
         exit_layers = tuple(self.exit_layers[index] for index in exit_indices)
         shape = self.shape
         # CERBERUS's heads come after the last exit; a cascade that ends earlier runs none.

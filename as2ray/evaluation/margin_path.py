@@ -5,6 +5,7 @@ path is ordered on one part of the questions by what a step saves against what i
 on the path is the only number that the other part decides, so the bound on the loss holds for it.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -52,6 +53,18 @@ def question_losses(
         for ranks in (complete, places)
     )
     return np.asarray(np.maximum(before - after, 0.0))
+
+
+def measure_last_exit(replay: CascadeReplay, scores: np.ndarray) -> float:
+    """Returns the mean of 1 - 1 / (place that the last exit gives to a ranker's first).
+
+    Args:
+        replay: Stored scores of a cascade.
+        scores: Scores of the ranker that it was made of, for the same rows.
+    """
+    reference = replace(replay, scores=scores[:, None])
+    staged = StagedScores(replay.scores[:, -1])
+    return float(question_losses(reference, staged, "first_place").mean())
 
 
 def _places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:

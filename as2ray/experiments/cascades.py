@@ -1,7 +1,8 @@
-"""Stages of cascades: replays of stored scores, a search for exits and drop ratios, times."""
+"""Stages of cascades: made of rankers, replays of scores, a search for drop ratios, times."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.cascade.cost import EncoderShape
+from as2ray.cascade.margins import Margins
 from as2ray.cascade.pruning import Rounding
+from as2ray.cascade.ranker_shape import RankerShape
 from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.cascade_replay import (
@@ -25,6 +28,8 @@ from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.rankers import RANKER, TableScores, TrainedRanker, save_evaluations
 from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import filtered_table, read_table
+from as2ray.training.cascade_config import CascadeConfig
+from as2ray.training.job import TrainingJob
 from tune_spaces import drop_ratios as drop_ratio_space
 
 
@@ -201,6 +206,76 @@ def evaluate_params(params: Mapping[str, Any], replay: CascadeReplay) -> dict[st
 
 def _evaluate_trial(params: Mapping[str, Any], replay: CascadeReplay) -> OperatingPoint:
     return replay.evaluate(*drop_ratio_space.apply_params(params, len(replay.exit_layers)))
+
+
+@dataclass(frozen=True, eq=False)
+class RankerCascade(Stage):
+    """A cascade made of a finished ranker; joint training runs under Ray Train."""
+
+    RESOURCES = "gang"
+
+    ranker: Stage
+    """A pointwise ranker."""
+    table: Stage
+    cascade: CascadeConfig
+    calibration_table: Stage | None = None
+    """Other questions, which choose the margins; by default a quarter of the table."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Fits the exits and margins; trains on the workers if the configuration says so."""
+        from as2ray.training.frozen_cascade import make_cascade
+
+        def train_job(job: TrainingJob, folder: Path) -> Path:
+            from as2ray.distributed.train import list_inputs, train_on_ray
+
+            for path in list_inputs(job):
+                context.store.publish(Path(path))
+            return train_on_ray(job, folder, context.workers, node_files=context.store)
+
+        scratch, calibration = context.scratch / "joint", self.calibration_table
+        shutil.rmtree(scratch, ignore_errors=True)
+        cascade = make_cascade(
+            context.path(self.ranker) / RANKER,
+            read_table(context.path(self.table)),
+            context.output / RANKER,
+            calibration_table=calibration and read_table(context.path(calibration)),
+            config=self.cascade,
+            train_job=train_job,
+            scratch=scratch,
+        )
+        return {
+            "shape": RankerShape(len(cascade.encoder), cascade.exit_layers),
+            "drop_ratios": cascade.drop_ratios,
+            "margins": cascade.margins and asdict(cascade.margins),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class CascadeReplayEvaluation(Stage):
+    """Quality and cost of a cascade of a finished ranker, as it drops, replayed on a test."""
+
+    scores: TableScores
+    """Of all its exits, on the test."""
+    cascade: RankerCascade
+    measures: tuple[str, ...]
+
+    def run(self, context: StageContext) -> Outputs:
+        """Replays its margins or drop ratios."""
+        replay, stored = load_replay(context, self.scores), context.outputs(self.cascade)
+        every = list(range(len(replay.exit_layers)))
+        if stored["margins"] is None:
+            staged = replay.rank(every, stored["drop_ratios"])
+        else:
+            margins = Margins.from_settings(stored["margins"])
+            staged = replay.rank_by_margins(every, margins.values, margins.top_k)
+        result = evaluate(
+            replay.table,
+            staged.sort_keys,
+            self.measures,
+            question_filter=self.scores.question_filter,
+        )
+        point = replay.measure(every, staged)
+        return {**save_evaluations({"": result}, context.output), "point": point}
 
 
 @dataclass(frozen=True, eq=False)

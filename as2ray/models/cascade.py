@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
-from as2ray.cascade.pruning import DropRatios, StagedScores
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights, truncate
@@ -26,7 +25,6 @@ from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.models.ranking_heads import ClassifierHead, RankingHeads, ScoreAveraging
-from as2ray.models.time_budget import TimedPass
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
@@ -280,6 +278,7 @@ class CascadeRanker(MultiStageRanker):
     """
 
     stage_pass = _CascadePass
+    keeps_budget = True
 
     def __init__(self, network: CascadeNetwork, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
@@ -382,18 +381,6 @@ class CascadeRanker(MultiStageRanker):
         logits, last_head = self(batch), self.network.heads[-1]
         score = last_head.score(logits[:, -last_head.num_outputs :])
         return torch.cat([positive_probability(logits), score[:, None]], 1)
-
-    def _predict_within(
-        self,
-        question: str,
-        candidates: Sequence[str],
-        drop_ratios: DropRatios | None,
-        ends_at: float,
-    ) -> StagedScores:
-        """See `Ranker`."""
-        pruning = self.resolve_pruning(drop_ratios, 1)
-        with self.scoring():
-            return TimedPass(self, question, candidates, pruning, ends_at).run()
 
     def predict_heads(self, sequences: TokenSequences) -> np.ndarray:
         """Returns the score of each output of the last exit; float32, shape [pairs, outputs]."""

@@ -6,18 +6,15 @@ linear head (monoBERT of Mokrii et al., section 4) is transformers' `...ForToken
 which the first token counts: it has one linear layer and no pooler.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from as2ray.cascade.pruning import DropRatios, StagedScores
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.precision import fp32_head
-from as2ray.models.time_budget import TimedPass
 from as2ray.text.packing import PackedBatch
 from as2ray.text.tokenization import PairTokenizer
 
@@ -33,6 +30,8 @@ class PointwiseRanker(PackedRanker):
         CheckpointError: The model has another number of labels.
     """
 
+    keeps_budget = True
+
     def __init__(self, network: PreTrainedModel, tokenizer: PairTokenizer) -> None:
         super().__init__(tokenizer)
         if network.config.num_labels not in (1, 2):
@@ -47,18 +46,6 @@ class PointwiseRanker(PackedRanker):
         """Returns logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
         return classify(self.network, self.encoder.run_to_first_token(hidden, layout))
-
-    def _predict_within(
-        self,
-        question: str,
-        candidates: Sequence[str],
-        drop_ratios: DropRatios | None,
-        ends_at: float,
-    ) -> StagedScores:
-        """See `Ranker`."""
-        self.check_no_drop_ratios(drop_ratios)
-        with self.scoring():
-            return TimedPass(self, question, candidates, None, ends_at).run()
 
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""

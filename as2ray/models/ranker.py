@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
+from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import (
     UNCHANGED,
@@ -35,7 +36,7 @@ from as2ray.models.encoder.cpu_parallel import (
 )
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.precision import Dtype, resolve_dtype
-from as2ray.models.time_budget import NOT_SCORED, OVERHEAD_MS, LayerSpeed
+from as2ray.models.time_budget import OVERHEAD_MS, LayerSpeed, TimedPass
 from as2ray.outputs import RankedCandidate
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
@@ -70,6 +71,8 @@ class Ranker(nn.Module, ABC):
     """One encoder; or one of each independent ranker, or the body's and those of its heads."""
     exit_layers: tuple[int, ...] = ()
     """Number of layers below each exit, ascending; empty if the ranker has one stage."""
+    keeps_budget = False
+    """Whether it can rank within a time budget."""
 
     def __init__(self, tokenizer: PairTokenizer, max_batch_tokens: int = 8_192) -> None:
         super().__init__()
@@ -87,8 +90,9 @@ class Ranker(nn.Module, ABC):
         to them except for rounding; `load` enables them."""
         self.calibration: tuple[Calibration, ...] = ()
         """Calibration of each stage; without one, scores are returned as they are."""
-        self.speed = LayerSpeed()
-        """Measured speed, by which a ranking with a budget is planned."""
+        self.speeds: dict[int, LayerSpeed] = {}
+        """Measured speed with each number of threads, by which rankings with a budget are
+        planned."""
         self.threshold: float | None = None
         """Calibrated score below which a question should get no answer."""
 
@@ -120,6 +124,11 @@ class Ranker(nn.Module, ABC):
         """Number of packed batches that are scored at the same time: torch's threads on a CPU."""
         use_cores = self.allow_parallel and self.device.type == "cpu"
         return torch.get_num_threads() if use_cores else 1
+
+    @property
+    def speed(self) -> LayerSpeed:
+        """Measured speed with the present number of threads."""
+        return self.speeds.setdefault(self.num_threads, LayerSpeed())
 
     def balanced_budget(self, lengths: np.ndarray) -> int:
         """Returns the token budget that divides sequences evenly among the threads.
@@ -202,6 +211,17 @@ class Ranker(nn.Module, ABC):
         """
         self.check_no_drop_ratios(drop_ratios)
         return StagedScores(self.predict_exits(questions, candidates)[:, 0])
+
+    def resolve_pruning(
+        self, drop_ratios: DropRatios | Pruning | None, num_questions: int
+    ) -> Pruning | None:
+        """Returns what is dropped of each question; None for a ranker of one stage.
+
+        Raises:
+            ConfigError: Drop ratios that do not fit the ranker.
+        """
+        self.check_no_drop_ratios(drop_ratios)
+        return None
 
     def check_no_drop_ratios(self, drop_ratios: DropRatios | Pruning | None) -> None:
         """Raises an error if drop ratios are given to a ranker of one stage."""
@@ -306,7 +326,9 @@ class Ranker(nn.Module, ABC):
             texts = as_candidate_list(candidates)
             for text in (question, *texts):
                 check_text(text)
-            staged_scores = self._predict_within(question, texts, drop_ratios, ends_at)
+            self.check_keeps_budget()
+            pruning = self.resolve_pruning(drop_ratios, 1)
+            staged_scores = TimedPass(self, question, texts, pruning, ends_at).run()
             return self.build_rankings([texts], staged_scores)[0][:top_k]
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
 
@@ -352,18 +374,13 @@ class Ranker(nn.Module, ABC):
         self.threshold = abstention.threshold
         return CalibrationResult(tuple(before), tuple(after), abstention)
 
-    def _predict_within(
-        self,
-        question: str,
-        candidates: Sequence[str],
-        drop_ratios: DropRatios | None,
-        ends_at: float,
-    ) -> StagedScores:
-        """Scores candidates until a deadline; see `TimedPass`."""
-        raise ConfigError(
-            f"{type(self).__name__} cannot keep a time budget",
-            fix="choose a cascade, or a pointwise ranker",
-        )
+    def check_keeps_budget(self) -> None:
+        """Raises an error if this ranker cannot keep a time budget."""
+        if not self.keeps_budget:
+            raise ConfigError(
+                f"{type(self).__name__} cannot keep a time budget",
+                fix="choose a cascade, or a pointwise ranker",
+            )
 
     def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
         if not self.calibration:

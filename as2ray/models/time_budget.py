@@ -6,7 +6,7 @@ and the best of them the next ones. Work is done in slices of a few milliseconds
 clock is looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 
 from as2ray.cascade.pruning import Pruning, StagedScores
+from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
 from as2ray.models.encoder.packed_attention import SequenceLayout
-
-NOT_SCORED: Final = -1
-"""Stage of candidates for which there was no time."""
-
-MIN_KEEP_RATIO: Final = 0.3
-"""Share of the candidates that pass each exit at least, as long as they are scored. If there is no
-time for as many, fewer of the given candidates are scored at all."""
 
 SLICE_S: Final = (0.004, 0.05)
 """Bounds of the expected duration of a slice of work: a twentieth of the time that is left."""
@@ -64,37 +58,6 @@ class LayerSpeed:
         setattr(self, name, value if mean is None else mean + NEW_WEIGHT * (value - mean))
 
 
-def num_affordable(num_done: int, stage_s: np.ndarray, time_left_s: float) -> int:
-    """Returns how many more candidates a stage can score, so that there is time for the later ones.
-
-    Args:
-        num_done: Candidates that this stage has scored.
-        stage_s: Expected seconds of this stage and of each later one for a candidate, shape
-            [stages].
-        time_left_s: Seconds until the deadline.
-    """
-    later_s = float(stage_s[1:] @ MIN_KEEP_RATIO ** np.arange(1, len(stage_s)))
-    return max(0, int((time_left_s - num_done * later_s) / (stage_s[0] + later_s)))
-
-
-def find_keep_ratio(num_candidates: int, later_s: np.ndarray, time_left_s: float) -> float:
-    """Returns the share of the candidates that each exit can keep in the time that is left.
-
-    Args:
-        num_candidates: Candidates of the stage before.
-        later_s: Expected seconds of each stage to come for a candidate, shape [stages].
-        time_left_s: Seconds until the deadline.
-    """
-    low, high = 0.0, 1.0
-    if num_candidates * later_s.sum() <= time_left_s:
-        return 1.0
-    for _ in range(20):
-        ratio = (low + high) / 2
-        duration_s = num_candidates * later_s @ ratio ** np.arange(1, len(later_s) + 1)
-        low, high = (ratio, high) if duration_s <= time_left_s else (low, ratio)
-    return low
-
-
 class TimedPass:
     """A pass of one question's candidates through the stages of a ranker, until a deadline.
 
@@ -104,6 +67,8 @@ class TimedPass:
         candidates: Its candidates; the first ones are scored if there is no time for all.
         pruning: What the ranker drops in any case.
         ends_at: Deadline, as `perf_counter` counts.
+        time_share: Returns the share of the time until the deadline that this pass may take, from 0
+            to 1; it is asked each time that the clock is looked at.
     """
 
     def __init__(
@@ -113,9 +78,13 @@ class TimedPass:
         candidates: Sequence[str],
         pruning: Pruning | None,
         ends_at: float,
+        time_share: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.ranker, self.question, self.candidates = ranker, question, candidates
-        self.pruning, self.ends_at, self.speed = pruning, ends_at, ranker.speed
+        self.pruning, self.speed = pruning, ranker.speed
+        self.deadline = self.ends_at = ends_at
+        """The pass ends before the deadline if others need the time."""
+        self.time_share = time_share
         exits = ranker.exit_layers or (len(ranker.encoder),)
         self.stage_layers = [end - start for start, end in zip((0, *exits), exits)]
         self.scores = np.zeros(len(candidates), np.float32)
@@ -128,11 +97,23 @@ class TimedPass:
     def run(self) -> StagedScores:
         """Scores as many candidates with as many stages as there is time for."""
         rows = np.arange(len(self.candidates))
-        for stage in range(len(self.stage_layers)):
-            if stage and len(rows):
-                rows = self._drop(stage, rows)
-            rows = self._run_stage(stage, rows)
+        with self.ranker.scoring():
+            for stage in range(len(self.stage_layers)):
+                if stage and len(rows):
+                    rows = self._drop(stage, rows)
+                rows = self._run_stage(stage, rows)
         return StagedScores(self.scores, self.stage_index)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the pairs that were scored."""
+        return int(self.lengths.sum())
+
+    def _time_left_s(self) -> float:
+        now = perf_counter()
+        # Once others wait, the pass never takes longer than they leave it.
+        self.ends_at = min(self.ends_at, now + (self.deadline - now) * self.time_share())
+        return self.ends_at - now
 
     def _drop(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Returns the rows that enter a stage, best first."""
@@ -141,14 +122,14 @@ class TimedPass:
             rows = rows[self.pruning.survivor_mask(stage - 1, questions, self.scores[rows])]
         rows = rows[np.argsort(-self.scores[rows], kind="stable")]
         later_s = self._expected_s(rows, stage)
-        keep_ratio = find_keep_ratio(len(rows), later_s, self.ends_at - perf_counter())
+        keep_ratio = find_keep_ratio(len(rows), later_s, self._time_left_s())
         return rows[: max(1, int(len(rows) * keep_ratio))]
 
     def _run_stage(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Scores the first of these rows, in slices; returns those that were scored."""
         num_done = 0
         while num_done < len(rows):
-            time_left_s, size = self.ends_at - perf_counter(), 1
+            time_left_s, size = self._time_left_s(), 1
             if time_left_s <= 0:
                 break
             # One is scored in any case: the speed may not be known, or was measured at a bad time.
@@ -175,11 +156,16 @@ class TimedPass:
         )
 
     def _run_slice(self, stage: int, rows: np.ndarray) -> None:
-        started_at = perf_counter()
-        list(self.ranker.map_batches(partial(self._score, stage), [rows]))
+        [duration_s] = self.ranker.map_batches(partial(self._score_timed, stage), [rows])
         self.stage_index[rows] = stage
-        s_per_token = (perf_counter() - started_at) / int(self.lengths[rows].sum())
+        s_per_token = duration_s / int(self.lengths[rows].sum())
         self.speed.update(stage, self.stage_layers[stage], s_per_token)
+
+    def _score_timed(self, stage: int, rows: np.ndarray) -> float:
+        """Returns the seconds that it took, without what went before the slice."""
+        started_at = perf_counter()
+        self._score(stage, rows)
+        return perf_counter() - started_at
 
     def _score(self, stage: int, rows: np.ndarray) -> None:
         """Runs a stage over some candidates, and stores their scores and states."""

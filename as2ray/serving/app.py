@@ -3,6 +3,7 @@
 To add an endpoint, write another `_add_…` function and call it in `create_app`.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,6 +15,7 @@ import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 from as2ray.retrieval.query_generation import example_questions
@@ -32,8 +34,10 @@ from as2ray.serving.error_responses import (
 )
 from as2ray.serving.middleware import RequestMiddleware
 from as2ray.serving.protocol import (
+    BUDGET_HEADER,
     AskRequest,
     AskResponse,
+    BudgetMs,
     CohereRequest,
     CohereResponse,
     Info,
@@ -52,6 +56,7 @@ from as2ray.serving.types import (
     RequestError,
     RerankRequest,
     RerankResult,
+    TimeBudget,
     check_request_texts,
     check_size,
 )
@@ -67,7 +72,8 @@ DEMO_PAGE_HEADERS = {
 }
 """Headers of the demo page, which connects to this service alone."""
 
-Rank = Callable[[RerankRequest, Request], Awaitable[RerankResult]]
+Rank = Callable[[RerankRequest, Request, float | None], Awaitable[RerankResult]]
+"""Ranks a request, within a budget in milliseconds if there is one."""
 
 
 def select_model(model: str | None, models: Mapping[str, str]) -> str:
@@ -86,6 +92,23 @@ def select_model(model: str | None, models: Mapping[str, str]) -> str:
         return names[0]
     problem = f"this model is not served, only {names}"
     raise RequestError("model_not_found", problem, "name one of these, or none")
+
+
+def get_budget_ms(body: BaseModel, request: Request) -> float | None:
+    """Returns the budget in milliseconds that the body of a request sets, or its header.
+
+    Raises:
+        RequestError: The header is no number above 0.
+    """
+    budget_ms: float | None = getattr(body, "budget_ms", None)
+    value = request.headers.get(BUDGET_HEADER)
+    if budget_ms is not None or value is None:
+        return budget_ms
+    try:
+        return TypeAdapter(BudgetMs).validate_python(value)
+    except ValidationError:
+        problem = f"the header `{BUDGET_HEADER}` must be a number of milliseconds above 0"
+        raise RequestError("invalid_request", problem) from None
 
 
 def check_limits(request: RerankRequest, limits: Limits) -> None:
@@ -126,12 +149,22 @@ def create_app(
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
     app.router.route_class = create_body_route(settings.limits)
 
-    async def rank(rerank_request: RerankRequest, request: Request) -> RerankResult:
+    async def rank(
+        rerank_request: RerankRequest, request: Request, budget_ms: float | None
+    ) -> RerankResult:
         if len(auth_tokens) > 1:
             rerank_request = replace(rerank_request, client=request.state.client)
+        if budget_ms is not None:
+            budget = TimeBudget(budget_ms, request.state.arrived_at)
+            rerank_request = replace(rerank_request, budget=budget)
         request.state.rerank_request = rerank_request
         check_limits(rerank_request, settings.limits)
-        request.state.rerank_result = result = await service.rank(rerank_request)
+        result = await service.rank(rerank_request)
+        if rerank_request.budget is not None:
+            exceeded_ms = 1e3 * (time.monotonic() - rerank_request.budget.ends_at)
+            exceeded_ms = max(0.0, round(exceeded_ms, 3))
+            result = replace(result, budget_ms=budget_ms, budget_exceeded_ms=exceeded_ms)
+        request.state.rerank_result = result
         return result
 
     _add_rank_routes(app, service, settings, rank)
@@ -154,7 +187,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["authorization", "content-type", BUDGET_HEADER],
         )
     return app
 
@@ -163,25 +196,29 @@ def _add_rank_routes(app: FastAPI, service: RankingService, settings: Settings, 
     async def rank_body(
         body: CohereRequest | V1Request | TeiRequest | RankRequest, request: Request
     ) -> RerankResult:
-        return await rank(body.to_request(select_model(body.model, service.models)), request)
+        rerank_request = body.to_request(select_model(body.model, service.models))
+        return await rank(rerank_request, request, get_budget_ms(body, request))
 
     foreign_route = partial(app.post, response_model_exclude_none=True)
 
     @foreign_route("/v2/rerank", responses=_error_responses(settings, "cohere", CohereError))
     async def cohere(body: CohereRequest, request: Request) -> CohereResponse:
-        """Cohere's v2."""
+        """Cohere's v2. The header `x-budget-ms` sets a time budget."""
         return CohereResponse.from_result(await rank_body(body, request), body)
 
     @foreign_route("/v1/rerank", responses=_error_responses(settings, "v1", V1Error))
     async def v1(body: V1Request, request: Request) -> V1Response:
-        """Cohere's v1 and Jina's."""
+        """Cohere's v1 and Jina's. The header `x-budget-ms` sets a time budget."""
         return V1Response.from_result(await rank_body(body, request), body)
 
     @foreign_route("/rerank", responses=_error_responses(settings, "tei", TeiError | V1Error))
     async def rerank(
         body: TeiRequest | V1Request, request: Request
     ) -> list[TeiScoredText] | V1Response:
-        """Text Embeddings Inference's; with `documents` Infinity's and vLLM's."""
+        """Text Embeddings Inference's; with `documents` Infinity's and vLLM's.
+
+        The header `x-budget-ms` sets a time budget.
+        """
         if isinstance(body, TeiRequest):
             return TeiScoredText.all_from_result(await rank_body(body, request), body)
         return V1Response.from_result(await rank_body(body, request), body)
@@ -203,7 +240,8 @@ def _add_ask_route(
         rerank_request = body.to_request(model, [body.question])
         check_limits(rerank_request, settings.limits)
         check_request_texts(rerank_request)
-        return await ask_handler.ask(body, model, lambda ranked: rank(ranked, request))
+        budget_ms = get_budget_ms(body, request)
+        return await ask_handler.ask(body, model, lambda ranked: rank(ranked, request, budget_ms))
 
 
 def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[int | str, Any]:

@@ -8,6 +8,9 @@ requests overtake large ones, but not for ever. Requests of one client, where
 clients have tokens, follow each other in this order, so that clients share the ranker evenly. A
 large batch is ranked in parts, and between parts lets smaller requests before it go first.
 
+A request with a budget is ranked alone, and comes no later in this order than its deadline. It
+takes the time that it has, unless others with a budget wait: they share the time evenly.
+
 `ray.serve.batch` accepts a size function too, but it closes a batch when its wait time is over,
 whether or not the ranker is free. Under load its batches stay small and queue behind each other,
 and a request that does not fit moves to the end of the queue.
@@ -49,6 +52,9 @@ INITIAL_TOKENS_PER_SECOND = 10_000.0
 MAX_SLOWDOWN = 8.0
 """Smaller requests overtake one for so many times the time that it takes alone."""
 
+URGENT_S = 1.0
+"""A request with a budget of which less is left is not interrupted."""
+
 SMALLER = 0.5
 """Requests of at most this share of a batch's tokens may interrupt it."""
 
@@ -58,7 +64,7 @@ class QueuedRequest:
     """A request with its deadline and the future that its client awaits."""
 
     virtual_end: float
-    """When it would end if it took `MAX_SLOWDOWN` times as long as alone."""
+    """When it would end if it took `MAX_SLOWDOWN` times as long as alone, or its deadline."""
     number: int
     request: TokenizedRequest = field(compare=False)
     deadline: float = field(compare=False)
@@ -131,9 +137,13 @@ class BatchQueue:
         now, client = time.monotonic(), request.request.client
         start = max(now, self._virtual_end_of_client.get(client, now)) if client else now
         duration_s = request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
+        if request.has_budget:
+            duration_s = min(duration_s, max(0.0, request.ends_at - now))
+            request.time_share = self._time_share
         if client:
             self._virtual_end_of_client[client] = start + duration_s
-        end = start + MAX_SLOWDOWN * duration_s
+        # Requests of a client follow each other, whatever their deadlines.
+        end = max(start, min(start + MAX_SLOWDOWN * duration_s, request.ends_at))
         queued_request = QueuedRequest(end, next(self._numbers), request, now + timeout_s, future)
         heapq.heappush(self.queue, queued_request)
         self.queued_tokens += request.num_tokens
@@ -144,6 +154,11 @@ class BatchQueue:
         if isinstance(outcome, RequestError):
             raise outcome
         return outcome
+
+    def _time_share(self) -> float:
+        """Returns the share of its time that a request may take while others with a budget wait."""
+        num_waiting = sum(queued.request.has_budget for queued in tuple(self.queue))
+        return self.num_workers / max(self.num_workers, num_waiting + self._running_batches)
 
     async def _run_worker(self) -> None:
         """Ranks batches until the queue is empty."""
@@ -159,7 +174,8 @@ class BatchQueue:
                 self._executor, self._rank_in_turns, batch, fill_level, running, loop
             )
             self._running_batches -= 1
-            self._update_throughput(running * num_tokens_of(batch) / duration_s)
+            if not batch[0].request.has_budget:  # its tokens do not pass all layers
+                self._update_throughput(running * num_tokens_of(batch) / duration_s)
             self._send(batch, outcomes)
         self._workers.discard(asyncio.current_task())
 
@@ -181,20 +197,23 @@ class BatchQueue:
         num_tokens, now = 0, time.monotonic()
         while self.queue:
             queued = self.queue[0]
-            size = queued.request.num_tokens
-            if batch and num_tokens + size > self.max_batch_tokens:
+            size, has_budget = queued.request.num_tokens, queued.request.has_budget
+            if batch and (has_budget or num_tokens + size > self.max_batch_tokens):
                 break
-            if queued.virtual_end >= before or size > max_request_tokens:
+            is_small = has_budget or size <= max_request_tokens
+            if queued.virtual_end >= before or not is_small:
                 break
             heapq.heappop(self.queue)
             self.queued_tokens -= size
             if queued.future.done():  # the client disconnected
                 continue
-            if queued.deadline < now:
+            if queued.deadline < now and not has_budget:
                 queued.future.set_result(timeout_error(now - queued.request.received_at))
                 continue
             batch.append(queued)
             num_tokens += size
+            if has_budget:
+                break
         return batch
 
     def _rank_in_turns(
@@ -221,7 +240,7 @@ class BatchQueue:
             nonlocal interrupted_s
             if all(queued.future.done() for queued in batch):
                 raise BatchAbandonedError
-            if not self.queue:
+            if not self.queue or batch[0].request.ends_at - time.monotonic() < URGENT_S:
                 return
             smaller = asyncio.run_coroutine_threadsafe(take_smaller(), loop).result()
             if smaller:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -76,6 +76,10 @@ MAX_PART_S = 0.25
 PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S = 1.0, 2.0, 5.0
 """Each gateway pings a replica. Without any response for longer than the maximum, requests are
 refused at once."""
+
+PROBE: Final = ("How fast does it rank?", ["A candidate of about the usual length is ranked."] * 64)
+PROBE_BUDGET_MS: Final = 500
+"""Question and candidates by which the speed of a ranker is measured when it is loaded."""
 
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 4.0
 """Ray Serve replaces a replica that fails three health checks in succession. Shorter ones replace
@@ -282,6 +286,8 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             [ranked] = await asyncio.to_thread(ranker.rank, "question", ["candidate"])
             if not math.isfinite(ranked.score):
                 raise CheckpointError("its scores are not finite")
+            if ranker.keeps_budget:
+                await asyncio.to_thread(ranker.rank, *PROBE, budget_ms=PROBE_BUDGET_MS)
             self.metrics.record_load(name, ranker.exit_layers, time.monotonic() - started_at)
             return RerankEngine(ranker, self.settings.limits, AnswerScoring.read(checkpoint))
 
@@ -415,6 +421,8 @@ class Gateway:
 
     async def rank(self, request: RerankRequest) -> RerankResult:
         """Ranks the candidates of a request on a replica."""
+        if request.budget is not None:
+            request = replace(request, budget=request.budget.sent_now())
         outcome = await self._call_replica(
             self.models[request.model], "rank", request, self.settings.limits.request_timeout_s
         )

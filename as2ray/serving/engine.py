@@ -1,8 +1,11 @@
 """Tokenizes rerank requests and ranks several of them in one forward pass."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from as2ray.errors import As2rayError
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import Ranker
+from as2ray.models.time_budget import TimedPass
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.serving.settings import Limits
 from as2ray.serving.types import (
@@ -24,6 +28,12 @@ from as2ray.serving.types import (
 )
 from as2ray.text.packing import TokenSequences, concatenate_sequences
 
+CHARS_PER_TOKEN: Final = 4
+"""Assumed characters of a token, where a request with a budget is not tokenized yet."""
+
+RESPONSE_S: Final = 0.002
+"""Seconds of a budget that are left for the way of the result to its client."""
+
 
 @dataclass(eq=False)
 class TokenizedRequest:
@@ -31,18 +41,25 @@ class TokenizedRequest:
 
     engine: "RerankEngine"
     request: RerankRequest
-    encoded: TokenSequences
+    encoded: TokenSequences | None
+    """Tokens of the pairs; None for a request with a budget, which is tokenized as it is ranked."""
     pruning: Pruning
     """What is dropped; its arrays have the shape [1, stages - 1]."""
     received_at: float
     """When the replica received the request, by its monotonic clock."""
     tokenized_at: float
     """When tokenization ended, by the same clock."""
+    num_tokens: int
+    """Number of tokens of all pairs; an estimate for a request with a budget."""
+    ends_at: float = math.inf
+    """When it should be ranked, by the same clock."""
+    time_share: Callable[[], float] = lambda: 1.0
+    """Returns the share of its time that others with a budget leave it."""
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens of all pairs."""
-        return len(self.encoded.token_ids)
+    def has_budget(self) -> bool:
+        """Whether it should be ranked at a time."""
+        return self.encoded is None
 
 
 class RerankEngine:
@@ -83,33 +100,45 @@ class RerankEngine:
         """
         received_at = time.monotonic()
         check_request_texts(request)
-        pruning = self._resolve_pruning(request)
-        questions = [request.question] * len(request.candidates)
-        encoded = self.ranker.tokenizer.encode(questions, request.candidates)
-        limit, fix = self.limits.max_request_tokens, "send fewer candidates at a time"
-        check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
-        return TokenizedRequest(self, request, encoded, pruning, received_at, time.monotonic())
+        pruning, budget = self._resolve_pruning(request), request.budget
+        num_candidates, tokenizer = len(request.candidates), self.ranker.tokenizer
+        limit, encoded = self.limits.max_request_tokens, None
+        # With a budget, what there is no time for is not tokenized. Its tokens are only counted
+        # where they may be too many.
+        if budget is None or num_candidates * tokenizer.max_length > limit:
+            encoded = tokenizer.encode([request.question] * num_candidates, request.candidates)
+            fix = "send fewer candidates at a time"
+            check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
+        num_tokens = _estimate_tokens(request) if encoded is None else len(encoded.token_ids)
+        tokenized = TokenizedRequest(
+            self, request, encoded, pruning, received_at, time.monotonic(), num_tokens
+        )
+        if budget is not None:
+            tokenized.encoded, tokenized.ends_at = None, budget.ends_at
+        return tokenized
 
     def _resolve_pruning(self, request: RerankRequest) -> Pruning:
-        ratios = request.drop_ratios
         try:
-            if isinstance(self.ranker, MultiStageRanker):
-                return self.ranker.resolve_pruning(ratios, 1)
-            self.ranker.check_no_drop_ratios(ratios)
-            return Pruning.by_rank(np.empty((1, 0)))
+            if request.budget is not None:
+                self.ranker.check_keeps_budget()
+            pruning = self.ranker.resolve_pruning(request.drop_ratios, 1)
+            return Pruning.by_rank(np.empty((1, 0))) if pruning is None else pruning
         except As2rayError as error:
             raise RequestError("invalid_request", error.problem, error.fix) from None
 
     def rank(
         self, batch: Sequence[TokenizedRequest], shed_drop_ratio: float = 0.0
     ) -> list[RerankResult]:
-        """Ranks several requests in one pass.
+        """Ranks several requests in one pass, or one with a budget.
 
         Args:
-            batch: Requests that this engine tokenized.
+            batch: Requests that this engine tokenized; one with a budget alone.
             shed_drop_ratio: Drop ratio to which lower ones are raised, except those that a request
                 sets.
         """
+        if batch[0].has_budget:
+            [tokenized] = batch
+            return [self._rank_in_time(tokenized)]
         started_at = time.monotonic()
         prunings = [_shed_load(tokenized, shed_drop_ratio) for tokenized in batch]
         staged_scores = self._score_batch(batch, prunings)
@@ -137,6 +166,35 @@ class RerankEngine:
             for tokenized, pruning, ranking, end in zip(batch, prunings, rankings, ends)
         ]
 
+    def _rank_in_time(self, tokenized: TokenizedRequest) -> RerankResult:
+        """Ranks a request with a budget."""
+        request, started_at = tokenized.request, time.monotonic()
+        timed_pass = TimedPass(
+            self.ranker,
+            request.question,
+            request.candidates,
+            tokenized.pruning if self.ranker.exit_layers else None,
+            perf_counter() + tokenized.ends_at - RESPONSE_S - started_at,
+            tokenized.time_share,
+        )
+        staged_scores = timed_pass.run()
+        [ranking] = self.ranker.build_rankings([request.candidates], staged_scores)
+        ended_at = time.monotonic()
+        return RerankResult(
+            model=request.model,
+            ranking=[CandidateScore(c.index, c.score, c.exit_layer) for c in ranking],
+            num_tokens=timed_pass.num_tokens,
+            exit_layers=self.ranker.exit_layers,
+            num_scored=self._count_scored(staged_scores, slice(len(ranking))),
+            drop_ratios=tuple(tokenized.pruning.drop_ratios[0].tolist()),
+            load_shed=timed_pass.ends_at < timed_pass.deadline,
+            timings_s={
+                "tokenize": tokenized.tokenized_at - tokenized.received_at,
+                "queue": started_at - tokenized.tokenized_at,
+                "inference": ended_at - started_at,
+            },
+        )
+
     def _score_batch(
         self, batch: Sequence[TokenizedRequest], prunings: list[Pruning]
     ) -> StagedScores:
@@ -144,7 +202,8 @@ class RerankEngine:
         sizes = [len(request.candidates) for request in requests]
         question_index = np.repeat(np.arange(len(batch)), sizes)
         if isinstance(self.ranker, PackedRanker):
-            encoded = concatenate_sequences([tokenized.encoded for tokenized in batch])
+            parts = [tokenized.encoded for tokenized in batch if tokenized.encoded is not None]
+            encoded = concatenate_sequences(parts)
             pruning = concatenate_prunings(prunings) if self.ranker.exit_layers else None
             return self.ranker.predict_sequences(encoded, question_index, pruning)
         questions = [requests[i].question for i in question_index]
@@ -168,6 +227,11 @@ def _shed_load(tokenized: TokenizedRequest, shed_drop_ratio: float) -> Pruning:
     return replace(pruning, drop_ratios=raised)
 
 
+def _estimate_tokens(request: RerankRequest) -> int:
+    num_chars = sum(map(len, request.candidates)) + len(request.candidates) * len(request.question)
+    return num_chars // CHARS_PER_TOKEN + 3 * len(request.candidates)
+
+
 def rank_batch(
     batch: Sequence[TokenizedRequest], shed_drop_ratio: float = 0.0
 ) -> list[RerankResult]:
@@ -177,6 +241,7 @@ def rank_batch(
         The results in the order of `batch`.
     """
     results: dict[int, RerankResult] = {}
+    # A request with a budget comes alone: see `BatchQueue`.
     for engine in dict.fromkeys(tokenized.engine for tokenized in batch):
         positions = [i for i, tokenized in enumerate(batch) if tokenized.engine is engine]
         engine_results = engine.rank([batch[i] for i in positions], shed_drop_ratio)

@@ -73,6 +73,7 @@ class RequestMiddleware:
             return
         started_at, path = time.perf_counter(), get_request_path(scope)
         state = scope.setdefault("state", {})
+        state["arrived_at"] = time.monotonic()
         status, request_id = CLIENT_DISCONNECTED, get_request_id(scope)
         is_head = scope["method"] == "HEAD" and path in PUBLIC_PATHS
         if is_head:
@@ -185,3 +186,5 @@ def _add_timing_headers(headers: MutableHeaders, result: RerankResult, started_a
     if result.exit_layers:
         headers["x-drop-ratios"] = ",".join(f"{ratio:g}" for ratio in result.drop_ratios)
         headers["x-load-shed"] = str(result.load_shed).lower()
+    if result.budget_exceeded_ms is not None:
+        headers["x-budget-exceeded-ms"] = f"{result.budget_exceeded_ms:g}"

@@ -14,6 +14,9 @@ servers do; unknown fields of as2ray's dialect are rejected.
   Infinity's and vLLM's, and is answered as `/v1/rerank`.
 - as2ray's `/rank` and `/ask`: with exit layers, drop ratios, numbers of scored candidates, timings.
 
+A request of any dialect can have a budget, in the header `x-budget-ms`; the response's header
+`x-budget-exceeded-ms` says by how much it was exceeded. as2ray's own have a field for it, too.
+
 A candidate that was dropped early can have a higher score than a survivor. Foreign clients sort by
 score (LlamaIndex's starting from the order of its request), so in their dialects each score is
 lowered below the one before it. `/rank` returns scores unchanged.
@@ -37,6 +40,12 @@ from as2ray.serving.types import CandidateScore, RerankRequest, RerankResult
 PositiveInt = Annotated[int, Field(ge=1)]
 """In OpenAPI `minimum: 1`, which is easier to read than the `exclusiveMinimum: 0` of pydantic's."""
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
+
+
+BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Milliseconds from a request's arrival in which it should be ranked."""
+BUDGET_HEADER = "x-budget-ms"
+"""Header with the budget of a request, in all dialects."""
 
 
 def _check_document(document: object) -> str | dict[str, str]:
@@ -132,6 +141,10 @@ class QuestionRequest(StrictModel):
     drop_ratios: DropRatio | Annotated[list[DropRatio], Field(fail_fast=True)] | None = None
     """Share of the candidates that is dropped after each exit: one number for all exits, or one for
     each exit but the last. Load shedding does not change drop ratios that a request sets."""
+    budget_ms: BudgetMs | None = None
+    """Milliseconds from the request's arrival in which it should be ranked, waiting included. As
+    many candidates pass each exit as there is time for; those for which there was none keep their
+    order below the others, with `exit_layer` 0. The header `x-budget-ms` says the same."""
 
 
 class RankRequest(QuestionRequest):
@@ -244,7 +257,12 @@ class RankingDetails(StrictModel):
     drop_ratios: tuple[float, ...]
     """Drop ratio that was used after each exit but the last."""
     load_shed: bool
-    """Whether the drop ratios were raised because the queue was too full."""
+    """Whether drop ratios were raised because the queue was too full, or time was left to other
+    requests with a budget."""
+    budget_ms: float | None
+    """The budget of the request; null if it had none."""
+    budget_exceeded_ms: float | None
+    """By how many milliseconds the ranking was late; null without a budget."""
     num_tokens: int
     timings_ms: dict[str, float]
 
@@ -329,6 +347,6 @@ def _build_meta(result: RerankResult, version: str) -> dict[str, Any]:
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": result.num_tokens},
     }
-    if result.load_shed:
+    if result.load_shed and result.budget_ms is None:
         meta["warnings"] = [f"under load: drop ratios raised to {list(result.drop_ratios)}"]
     return meta

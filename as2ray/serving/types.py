@@ -1,13 +1,21 @@
 """The requests, results and errors of the service, independent of any client's dialect."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, Protocol
+from uuid import uuid4
 
 from as2ray.cascade.margins import Margins
 from as2ray.errors import As2rayError, EvaluationError
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.text.input_checks import check_text
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+CLOCK_ID = BOOT_ID.read_text() if BOOT_ID.exists() else str(uuid4())
+"""Identifies the monotonic clock of this process; processes of one machine share it on Linux."""
 
 ErrorCode = Literal[
     "invalid_json",
@@ -28,6 +36,36 @@ ErrorCode = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """The time in which a request should be answered, counted from its arrival.
+
+    Processes of one machine share a monotonic clock. On another machine the budget counts from when
+    it receives the request, less what had passed when the request was sent.
+    """
+
+    budget_ms: float
+    """Milliseconds, above 0."""
+    arrived_at: float
+    """When the request arrived, by the monotonic clock of the process that received it."""
+    sent_after_s: float = 0.0
+    """Seconds from the arrival until the request was sent to a replica."""
+    clock_id: str = CLOCK_ID
+    """Whose monotonic clock it is."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the time is over, by this process' monotonic clock."""
+        budget_s = self.budget_ms / 1e3
+        if self.clock_id == CLOCK_ID:
+            return self.arrived_at + budget_s
+        return time.monotonic() + budget_s - self.sent_after_s
+
+    def sent_now(self) -> "TimeBudget":
+        """Returns it with the time that has passed."""
+        return replace(self, sent_after_s=time.monotonic() - self.arrived_at)
+
+
+@dataclass(frozen=True, slots=True)
 class RerankRequest:
     """A question with its candidates."""
 
@@ -39,6 +77,8 @@ class RerankRequest:
     """Drop ratio after each stage but the last; by default the checkpoint's."""
     client: str | None = None
     """Who asks, where clients have different tokens; they share the ranker evenly."""
+    budget: TimeBudget | None = None
+    """Time in which it should be ranked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +109,12 @@ class RerankResult:
     drop_ratios: tuple[float, ...] = ()
     """Drop ratio that was used after each exit but the last."""
     load_shed: bool = False
-    """Whether the drop ratios were raised because the queue was too full."""
+    """Whether drop ratios were raised because the queue was too full, or time was left to other
+    requests with a budget."""
+    budget_ms: float | None = None
+    """Milliseconds from the request's arrival in which it should be ranked."""
+    budget_exceeded_ms: float | None = None
+    """By how much that was exceeded, 0 if it was not; None without a budget."""
     timings_s: dict[str, float] = field(default_factory=dict)
     """Duration of each phase: `tokenize`, `queue` (waiting for a batch), `inference`; for `/ask`
     also `retrieval`."""

@@ -1,81 +1,54 @@
-"""Makes a cascade of a finished ranker: exits on its frozen network, which drop by margins.
+"""Makes a cascade of a finished ranker: exits on its network, which drop by margins.
 
-The ranker itself stays the last exit. Its own scores teach the other exits, so no labels are
-needed: any questions with candidates serve.
+The network is frozen, and the ranker itself stays the last exit; or network and exits are trained
+together (self-distillation), and the last exit is held to the ranker. The ranker's own scores teach
+the exits, so no labels are needed: any questions with candidates serve.
 """
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass as config_dataclass
 from torch.nn import functional
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.cascade.margins import Risk, check_num_questions
+from as2ray.cascade.margins import check_num_questions
 from as2ray.checkpoints.loading import build_ranker, load
 from as2ray.checkpoints.saving import check_new_path, save
 from as2ray.errors import CheckpointError, EvaluationError
 from as2ray.evaluation.cascade_replay import CascadeReplay
-from as2ray.evaluation.margin_path import fit_margins
+from as2ray.evaluation.margin_path import fit_margins, measure_last_exit
+from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Ranker
 from as2ray.tables.filters import filter_table
-from as2ray.tables.schema import question_indices
+from as2ray.tables.parquet import write_part
+from as2ray.tables.schema import LOGIT_COLUMNS, question_indices
 from as2ray.tables.score_checks import check_binary_labels
+from as2ray.training.cascade_config import CascadeConfig
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+from as2ray.training.run_job import train
+from as2ray.training.tracking import TrackingConfig
 
-HIGH_CONFIDENCE = 0.9
-"""Confidence of a bound by Learn then Test."""
 BATCH_SIZE = 256
+JOINT_BATCH_SIZE, JOINT_TEMPERATURE = 32, 3.0
+"""Pairs of a step of the joint training, and by what its logits are divided: at 1, pairs of which
+the ranker is sure teach nothing."""
+MAX_DEV_PAIRS = 1_000
+"""Pairs that are evaluated after each epoch of the joint training; they select nothing."""
 
-
-@config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class CascadeConfig:
-    """How the exits of a finished ranker are fitted, and what they may lose."""
-
-    exit_layers: tuple[PositiveInt, ...] | None = None
-    """Number of layers below each exit that may be used; by default every layer."""
-    drop_ratios: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
-    """Drop ratio after each exit but the last, or one for all, instead of margins with a bound."""
-    max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first)."""
-    use_labels: bool = False
-    """Bound the loss of reciprocal rank against the labels instead."""
-    keep_top: PositiveInt | None = None
-    """Bound the probability that one of the ranker's first candidates is dropped: so many."""
-    at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    """With `keep_top`: probability that none of them is dropped."""
-    high_confidence: bool = False
-    """Let the mean loss stay below the bound with a probability of 90 % over the choice of the
-    questions; otherwise the expected loss does. It needs more questions."""
-    epochs: PositiveInt = 20
-    """Epochs of the exits' classifiers; the encoder is not trained."""
-    learning_rate: PositiveFloat = 1e-3
-    """Peak learning rate of AdamW."""
-    max_train_pairs: PositiveInt = 20_000
-    """Maximum number of pairs that train the exits' classifiers, and that order the margins."""
-    seed: NonNegativeInt = 0
-    """Seed of the classifiers' weights and of the division of the questions."""
-
-    @property
-    def risk(self) -> Risk:
-        """What is bounded."""
-        if self.keep_top is not None:
-            return "top_k"
-        return "reciprocal_rank" if self.use_labels else "first_place"
-
-    @property
-    def bound(self) -> tuple[float, float | None]:
-        """The bound on the loss, and its confidence."""
-        max_loss = self.max_loss if self.keep_top is None else 1.0 - self.at_least
-        return max_loss, HIGH_CONFIDENCE if self.high_confidence else None
+TrainJob = Callable[[TrainingJob, Path], Path]
+"""Trains a job in a folder of its own, and returns the folder of the ranker."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +67,8 @@ def make_cascade(
     *,
     calibration_table: pa.Table | None = None,
     config: CascadeConfig | None = None,
+    train_job: TrainJob = train,
+    scratch: Path | None = None,
 ) -> CascadeRanker:
     """Makes a cascade of a finished ranker, which stays its last exit.
 
@@ -101,14 +76,20 @@ def make_cascade(
     exits' classifiers learn the ranker's log-odds. Candidates are dropped by margins, whose loss is
     bounded for questions that are exchangeable with those of the calibration; see `RiskBound`.
 
+    With `config.joint` encoder and exits are then trained together (self-distillation, Zhang et al.
+    2019, with a finished teacher). The bound is on what dropping loses against the last exit; what
+    separates the last exit from the ranker is measured and stored beside it.
+
     Args:
         model: A pointwise ranker: a checkpoint folder, a hub id, or the ranker itself, which is not
             changed.
-        table: A candidates table. Labels are read only with `use_labels`.
+        table: A candidates table. Labels are read with `use_labels` and in the joint training.
         output: New folder for the cascade; by default it is not saved.
         calibration_table: Other questions, which choose the margins. By default a quarter of
             `table`; another quarter then orders the margins, and half trains the classifiers.
         config: Exits, bound and training.
+        train_job: Runs the joint training; by default in this process.
+        scratch: New folder for the files of the joint training; by default a temporary one.
 
     Raises:
         CheckpointError: The model is no pointwise ranker, or the output exists.
@@ -127,18 +108,28 @@ def make_cascade(
             fix="choose a pointwise ranker: a classifier with 1 or 2 labels and no exits",
         )
     cascade = _build_cascade(monolith, config)
-    _fit_heads(cascade, parts.heads, config)
+    if len(cascade.exit_layers) > 1:
+        log_odds = _fit_heads(cascade, parts.heads, config)
+        if config.joint:
+            with TemporaryDirectory() if scratch is None else nullcontext(scratch) as folder:
+                args = config, train_job, Path(folder)
+                cascade = _train_jointly(cascade, parts, log_odds, *args)
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
+        calibration = _score(cascade, parts.calibration)
         exit_layers, margins = fit_margins(
             _score(cascade, parts.path),
-            _score(cascade, parts.calibration),
+            calibration,
             config.risk,
             max_loss,
             confidence,
             config.keep_top or 1,
         )
         cascade.prune_exits(exit_layers)
+        if config.joint and margins.bound is not None:
+            scores = monolith.predict_table(parts.calibration).scores
+            change = measure_last_exit(calibration, scores)
+            margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
         cascade.margins = margins
     # The exits imitate the ranker's log-odds, so its calibration is theirs.
     cascade.calibration = monolith.calibration * len(cascade.exit_layers)
@@ -153,7 +144,8 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
     rows = _usable_rows(table)
     held_out = None if calibration_table is None else _usable_rows(calibration_table)
     if config.drop_ratios is not None:
-        return _Parts(_limit_pairs(rows, config), rows[:0], rows[:0])
+        max_pairs, seed = config.max_train_pairs, config.seed
+        return _Parts(_limit_pairs(rows, max_pairs, seed), rows[:0], rows[:0])
     if held_out is not None:
         rows = rows.filter(pc.invert(pc.is_in(rows["question"], held_out["question"].unique())))
     # By text: the same question may have two ids.
@@ -179,7 +171,9 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
             "order the margins",
             fix="give more or other questions",
         )
-    return _Parts(_limit_pairs(heads, config), _limit_pairs(path, config), calibration)
+    max_pairs, seed = config.max_train_pairs, config.seed
+    heads, path = (_limit_pairs(part, max_pairs, seed) for part in (heads, path))
+    return _Parts(heads, path, calibration)
 
 
 def _usable_rows(table: pa.Table) -> pa.Table:
@@ -194,12 +188,12 @@ def _usable_rows(table: pa.Table) -> pa.Table:
     return rows
 
 
-def _limit_pairs(table: pa.Table, config: CascadeConfig) -> pa.Table:
-    """Returns whole questions with at most `max_train_pairs` pairs, sampled at random; or one."""
+def _limit_pairs(table: pa.Table, max_pairs: int, seed: int) -> pa.Table:
+    """Returns whole questions with at most `max_pairs` pairs, sampled at random; or one."""
     question_index = question_indices(table)
     sizes = np.bincount(question_index)
-    order = np.random.default_rng(config.seed).permutation(len(sizes))
-    num_kept = max(1, int(np.sum(np.cumsum(sizes[order]) <= config.max_train_pairs)))
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    num_kept = max(1, int(np.sum(np.cumsum(sizes[order]) <= max_pairs)))
     return table.filter(pa.array(np.isin(question_index, order[:num_kept])))
 
 
@@ -212,19 +206,22 @@ def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeR
     network = CascadeNetwork.from_classifier(monolith.network, exit_layers)
     cascade = build_ranker(CascadeRanker, network, monolith.tokenizer, monolith.hf_tokenizer)
     assert isinstance(cascade, CascadeRanker)
-    cascade.dtype, cascade.use_fused_layers = monolith.dtype, monolith.use_fused_layers
-    cascade.max_batch_tokens = monolith.max_batch_tokens
     if config.drop_ratios is not None:
         ratios = config.drop_ratios
         cascade.drop_ratios = ratios[0] if len(ratios) == 1 else ratios
-    return cascade.eval().to(monolith.device)
+    return _score_like(monolith, cascade)
 
 
-def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -> None:
-    """Trains the partial classifiers to give the last exit's log-odds."""
+def _score_like(ranker: PackedRanker, cascade: CascadeRanker) -> CascadeRanker:
+    """Returns the cascade, which from now on scores with the number format of a ranker."""
+    cascade.dtype, cascade.use_fused_layers = ranker.dtype, ranker.use_fused_layers
+    cascade.max_batch_tokens = ranker.max_batch_tokens
+    return cascade.eval().to(ranker.device)
+
+
+def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -> np.ndarray:
+    """Trains the partial classifiers to give the last exit's log-odds, which it returns."""
     heads = cascade.network.heads[:-1]
-    if not len(heads):
-        return
     pooled, log_odds = cascade.predict_pooled(cascade.tokenizer.encode(*_texts(table)))
     targets = torch.from_numpy(log_odds).to(cascade.device)
     inputs = [torch.from_numpy(pooled[:, i].copy()).to(cascade.device) for i in range(len(heads))]
@@ -249,6 +246,48 @@ def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -
             optimizer.step()
             schedule.step()
     heads.eval()
+    return log_odds
+
+
+def _train_jointly(
+    cascade: CascadeRanker,
+    parts: _Parts,
+    log_odds: np.ndarray,
+    config: CascadeConfig,
+    train_job: TrainJob,
+    root: Path,
+) -> CascadeRanker:
+    """Trains encoder and exits together, to give the last exit's log-odds of before."""
+    label_weight = config.label_weight
+    if label_weight is None:
+        label_weight = 0.5 if len(pc.unique(parts.heads["label"])) == 2 else 0.0
+    dev = _limit_pairs(parts.path if len(parts.path) else parts.heads, MAX_DEV_PAIRS, config.seed)
+    logits = dict(zip(LOGIT_COLUMNS, (np.zeros_like(log_odds), log_odds)))
+    teacher = pa.table({"candidate_id": parts.heads["candidate_id"], **logits})
+    tables = {"train": parts.heads, "dev": dev, "teacher": teacher}
+    for name, table in tables.items():
+        (root / name).mkdir(parents=True)
+        write_part(table, root / name / "part-0.parquet")
+    rates = config.joint_learning_rate, 10 * config.joint_learning_rate
+    job = TrainingJob(
+        ModelSpec(str(save(cascade, root / "start")), cascade.tokenizer.max_length),
+        (str(root / "train"),),
+        {"dev": str(root / "dev")},
+        TrainingConfig(
+            epochs=config.joint_epochs,
+            global_batch_size=JOINT_BATCH_SIZE,
+            learning_rate=rates[0],
+            head_learning_rate=rates[1],
+            select_by="epoch",
+            seed=config.seed,
+        ),
+        DistillationLoss(alpha=label_weight, temperature=JOINT_TEMPERATURE),
+        teacher_logits=((str(root / "teacher"),),),
+        tracking=TrackingConfig(tensorboard=False),
+    )
+    trained = load(train_job(job, root / "run"), device="cpu")
+    assert isinstance(trained, CascadeRanker)
+    return _score_like(cascade, trained)
 
 
 def _score(cascade: CascadeRanker, table: pa.Table) -> CascadeReplay:

@@ -1,6 +1,7 @@
 """`as2ray cascade`, as a user calls it."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -66,6 +67,50 @@ def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table
     assert str(made.margins.bound) in " ".join(costs.split())
 
 
+def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_path, capsys):
+    call("--table", table, "--exit_layers", "1,2,3", *BOUND)
+    model, scores = tmp_path / "made", tmp_path / "scores"
+    ranker = load(model, device="cpu")
+    num_margins = len(ranker.margins.values)
+    flags = ["--table", table, "--scores", scores]
+    given = ["--margins", ",".join(["0.1"] * num_margins), "--drop_ratio", "0.5"]
+    given += ["--budget_ms", "1", "--layer_us", "8"]
+
+    def cost(*more) -> str:
+        main(["cost", *map(str, [*flags, *more])])
+        return capsys.readouterr().out
+
+    shown = cost("--model", model, *given, "--question_id", TABLE["question_id"][0].as_py())
+    summary = {line.split("  ")[0]: line for line in shown.splitlines()[1:5]}
+    named = ["nothing dropped", "margins 0.10", "ratio 0.5", "1 ms, 8 us a layer"]
+    assert [name.split(", 0.1")[0] for name in summary] == named
+    last = ranker.exit_layers[-1]
+    assert f"left at {last}" in shown.splitlines()[0]
+    assert "100.0%" in summary["nothing dropped"]
+    assert str(ranker.margins.bound) in " ".join(shown.split())
+    # The candidates of the question stand once for each way, with where they left.
+    assert shown.count("left after layer") == 3
+    positive = TABLE["candidate"].to_pylist()[TABLE["label"].to_pylist().index(1)]
+    assert shown.count(f"* {positive}") == 3
+    # What is stored needs no model.
+    again = cost("--drop_ratio", "0.5").splitlines()
+    assert summary["ratio 0.5"].split() == again[2].split()
+    with pytest.raises(SystemExit):
+        cost("--drop_ratio", "0.5", "--question_id", "nobody")
+    assert "'nobody' is not in the table" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cost("--exit_layers", "9")
+    assert "must be some of the stored exits" in capsys.readouterr().err
+    flags[-1] = tmp_path / "nowhere"
+    with pytest.raises(SystemExit):
+        cost()
+    assert "does not exist" in capsys.readouterr().err
+    flags[:] = ["--table", tiny.write_corpus(tmp_path / "half", TABLE[:60]), "--scores", scores]
+    with pytest.raises(SystemExit):
+        cost()
+    assert "has 360 rows and the table 60" in capsys.readouterr().err
+
+
 def test_pairs_without_labels_serve_too(call, tmp_path):
     path = tmp_path / "pairs.jsonl"
     records = [json.dumps({"question": q, "candidates": c}) for q, c in lists()]
@@ -79,10 +124,32 @@ def test_index_finds_the_candidates_of_questions(call, refused, tmp_path):
     (tmp_path / "documents/a.txt").write_text(text, encoding="utf-8")
     write_index(str(tmp_path / "documents"), str(tmp_path / "index"), IndexConfig(encoder=None))
     asked = ["--index", tmp_path / "index", "--num_candidates", 5, *BOUND]
-    assert "no questions" in refused(*asked)
     path = tmp_path / "questions.txt"
     path.write_text("\n".join(question for question, _ in lists()), encoding="utf-8")
     assert "over 15 questions" in call(*asked, "--questions", path)
+
+
+def test_index_without_questions_makes_them_of_its_documents(call, refused, tmp_path):
+    (tmp_path / "documents").mkdir()
+    path = tmp_path / "documents/a.txt"
+    path.write_text(" ".join(TABLE["candidate"].to_pylist()), encoding="utf-8")
+    index, config = tmp_path / "index", IndexConfig(encoder=None)
+    write_index(str(tmp_path / "documents"), str(index), config)
+    flags = ["--index", index, "--num_candidates", 5, "--drop_ratio", "0.5"]
+    assert "drop ratios 0.5" in call(*flags)
+    shutil.rmtree(tmp_path / "made")
+    path.write_text("Muri ba.", encoding="utf-8")
+    write_index(str(tmp_path / "documents"), str(tmp_path / "small"), config)
+    assert "no headings and too few words" in refused("--index", tmp_path / "small", *flags[2:])
+
+
+def test_joint_training_is_said_beside_the_bound(call, table, tmp_path):
+    flags = ["--table", table, "--joint", "true", "--joint_epochs", "1", *BOUND]
+    shown = " ".join(call(*flags).split())
+    assert "place of the last exit's first" in shown
+    assert "with nothing dropped, 1 - 1 / (place of the ranker's first) was" in shown
+    made = load(tmp_path / "made", device="cpu")
+    assert 0 <= made.margins.bound.last_exit_loss < 1
 
 
 def test_drop_ratios_need_no_bound(call, table, tmp_path):

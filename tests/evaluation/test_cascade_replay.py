@@ -12,6 +12,8 @@ from as2ray.evaluation.cascade_replay import (
     cheapest_point,
     pareto_front,
 )
+from as2ray.evaluation.margin_path import question_losses
+from as2ray.evaluation.pruning_report import explain_question, report_pruning
 
 
 @pytest.fixture
@@ -111,3 +113,48 @@ def test_exit_that_ranks_before_the_heads_does_not_cost_them(replay):
         with_heads.evaluate([0, 2], 0.0).relative_flops
         > plain.evaluate([0, 2], 0.0).relative_flops + 0.5
     )
+
+
+def test_budget_is_kept_for_every_question_and_more_time_costs_more(replay):
+    every, previous_flops = [0, 1, 2], -1.0
+    seconds = 1e-6 * replay.num_tokens
+    layers = np.array([0, 2, 4, 6])
+    for budget_s in (1e-4, 4e-4, 1e-3, 1e-2):
+        staged = replay.rank_within(every, budget_s, 1e-6)
+        used_s = np.bincount(replay.question_index, seconds * layers[staged.stage_index + 1])
+        assert used_s.max() <= budget_s
+        stages = staged.stage_index.reshape(20, 8)
+        # The first ones that are given are scored, if there is no time for all.
+        assert np.all(np.diff((stages >= 0).astype(int), axis=1) <= 0)
+        flops = replay.measure(every, staged).relative_flops
+        assert flops > previous_flops
+        previous_flops = flops
+    assert np.all(staged.stage_index == 2)
+    np.testing.assert_array_equal(staged.scores, replay.scores[:, 2])
+
+
+def test_question_is_explained_by_where_its_candidates_left_and_how_far_below_the_best(replay):
+    every, margins = [0, 1, 2], (0.4, 0.2)
+    staged = replay.rank_by_margins(every, margins)
+    report = report_pruning(replay, "margins", every, staged)
+    assert sum(report.left_shares) == pytest.approx(1.0)
+    assert report.map == replay.measure(every, staged).map
+    assert report.first_place_loss == question_losses(replay, staged, "first_place").mean()
+    explained = explain_question(replay, every, staged, 3)
+    rows = np.flatnonzero(replay.question_index == 3)
+    layers = {2: 0, 4: 1, 6: 2}
+    assert len(explained) == 8
+    assert [each.exit_layer for each in explained] == sorted(
+        (each.exit_layer for each in explained), reverse=True
+    )
+    assert len({each.exit_layer for each in explained}) > 1
+    texts = replay.table["candidate"].to_pylist()
+    for each in explained:
+        row = next(row for row in rows if texts[row] == each.candidate)
+        assert staged.stage_index[row] == layers[each.exit_layer]
+        if each.exit_layer < 6:
+            assert each.gap > margins[layers[each.exit_layer]]
+    assert explained[0].gap == 0.0
+    none = replay.rank_within(every, 1e-9, 1.0)
+    assert {each.exit_layer for each in explain_question(replay, every, none, 0)} == {0}
+    assert sum(report_pruning(replay, "none", every, none).left_shares) == 0.0

@@ -3,11 +3,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from as2ray.cascade.time_plan import find_keep_ratio, num_affordable
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.ensemble import EnsembleRanker
-from as2ray.models.time_budget import find_keep_ratio, num_affordable
+from as2ray.models.ranker import BEFORE_BATCH
+from as2ray.models.time_budget import TimedPass
 
 QUESTION = "What is kovarin?"
 SECONDS_PER_TOKEN_AND_LAYER = 1e-4
@@ -108,6 +110,47 @@ def test_more_time_lets_more_candidates_through_each_exit(cascade, candidates, c
     for fewer, more in pairwise(reached):
         assert all(a <= b for a, b in zip(fewer, more))
     assert all(first >= second >= third for first, second, third in reached)
+
+
+def test_pass_that_shares_its_time_leaves_it_to_others(cascade, candidates, clock, monkeypatch):
+    ranker = timed(cascade, clock, monkeypatch)
+    ranker.rank(QUESTION, candidates, budget_ms=100)  # measures the speed
+    started_at, shares = clock[0], iter([1.0, 1.0, 0.25])
+    timed_pass = TimedPass(
+        ranker, QUESTION, candidates, None, started_at + 0.2, lambda: next(shares, 1.0)
+    )
+    staged = timed_pass.run()
+    # It keeps to a quarter of what was left, although the others did not wait for long.
+    assert clock[0] - started_at < 0.08
+    assert timed_pass.ends_at < timed_pass.deadline
+    assert staged.stage_index.max() == 2
+    assert timed_pass.num_tokens == timed_pass.lengths[staged.stage_index >= 0].sum()
+
+
+def test_speed_is_measured_for_each_number_of_threads(cascade, candidates, monkeypatch):
+    cascade.rank(QUESTION, candidates, budget_ms=100)
+    measured = cascade.speed
+    assert measured.start_s_per_token is not None
+    monkeypatch.setattr(type(cascade), "num_threads", 2)
+    assert cascade.speed.start_s_per_token is None
+    monkeypatch.undo()
+    assert cascade.speed is measured
+
+
+def test_what_goes_before_a_slice_is_no_part_of_the_measured_speed(
+    cascade, candidates, clock, monkeypatch
+):
+    ranker = timed(cascade, clock, monkeypatch)
+
+    def wait() -> None:
+        clock[0] += 0.5
+
+    token = BEFORE_BATCH.set(wait)
+    try:
+        ranker.rank(QUESTION, candidates, budget_ms=3_000)
+    finally:
+        BEFORE_BATCH.reset(token)
+    assert ranker.speed.start_s_per_token == pytest.approx(SECONDS_PER_TOKEN_AND_LAYER)
 
 
 def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monkeypatch):

@@ -11,9 +11,11 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.experiments.cascades import DropSearchConfig
 from as2ray.experiments.recipe import RunSpec, read_recipe
-from pipelines.cascade import PIPELINE, Recipe
+from as2ray.training.cascade_config import CascadeConfig
+from pipelines.cascade import PIPELINE, RankerCascadeSpec, Recipe
 
 HERE = WorkersConfig(num_workers=0)
+JOINT = CascadeConfig(drop_ratios=(0.5,), epochs=1, joint=True, joint_epochs=1)
 
 
 @pytest.fixture
@@ -27,6 +29,10 @@ def recipe(common, learn):
         },
         baseline="three",
         sequential_rankers={"sequence": ["one", "three"]},
+        ranker_cascades={
+            "frozen": RankerCascadeSpec("three", "target", "dev", CascadeConfig(max_loss=0.3)),
+            "joint": RankerCascadeSpec("three", "target", cascade=JOINT),
+        },
         drop_ratios=[0.0, 0.5],
         search=DropSearchConfig(num_trials=4),
         seeds=[0],
@@ -48,6 +54,7 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     of_cascade = ["exit 1", "exit 2", "drop 0", "drop 0.5", "searched"]
     of_sequence = ["drop 0", "drop 0.5"]
     expected = {"one", "three", *(f"cascade, {what}" for what in of_cascade)}
+    expected |= {"frozen", "joint"}
     assert set(systems) == expected | {f"sequence, {what}" for what in of_sequence}
     assert set(recipe.systems()) == set(systems)
     costs = json.loads((out / "test-cost.json").read_text())
@@ -56,6 +63,17 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     against = json.loads((out / "test-cascade.json").read_text())
     assert against["baseline"] == "cascade, drop 0"
     assert len((out / "time.md").read_text().splitlines()) == 2 + 3 + 2
+
+    # Cascades of rankers are checkpoints that rank as their replays said.
+    for name in ("frozen", "joint"):
+        folder = out / "ranker-cascades" / f"{name}-seed0"
+        outputs = json.loads((folder / "manifest.json").read_text())["outputs"]
+        made = load(folder / "ranker")
+        assert list(made.exit_layers) == outputs["shape"]["exit_layers"]
+        stored = outputs["margins"]
+        assert (stored and tuple(stored["values"])) == (made.margins and made.margins.values)
+        assert list(costs[name][0]["exit_layers"]) == list(made.exit_layers)
+    assert costs["joint"][0]["relative_flops"] < 0.9
 
     # The searched cascade is a checkpoint that ranks as its replay said.
     chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
@@ -74,6 +92,22 @@ def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(reci
             replace(recipe, sequential_rankers={"wrong": steps})
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ranker": "cascade"}, "cascade of a ranker 'wrong' of"),
+        ({"table": "test"}, "choose among"),
+        ({"calibration_table": "nowhere"}, "choose among"),
+    ],
+)
+def test_cascade_of_a_ranker_needs_a_pointwise_run_and_tables_that_are_no_tests(
+    recipe, changes, problem
+):
+    spec = RankerCascadeSpec(**{"ranker": "three", "table": "target", **changes})
+    with pytest.raises(ConfigError, match=problem):
+        replace(recipe, ranker_cascades={"wrong": spec})
+
+
 def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
     steps = {**recipe.runs, "three": replace(recipe.runs["three"], seeds=[1])}
     with pytest.raises(
@@ -84,6 +118,7 @@ def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
 
 def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_ratios_is_not(recipe):
     alone = {"runs": {"cascade": recipe.runs["cascade"]}, "sequential_rankers": {}}
+    alone |= {"ranker_cascades": {}}
     with pytest.raises(ConfigError, match=r"baselines .*'cascade'"):
         replace(recipe, **alone, baseline="cascade")
     assert replace(recipe, **alone, baseline="cascade, drop 0").against("test") == "cascade, drop 0"

@@ -68,6 +68,7 @@ def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
         {"unknown": 1},
         {"question": " "},
         {"question": "zebra", "drop_ratios": 0.99},
+        {"budget_ms": 0},
     ],
 )
 def test_what_cannot_be_asked_is_refused(library, wrong):
@@ -93,6 +94,20 @@ def test_drop_ratios_and_models_are_as_in_rank(library):
     told = library.post("/ask", json=asked).json()
     assert told["drop_ratios"] == [0.5, 0.5]
     assert library.post("/ask", json={**asked, "drop_ratios": 0.99}).status_code == 422
+
+
+def test_budget_is_as_in_rank_and_counts_the_retrieval(library):
+    body = {"question": "what is kovarin", "threshold": 0.0}
+    none = library.post("/ask", json=body).json()
+    ample = library.post("/ask", json={**body, "budget_ms": 60_000}).json()
+    assert ample["answers"] == none["answers"]
+    assert ample["budget_exceeded_ms"] == 0.0
+    for budget in ({"json": {**body, "budget_ms": 0.001}}, {"headers": {"x-budget-ms": "0.001"}}):
+        over = library.post("/ask", **{"json": body, **budget}).json()
+        assert over["budget_exceeded_ms"] > over["timings_ms"]["retrieval"]
+        assert {answer["exit_layer"] for answer in over["answers"]} == {0}
+    wrong = library.post("/ask", json={"question": "zebra"}, headers={"x-budget-ms": "0"})
+    assert wrong.status_code == 422
 
 
 def test_info_counts_the_sentences_and_without_an_index_nobody_asks(library, client):

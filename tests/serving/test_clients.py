@@ -1,9 +1,12 @@
 """The clients that people already run, unchanged, against the service on a socket."""
 
+import json
+
 import pytest
 from served import CANDIDATES, QUESTION
 
 from as2ray.checkpoints.loading import load
+from benchmarks import budget
 
 MISSING = "the extra `clients` is not installed"
 
@@ -102,3 +105,19 @@ def test_haystack_s_rankers_rank(address, order, kind):
     found = ranker.run(query=QUESTION, documents=documents, top_k=len(CANDIDATES))["documents"]
     assert [one.content for one in found] == [CANDIDATES[i] for i in order]
     assert all(one.score is not None for one in found)
+
+
+def test_benchmark_of_budgets_asks_a_service_by_several_clients(
+    address, cascade, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(budget, "limit_cores", lambda num_cores: num_cores)  # of this process
+    monkeypatch.setattr(budget, "BUDGETS_MS", (25, 500))
+    flags = ["--small", "--http", "--url", address, "--clients", "3"]
+    flags += ["--model", cascade, "--cascade", cascade, "--output", str(tmp_path / "report.json")]
+    budget.main(flags)
+    results = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert results["clients"] == 3
+    for name in ("25 ms", "500 ms", "none"):
+        for measured in results[name].values():
+            assert 0 < measured["MAP"] <= 1
+            assert 0 < measured["p50"] <= measured["p99"]

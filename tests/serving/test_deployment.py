@@ -133,6 +133,10 @@ def test_rankings_over_serve_are_the_ranker_s(deployed, cascade):
     assert answer.headers["x-drop-ratios"] == "0.5,0.5"
     assert httpx.get(f"{address}/info").json()["exit_layers"] == [1, 2, 3]
     assert "as2ray" in httpx.get(f"{address}/").text
+    body = {"question": QUESTION, "candidates": CANDIDATES, "budget_ms": 60_000}
+    within = httpx.post(f"{address}/rank", json=body, timeout=60.0).json()
+    assert [each["index"] for each in within["ranking"]] == [each.index for each in expected]
+    assert within["budget_exceeded_ms"] == 0.0
     wrong = httpx.post(
         f"{address}/v2/rerank", json={"model": "m", "query": " ", "documents": ["a"]}
     )

@@ -16,7 +16,7 @@ from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving.batch_queue import MAX_SLOWDOWN, BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.settings import Limits, LoadSheddingConfig
-from as2ray.serving.types import RequestError, RerankRequest, RerankResult
+from as2ray.serving.types import RequestError, RerankRequest, RerankResult, TimeBudget
 
 OTHERS = [f"{one} lala" for one in CANDIDATES[:4]]
 
@@ -75,6 +75,73 @@ def test_a_batch_of_two_desks_comes_back_in_order(engine, checkpoint):
     asked = RerankRequest(QUESTION, CANDIDATES, "m")
     answers = rank_batch([d.tokenize(asked) for d in (engine, other, engine)])
     assert [bool(answer.exit_layers) for answer in answers] == [True, False, True]
+
+
+def with_budget(budget_ms: float, question: str = QUESTION, candidates=CANDIDATES, **changes):
+    budget = TimeBudget(budget_ms, time.monotonic(), **changes)
+    return RerankRequest(question, candidates, "m", budget=budget)
+
+
+def test_budget_counts_from_the_arrival_on_this_machine_and_from_the_way_on_another():
+    now = time.monotonic()
+    assert TimeBudget(500, now - 0.2).ends_at == pytest.approx(now + 0.3)
+    elsewhere = TimeBudget(500, now - 1e6, 0.2, clock_id="another machine's")
+    assert elsewhere.ends_at == pytest.approx(now + 0.3, abs=0.1)
+    assert TimeBudget(500, now - 0.2).sent_now().sent_after_s == pytest.approx(0.2, abs=0.1)
+
+
+def test_budget_is_refused_of_a_ranker_that_keeps_none_and_of_too_many_tokens(engine, checkpoint):
+    ensemble = EnsembleRanker([load(checkpoint("bert"), device="cpu", dtype="fp32")]).eval()
+    with pytest.raises(RequestError, match="cannot keep a time budget") as refused:
+        RerankEngine(ensemble, Limits()).tokenize(with_budget(50))
+    assert refused.value.code == "invalid_request"
+    small = RerankEngine(engine.ranker, Limits(max_request_tokens=512))
+    with pytest.raises(RequestError, match="the limit is 512"):
+        small.tokenize(with_budget(50, candidates=CANDIDATES * 20))
+    assert small.tokenize(with_budget(50)).num_tokens > 0
+
+
+def test_requests_with_a_budget_are_ranked_alone_by_their_deadlines_and_share_their_time(
+    engine, blocking
+):
+    shares = []
+
+    async def run():
+        queue = BatchQueue(blocking, 10_000, 1_000_000)
+        queue.tokens_per_second = 100.0  # one takes about a second
+        requests = [RerankRequest(f"muri {x}", CANDIDATES, "m") for x in "abc"]
+        requests += [with_budget(ms, f"muri {ms}") for ms in (900, 300, 600)]
+        tasks = []
+        for request in requests:
+            tokenized = engine.tokenize(request)
+            tasks.append(asyncio.create_task(queue.submit(tokenized, 30.0)))
+            for _ in range(2):
+                await asyncio.sleep(0)
+            if tokenized.has_budget:
+                shares.append(tokenized.time_share())
+        blocking.release.set()
+        await asyncio.gather(*tasks)
+        return queue
+
+    queue = asyncio.run(run())
+    names = [[name.removeprefix("muri ") for name in batch] for batch, _ in blocking.batches]
+    assert names == [["a"], ["300"], ["600"], ["900"], ["b", "c"]]
+    # One is ranked, and one, two and three with a budget wait.
+    assert shares == [1 / 2, 1 / 3, 1 / 4]
+    assert queue._time_share() == 1.0
+
+
+def test_request_with_a_budget_is_answered_although_its_time_is_over(engine, blocking):
+    async def run():
+        queue = BatchQueue(blocking, 10_000, 100_000)
+        tasks = await submit_all(queue, engine, ["muri a"])
+        late = engine.tokenize(with_budget(1, "muri late"))
+        tasks.append(asyncio.create_task(queue.submit(late, 0.0)))
+        await asyncio.sleep(0.05)
+        blocking.release.set()
+        return await asyncio.gather(*tasks)
+
+    assert [result.model for result in asyncio.run(run())] == ["muri a", "muri late"]
 
 
 def test_too_many_tokens_are_refused(cascade):
@@ -288,14 +355,22 @@ class PartsRanker:
         return [RerankResult(t.request.question, [], t.num_tokens) for t in batch]
 
 
-def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
+@pytest.mark.parametrize(
+    ("budget_ms", "is_interrupted"), [(None, True), (60_000, True), (900, False)]
+)
+def test_small_requests_go_first_between_the_parts_of_a_large_one_that_is_not_urgent(
+    engine, budget_ms, is_interrupted
+):
     ranker = PartsRanker()
 
     async def run() -> tuple[float, float]:
         queue = BatchQueue(ranker, 512, 100_000)
         queue.tokens_per_second = 100.0
         queue._update_throughput = lambda rate: None
-        large = engine.tokenize(RerankRequest("muri large", CANDIDATES * 10, "m"))
+        request = RerankRequest("muri large", CANDIDATES * 10, "m")
+        if budget_ms is not None:
+            request = with_budget(budget_ms, "muri large", CANDIDATES * 10)
+        large = engine.tokenize(request)
         started_at = time.monotonic()
         task = asyncio.create_task(queue.submit(large, 30.0))
         await asyncio.sleep(0.1)
@@ -310,8 +385,9 @@ def test_small_requests_go_first_between_the_parts_of_a_large_one(engine):
         return max(small_s), time.monotonic() - started_at
 
     small_s, large_s = asyncio.run(run())
-    assert ranker.ended == [*(f"muri {number}" for number in range(5)), "muri large"]
-    assert small_s < 0.5 * large_s
+    small = [f"muri {number}" for number in range(5)]
+    assert ranker.ended == ([*small, "muri large"] if is_interrupted else ["muri large", *small])
+    assert small_s < 0.5 * large_s or not is_interrupted
 
 
 def test_small_requests_overtake_a_large_one_but_not_for_ever(engine, blocking):

@@ -78,6 +78,7 @@ def ranked(browser) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("width", [1_200, 360])
 def test_page_ranks_by_keyboard_on_wide_and_narrow_screens(browser, address, client, width):
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
 
     browser.set_window_size(width, 800)
     browser.get(address)
@@ -96,6 +97,11 @@ def test_page_ranks_by_keyboard_on_wide_and_narrow_screens(browser, address, cli
     assert browser.execute_script(
         "return document.documentElement.scrollWidth <= window.innerWidth"
     )
+    browser.find_element("id", "budget").send_keys("60000", Keys.ENTER)
+    WebDriverWait(browser, 30).until(
+        lambda b: "Budget\nkept" in b.find_element("id", "details").text
+    )
+    assert [text for text, _ in ranked(browser)] == [text for text, _ in found]
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,53 @@ def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():
     assert told == pytest.approx([0.4, 0.4, 0.4, 0.3, 0.0, 0.0])
 
 
+BODIES = {
+    "/v2/rerank": {"model": "m", "query": QUESTION, "documents": CANDIDATES},
+    "/v1/rerank": {"query": QUESTION, "documents": CANDIDATES},
+    "/rerank": {"query": QUESTION, "texts": CANDIDATES},
+    "/rank": {"question": QUESTION, "candidates": CANDIDATES},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_ample_budget_of_any_dialect_ranks_as_none_does(client, path):
+    without = client.post(path, json=BODIES[path])
+    within = client.post(path, json=BODIES[path], headers={"x-budget-ms": "60000"})
+    assert "x-budget-exceeded-ms" not in without.headers
+    assert within.headers["x-budget-exceeded-ms"] == "0"
+    listed = [response.json() for response in (without, within)]
+    results = [r if path == "/rerank" else r.get("results", r.get("ranking")) for r in listed]
+    before, after = ([r["index"] for r in each] for each in results)
+    assert before == after
+    assert within.headers["x-compute-tokens"] == without.headers["x-compute-tokens"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_budget_that_is_over_gives_all_candidates_in_their_order(client, path):
+    response = client.post(path, json=BODIES[path], headers={"x-budget-ms": "0.001"})
+    assert response.status_code == 200
+    result = response.json()
+    results = result if path == "/rerank" else result.get("results", result.get("ranking"))
+    assert [each["index"] for each in results] == list(range(len(CANDIDATES)))
+    assert float(response.headers["x-budget-exceeded-ms"]) > 0
+
+
+def test_rank_tells_how_far_a_budget_reached(client):
+    body = {**BODIES["/rank"], "budget_ms": 60_000}
+    ample = client.post("/rank", json=body).json()
+    assert (ample["budget_ms"], ample["budget_exceeded_ms"]) == (60_000, 0.0)
+    assert {each["exit_layer"] for each in ample["ranking"]} == {1, 2, 3}
+    body["budget_ms"] = 0.001
+    # The field of a request goes before the header.
+    over = client.post("/rank", json=body, headers={"x-budget-ms": "60000"}).json()
+    assert over["budget_ms"] == 0.001
+    assert over["budget_exceeded_ms"] > 0
+    assert {each["exit_layer"] for each in over["ranking"]} == {0}
+    assert over["num_scored"] == [0, 0, 0]
+    none = client.post("/rank", json=BODIES["/rank"]).json()
+    assert (none["budget_ms"], none["budget_exceeded_ms"]) == (None, None)
+
+
 FORMS = {
     "/v2/rerank": {"message"},
     "/v1/rerank": {"message", "detail"},
@@ -172,6 +219,21 @@ FORMS = {
 def test_an_unreadable_request_is_refused_in_each_dialect_s_form(client, path, body, code):
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, set(answer.json())) == (code, FORMS[path])
+
+
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf", "soon", ""])
+def test_budget_that_is_no_number_above_0_is_refused(client, path, budget):
+    answer = client.post(path, json=BODIES[path], headers={"x-budget-ms": budget})
+    assert (answer.status_code, set(answer.json())) == (422, FORMS[path])
+    assert "above 0" in answer.text
+
+
+@pytest.mark.parametrize("budget", [0, -5, "50", True])
+def test_budget_field_that_is_no_number_above_0_is_refused(client, budget):
+    answer = client.post("/rank", json={**BODIES["/rank"], "budget_ms": budget})
+    assert answer.status_code == 422
+    assert "budget_ms" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,13 @@ from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving import deployment, server
 from as2ray.serving.metrics import counts_in_process
 from as2ray.serving.settings import ServiceConfig
-from as2ray.serving.types import ModelInfo, RequestError, RerankRequest
+from as2ray.serving.types import (
+    ModelInfo,
+    RequestError,
+    RerankRequest,
+    RerankResult,
+    TimeBudget,
+)
 
 
 class Serve:
@@ -193,7 +200,8 @@ class Replicas:
     def options(self, **_) -> "Replicas":
         return self
 
-    async def remote(self, *_):
+    async def remote(self, *args):
+        self.args = args
         end = self.ends.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -237,6 +245,15 @@ def test_a_gateway_tells_replicas_that_are_full_or_gone_by_their_kind(gateway, a
     with pytest.raises(RequestError) as refused:
         asyncio.run(asked)
     assert refused.value.code == code
+
+
+def test_gateway_says_how_much_of_a_budget_has_passed(gateway):
+    made = gateway(RerankResult("a", [], 0))
+    budget = TimeBudget(500, time.monotonic() - 0.2)
+    asyncio.run(made.rank(replace(REQUEST, budget=budget)))
+    sent, _ = made.ranker.args
+    assert 0.2 <= sent.budget.sent_after_s < 5
+    assert sent.budget.ends_at == budget.ends_at
 
 
 def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):

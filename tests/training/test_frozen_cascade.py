@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -8,18 +8,21 @@ import torch
 from pydantic import ValidationError
 
 from as2ray.cascade.margins import Margins
-from as2ray.cascade.pruning import Pruning
+from as2ray.cascade.pruning import Pruning, log_odds
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.models.ranker import Ranker
 from as2ray.training import frozen_cascade
-from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+from as2ray.training.cascade_config import CascadeConfig
+from as2ray.training.frozen_cascade import make_cascade
+from as2ray.training.run_job import train
 
 QUESTION = "What is kovarin?"
 CONFIG = CascadeConfig(max_loss=0.2, epochs=4, learning_rate=5e-3)
 TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=7))
 CANDIDATES = TABLE["candidate"].to_pylist()[:18]
+ALL = {"drop_ratios": 0.0}
 OTHERS = tiny.candidates(30, each=7, seed=5)
 
 
@@ -80,6 +83,60 @@ def test_exits_learn_the_log_odds_of_the_ranker(monolith):
     untrained_error = np.abs(untrained.predict_exits(*texts)[:, 0] - last).mean()
     assert np.abs(first - last).mean() < untrained_error / 2
     assert np.corrcoef(first, last)[0, 1] > 0.5
+
+
+def exit_errors(cascade, ranker) -> np.ndarray:
+    """Returns the mean distance of each exit's log-odds from the ranker's."""
+    texts = (OTHERS["question"].to_pylist(), OTHERS["candidate"].to_pylist())
+    expected = log_odds(ranker.predict_exits(*texts)[:, 0])
+    return np.abs(log_odds(cascade.predict_exits(*texts)) - expected[:, None]).mean(0)
+
+
+def test_joint_training_brings_the_exits_closer_to_the_ranker(monolith):
+    settings = {"drop_ratios": (0.0,), "epochs": 4, "learning_rate": 5e-3}
+    frozen = make_cascade(monolith, TABLE, config=CascadeConfig(**settings))
+    settings |= {"joint_epochs": 4, "joint_learning_rate": 2e-3, "label_weight": 0.0}
+    config, before = CascadeConfig(**settings, joint=True), monolith.state_dict()
+    before = {name: weights.clone() for name, weights in before.items()}
+    joint = make_cascade(monolith, TABLE, config=config)
+    assert np.all(exit_errors(joint, monolith)[:-1] < 0.8 * exit_errors(frozen, monolith)[:-1])
+    assert 0 < exit_errors(joint, monolith)[-1] < exit_errors(joint, monolith)[0]
+    assert (joint.dtype, joint.use_fused_layers) == (monolith.dtype, monolith.use_fused_layers)
+    assert all(torch.equal(before[name], w) for name, w in monolith.state_dict().items())
+
+
+@pytest.mark.parametrize(("labels", "label_weight"), [("both", 0.5), ("zero", 0.0)])
+def test_joint_training_learns_labels_where_there_are_any(monolith, labels, label_weight):
+    table = TABLE[:70]
+    if labels == "zero":
+        table = table.set_column(4, "label", [np.zeros(70, np.int8)])
+    jobs = []
+
+    def train_job(job, folder):
+        jobs.append(job)
+        return train(job, folder)
+
+    config = CascadeConfig(drop_ratios=(0.5,), epochs=1, joint=True, joint_epochs=1)
+    made = make_cascade(monolith, table, config=config, train_job=train_job)
+    [job] = jobs
+    assert job.loss.alpha == label_weight
+    assert made.drop_ratios == [0.5, 0.5]
+
+
+def test_change_of_the_last_exit_is_stored_with_the_bound(monolith, tmp_path):
+    config = replace(CONFIG, joint=True, joint_epochs=1, joint_learning_rate=2e-3)
+    settings = {"calibration_table": OTHERS, "config": config}
+    made = make_cascade(monolith, TABLE, tmp_path / "c", **settings)
+    bound = load(tmp_path / "c", device="cpu").margins.bound
+    scores = [r.predict_table(OTHERS, **k).scores for r, k in ((monolith, {}), (made, ALL))]
+    starts = np.arange(0, OTHERS.num_rows, 7)
+    places = [
+        1 + np.sum(scores[1][s : s + 7] > scores[1][s + np.argmax(scores[0][s : s + 7])])
+        for s in starts
+    ]
+    assert bound.last_exit_loss == pytest.approx(np.mean(1 - 1 / np.array(places)))
+    assert bound.last_exit_loss > 0
+    assert "place of the last exit's first" in str(bound)
 
 
 def test_margins_drop_what_the_replay_says_with_questions_side_by_side(cascade):

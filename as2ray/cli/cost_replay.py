@@ -1,0 +1,176 @@
+"""Replays stored scores of all exits for `as2ray cost`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from as2ray.cascade.cost import EncoderShape
+from as2ray.cascade.margins import Margins
+from as2ray.cascade.pruning import Rounding, StagedScores
+from as2ray.cli.console import create_console, create_console_table
+from as2ray.distributed.score import RANKER_FACTS, read_scores, score_table
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ConfigError
+from as2ray.evaluation.cascade_replay import CascadeReplay
+from as2ray.evaluation.pruning_report import PruningReport, explain_question, report_pruning
+from as2ray.tables.parquet import write_part
+
+MAX_SHOWN_CHARS = 80
+"""Characters of a candidate that are shown."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Ways of dropping candidates that are replayed."""
+
+    exit_layers: Sequence[int] | None
+    """Layers below the exits that are used; by default all that are stored."""
+    drop_ratios: float | list[float] | None
+    margins: list[float] | None
+    top_k: int
+    budget_ms: float | None
+    layer_us: float
+
+
+def print_replay(
+    folder: str,
+    rows: pa.Table,
+    model: str | None,
+    ways: Ways,
+    rounding: Rounding,
+    question_id: str | None,
+) -> None:
+    """Prints what each way of dropping saves and loses, and where a question's candidates left.
+
+    Args:
+        folder: Folder of the scores; if there is none, they are computed and stored there.
+        rows: The table that was scored.
+        model: Checkpoint whose scores and margins are taken.
+        ways: What is replayed.
+        rounding: How drop ratios are rounded.
+        question_id: A question to explain.
+
+    Raises:
+        ConfigError: There are no scores and no model, the scores are not of this table or of no
+            cascade, exits or margins do not fit them, or there is no such question.
+    """
+    if not Path(folder).exists():
+        _store_scores(folder, rows, model)
+    replay = _load_replay(folder, rows, rounding)
+    stored = Margins.from_settings(settings) if (settings := _read_margins(model)) else None
+    replayed = list(_replay_ways(replay, ways, stored))
+    reports = [report_pruning(replay, *each) for each in replayed]
+    console = create_console()
+    console.print(_summarize(replay, reports))
+    if stored is not None and stored.bound is not None:
+        console.print(str(stored.bound))
+    if question_id is None:
+        return
+    ids = rows["question_id"].to_pylist()
+    if question_id not in ids:
+        raise ConfigError(
+            f"question_id={question_id!r} is not in the table; the first is {ids[0]!r}"
+        )
+    question = int(replay.question_index[ids.index(question_id)])
+    console.print(rows["question"][ids.index(question_id)].as_py())
+    for name, exits, staged in replayed[1:]:
+        candidates = create_console_table(name, "left after layer", "score", "below the best")
+        for each in explain_question(replay, exits, staged, question):
+            candidates.add_row(
+                ("* " if each.label else "  ") + each.candidate[:MAX_SHOWN_CHARS],
+                str(each.exit_layer),
+                f"{each.score:.4f}",
+                f"{each.gap:.2f}",
+            )
+        console.print(candidates)
+
+
+def _store_scores(folder: str, rows: pa.Table, model: str | None) -> None:
+    if model is None:
+        raise ConfigError(
+            f"scores={folder} does not exist",
+            fix="name a cascade, whose scores are then stored there: --model DIR",
+        )
+    with TemporaryDirectory() as tables:
+        write_part(rows, Path(tables) / "part-0.parquet")
+        score_table(tables, model, folder, WorkersConfig(num_workers=0), "exits")
+
+
+def _load_replay(folder: str, rows: pa.Table, rounding: Rounding) -> CascadeReplay:
+    stored = read_scores(folder)
+    exits = [name for name in stored.column_names if name.isdigit()]
+    metadata = pq.read_schema(min(Path(folder).glob("*.parquet"))).metadata or {}
+    if len(exits) < 2 or RANKER_FACTS not in metadata:
+        raise ConfigError(f"scores={folder} has scores of the exits {exits}; a cascade has several")
+    if len(stored) != len(rows):
+        raise ConfigError(
+            f"scores={folder} has {len(stored):,} rows and the table {len(rows):,}",
+            fix="name the table that was scored, with the same filter",
+        )
+    facts = json.loads(metadata[RANKER_FACTS])
+    return CascadeReplay(
+        rows,
+        tuple(map(int, exits)),
+        np.stack([stored[name].to_numpy() for name in exits], 1),
+        stored["tokens"].to_numpy(),
+        EncoderShape(**facts["shape"]),
+        facts["sequential"],
+        rounding,
+    )
+
+
+def _read_margins(model: str | None) -> dict[str, Any] | None:
+    path = Path(model or "") / "config.json"
+    if model is None or not path.exists():
+        return None
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("as2ray", {})
+    return settings.get("margins")
+
+
+def _replay_ways(
+    replay: CascadeReplay, ways: Ways, stored: Margins | None
+) -> Iterator[tuple[str, list[int], StagedScores]]:
+    """Yields the name, the indices of the exits and the scores of each way; first of none."""
+    layers = list(ways.exit_layers or replay.exit_layers)
+    if not {*layers} <= {*replay.exit_layers} or sorted({*layers}) != layers:
+        raise ConfigError(
+            f"exit_layers={layers} must be some of the stored exits {list(replay.exit_layers)}"
+        )
+    exits = [replay.exit_layers.index(layer) for layer in layers]
+    yield "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
+    margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
+    if margins is not None:
+        margins.check_stages(len(exits))
+        name = "margins " + ", ".join(f"{value:.2f}" for value in margins.values)
+        yield name, exits, replay.rank_by_margins(exits, margins.values, margins.top_k)
+    if ways.drop_ratios is not None or (margins is None and ways.budget_ms is None):
+        ratios = 0.3 if ways.drop_ratios is None else ways.drop_ratios
+        name = "ratio " + ", ".join(f"{ratio:g}" for ratio in np.atleast_1d(ratios))
+        yield name, exits, replay.rank(exits, ratios)
+    if ways.budget_ms is not None:
+        staged = replay.rank_within(exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
+        yield f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer", exits, staged
+
+
+def _summarize(replay: CascadeReplay, reports: Sequence[PruningReport]) -> Any:
+    """Returns a table with a row for each way."""
+    layers = replay.exit_layers
+    columns = [f"left at {layer}" for layer in layers]
+    table = create_console_table("dropping", *columns, "operations", "1 - 1/place", "MAP")
+    for report in reports:
+        shares = dict(zip(report.exit_layers, report.left_shares))
+        table.add_row(
+            report.name,
+            *(f"{shares[layer]:.1%}" if layer in shares else "" for layer in layers),
+            f"{report.relative_flops:.1%}",
+            f"{report.first_place_loss:.4f}",
+            "" if report.map is None else f"{report.map:.4f}",
+        )
+    return table
