@@ -31,6 +31,7 @@ FAMILIES = (
     "modernbert",
     "gte",
     "nomic_bert",
+    "deberta-v2",
 )
 
 TOPICS = ("kovarin", "zelimut", "badesso", "quintol")
@@ -135,6 +136,9 @@ def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
         special = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
         pieces = [*special, *_unigram()[5:], ("<mask>", 0.0)]
         return transformers.XLMRobertaTokenizer(vocab=pieces)
+    if family == "deberta-v2":
+        special = [(piece, 0.0) for piece in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+        return transformers.DebertaV2Tokenizer(vocab=[*special, *_unigram()[5:], ("[MASK]", 0.0)])
     if family == "modernbert":
         return _modernbert_tokenizer()
     return transformers.BertTokenizer(vocab=_wordpiece())
@@ -187,6 +191,16 @@ def config_of(family: str, vocabulary: int, **changes: object) -> transformers.P
         "modernbert": {"pad_token_id": 1, "local_attention": 8, "classifier_pooling": "mean"},
         "gte": {"pad_token_id": 1},
         "nomic_bert": {},
+        # As DeBERTa-v3: no positions and types in the embeddings, distances in growing buckets.
+        "deberta-v2": {
+            "relative_attention": True,
+            "position_buckets": 8,
+            "pos_att_type": ["c2p", "p2c"],
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
     }[family]
     settings = {**common, **family_settings, **changes}
     names = _CONFIG_NAMES.get(family, {})

@@ -179,6 +179,7 @@ def read_ranker(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded_weights` reports them
             dtype=torch.float32,
+            **_attention_option(config),
         )
         has_new_head = make_new_head or module_head is not None
         check_loaded_weights(path, loading_info, network, has_new_head)
@@ -194,6 +195,12 @@ def read_ranker(
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
     return ranker, make_new_head
+
+
+def _attention_option(config: Any) -> dict[str, str]:
+    """Returns the attention of a family that has none but its own; `Encoder` sets others'."""
+    is_own = get_family(config).positions == "relative"
+    return {"attn_implementation": "eager"} if is_own else {}
 
 
 def _align_weights(network: torch.nn.Module) -> None:
@@ -236,8 +243,8 @@ def read_config(path: str | Path) -> Any:
 
 def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> None:
     """Checks that transformers has read a vocabulary, and that its ids fit the embeddings."""
-    num_words = len(tokenizer) - len(set(tokenizer.all_special_ids))
-    max_id = max(tokenizer.get_vocab().values(), default=-1)
+    ids = set(tokenizer.get_vocab().values())
+    num_words, max_id = len(ids - set(tokenizer.all_special_ids)), max(ids, default=-1)
     if num_words <= 0 or max_id >= num_embeddings:
         raise CheckpointError(
             f"{path}: a tokenizer of {num_words} words and ids up to {max_id} does not fit "

@@ -78,7 +78,15 @@ class RankingHeads(nn.Module):
             for name, weights in network.state_dict().items()
             if not name.startswith(f"{network.base_model_prefix}.") or ".pooler." in name
         }
+        layers = get_family(network.config).layers
+        shared_weights = {  # DeBERTa's embeddings of distances
+            name: weights
+            for name, weights in network.base_model.state_dict().items()
+            if not name.startswith((layers, "pooler", "embeddings"))
+        }
         for head, encoder in zip(self.networks, self.encoders):
+            base: Any = head.base_model
+            base.load_state_dict(shared_weights, strict=False)
             for layer, source_layer in zip(encoder.layers, source_layers, strict=True):
                 layer.load_state_dict(source_layer.state_dict())
             if copy_classifier and network.config.num_labels == 2:

@@ -15,6 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
+from as2ray.models.encoder.disentangled_attention import (
+    PositionProjections,
+    disentangled_attention,
+)
 from as2ray.models.encoder.families import (
     first_position,
     get_family,
@@ -45,13 +49,15 @@ class Encoder:
 
     def __init__(self, base: PreTrainedModel) -> None:
         self.family, self.pooling = get_family(base.config), token_pooling(base.config)
-        base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
+        if self.family.positions != "relative":  # DeBERTa's layers call one attention of their own
+            base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
         base = cast(Any, base.base_model)
         self.embeddings = getattr(base, self.family.embeddings)
         self.embedding_projection = _find_embedding_projection(base)
         self.layers = _list_layers(base)
         self.rotary_embedding = getattr(base, "rotary_emb", None)
         self.final_norm: nn.Module | None = getattr(base, self.family.final_norm or "", None)
+        self.relative_encoder = base.encoder if self.family.positions == "relative" else None
         self.first_position = first_position(base.config)
         self.has_token_types = getattr(base.config, "type_vocab_size", 0) > 1
         self.gradient_checkpointing = False
@@ -62,8 +68,9 @@ class Encoder:
     def fused_inference(self, dtype: torch.dtype) -> Iterator[None]:
         """Runs fused layers inside the context, in all threads; for inference only."""
         with _LOCK:
-            if self._fused is None or not self._fused.is_current(self.layers, dtype):
-                self._fused = FusedLayers(self.layers, dtype)
+            distances = self._distances()
+            if self._fused is None or not self._fused.is_current(self.layers, dtype, distances):
+                self._fused = FusedLayers(self.layers, dtype, distances)
             self._num_fused_contexts += 1
         try:
             yield
@@ -130,6 +137,11 @@ class Encoder:
         layout: SequenceLayout,
         rotations: Mapping[str | None, tuple[Tensor, Tensor]],
     ) -> Tensor:
+        if self.relative_encoder is not None:
+            arguments = layer, states, layout, self._distances()
+            if self.gradient_checkpointing and layer.training:
+                return cast(Tensor, checkpoint(run_deberta_layer, *arguments, use_reentrant=False))
+            return run_deberta_layer(*arguments)
         keywords: dict[str, Any] = {"layout": layout}
         if rotations:
             keywords["position_embeddings"] = rotations[getattr(layer, "attention_type", None)]
@@ -153,6 +165,12 @@ class Encoder:
             kind: self.rotary_embedding(*inputs, *([] if kind is None else [kind]))
             for kind in types
         }
+
+    def _distances(self) -> Tensor | None:
+        """Returns DeBERTa's embeddings of distances, [distances, hidden]; None for others."""
+        if self.relative_encoder is None:
+            return None
+        return cast(Tensor | None, self.relative_encoder.get_rel_embedding())
 
     def normalize(self, hidden: Tensor) -> Tensor:
         """Returns states after the final norm, which heads read; unchanged if there is none."""
@@ -196,6 +214,20 @@ class Encoder:
         else:
             states = self.run_layers(hidden, layout, start_layer, len(self))[token_index]
         return self.normalize(states)
+
+
+def run_deberta_layer(
+    layer: Any, states: Tensor, layout: SequenceLayout, distances: Tensor | None
+) -> Tensor:
+    """Runs a layer of DeBERTa with packed attention; states are [1, tokens, hidden]."""
+    attention = layer.attention.self
+    projections = (attention.query_proj, attention.key_proj, attention.value_proj)
+    shape = (attention.num_attention_heads, -1)
+    heads = [projection(states)[0].unflatten(-1, shape) for projection in projections]
+    positions = PositionProjections.from_layer(attention, distances)
+    attended = disentangled_attention(attention, heads, layout, positions)
+    hidden = layer.attention.output(attended[None], states)
+    return cast(Tensor, layer.output(layer.intermediate(hidden), hidden))
 
 
 def _find_embedding_projection(base: Any) -> nn.Module | None:

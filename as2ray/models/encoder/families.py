@@ -114,6 +114,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gte": _ROTARY,
     "nomic_bert": _ROTARY,
+    "deberta-v2": Family(_deberta_head, positions="relative", has_pooler_option=False),
 }
 """The supported families, by `config.model_type`."""
 
@@ -132,6 +133,11 @@ def get_family(config: Any) -> Family:
         raise CheckpointError(
             f"position_embedding_type={kind!r} needs code of its own, which as2ray does not run; "
             f"a {config.model_type!r} model has absolute positions"
+        )
+    if getattr(config, "conv_kernel_size", 0):
+        raise CheckpointError(
+            f"conv_kernel_size={config.conv_kernel_size} adds a convolution over tokens, which "
+            "as2ray does not run"
         )
     return family
 

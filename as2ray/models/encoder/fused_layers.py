@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from as2ray.models.encoder.disentangled_attention import (
+    PositionProjections,
+    disentangled_attention,
+)
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 Rotations = Mapping[str | None, tuple[Tensor, Tensor]]
@@ -42,7 +46,10 @@ def _find_modules(layer: Any) -> tuple[Any, ...]:
         feed_forward = (layer.ffn, layer.activation, layer.ffn_output, layer.full_layer_layer_norm)
         return heads, projections, heads.dense, heads.LayerNorm, *feed_forward
     output, up, down, heads = heads.output, layer.intermediate, layer.output, heads.self
-    projections = (heads.query, heads.key, heads.value)
+    if hasattr(heads, "query_proj"):  # DeBERTa
+        projections = (heads.query_proj, heads.key_proj, heads.value_proj)
+    else:
+        projections = (heads.query, heads.key, heads.value)
     feed_forward = (up.dense, up.intermediate_act_fn, down.dense, down.LayerNorm)
     return heads, projections, output.dense, output.LayerNorm, *feed_forward
 
@@ -122,9 +129,12 @@ class FusedLayer:
     Args:
         layer: A layer of transformers, in evaluation mode.
         dtype: Number format of weights and states.
+        distances: DeBERTa's embeddings of distances, [distances, hidden].
     """
 
-    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layer: nn.Module, dtype: torch.dtype, distances: Tensor | None = None
+    ) -> None:
         heads, projections, dense, attention_norm, *feed_forward = _find_modules(layer)
         up, activation, down, output_norm = feed_forward
         self.qkv_projection = FusedLinear(
@@ -139,6 +149,10 @@ class FusedLayer:
         self.down = FusedLinear(down.weight, down.bias, dtype)
         self.output_norm = FusedLayerNorm(output_norm, dtype)
         self.head_size, self.dtype, self.heads = heads.attention_head_size, dtype, heads
+        self.positions: PositionProjections | None = None
+        if hasattr(heads, "query_proj"):
+            with torch.no_grad():
+                self.positions = PositionProjections.from_layer(heads, distances)
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -156,6 +170,11 @@ class FusedLayer:
         projected = self.qkv_projection(hidden)[: layout.num_tokens].view(
             layout.num_tokens, 3, -1, self.head_size
         )
+        if self.positions is not None:
+            attended = disentangled_attention(
+                self.heads, projected.unbind(1), layout, self.positions
+            )
+            return pad_rows(attended, len(hidden))
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
         attended, _ = packed_attention(self.heads, query, key, value, None, layout=layout)
         return pad_rows(attended[0].flatten(1), len(hidden))
@@ -181,15 +200,23 @@ class FusedLayers:
     Args:
         layers: Layers of transformers in the order they run; a repeated layer is stored once.
         dtype: Number format of weights and states.
+        distances: DeBERTa's embeddings of distances, [distances, hidden].
     """
 
     layers: list[list[Any]]
 
-    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        self.fingerprint = _weights_fingerprint(layers, dtype)
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        dtype: torch.dtype,
+        distances: Tensor | None = None,
+    ) -> None:
+        self.fingerprint = _weights_fingerprint(layers, dtype, distances)
         device = next(layers[0].parameters()).device
         self.row_multiple = ROW_MULTIPLE if _can_reorder_weights(device, dtype) else 1
-        fused = {id(layer): _fuse_layer(layer, dtype) for layer in _unroll_layers(layers)}
+        fused = {
+            id(layer): _fuse_layer(layer, dtype, distances) for layer in _unroll_layers(layers)
+        }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
 
     def run_layers(
@@ -227,17 +254,19 @@ class FusedLayers:
     def _round_up_rows(self, rows: Tensor) -> Tensor:
         return pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
 
-    def is_current(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
+    def is_current(
+        self, layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+    ) -> bool:
         """Returns whether dtype and weights are unchanged since the layers were fused."""
-        return self.fingerprint == _weights_fingerprint(layers, dtype)
+        return self.fingerprint == _weights_fingerprint(layers, dtype, distances)
 
 
-def _fuse_layer(layer: Any, dtype: torch.dtype) -> Any:
+def _fuse_layer(layer: Any, dtype: torch.dtype, distances: Tensor | None) -> Any:
     if hasattr(layer, "mlp"):
         from as2ray.models.encoder.fused_gated_layer import FusedGatedLayer
 
         return FusedGatedLayer(layer, dtype)
-    return FusedLayer(layer, dtype)
+    return FusedLayer(layer, dtype, distances)
 
 
 def pad_rows(rows: Tensor, num_rows: int) -> Tensor:
@@ -251,11 +280,15 @@ def _unroll_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [layer for group in layers for layer in getattr(group, "albert_layers", [group])]
 
 
-def _weights_fingerprint(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
+def _weights_fingerprint(
+    layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+) -> tuple[object, ...]:
     """Returns values that change when a weight changes: addresses, versions and sums of biases.
 
     Writing through `.data`, as weight averaging does, changes a sum but no version.
     """
     weights = [w for layer in layers for w in layer.parameters()]
     sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
-    return dtype, tuple(sums), tuple((w.data_ptr(), w._version) for w in weights)
+    distance_sum = None if distances is None else float(distances.abs().sum())
+    versions = tuple((w.data_ptr(), w._version) for w in weights)
+    return dtype, tuple(sums), versions, distance_sum

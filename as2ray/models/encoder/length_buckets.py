@@ -78,7 +78,7 @@ def bucketed_attention(
         return _DropoutAttention.apply(q, k, v, buckets, factor, dropout, mask)  # type: ignore[no-any-return, no-untyped-call]
     outputs = []
     is_bf16_on_cpu = q.dtype == torch.bfloat16 and not q.is_cuda
-    for query, key, value in _split_buckets(buckets, q, k, v):
+    for query, key, value in split_buckets(buckets, q, k, v):
         use_manual = is_bf16_on_cpu and query.shape[2] <= MAX_MANUAL_LENGTH
         attend = _manual_attention if use_manual else functional.scaled_dot_product_attention
         allowed = mask.for_length(query.shape[2], q.device)
@@ -105,7 +105,7 @@ def _manual_attention(
     return scores.softmax(-1).matmul(v).to(value.dtype)
 
 
-def _split_buckets(buckets: LengthBuckets, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def split_buckets(buckets: LengthBuckets, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yields the packed tensors of each bucket as [sequences, heads, tokens, head size]."""
     # The backward of a split is one concatenation; that of slices would fill zeros for each slice.
     sizes = [count * length for count, length in buckets]
@@ -165,7 +165,7 @@ class _DropoutAttention(torch.autograd.Function):
     ) -> Tensor:
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         saved: list[Tensor] = []
-        tensors = _split_buckets(buckets, q, k, v, output)
+        tensors = split_buckets(buckets, q, k, v, output)
         dropout_masks = _dropout_masks(buckets, q, dropout)
         for (query, key, value, target), dropout_mask in zip(tensors, dropout_masks):
             scores = (query @ key.mT).mul_(scale)
@@ -184,7 +184,7 @@ class _DropoutAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
         gradients = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
-        tensors = _split_buckets(ctx.buckets, q, k, v, gradient, *gradients)
+        tensors = split_buckets(ctx.buckets, q, k, v, gradient, *gradients)
         for (
             query,
             key,

@@ -1,5 +1,6 @@
 """Each family packed equals transformers padded, on weights of which none is at its start."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import tiny
 import torch
 import transformers
 
+from as2ray.cascade.cost import GATED_MODEL_TYPES, EncoderShape
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder import encoder as encoder_module
 from as2ray.models.encoder.encoder import Encoder, set_depth
@@ -204,6 +206,54 @@ def test_attention_refuses_what_it_does_not_compute(argument):
 def test_mask_is_that_of_a_window_and_of_causality(mask, expected):
     allowed = mask.for_length(3, torch.device("cpu"))
     assert (None if allowed is None else allowed.int().tolist()) == expected
+
+
+VARIANTS = {
+    "v2": {"norm_rel_ebd": "none", "position_biased_input": True, "type_vocab_size": 2},
+    "own projections": {"share_att_key": False},
+    "without buckets": {"position_buckets": -1, "max_relative_positions": 40},
+    "no queries": {"pos_att_type": ["c2p"], "share_att_key": False},
+    "no keys": {"pos_att_type": ["p2c"], "share_att_key": False},
+    "no distances": {"relative_attention": False, "pos_att_type": []},
+    "small embeddings": {"embedding_size": 16},
+}
+"""Other settings of DeBERTa-v2, to each of which its attention must answer."""
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_deberta_of_other_settings_equals_transformers(changes, is_fused):
+    batch, inputs = tokens("deberta-v2")
+    network = build("deberta-v2", **changes)
+    encoder = Encoder(network)
+    if network.config.type_vocab_size:
+        batch = replace(batch, token_types=batch.token_types * 0)
+    with torch.no_grad():
+        expected = build("deberta-v2", **changes)(**inputs).logits
+        with encoder.fused_inference(torch.float32) if is_fused else nullcontext():
+            found = classify(network, encoder.run_to_pooled(*encoder.embed(batch)))
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_deberta_without_its_distances_shows():
+    assert difference("deberta-v2", pos_att_type=["c2p"]) > 1e-2
+
+
+@pytest.mark.parametrize("reason", [{"conv_kernel_size": 3}])
+def test_deberta_with_a_convolution_is_refused_with_the_entry(reason):
+    with pytest.raises(CheckpointError, match="conv_kernel_size=3"):
+        Encoder(build("deberta-v2", **reason))
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_operations_of_a_layer_are_those_of_its_matrices(family, length):
+    network = build(family)
+    layer = Encoder(network).layers[0]
+    size = sum(weights.numel() for weights in layer.parameters() if weights.ndim == 2)
+    shape = EncoderShape.from_config(network.config)
+    counted = shape.layer_flops(np.array([length]))
+    assert counted.item() == 2 * length * size + 4 * length**2 * 32
+    assert (family in GATED_MODEL_TYPES) == (FAMILIES[family].positions == "rotary")
 
 
 def test_bert_with_alibi_is_refused_with_the_entry():
