@@ -189,8 +189,7 @@ class Encoder:
         """
         if self.pooling == "mean":
             return mean_pool(self.run_layers(hidden, layout, start_layer), layout)
-        tokens = layout.first_tokens if self.pooling == "first" else layout.last_tokens
-        return self.run_to_tokens(tokens, hidden, layout, start_layer)
+        return self.run_to_tokens(layout.first_tokens, hidden, layout, start_layer)
 
     def run_to_tokens(
         self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int = 0

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from as2ray.errors import CheckpointError
 
-TokenPooling = Literal["first", "mean", "last"]
-"""What a head reads: the first token's state, the mean of all states, or the last token's state."""
+TokenPooling = Literal["first", "mean"]
+"""What a head reads: the first token's state, or the mean of all states."""
 
 Head = Callable[[Any, Tensor], Tensor]
 """Maps a `...ForSequenceClassification` model and pooled states [n, hidden] to logits."""
@@ -47,10 +47,6 @@ def _modernbert_head(network: Any, pooled: Tensor) -> Tensor:
 def _deberta_head(network: Any, pooled: Tensor) -> Tensor:
     pooled = network.pooler(pooled[:, None])
     return network.classifier(network.dropout(pooled))  # type: ignore[no-any-return]
-
-
-def _decoder_head(network: Any, pooled: Tensor) -> Tensor:
-    return network.score(pooled)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attent
 class FusedGatedLayer:
     """A layer over packed states, for inference. Rows after the last token are padding.
 
-    Where norms stand before the products (ModernBERT, Qwen), states between layers are fp32, as
+    Where norms stand before the products (ModernBERT), states between layers are fp32, as
     under autocast; elsewhere (GTE, NomicBert) they have the dtype of the products.
 
     Args:
@@ -33,21 +33,13 @@ class FusedGatedLayer:
             self.gate_and_up, self.down = _fuse([mlp.Wi], dtype), _fuse([mlp.Wo], dtype)
             self.activation = mlp.act
         else:
-            self.norms = (
-                layer.post_attention_layernorm,
-                getattr(layer, "post_mlp_layernorm", None),
-            )
-            if self.is_pre_norm:  # Qwen
-                self.norms = (layer.input_layernorm, layer.post_attention_layernorm)
+            self.norms = (layer.post_attention_layernorm, layer.post_mlp_layernorm)
             projections = [self.heads.q_proj, self.heads.k_proj, self.heads.v_proj]
             self.qkv_projection = _fuse(projections, dtype)
             self.attention_output = _fuse([self.heads.o_proj], dtype)
             self.gate_and_up = _fuse([mlp.gate_proj, mlp.up_proj], dtype)
             self.down, self.activation = _fuse([mlp.down_proj], dtype), mlp.act_fn
-        config = self.heads.config
         self.head_size = self.heads.head_dim
-        self.num_heads = config.num_attention_heads
-        self.num_key_heads = getattr(config, "num_key_value_heads", None) or self.num_heads
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -69,12 +61,9 @@ class FusedGatedLayer:
         num_rows, num_tokens = len(hidden), layout.num_tokens
         if self.is_pre_norm:
             hidden = self.norms[0](hidden).to(self.dtype)
-        sizes = [self.num_heads, self.num_key_heads, self.num_key_heads]
         projected = self.qkv_projection(hidden)[:num_tokens]
-        heads = torch.split(projected.view(num_tokens, -1, self.head_size), sizes, 1)
-        query, key, value = (x.transpose(0, 1)[None] for x in heads)
-        if hasattr(self.heads, "q_norm"):  # Qwen3
-            query, key = self.heads.q_norm(query), self.heads.k_norm(key)
+        heads = projected.view(num_tokens, 3, -1, self.head_size)
+        query, key, value = (x.transpose(0, 1)[None] for x in heads.unbind(1))
         cosines, sines = rotations[self.layer_type]
         query, key = (_rotate(x, cosines, sines).to(self.dtype) for x in (query, key))
         attended, _ = packed_attention(

@@ -26,9 +26,8 @@ from as2ray.models.encoder.length_buckets import (
 
 ATTENTION_IMPLEMENTATION = "as2ray_packed"
 
-IGNORED_ARGUMENTS = frozenset({"deterministic", "position_ids", "use_cache", "past_key_values"})
-"""Arguments of transformers' layers that change no result here: states are rotated before, nothing
-is generated, and every kernel is used as it is."""
+IGNORED_ARGUMENTS = frozenset({"deterministic"})
+"""Arguments of transformers' layers that change no result here: ModernBERT's choice of a kernel."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,6 @@ class SequenceLayout:
         """Index of each sequence's first token, shape [sequences]."""
         return self.cu_seqlens[:-1]
 
-    @property
-    def last_tokens(self) -> Tensor:
-        """Index of each sequence's last token, shape [sequences]."""
-        return self.cu_seqlens[1:] - 1
-
     @cached_property
     def positions(self) -> Tensor:
         """Position of each token in its sequence, from 0, shape [tokens]."""
@@ -98,9 +92,9 @@ def packed_attention(
 
     Args:
         module: The calling layer; it may say `is_causal`.
-        query: Shape [1, heads, tokens, head size].
-        key: Shape [1, key heads, tokens, head size]; `heads` is a multiple of `key heads`.
-        value: See `key`.
+        query: Shape [1, heads, tokens, head size]; `key` and `value` alike.
+        key: See `query`.
+        value: See `query`.
         attention_mask: Must be None, because packed batches have no padding.
         layout: Positions of the sequences.
         scaling: Factor of the products; by default 1 / sqrt(head size).
@@ -131,8 +125,6 @@ def packed_attention(
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
         return _varlen_attention(q, k, v, layout, scaling, mask)[None], None
-    if len(q[0]) != len(k[0]):
-        k, v = (x.repeat_interleave(len(q[0]) // len(k[0]), 1) for x in (k, v))
     return bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout, mask)[None], None
 
 
@@ -149,8 +141,6 @@ def _varlen_attention(
     cu_seqlens, max_seqlen = layout.cu_seqlens, layout.max_seqlen
     sequences = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     options: dict[str, Any] = {} if mask == UNMASKED else {"window_size": mask.window_size}
-    if len(q[0]) != len(k[0]):
-        options["enable_gqa"] = True
     return cast(Tensor, varlen_attn(q, k, v, *sequences, scale=scaling, **options))
 
 
