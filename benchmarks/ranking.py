@@ -195,6 +195,10 @@ def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
     shape = {**FAMILY_SHAPES[family], **(SMALL_SHAPE if small else {})}
     if family == "distilbert" and small:
         shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    if family == "modernbert":
+        first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+        shape |= dict.fromkeys(("bos_token_id", "cls_token_id"), first)
+        shape |= dict.fromkeys(("eos_token_id", "sep_token_id"), last)
     config = AutoConfig.for_model(
         family, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
     )

@@ -188,7 +188,13 @@ def config_of(family: str, vocabulary: int, **changes: object) -> transformers.P
         "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1},
         "distilbert": {},
         # Every third layer is global; the others reach as far as 4 tokens.
-        "modernbert": {"pad_token_id": 1, "local_attention": 8, "classifier_pooling": "mean"},
+        "modernbert": {
+            "local_attention": 8,
+            "classifier_pooling": "mean",
+            "pad_token_id": 1,
+            **dict.fromkeys(("bos_token_id", "cls_token_id"), 0),
+            **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+        },
         "gte": {"pad_token_id": 1},
         "nomic_bert": {},
         # As DeBERTa-v3: no positions and types in the embeddings, distances in growing buckets.
