@@ -17,11 +17,13 @@ class RankedCandidate:
     index: int
     """Position in the list of candidates that was ranked."""
     score: float
-    """Probability that the candidate answers the question."""
+    """Probability that the candidate answers the question, or its logit."""
     text: str
     """Text of the candidate."""
     exit_layer: int | None = None
     """Layer after which the score was taken; None for a ranker without exits."""
+    is_logit: bool = False
+    """Whether the score is a logit, as the checkpoint's `activation_fn` says."""
 
 
 def strictly_decreasing(scores: Iterable[float]) -> list[float]:

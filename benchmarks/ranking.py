@@ -6,6 +6,10 @@ are measured. `--peers` names the Python of an environment with
 `sentence-transformers[onnx,openvino]`, which conflicts with as2ray's environment; without it only
 the default and bf16 are measured. A cascade is the same encoder trained with exits (`--cascade`);
 its MAP is compared with its own MAP when nothing is dropped.
+
+`--family NAME`, once or several times, compares families of encoders instead: random weights of the
+real shapes (XLM-R base, ModernBERT base, DeBERTa-v3 small and others), texts of WikiQA, 100
+candidates for each question, the tokenizer of MiniLM, in bf16.
 """
 
 import argparse
@@ -23,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch.nn import functional
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from as2ray.cascade.cost import EncoderShape, count_flops
 from as2ray.checkpoints.cross_encoder import export_cross_encoder
@@ -41,6 +46,7 @@ from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import question_indices, question_offsets
 from benchmarks import asnq_shaped
 from benchmarks.report import Claim, limit_cores, parse_arguments, select_cores, write_report
+from benchmarks.wikiqa_candidates import load_wikiqa_table, sample_candidates
 
 PEER_BACKENDS = {
     "default": ("torch", {}),
@@ -49,6 +55,41 @@ PEER_BACKENDS = {
     "OpenVINO": ("openvino", {}),
 }
 """Backend and keyword arguments of each baseline; the last two need `--peers`."""
+
+
+FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "xlm-roberta": {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1},
+    "distilbert": {},
+    "modernbert": {"local_attention": 128},
+    "gte": {},
+    "nomic_bert": {},
+    "deberta-v2": {
+        "vocab_size": 128_100,
+        "num_hidden_layers": 6,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3_072,
+    },
+}
+"""Settings of the real shapes that are not transformers' defaults; DeBERTa's is v3 small."""
+
+SMALL_SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 30_522,
+}
+
+MIN_FAMILY_RATIO = 2.5
+"""Claimed ratio to the fastest peer of a family, at WikiQA's lengths."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(__doc__, argv, _add_flags)
     size = SMALL if args.small else FULL
     limit_cores(args.cores)
+    if args.family:
+        write_report("ranking", args, *_compare_families(args, size))
+        return
     table = load_squad_table(args.data, args.small)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
@@ -109,7 +153,63 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranker", type=Path, help="pointwise checkpoint; by default MiniLM")
     parser.add_argument("--cascade", type=Path, help="cascade checkpoint with its drop ratios")
+    parser.add_argument(
+        "--family", action="append", choices=FAMILY_SHAPES, help="family with random weights"
+    )
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
+
+
+def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim], dict[str, Any]]:
+    """Compares a random ranker of each family with sentence-transformers."""
+    num_questions, num_candidates = (1, 8) if args.small else (2, 100)
+    table = load_wikiqa_table(args.data, args.small)
+    rows = sample_candidates(table, num_questions, num_candidates)
+    claims: list[Claim] = []
+    results: dict[str, Any] = {}
+    for family in args.family:
+        with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
+            model = _write_random_ranker(family, Path(folder) / "model", args.small)
+            ranker = as_packed_ranker(load(model, device="cpu", dtype="bf16"))
+            compared = _compare({"packed": ranker}, model, rows, args, size.num_repeats)
+        for kind, ratios in compared.items():
+            best = min(ratios["packed"], key=lambda peer: ratios["packed"][peer].median)
+            ratio = ratios["packed"][best]
+            rate = float(np.median(ratio.rates))
+            claims.append(
+                Claim(
+                    f"{family}, from {kind} ({rate:,.0f} pairs/s): >= {MIN_FAMILY_RATIO:g} x best "
+                    f"({best})",
+                    str(ratio),
+                    ratio.median >= MIN_FAMILY_RATIO,
+                )
+            )
+            results[f"{family}, from {kind}"] = {
+                peer: ratio.as_json() for peer, ratio in ratios["packed"].items()
+            }
+    return claims, results
+
+
+def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
+    """Writes a classifier with random weights of the real shape, and MiniLM's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
+    shape = {**FAMILY_SHAPES[family], **(SMALL_SHAPE if small else {})}
+    if family == "distilbert" and small:
+        shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    if family == "modernbert":
+        first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+        shape |= dict.fromkeys(("bos_token_id", "cls_token_id"), first)
+        shape |= dict.fromkeys(("eos_token_id", "sep_token_id"), last)
+    config = AutoConfig.for_model(
+        family, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
+    )
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(config)
+    network.save_pretrained(folder)
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def load_squad_table(data_root: Path, small: bool) -> pa.Table:

@@ -63,7 +63,7 @@ def repository(tmp_path_factory) -> Path:
 
 def test_each_example_needs_at_most_two_files_beside_its_test():
     examples = read_examples()
-    assert len(examples) == 4
+    assert len(examples) == 5
     for files in examples.values():
         paths = [path for path, _, _ in files]
         tests = [path for path in paths if path.parts[0] == "tests"]

@@ -21,7 +21,18 @@ from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 if TYPE_CHECKING:
     import transformers
 
-FAMILIES = ("bert", "roberta", "electra", "albert")
+FAMILIES = (
+    "bert",
+    "roberta",
+    "electra",
+    "albert",
+    "xlm-roberta",
+    "distilbert",
+    "modernbert",
+    "gte",
+    "nomic_bert",
+    "deberta-v2",
+)
 
 TOPICS = ("kovarin", "zelimut", "badesso", "quintol")
 """Rare words: a question and each sentence that answers it share one."""
@@ -121,7 +132,40 @@ def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
         return transformers.RobertaTokenizer(vocab=vocabulary, merges=merges)
     if family == "albert":
         return transformers.AlbertTokenizer(vocab=_unigram())
+    if family in ("xlm-roberta", "gte"):
+        special = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+        pieces = [*special, *_unigram()[5:], ("<mask>", 0.0)]
+        return transformers.XLMRobertaTokenizer(vocab=pieces)
+    if family == "deberta-v2":
+        special = [(piece, 0.0) for piece in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+        return transformers.DebertaV2Tokenizer(vocab=[*special, *_unigram()[5:], ("[MASK]", 0.0)])
+    if family == "modernbert":
+        return _modernbert_tokenizer()
     return transformers.BertTokenizer(vocab=_wordpiece())
+
+
+def _modernbert_tokenizer() -> transformers.PreTrainedTokenizerBase:
+    """Returns byte-level BPE with BERT's special tokens, and without token types."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, processors
+
+    names = {"<s>": "[CLS]", "<pad>": "[PAD]", "</s>": "[SEP]", "<unk>": "[UNK]"}
+    names["<mask>"] = "[MASK]"
+    vocabulary, merges = _bpe()
+    vocabulary = {names.get(piece, piece): number for piece, number in vocabulary.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        **{f"{name[1:-1].lower()}_token": name for name in names.values()},
+    )
 
 
 def config_of(family: str, vocabulary: int, **changes: object) -> transformers.PreTrainedConfig:
@@ -141,8 +185,50 @@ def config_of(family: str, vocabulary: int, **changes: object) -> transformers.P
         "roberta": {"type_vocab_size": 1, "pad_token_id": 1},
         "electra": {"embedding_size": 16},
         "albert": {"embedding_size": 16},
+        "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1},
+        "distilbert": {},
+        # Every third layer is global; the others reach as far as 4 tokens.
+        "modernbert": {
+            "local_attention": 8,
+            "classifier_pooling": "mean",
+            "pad_token_id": 1,
+            **dict.fromkeys(("bos_token_id", "cls_token_id"), 0),
+            **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+        },
+        "gte": {"pad_token_id": 1},
+        "nomic_bert": {},
+        # As DeBERTa-v3: no positions and types in the embeddings, distances in growing buckets.
+        "deberta-v2": {
+            "relative_attention": True,
+            "position_buckets": 8,
+            "pos_att_type": ["c2p", "p2c"],
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
     }[family]
-    return transformers.AutoConfig.for_model(family, **{**common, **family_settings, **changes})
+    settings = {**common, **family_settings, **changes}
+    names = _CONFIG_NAMES.get(family, {})
+    settings = {names.get(name, name): value for name, value in settings.items()}
+    return transformers.AutoConfig.for_model(family, **settings)
+
+
+_CONFIG_NAMES = {
+    "distilbert": {
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    "modernbert": {
+        "hidden_dropout_prob": "mlp_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+}
+"""What a family's configuration calls the settings of BERT's."""
 
 
 def network_of(

@@ -8,6 +8,13 @@ import numpy as np
 
 from as2ray.cascade.pruning import Rounding, num_kept
 
+GATED_MODEL_TYPES = frozenset({"modernbert", "gte", "nomic_bert"})
+"""Values of `config.model_type` whose feed-forward blocks have a gate."""
+
+
+def _read(config: Any, name: str, distilbert_name: str) -> int:
+    return int(getattr(config, name, None) or getattr(config, distilbert_name))
+
 
 @dataclass(frozen=True)
 class EncoderShape:
@@ -25,24 +32,31 @@ class EncoderShape:
     """Ranking heads of CERBERUS, which replace the partial classifier of the last exit."""
     layers_per_head: int = 0
     """Layers of each ranking head; the whole encoder has as many above the last exit."""
+    feed_forward_products: int = 2
+    """Products of a feed-forward block: 3 if it has a gate."""
 
     @classmethod
     def from_config(cls, config: Any) -> "EncoderShape":
         """Reads the sizes from a Hugging Face configuration."""
         ranker_settings = getattr(config, "as2ray", {})
         layers_per_head = ranker_settings.get("layers_per_head", 0)
+        hidden_size = _read(config, "hidden_size", "dim")
         return cls(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            embedding_size=getattr(config, "embedding_size", config.hidden_size),
-            num_layers=config.num_hidden_layers + layers_per_head,
+            hidden_size=hidden_size,
+            intermediate_size=_read(config, "intermediate_size", "hidden_dim"),
+            embedding_size=getattr(config, "embedding_size", hidden_size),
+            num_layers=_read(config, "num_hidden_layers", "n_layers") + layers_per_head,
             num_ranking_heads=ranker_settings.get("num_ranking_heads", 0),
             layers_per_head=layers_per_head,
+            feed_forward_products=3
+            if getattr(config, "model_type", "") in GATED_MODEL_TYPES
+            else 2,
         )
 
     def layer_flops(self, lengths: np.ndarray) -> np.ndarray:
         """Counts the FLOPs of one layer for sequences of these lengths, shape [sequences]."""
-        dense = 4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size
+        feed_forward = self.feed_forward_products * self.hidden_size * self.intermediate_size
+        dense = 4 * self.hidden_size**2 + feed_forward
         return np.asarray(2.0 * lengths * dense + 4.0 * lengths * lengths * self.hidden_size)
 
     def embedding_flops(self, lengths: np.ndarray) -> np.ndarray:

@@ -99,6 +99,9 @@ class StagedScores:
     """Probability of being an answer, from the last stage that scored the row; float32, [rows]."""
     stage_index: np.ndarray | None = None
     """Number of that stage, from 0, shape [rows]; None for a ranker with one stage."""
+    logits: np.ndarray | None = None
+    """Logits of the scores, float32, [rows], from a ranker of one stage that shows them: a score
+    near 1 would tell them less exactly."""
 
     @property
     def sort_keys(self) -> np.ndarray:
@@ -107,9 +110,9 @@ class StagedScores:
         A dropped candidate ranks below all that were not dropped, so that MAP is defined over the
         whole list. The paper does not say where dropped candidates rank.
         """
-        scores = self.scores.astype(np.float64)
         if self.stage_index is None:
-            return scores
+            return (self.scores if self.logits is None else self.logits).astype(np.float64)
+        scores = self.scores.astype(np.float64)
         # A score that rounds to 1 must stay below the score 0 of the next stage.
         return self.stage_index + np.where(scores == 1.0, 1.0 - 2.0**-40, scores)
 

@@ -14,16 +14,20 @@ from as2ray.errors import CheckpointError
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Ranker
 
-SIGMOID_ACTIVATION = "torch.nn.modules.activation.Sigmoid"
-"""The function that `CrossEncoder` applies to logits."""
+ACTIVATION_FUNCTIONS = {
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
+"""The function that `CrossEncoder` applies to logits, by the activation of a ranker."""
 
 
 def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     """Writes a checkpoint with which `CrossEncoder(folder).rank` gives the ranker's scores.
 
-    `CrossEncoder` applies the sigmoid to one logit. Two logits become their difference, because
-    softmax(a, b)[1] = sigmoid(b - a). Two things are lost: the calibration, which changes scores
-    but no order, and the rule that only the candidate is truncated.
+    `CrossEncoder` applies the sigmoid to one logit, or nothing where the ranker does not either.
+    Two logits become their difference, because softmax(a, b)[1] = sigmoid(b - a). Two things are
+    lost: the calibration, which changes scores but no order, and the rule that only the candidate
+    is truncated.
 
     Args:
         ranker: A pointwise ranker; it is not changed.
@@ -43,7 +47,9 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     network = exported.network
     # A ranker that was loaded from a CrossEncoder may have the activation of another head.
     vars(network.config).pop("sbert_ce_default_activation_function", None)
-    network.config.sentence_transformers = {"activation_fn": SIGMOID_ACTIVATION}
+    network.config.sentence_transformers = {
+        "activation_fn": ACTIVATION_FUNCTIONS[ranker.activation]
+    }
     if exported.hf_tokenizer is not None:  # CrossEncoder truncates pairs to its length
         exported.hf_tokenizer.model_max_length = ranker.tokenizer.max_length
     if network.config.num_labels == 2:

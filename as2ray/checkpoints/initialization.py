@@ -17,9 +17,10 @@ with gc_paused():
 
     from as2ray.checkpoints.loading import build_ranker, checkpoint_errors, read_config, read_ranker
     from as2ray.checkpoints.weight_checks import silence_transformers
-    from as2ray.errors import CheckpointError
+    from as2ray.errors import CheckpointError, ConfigError
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling
     from as2ray.models.encoder.encoder import copy_encoder_weights, truncate
+    from as2ray.models.encoder.families import get_family
     from as2ray.models.pointwise import LinearRanker, PointwiseRanker
     from as2ray.models.ranker import Ranker
     from as2ray.models.sequential import SequentialNetwork, SequentialRanker
@@ -120,6 +121,12 @@ def init_ranker(
             network, exit_layers, pooling, num_ranking_heads, score_averaging, not has_new_head
         )
     elif head == "linear" and has_new_head:
+        if not get_family(network.config).has_linear_head:
+            raise ConfigError(
+                f"head='linear', but transformers has no linear head for model_type="
+                f"{network.config.model_type!r}",
+                fix="choose head='own'",
+            )
         ranker_type, config = LinearRanker, deepcopy(network.config)
         config.num_labels = 1
         encoder, network = network, AutoModelForTokenClassification.from_config(config)

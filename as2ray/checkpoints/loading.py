@@ -23,12 +23,19 @@ with gc_paused():
         AutoTokenizer,
     )
 
+    from as2ray.checkpoints.config_checks import check_config, gte_config
+    from as2ray.checkpoints.cross_encoder_files import (
+        CheckpointFiles,
+        ModuleHead,
+        read_activation,
+    )
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import As2rayError, CheckpointError, ConfigError
     from as2ray.models.calibration import Calibration
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker
-    from as2ray.models.encoder.encoder import MODEL_TYPES, max_sequence_length
+    from as2ray.models.encoder.families import get_family, max_sequence_length
     from as2ray.models.ensemble import EnsembleRanker
+    from as2ray.models.packed_ranker import PackedRanker
     from as2ray.models.pointwise import LinearRanker, PointwiseRanker
     from as2ray.models.precision import Dtype
     from as2ray.models.ranker import CONFIG_KEY, Ranker
@@ -126,6 +133,10 @@ def build_ranker(
     """Builds a ranker that keeps the Hugging Face tokenizer, which `save` writes."""
     ranker: Ranker = ranker_type(network, pair_tokenizer)
     ranker.hf_tokenizer = hf_tokenizer
+    settings = getattr(network.config, "sentence_transformers", None) or {}
+    is_identity = str(settings.get("activation_fn")).endswith(".Identity")
+    if is_identity and network.config.num_labels == 1 and isinstance(ranker, PackedRanker):
+        ranker.activation = "identity"
     return ranker
 
 
@@ -149,14 +160,18 @@ def read_ranker(
         if kind not in RANKER_TYPES:
             raise CheckpointError(f"{path}: ranker {kind!r} is none of {sorted(RANKER_TYPES)}")
         network_type, ranker_type = RANKER_TYPES[kind]
+        name, revision = split_revision(path)
+        files = CheckpointFiles(name, revision)
+        module_head = ModuleHead.read(files, config) if kind == "pointwise" else None
         is_classifier = kind != "pointwise" or any(
             "SequenceClassification" in name for name in config.architectures or []
         )
+        is_classifier = is_classifier or module_head is not None
         # A classifier of another task can be a starting point: TANDA's RoBERTa-large is from MNLI.
         make_new_head = make_new_head and not (is_classifier and config.num_labels <= 2)
         if make_new_head or not is_classifier:
             config.num_labels = 2
-        name, revision = split_revision(path)
+        read_activation(files, config)
         network, loading_info = network_type.from_pretrained(
             name,
             **revision,
@@ -164,16 +179,28 @@ def read_ranker(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded_weights` reports them
             dtype=torch.float32,
+            **_attention_option(config),
         )
-        check_loaded_weights(path, loading_info, network, make_new_head)
+        has_new_head = make_new_head or module_head is not None
+        check_loaded_weights(path, loading_info, network, has_new_head)
+        if module_head is not None:
+            module_head.load_into(network)
         _align_weights(network)
-        hf_tokenizer = AutoTokenizer.from_pretrained(name, **revision)
+        hf_tokenizer = AutoTokenizer.from_pretrained(
+            name, config=config, trust_remote_code=False, **revision
+        )
         _check_tokenizer(path, hf_tokenizer, config.vocab_size)
         tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
         tokenizer = PairTokenizer(tokenizer_json, **_resolve_settings(config, settings, max_length))
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
     return ranker, make_new_head
+
+
+def _attention_option(config: Any) -> dict[str, str]:
+    """Returns the attention of a family that has none but its own; `Encoder` sets others'."""
+    is_own = get_family(config).positions == "relative"
+    return {"attn_implementation": "eager"} if is_own else {}
 
 
 def _align_weights(network: torch.nn.Module) -> None:
@@ -201,9 +228,14 @@ def read_config(path: str | Path) -> Any:
         CheckpointError: The family is not supported, or the format is of another version.
     """
     name, revision = split_revision(path)
-    config = AutoConfig.from_pretrained(name, **revision)
-    if config.model_type not in MODEL_TYPES:
-        raise CheckpointError(f"{path}: model type {config.model_type!r} is none of {MODEL_TYPES}")
+    values = CheckpointFiles(name, revision).read_json("config.json")
+    if values:  # else transformers says what is missing
+        check_config(name, values)
+    if values.get("model_type") == "new":
+        config = gte_config(values)
+    else:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **revision)
+    get_family(config)
     if hasattr(config, CONFIG_KEY):
         _check_format_version(path, getattr(config, CONFIG_KEY))
     return config
@@ -211,8 +243,8 @@ def read_config(path: str | Path) -> Any:
 
 def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> None:
     """Checks that transformers has read a vocabulary, and that its ids fit the embeddings."""
-    num_words = len(tokenizer) - len(set(tokenizer.all_special_ids))
-    max_id = max(tokenizer.get_vocab().values(), default=-1)
+    ids = set(tokenizer.get_vocab().values())
+    num_words, max_id = len(ids - set(tokenizer.all_special_ids)), max(ids, default=-1)
     if num_words <= 0 or max_id >= num_embeddings:
         raise CheckpointError(
             f"{path}: a tokenizer of {num_words} words and ids up to {max_id} does not fit "
@@ -229,7 +261,10 @@ def _resolve_settings(
     if max_length is None:
         max_length = settings.get("max_length", min(128, max_positions))
     if max_length > max_positions:
-        raise ConfigError(f"{max_length=} exceeds the encoder's {max_positions} positions")
+        raise ConfigError(
+            f"{max_length=} exceeds the encoder's {max_positions} positions "
+            f"(max_position_embeddings={config.max_position_embeddings})"
+        )
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):
         max_question_length = min(max_question_length, max_length // 2)

@@ -22,7 +22,7 @@ with gc_paused():
     from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError
-    from as2ray.models.encoder.encoder import max_sequence_length
+    from as2ray.models.encoder.families import get_family, max_sequence_length
     from as2ray.models.precision import Dtype
     from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
 
@@ -164,8 +164,7 @@ def _read_modules(name: str, folder: Path) -> dict[str, Path]:
 def _build_encoder(name: str, folder: Path, modules: dict[str, Path]) -> SentenceEncoder:
     transformer = modules["Transformer"]
     config = read_config(transformer)
-    # ELECTRA has no pooler and does not accept the option.
-    options = {} if config.model_type == "electra" else {"add_pooling_layer": False}
+    options = {"add_pooling_layer": False} if get_family(config).has_pooler_option else {}
     network, loading_info = AutoModel.from_pretrained(
         transformer, config=config, output_loading_info=True, dtype=torch.float32, **options
     )

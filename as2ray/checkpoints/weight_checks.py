@@ -19,6 +19,10 @@ PRETRAINING_HEAD_PREFIXES = (
     "discriminator_predictions.",
     "generator_",
     "sop_classifier.",
+    "vocab_transform.",
+    "vocab_layer_norm.",
+    "vocab_projector.",
+    "decoder.",
 )
 """Weights of pre-training that an encoder's checkpoint has and fine-tuning does not use."""
 

@@ -18,8 +18,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError, ConfigError
-from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights, truncate
+from as2ray.models.encoder.encoder import (
+    Encoder,
+    build_encoder,
+    copy_encoder_weights,
+    set_depth,
+    truncate,
+)
+from as2ray.models.encoder.families import dense_dropout, get_family
 from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.models.encoder.pooling import mean_pool
 from as2ray.models.feed_forward import build_feed_forward
 from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
@@ -76,25 +84,6 @@ class PartialClassifier(nn.Module):
         return positive_probability(logits)[:, 0]
 
 
-def mean_pool(hidden: Tensor, layout: SequenceLayout, skip_first: bool = False) -> Tensor:
-    """Returns the mean state of each sequence, [sequences, hidden], of states [tokens, hidden].
-
-    Args:
-        hidden: States of all tokens.
-        layout: Lengths of the sequences.
-        skip_first: Whether the first state of each sequence is left out.
-    """
-    lengths = layout.cu_seqlens.diff()
-    sequence_index = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
-    sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-    sums = sums.index_add(0, sequence_index, hidden.float())
-    if skip_first:
-        # A rank without work in a step trains on a placeholder of one token.
-        rest = (lengths - 1).clamp(min=1)[:, None]
-        return (sums - hidden[layout.first_tokens].float()) / rest
-    return sums / lengths[:, None]
-
-
 class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
     """An encoder with a partial classifier after each exit, in Hugging Face format.
 
@@ -114,7 +103,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
         check_exit_layers(settings["exit_layers"], config.num_hidden_layers)
         self.body = build_encoder(config)
         self.heads = nn.ModuleList(
-            PartialClassifier(config.hidden_size, settings["pooling"], config.hidden_dropout_prob)
+            PartialClassifier(config.hidden_size, settings["pooling"], dense_dropout(config))
             for _ in settings["exit_layers"]
         )
         if settings.get("num_ranking_heads"):
@@ -152,10 +141,16 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             has_trained_classifier: Whether the heads copy the body's classifier.
 
         Raises:
-            ConfigError: The exits are not ascending layers of the encoder.
+            ConfigError: The exits are not ascending layers of the encoder, or ranking heads for a
+                family with a final norm.
         """
         num_layers = body.config.num_hidden_layers
         check_exit_layers(exit_layers, num_layers)
+        if num_ranking_heads and get_family(body.config).final_norm is not None:
+            raise ConfigError(
+                f"num_ranking_heads={num_ranking_heads}, but layers of "
+                f"model_type={body.config.model_type!r} cannot be the first of a head"
+            )
         last_exit = exit_layers[-1]
         settings: dict[str, Any] = {
             "ranker": "cascade",
@@ -168,7 +163,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             settings["layers_per_head"] = num_layers - last_exit
             settings["score_averaging"] = score_averaging
         config = deepcopy(body.config)
-        config.num_hidden_layers = last_exit
+        set_depth(config, last_exit)
         setattr(config, CONFIG_KEY, settings)
         network = cls(config)
         if num_ranking_heads:
@@ -342,15 +337,17 @@ class CascadeRanker(MultiStageRanker):
             start_layer: Index of the first layer to run.
 
         Returns:
-            The states after the layers, of the first tokens alone if the classifier is a finished
-            ranker's; and the logits, shape [sequences, outputs of the exit, 1 or 2].
+            The states after the layers, pooled if the classifier is a finished ranker's; and the
+            logits, shape [sequences, outputs of the exit, 1 or 2].
         """
         head = self.network.heads[exit_index]
         if isinstance(head, ClassifierHead):
-            states = self.encoder.run_to_tokens(layout.first_tokens, hidden, layout, start_layer)
+            states = self.encoder.run_to_pooled(hidden, layout, start_layer)
             return states, head(states)
         hidden = self.encoder.run_layers(hidden, layout, start_layer, self.exit_layers[exit_index])
-        return hidden, head(hidden, layout)
+        if isinstance(head, RankingHeads):
+            return hidden, head(hidden, layout)
+        return hidden, head(self.encoder.normalize(hidden), layout)
 
     def _exit_logits(
         self, batch: PackedBatch, exit_indices: Sequence[int] | None
@@ -406,7 +403,7 @@ class CascadeRanker(MultiStageRanker):
             values, start_layer = [], 0
             for head, end_layer in zip(heads, self.exit_layers):
                 hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
-                values.append(head.pool(hidden, layout))
+                values.append(head.pool(self.encoder.normalize(hidden), layout))
                 start_layer = end_layer
             _, logits = self.run_exit(last_index, hidden, layout, start_layer)
             logits = _as_binary(logits)[:, 0].float()

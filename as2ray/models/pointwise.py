@@ -8,14 +8,18 @@ which the first token counts: it has one linear layer and no pooler.
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.encoder.families import apply_head
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.precision import fp32_head
-from as2ray.text.packing import PackedBatch
+from as2ray.text.packing import PackedBatch, TokenSequences
 from as2ray.text.tokenization import PairTokenizer
 
 
@@ -36,7 +40,8 @@ class PointwiseRanker(PackedRanker):
         super().__init__(tokenizer)
         if network.config.num_labels not in (1, 2):
             raise CheckpointError(
-                f"a ranker has 1 or 2 labels, but this one has {network.config.num_labels} labels",
+                f"num_labels={network.config.num_labels}: a ranker has 1 or 2 labels, but this one "
+                f"has {network.config.num_labels} labels",
                 fix="choose a checkpoint fine-tuned for ranking or yes/no classification",
             )
         self.network = network
@@ -45,7 +50,21 @@ class PointwiseRanker(PackedRanker):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Returns logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
-        return classify(self.network, self.encoder.run_to_first_token(hidden, layout))
+        return classify(self.network, self.encoder.run_to_pooled(hidden, layout))
+
+    def predict_sequences(
+        self,
+        sequences: TokenSequences,
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | Pruning | None = None,
+    ) -> StagedScores:
+        """Scores tokenized pairs; see `Ranker.predict_pairs`."""
+        if self.activation == "sigmoid":
+            return super().predict_sequences(sequences, question_index, drop_ratios)
+        self.check_no_drop_ratios(drop_ratios)
+        logits = self.predict_logits(self.pack(sequences), len(sequences))
+        log_odds = logits[:, 1] - logits[:, 0]
+        return StagedScores(torch.from_numpy(log_odds).sigmoid().numpy(), logits=log_odds)
 
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
@@ -58,7 +77,7 @@ class LinearRanker(PointwiseRanker):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Returns logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)
-        states = self.encoder.run_to_first_token(hidden, layout).float()
+        states = self.encoder.run_to_tokens(layout.first_tokens, hidden, layout).float()
         with fp32_head(states):
             logits: Tensor = self.network.classifier(self.network.dropout(states))
         return logits
@@ -68,23 +87,12 @@ class LinearRanker(PointwiseRanker):
         return {"ranker": "linear"}
 
 
-def classify(network: PreTrainedModel, first_token_states: Tensor) -> Tensor:
-    """Returns logits [sequences, labels] of the network's own head.
+def classify(network: PreTrainedModel, pooled_states: Tensor) -> Tensor:
+    """Returns logits [sequences, labels] of the network's own head, computed in fp32.
 
     Args:
         network: A `...ForSequenceClassification` model.
-        first_token_states: States of the first tokens after the last layer, [sequences, hidden].
+        pooled_states: What its head reads (`Encoder.run_to_pooled`), [sequences, hidden].
     """
-    # Heads and poolers take [sequences, tokens, hidden] and read token 0.
-    states = first_token_states.float()[:, None]
-    base = network.base_model
-    logits: Tensor
-    with fp32_head(states):
-        if base.config.model_type == "bert":
-            logits = network.classifier(network.dropout(base.pooler(states)))
-        elif base.config.model_type == "albert":
-            pooled = base.pooler_activation(base.pooler(states[:, 0]))
-            logits = network.classifier(network.dropout(pooled))
-        else:
-            logits = network.classifier(states)
-    return logits
+    with fp32_head(pooled_states):
+        return apply_head(network, pooled_states.float())

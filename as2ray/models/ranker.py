@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import chain, repeat
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, validate_call
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
+from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores, log_odds
 from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import (
@@ -43,6 +43,9 @@ from as2ray.tables.schema import question_indices
 from as2ray.tables.score_checks import check_binary_labels
 from as2ray.text.input_checks import check_text, check_top_k
 from as2ray.text.tokenization import PairTokenizer
+
+Activation = Literal["sigmoid", "identity"]
+"""What the score of a candidate is in a ranking: a probability, or its logit."""
 
 CONFIG_KEY = "as2ray"
 """Entry of `config.json` for settings that transformers does not have: kind of ranker, exits."""
@@ -88,6 +91,9 @@ class Ranker(nn.Module, ABC):
         self.use_fused_layers = False
         """Whether scoring runs fused layers, which are faster than those of transformers and equal
         to them except for rounding; `load` enables them."""
+        self.activation: Activation = "sigmoid"
+        """What `rank` shows of a candidate without calibration; all other methods give
+        probabilities."""
         self.calibration: tuple[Calibration, ...] = ()
         """Calibration of each stage; without one, scores are returned as they are."""
         self.speeds: dict[int, LayerSpeed] = {}
@@ -397,7 +403,7 @@ class Ranker(nn.Module, ABC):
     ) -> list[RankedCandidate]:
         """Ranks candidates whose scores begin at row `start`."""
         rows = slice(start, start + len(candidates))
-        scores = staged_scores.scores[rows]
+        logits, scores = staged_scores.logits, staged_scores.scores[rows]
         if not np.isfinite(scores).all():
             raise EvaluationError(
                 f"{int(np.sum(~np.isfinite(scores)))} of {len(scores)} scores are not finite",
@@ -405,10 +411,16 @@ class Ranker(nn.Module, ABC):
             )
         stages = None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
         order = np.argsort(-staged_scores.sort_keys[rows], kind="stable")
+        is_logit = self.activation == "identity" and not self.calibration
+        if is_logit:
+            scores = log_odds(scores) if logits is None else logits[rows]
         scores = self._apply_calibration(scores, stages)
         layer_of_stage = dict(enumerate(self.exit_layers)) | {NOT_SCORED: 0}
         layers = [None] * len(scores) if stages is None else [*map(layer_of_stage.get, stages)]
-        return [RankedCandidate(int(i), float(scores[i]), candidates[i], layers[i]) for i in order]
+        return [
+            RankedCandidate(int(i), float(scores[i]), candidates[i], layers[i], is_logit)
+            for i in order
+        ]
 
 
 def as_candidate_list(candidates: Sequence[str]) -> list[str]:

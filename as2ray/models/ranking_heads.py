@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
-from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.encoder.encoder import Encoder, set_depth
+from as2ray.models.encoder.families import get_family
 from as2ray.models.encoder.packed_attention import SequenceLayout
 from as2ray.models.pointwise import classify
 from as2ray.models.ranker import positive_probability
@@ -40,7 +41,8 @@ class RankingHeads(nn.Module):
     ) -> None:
         super().__init__()
         head_config = deepcopy(config)
-        head_config.num_hidden_layers, head_config.num_labels = layers_per_head, 2
+        set_depth(head_config, layers_per_head)
+        head_config.num_labels = 2
         self.score_averaging, self.num_outputs = score_averaging, num_ranking_heads
         self.networks = nn.ModuleList(
             _remove_embeddings(AutoModelForSequenceClassification.from_config(head_config))
@@ -51,7 +53,7 @@ class RankingHeads(nn.Module):
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Returns logits [sequences, heads, 2] of the body's packed states [tokens, hidden]."""
         logits = [
-            classify(network, encoder.run_to_first_token(hidden, layout))
+            classify(network, encoder.run_to_pooled(hidden, layout))
             for network, encoder in zip(self.networks, self.encoders)
         ]
         return torch.stack(logits, 1)
@@ -74,9 +76,17 @@ class RankingHeads(nn.Module):
         classifier_weights = {
             name: weights
             for name, weights in network.state_dict().items()
-            if name.startswith("classifier.") or ".pooler." in name
+            if not name.startswith(f"{network.base_model_prefix}.") or ".pooler." in name
+        }
+        layers = get_family(network.config).layers
+        shared_weights = {  # DeBERTa's embeddings of distances
+            name: weights
+            for name, weights in network.base_model.state_dict().items()
+            if not name.startswith((layers, "pooler", "embeddings"))
         }
         for head, encoder in zip(self.networks, self.encoders):
+            base: Any = head.base_model
+            base.load_state_dict(shared_weights, strict=False)
             for layer, source_layer in zip(encoder.layers, source_layers, strict=True):
                 layer.load_state_dict(source_layer.state_dict())
             if copy_classifier and network.config.num_labels == 2:
@@ -84,7 +94,7 @@ class RankingHeads(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """The classifier of a finished pointwise ranker, which reads the first state.
+    """The classifier of a finished pointwise ranker, which reads pooled states.
 
     Args:
         config: Configuration of the ranker.
@@ -95,14 +105,15 @@ class ClassifierHead(nn.Module):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
         head_config = deepcopy(config)
-        head_config.num_hidden_layers = 1
-        network = AutoModelForSequenceClassification.from_config(head_config)
-        self.network = _remove_embeddings(network)
-        self.network.base_model.encoder = None
+        set_depth(head_config, 1)
+        self.network = AutoModelForSequenceClassification.from_config(head_config)
+        base = self.network.base_model
+        for name in [name for name, _ in base.named_children() if not name.startswith("pooler")]:
+            setattr(base, name, None)
 
-    def forward(self, first_states: Tensor) -> Tensor:
-        """Returns logits [sequences, 1, 1 or 2] of first states [sequences, hidden]."""
-        return classify(self.network, first_states)[:, None]
+    def forward(self, pooled_states: Tensor) -> Tensor:
+        """Returns logits [sequences, 1, 1 or 2] of pooled states [sequences, hidden]."""
+        return classify(self.network, pooled_states)[:, None]
 
     def score(self, logits: Tensor) -> Tensor:
         """Returns the probability of each sequence, of logits [sequences, 1, 1 or 2]."""
@@ -118,9 +129,9 @@ class ClassifierHead(nn.Module):
 def _remove_embeddings(network: PreTrainedModel) -> PreTrainedModel:
     """Removes the embeddings and their projection, which the body has."""
     base = network.base_model
-    base.embeddings = None
+    setattr(base, get_family(base.config).embeddings, None)
     if hasattr(base, "embeddings_project"):  # ELECTRA
         del base.embeddings_project
-    if hasattr(base.encoder, "embedding_hidden_mapping_in"):  # ALBERT
+    if hasattr(getattr(base, "encoder", None), "embedding_hidden_mapping_in"):  # ALBERT
         del base.encoder.embedding_hidden_mapping_in
     return network

@@ -154,7 +154,7 @@ class SentenceEncoder(nn.Module):
         """Returns the embeddings of a packed batch; float32, shape [sequences, dimension]."""
         hidden, layout = self.encoder.embed(batch)
         if self.settings.pooling == "first":
-            pooled = self.encoder.run_to_first_token(hidden, layout).float()
+            pooled = self.encoder.run_to_tokens(layout.first_tokens, hidden, layout).float()
         else:
             pooled = _mean_of_sequences(self.encoder.run_layers(hidden, layout), layout)
         with fp32_head(pooled):

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError
-from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.encoder.encoder import Encoder, set_depth
 from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.pointwise import classify
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
@@ -40,7 +40,7 @@ class SequentialNetwork(PreTrainedModel):  # type: ignore[misc]
         self.rankers = nn.ModuleList()
         for num_layers in exit_layers:
             ranker_config = deepcopy(config)
-            ranker_config.num_hidden_layers = num_layers
+            set_depth(ranker_config, num_layers)
             self.rankers.append(AutoModelForSequenceClassification.from_config(ranker_config))
         self.post_init()
 
@@ -76,7 +76,8 @@ class SequentialNetwork(PreTrainedModel):  # type: ignore[misc]
 
 
 def _strip_depth(config: PretrainedConfig) -> dict[str, object]:
-    ignored = {"num_hidden_layers", CONFIG_KEY, "_name_or_path", "dtype", "architectures"}
+    depth = {"num_hidden_layers", "n_layers", "layer_types"}
+    ignored = {*depth, CONFIG_KEY, "_name_or_path", "dtype", "architectures"}
     return {name: value for name, value in config.to_dict().items() if name not in ignored}
 
 
@@ -124,6 +125,4 @@ class SequentialRanker(MultiStageRanker):
         """Returns logits of one ranker, shape [sequences, labels]."""
         encoder = self.encoders[ranker_index]
         hidden, layout = encoder.embed(batch)
-        return classify(
-            self.network.rankers[ranker_index], encoder.run_to_first_token(hidden, layout)
-        )
+        return classify(self.network.rankers[ranker_index], encoder.run_to_pooled(hidden, layout))

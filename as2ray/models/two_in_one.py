@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder, build_encoder, copy_encoder_weights
+from as2ray.models.encoder.families import dense_dropout
 from as2ray.models.feed_forward import build_feed_forward
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, Ranker, as_candidate_list
@@ -43,7 +44,7 @@ class TwoInOneNetwork(PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.body = build_encoder(config)
-        hidden_size, dropout = config.hidden_size, config.hidden_dropout_prob
+        hidden_size, dropout = config.hidden_size, dense_dropout(config)
         self.passage = build_feed_forward(hidden_size, 1, dropout, num_hidden_layers=1)
         self.sentence = build_feed_forward(hidden_size, 1, dropout, num_hidden_layers=1)
         extract_answers = getattr(config, CONFIG_KEY, {}).get("extract_answers", False)

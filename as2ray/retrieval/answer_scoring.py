@@ -66,7 +66,11 @@ class Ranked(Protocol):
 
     @property
     def score(self) -> float:
-        """Probability that the candidate answers the question."""
+        """Probability that the candidate answers the question, or its logit."""
+
+    @property
+    def is_logit(self) -> bool:
+        """Whether the score is a logit."""
 
     @property
     def exit_layer(self) -> int | None:
@@ -262,7 +266,9 @@ def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:
     logit of that one.
     """
     logits = np.empty(len(ranking))
-    values = logit_of(np.array([ranked.score for ranked in ranking]))
+    scores = np.array([ranked.score for ranked in ranking])
+    is_logit = any(ranked.is_logit for ranked in ranking)
+    values = scores if is_logit else logit_of(scores)
     logits[[ranked.index for ranked in ranking]] = np.minimum.accumulate(values)
     return logits
 

@@ -80,6 +80,7 @@ class RerankEngine:
     def model_info(self) -> ModelInfo:
         """Description of the ranker for clients."""
         ranker = self.ranker
+        network = getattr(ranker, "network", None)
         drop_ratios = ranker.drop_ratios if isinstance(ranker, MultiStageRanker) else ()
         margins = ranker.margins if isinstance(ranker, MultiStageRanker) else None
         return ModelInfo(
@@ -89,6 +90,9 @@ class RerankEngine:
             margins,
             ranker.threshold,
             self.answer_scoring,
+            network.config.model_type if network is not None else "",
+            type(network).__name__ if network is not None else "",
+            "sigmoid" if ranker.calibration else ranker.activation,
         )
 
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:
@@ -151,7 +155,9 @@ class RerankEngine:
             RerankResult(
                 model=tokenized.request.model,
                 # The texts stay here: whoever wants them has the request.
-                ranking=[CandidateScore(c.index, c.score, c.exit_layer) for c in ranking],
+                ranking=[
+                    CandidateScore(c.index, c.score, c.exit_layer, c.is_logit) for c in ranking
+                ],
                 num_tokens=tokenized.num_tokens,
                 exit_layers=self.ranker.exit_layers,
                 num_scored=self._count_scored(staged_scores, slice(end - len(ranking), end)),

@@ -229,7 +229,7 @@ class TeiScoredText(StrictModel):
     def all_from_result(cls, result: RerankResult, request: TeiRequest) -> "list[TeiScoredText]":
         """Converts a result to this dialect."""
         scores = [candidate.score for candidate in result.ranking]
-        if request.raw_scores:
+        if request.raw_scores and not any(candidate.is_logit for candidate in result.ranking):
             epsilon = np.finfo(np.float32).eps
             scores = logit(np.clip(scores, epsilon, 1 - epsilon)).tolist()
         texts = request.texts if request.return_text else [None] * len(request.texts)
@@ -282,7 +282,9 @@ class RankResponse(RankingDetails):
         """Converts a result to this dialect."""
         texts = request.candidates if request.return_text else [None] * len(request.candidates)
         ranking = [
-            RankedText(ranked.index, ranked.score, ranked.exit_layer, texts[ranked.index])
+            RankedText(
+                ranked.index, ranked.score, ranked.exit_layer, ranked.is_logit, texts[ranked.index]
+            )
             for ranked in result.ranking[: request.top_k]
         ]
         return cls(ranking=ranking, **cls.details_of(result))
@@ -317,6 +319,12 @@ class Info(StrictModel):
     models: list[str]
     exit_layers: tuple[int, ...]
     drop_ratios: tuple[float, ...]
+    family: str
+    """`model_type` of the encoder; empty for an ensemble."""
+    head: str
+    """Class of the network with its head."""
+    activation: str
+    """What a score is: a probability (`sigmoid`), or its logit (`identity`)."""
     margins: dict[str, Any] | None
     """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
     max_drop_ratio: float

@@ -88,9 +88,11 @@ class CandidateScore:
     index: int
     """Position in the request's list of candidates."""
     score: float
-    """Probability that the candidate answers the question."""
+    """Probability that the candidate answers the question, or its logit."""
     exit_layer: int | None = None
     """Layer after which the candidate was scored; None for a ranker without exits."""
+    is_logit: bool = False
+    """Whether the score is a logit, as the checkpoint's `activation_fn` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,12 @@ class ModelInfo:
     calibrated."""
     answer_scoring: AnswerScoring | None = None
     """How its scores and those of an index are combined, if that was fitted."""
+    family: str = ""
+    """`model_type` of the encoder; empty for an ensemble."""
+    head: str = ""
+    """Class of the network with its head."""
+    activation: str = "sigmoid"
+    """What a score is: a probability, or its logit (`identity`)."""
 
 
 @dataclass(frozen=True)

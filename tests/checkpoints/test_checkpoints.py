@@ -10,7 +10,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import as2ray
-from as2ray.checkpoints import loading as checkpoint_module
 from as2ray.checkpoints.initialization import (
     RankerShape,
     build_sequential,
@@ -21,6 +20,7 @@ from as2ray.checkpoints.initialization import (
 from as2ray.checkpoints.loading import load, load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.models.encoder.families import FAMILIES
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.optimization import create_optimizer
@@ -80,6 +80,10 @@ def test_linear_head_is_one_layer_on_the_first_token_with_its_own_rate(
     checkpoint, family, tmp_path
 ):
     """monoBERT of Mokrii et al., section 4: no pooler, one label, 2e-4 for the head alone."""
+    if not FAMILIES[family].has_linear_head:
+        with pytest.raises(ConfigError, match=f"'linear', but .*{family}"):
+            init_ranker(checkpoint(family, None), head="linear", max_length=60)
+        return
     ranker = init_ranker(checkpoint(family, None), head="linear", max_length=60)
     prefix = ranker.network.base_model_prefix + "."
     names = [n for n, _ in ranker.network.named_parameters() if not n.startswith(prefix)]
@@ -229,7 +233,7 @@ def test_load_old_names_of_layer_norms_gives_the_same_weights(checkpoint, copy_o
 @pytest.mark.parametrize("read", [load, init_ranker])
 def test_checkpoint_without_a_weight_is_refused_by_its_name(checkpoint, copy_of, family, read):
     folder = copy_of(checkpoint(family))
-    name = next(n for n in load_file(folder / "model.safetensors") if "word_embeddings" in n)
+    name = next(n for n in load_file(folder / "model.safetensors") if "embeddings.weight" in n)
     change_weights(folder, lambda w: {n: v for n, v in w.items() if n != name})
     with pytest.raises(CheckpointError, match=f"1 weights missing.*{name}"):
         read(folder)
@@ -266,8 +270,8 @@ def test_load_a_classifier_of_three_labels_is_refused(checkpoint):
 
 
 def test_load_an_unsupported_family_is_refused_by_name(tmp_path):
-    transformers.DistilBertConfig(vocab_size=30, dim=32).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="distilbert"):
+    transformers.RoFormerConfig(vocab_size=30, hidden_size=32).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="model_type='roformer'"):
         load(tmp_path)
 
 
@@ -360,7 +364,7 @@ def test_saved_folder_may_be_read_by_whom_a_plain_folder_may(checkpoint, tmp_pat
 
 
 def test_module_knows_every_supported_family():
-    assert set(checkpoint_module.MODEL_TYPES) == set(tiny.FAMILIES)
+    assert set(FAMILIES) == set(tiny.FAMILIES)
 
 
 @pytest.mark.parametrize("content", ["{half", "[1]"])
@@ -454,7 +458,7 @@ def test_checkpoint_without_a_tokenizer_is_refused(checkpoint, copy_of, family, 
     folder = copy_of(checkpoint(family))
     for path in folder.glob("*token*"):
         path.unlink()
-    with pytest.raises(CheckpointError, match="a tokenizer of 0 words"):
+    with pytest.raises(CheckpointError, match=r"a tokenizer of 0 words|the backend tokenizer"):
         read(folder)
 
 

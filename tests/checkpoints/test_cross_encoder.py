@@ -4,6 +4,8 @@ import json
 import shutil
 
 import pytest
+import tiny
+import torch
 
 from as2ray.checkpoints.cross_encoder import export_cross_encoder
 from as2ray.checkpoints.initialization import init_ranker
@@ -11,6 +13,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.errors import CheckpointError
+from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 
 QUESTION = "What is kovarin?"
 TEXTS = ["Badesso.", "Kovarin ne kovarin.", "Lala muri.", "Muri.", "Quintol ba.", "Zelimut."]
@@ -100,3 +103,137 @@ def test_export_over_what_is_there_is_refused(checkpoint, tmp_path, capsys):
             main(["export", "--model", "nowhere", "--output", str(output)])
         assert "new folder" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def write_ettin(folder, published, pooling="cls"):
+    """Writes a ModernBERT with the head of Ettin's rerankers: modules and no activation."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+
+    encoder = tiny.write_checkpoint(
+        folder / "encoder", "modernbert", published("modernbert"), None, initializer_range=0.3
+    )
+    torch.manual_seed(0)
+    identity = torch.nn.Identity()
+    modules = [
+        Transformer(str(encoder)),
+        Pooling(32, pooling),
+        Dense(32, 32, bias=False, activation_function=torch.nn.GELU()),
+        LayerNorm(32),
+        Dense(32, 1, activation_function=identity, module_output_name="scores"),
+    ]
+    with torch.no_grad():
+        for weights in modules[3].parameters():
+            weights.normal_()
+    theirs = CrossEncoder(modules=modules, activation_fn=identity, device="cpu")
+    theirs.save_pretrained(str(folder / "ettin"))
+    return theirs, folder / "ettin"
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_head_of_modules_scores_as_in_sentence_transformers_and_so_does_what_is_saved(
+    cross_encoder, published, tmp_path, pooling
+):
+    theirs, path = write_ettin(tmp_path, published, pooling)
+    expected = theirs.predict([(QUESTION, text) for text in TEXTS])
+    ranker = load(path, dtype="fp32", device="cpu")
+    ranked = {one.index: one for one in ranker.rank(QUESTION, TEXTS)}
+    assert all(one.is_logit for one in ranked.values())
+    scores = [ranked[i].score for i in range(len(TEXTS))]
+    assert scores == pytest.approx(expected, abs=2e-5)
+    assert max(abs(expected)) > 1  # no probabilities
+    saved = save(ranker, tmp_path / "saved")
+    found = cross_encoder(str(saved), device="cpu").predict([(QUESTION, text) for text in TEXTS])
+    assert found == pytest.approx(expected, abs=2e-5)
+    again = load(saved, dtype="fp32", device="cpu").rank(QUESTION, TEXTS)
+    assert [one.score for one in again] == pytest.approx(sorted(expected)[::-1], abs=2e-5)
+
+
+def test_head_of_modules_becomes_the_last_exit_of_a_cascade_with_its_scores(
+    cross_encoder, published, tmp_path
+):
+    _, path = write_ettin(tmp_path, published)
+    ranker = load(path, dtype="fp32", device="cpu")
+    config = CascadeConfig(exit_layers=(1, 3), drop_ratios=(0.5,), epochs=1)
+    folder = tmp_path / "cascade"
+    make_cascade(ranker, tiny.candidates(20), folder, config=config)
+    cascade = load(folder, dtype="fp32", device="cpu")
+    whole = {one.index: one.score for one in ranker.rank(QUESTION, TEXTS)}
+    for one in cascade.rank(QUESTION, TEXTS, drop_ratios=0.0):
+        assert one.is_logit
+        assert one.score == pytest.approx(whole[one.index], abs=1e-4)
+    assert {one.exit_layer for one in cascade.rank(QUESTION, TEXTS)} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("2_Dense/model.safetensors", None, "modules.json names 2_Dense/model.safetensors"),
+        ("3_LayerNorm/config.json", None, "modules.json names 3_LayerNorm/config.json"),
+        ("2_Dense/config.json", {"out_features": 16}, "out_features"),
+        ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.Softplus"}, "Softplus"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "pooling_mode='max'"),
+        ("config.json", {"norm_eps": 1e-3}, "norm_eps=0.001"),
+        (
+            "config_sentence_transformers.json",
+            {"activation_fn": "my.Own"},
+            "activation_fn='my.Own'",
+        ),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "default_prompt_name"),
+    ],
+)
+def test_head_of_modules_that_would_run_otherwise_is_refused_by_name(
+    cross_encoder, published, tmp_path, file, changes, message
+):
+    _, path = write_ettin(tmp_path, published)
+    if changes is None:
+        (path / file).unlink()
+    else:
+        values = json.loads((path / file).read_text())
+        (path / file).write_text(json.dumps({**values, **changes}))
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+
+
+def test_head_of_other_modules_is_refused_by_their_names(cross_encoder, published, tmp_path):
+    _, path = write_ettin(tmp_path, published)
+    entries = json.loads((path / "modules.json").read_text())
+    (path / "modules.json").write_text(json.dumps(entries[:2] + entries[4:]))
+    with pytest.raises(
+        CheckpointError, match=r"modules\.json lists Transformer, Pooling, Dense on"
+    ):
+        load(path)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_score_of_a_cross_encoder_is_what_its_activation_says(
+    cross_encoder, checkpoint, family, tmp_path
+):
+    for name in ("Identity", "Sigmoid"):
+        path = tmp_path / name
+        theirs = cross_encoder(
+            str(checkpoint(family, 1, initializer_range=0.3)),
+            activation_fn=getattr(torch.nn, name)(),
+            device="cpu",
+        )
+        theirs.save_pretrained(str(path))
+        expected = theirs.rank(QUESTION, TEXTS)
+        ranked = load(path, dtype="fp32", device="cpu").rank(QUESTION, TEXTS)
+        assert [one.index for one in ranked] == [one["corpus_id"] for one in expected]
+        assert [one.score for one in ranked] == pytest.approx(
+            [one["score"] for one in expected], abs=1e-5
+        )
+        assert ranked[0].is_logit == (name == "Identity")
+
+
+def test_score_of_a_calibrated_ranker_is_a_probability(checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint("bert", 1, initializer_range=0.3), tmp_path / "theirs")
+    config = json.loads((path / "config.json").read_text())
+    identity = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    (path / "config.json").write_text(json.dumps({**config, **identity}))
+    ranker = load(path, dtype="fp32", device="cpu")
+    ranker.calibrate(tiny.candidates(20))
+    ranked = load(save(ranker, tmp_path / "saved"), device="cpu").rank(QUESTION, TEXTS)
+    assert all(0 <= one.score <= 1 and not one.is_logit for one in ranked)

@@ -8,6 +8,7 @@ from torch import nn
 
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
 from as2ray.errors import CheckpointError
+from as2ray.models.encoder.families import FAMILIES
 from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
 
 TEXTS = [
@@ -26,7 +27,7 @@ def make_encoder(checkpoint, published):
     import transformers
 
     def make(family="bert", projection=None, **settings) -> SentenceEncoder:
-        options = {} if family == "electra" else {"add_pooling_layer": False}
+        options = {"add_pooling_layer": False} if FAMILIES[family].has_pooler_option else {}
         network = transformers.AutoModel.from_pretrained(checkpoint(family, None), **options)
         settings = EmbeddingSettings(**{"max_length": 24, **settings})
         return SentenceEncoder("tiny", network.eval(), published(family), settings, projection)
@@ -102,7 +103,7 @@ def test_embeddings_do_not_depend_on_the_batch_and_bf16_is_close(make_encoder, t
         ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
         ("sentence_bert_config.json", {"query_length": 32}, "query_length=32"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "euclidean"}, "euclidean"),
-        ("config.json", {"model_type": "mpnet"}, "model type 'mpnet'"),
+        ("config.json", {"model_type": "mpnet"}, "model_type='mpnet'"),
     ],
 )
 def test_setting_that_is_not_supported_is_refused_by_name(

@@ -7,8 +7,11 @@ import torch
 import transformers
 from pydantic import ValidationError
 
+from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.losses.base import StepContext
+from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.precision import resolve_dtype
 from as2ray.models.ranker import Ranker, positive_probability
@@ -206,3 +209,24 @@ def test_attention_drops_weights_while_it_trains_and_only_then(checkpoint, famil
         ranked = [ranker.eval()(packed) for _ in range(2)]
     assert not torch.allclose(*trained, atol=1e-3)
     torch.testing.assert_close(*ranked)
+
+
+@pytest.mark.parametrize("side", ["teacher", "student"])
+def test_family_teaches_and_is_taught(checkpoint, family, side, packed, pairs):
+    teacher = load(checkpoint(family if side == "teacher" else "bert", 1), dtype="fp32")
+    student = init_ranker(checkpoint("bert" if side == "teacher" else family, None), max_length=60)
+    sequences = teacher.tokenizer.encode(*pairs)
+    logits = teacher.predict_logits(teacher.pack(sequences), len(sequences))
+    assert np.isfinite(logits).all()
+    sequences, rows = student.tokenizer.encode(*pairs), np.arange(18)
+    batch = sequences.pack(rows, {"row": rows})
+    teacher_logits = torch.from_numpy(logits[batch.sequence_data["row"]])
+    targets = {"label": torch.zeros(18, dtype=torch.long), "teacher_logits": teacher_logits}
+    loss, losses = DistillationLoss(alpha=0.0), []
+    optimizer = torch.optim.AdamW(student.parameters(), 3e-3)
+    for step in range(6):
+        losses.append(loss.compute(student.eval()(batch), targets, StepContext(step)))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]

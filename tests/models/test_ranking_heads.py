@@ -9,10 +9,22 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import ConfigError
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
+from as2ray.models.encoder.families import FAMILIES
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import pack_sequences
 
 QUESTION = "What is kovarin?"
+
+
+@pytest.fixture(params=[name for name in FAMILIES if FAMILIES[name].final_norm is None])
+def family(request) -> str:
+    """Name of each family whose layers can be the first of a head."""
+    return request.param
+
+
+def test_heads_of_a_family_with_a_final_norm_are_refused_by_name(checkpoint):
+    with pytest.raises(ConfigError, match="model_type='modernbert' cannot be the first of a head"):
+        cerberus(checkpoint("modernbert"))
 
 
 def cerberus(path, exits=(2,), heads=3, **how) -> CascadeRanker:

@@ -15,6 +15,7 @@ from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving.batch_queue import MAX_SLOWDOWN, BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
+from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScoredText
 from as2ray.serving.settings import Limits, LoadSheddingConfig
 from as2ray.serving.types import RequestError, RerankRequest, RerankResult, TimeBudget
 
@@ -68,6 +69,29 @@ def test_rankers_of_one_stage_and_ensembles_rank_too(checkpoint):
         assert (answer.exit_layers, answer.num_scored, answer.drop_ratios) == ((), (), ())
         with pytest.raises(RequestError, match="several stages"):
             engine.tokenize(RerankRequest(QUESTION, CANDIDATES, "m", drop_ratios=0.5))
+
+
+def test_engine_tells_family_head_and_activation_and_tei_gets_what_they_say(checkpoint):
+    ranker = load(checkpoint("modernbert", 1), device="cpu", dtype="fp32")
+    ranker.activation = "identity"
+    engine = RerankEngine(ranker, Limits())
+    info = engine.model_info
+    assert (info.family, info.activation) == ("modernbert", "identity")
+    assert info.head == "ModernBertForSequenceClassification"
+    [result] = engine.rank([engine.tokenize(RerankRequest(QUESTION, CANDIDATES, "m"))])
+    expected = [(one.index, one.score) for one in ranker.rank(QUESTION, CANDIDATES)]
+    for raw_scores in (False, True):
+        request = TeiRequest(query=QUESTION, texts=CANDIDATES, raw_scores=raw_scores)
+        scored = TeiScoredText.all_from_result(result, request)
+        assert [one.index for one in scored] == [index for index, _ in expected]
+        assert [one.score for one in scored] == pytest.approx([score for _, score in expected])
+    cohere = CohereResponse.from_result(
+        result, CohereRequest(model="m", query=QUESTION, documents=CANDIDATES)
+    )
+    assert [one.relevance_score for one in cohere.results] == pytest.approx(
+        [score for _, score in expected]
+    )
+    assert min(score for _, score in expected) < 0  # no probabilities
 
 
 def test_a_batch_of_two_desks_comes_back_in_order(engine, checkpoint):

@@ -4,7 +4,7 @@ The papers run parts of an encoder: the first 4 layers, then 2 more for the rema
 11 shared layers, then 3 heads of one layer. The layers are transformers' own, unchanged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, cast
@@ -15,12 +15,21 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
+from as2ray.models.encoder.disentangled_attention import (
+    PositionProjections,
+    disentangled_attention,
+)
+from as2ray.models.encoder.families import (
+    first_position,
+    get_family,
+    get_layers,
+    set_layers,
+    token_pooling,
+)
 from as2ray.models.encoder.fused_layers import FusedLayers
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, SequenceLayout
+from as2ray.models.encoder.pooling import mean_pool
 from as2ray.text.packing import PackedBatch
-
-MODEL_TYPES = ("bert", "roberta", "electra", "albert")
-"""Supported values of `config.model_type`."""
 
 _LOCK = Lock()
 """Guards the fused layers, because several threads may rank with one encoder."""
@@ -32,23 +41,25 @@ class Encoder:
     It is a view: the modules stay in the model, under the names of its checkpoint.
 
     Args:
-        base: A `BertModel`, `RobertaModel`, `ElectraModel` or `AlbertModel`, or a model with a
-            head around one.
+        base: A model of one of the `FAMILIES`, or a model with a head around one.
 
     Raises:
         CheckpointError: The model is of another family.
     """
 
     def __init__(self, base: PreTrainedModel) -> None:
-        family = base.config.model_type
-        if family not in MODEL_TYPES:
-            raise CheckpointError(f"model type {family!r} is none of {MODEL_TYPES}")
-        base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
+        self.family, self.pooling = get_family(base.config), token_pooling(base.config)
+        if self.family.positions != "relative":  # DeBERTa's layers call one attention of their own
+            base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
         base = cast(Any, base.base_model)
-        self.embeddings = base.embeddings
+        self.embeddings = getattr(base, self.family.embeddings)
         self.embedding_projection = _find_embedding_projection(base)
         self.layers = _list_layers(base)
+        self.rotary_embedding = getattr(base, "rotary_emb", None)
+        self.final_norm: nn.Module | None = getattr(base, self.family.final_norm or "", None)
+        self.relative_encoder = base.encoder if self.family.positions == "relative" else None
         self.first_position = first_position(base.config)
+        self.has_token_types = getattr(base.config, "type_vocab_size", 0) > 1
         self.gradient_checkpointing = False
         self._fused: FusedLayers | None = None
         self._num_fused_contexts = 0
@@ -57,8 +68,9 @@ class Encoder:
     def fused_inference(self, dtype: torch.dtype) -> Iterator[None]:
         """Runs fused layers inside the context, in all threads; for inference only."""
         with _LOCK:
-            if self._fused is None or not self._fused.is_current(self.layers, dtype):
-                self._fused = FusedLayers(self.layers, dtype)
+            distances = self._distances()
+            if self._fused is None or not self._fused.is_current(self.layers, dtype, distances):
+                self._fused = FusedLayers(self.layers, dtype, distances)
             self._num_fused_contexts += 1
         try:
             yield
@@ -81,8 +93,13 @@ class Encoder:
             torch.from_numpy(x).to(self.device, torch.long, non_blocking=True)[None]
             for x in (batch.token_ids, batch.token_types, batch.positions)
         )
-        positions = positions + self.first_position
-        hidden = self.embeddings(ids, token_type_ids=types, position_ids=positions)
+        inputs = {
+            "token_type_ids": types if self.has_token_types else torch.zeros_like(types),
+            "position_ids": positions + self.first_position,
+        }
+        hidden = self.embeddings(
+            ids, **{name: inputs[name] for name in self.family.embedding_inputs}
+        )
         hidden = hidden if self.embedding_projection is None else self.embedding_projection(hidden)
         return hidden[0], SequenceLayout.from_lengths(batch.lengths, self.device)
 
@@ -99,32 +116,85 @@ class Encoder:
             hidden: Packed states, shape [tokens, hidden].
             layout: Positions of the sequences in them.
             start_layer: Index of the first layer to run.
-            end_layer: Index of the first layer not to run; by default all are run.
+            end_layer: Index of the first layer not to run; by default all are run, and the final
+                norm of a family that has one.
         """
+        rotations = self._rotations(hidden, layout)
         if self._num_fused_contexts and self._fused is not None:
             with torch.autocast(hidden.device.type, enabled=False):
-                return self._fused.run_layers(hidden, layout, start_layer, end_layer)
-        states = hidden[None]
-        for layer in self.layers[start_layer:end_layer]:
-            if self.gradient_checkpointing and layer.training:
-                states = checkpoint(layer, states, None, layout=layout, use_reentrant=False)
-            else:
-                states = layer(states, None, layout=layout)
-        return states[0]
+                hidden = self._fused.run_layers(hidden, layout, start_layer, end_layer, rotations)
+        else:
+            states = hidden[None]
+            for layer in self.layers[start_layer:end_layer]:
+                states = self._run_layer(layer, states, layout, rotations)
+            hidden = states[0]
+        return self.normalize(hidden) if end_layer is None else hidden
 
-    def run_to_first_token(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Returns states of the first tokens after all layers, shape [sequences, hidden].
+    def _run_layer(
+        self,
+        layer: nn.Module,
+        states: Tensor,
+        layout: SequenceLayout,
+        rotations: Mapping[str | None, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        if self.relative_encoder is not None:
+            arguments = layer, states, layout, self._distances()
+            if self.gradient_checkpointing and layer.training:
+                return cast(Tensor, checkpoint(run_deberta_layer, *arguments, use_reentrant=False))
+            return run_deberta_layer(*arguments)
+        keywords: dict[str, Any] = {"layout": layout}
+        if rotations:
+            keywords["position_embeddings"] = rotations[getattr(layer, "attention_type", None)]
+        if self.gradient_checkpointing and layer.training:
+            keywords["use_reentrant"] = False
+            return cast(Tensor, checkpoint(layer, states, attention_mask=None, **keywords))
+        return cast(Tensor, layer(states, attention_mask=None, **keywords))
+
+    def _rotations(
+        self, hidden: Tensor, layout: SequenceLayout
+    ) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """Returns cosines and sines [1, tokens, head size] of the positions, by type of layer.
+
+        Empty for families without rotary embeddings.
+        """
+        if self.rotary_embedding is None:
+            return {}
+        inputs = hidden[:0].float(), layout.positions[None]
+        types = {getattr(layer, "attention_type", None) for layer in self.layers}
+        return {
+            kind: self.rotary_embedding(*inputs, *([] if kind is None else [kind]))
+            for kind in types
+        }
+
+    def _distances(self) -> Tensor | None:
+        """Returns DeBERTa's embeddings of distances, [distances, hidden]; None for others."""
+        if self.relative_encoder is None:
+            return None
+        return cast(Tensor | None, self.relative_encoder.get_rel_embedding())
+
+    def normalize(self, hidden: Tensor) -> Tensor:
+        """Returns states after the final norm, which heads read; unchanged if there is none."""
+        if self.final_norm is None:
+            return hidden
+        with torch.autocast(hidden.device.type, enabled=False):
+            return cast(Tensor, self.final_norm(hidden.float()))
+
+    def run_to_pooled(self, hidden: Tensor, layout: SequenceLayout, start_layer: int = 0) -> Tensor:
+        """Returns what the family's head reads after all layers, shape [sequences, hidden].
 
         Args:
-            hidden: Packed states before the first layer, shape [tokens, hidden].
+            hidden: Packed states before `start_layer`, shape [tokens, hidden].
             layout: Positions of the sequences in them.
+            start_layer: Index of the first layer to run.
         """
-        return self.run_to_tokens(layout.first_tokens, hidden, layout)
+        if self.pooling == "mean":
+            return mean_pool(self.run_layers(hidden, layout, start_layer), layout)
+        return self.run_to_tokens(layout.first_tokens, hidden, layout, start_layer)
 
     def run_to_tokens(
         self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int = 0
     ) -> Tensor:
-        """Returns states of some tokens after all layers, shape [n, hidden].
+        """Returns states of some tokens after all layers and the final norm, shape [n, hidden].
 
         In `fused_inference` the last layer computes only these tokens.
 
@@ -134,40 +204,50 @@ class Encoder:
             layout: Positions of the sequences in them.
             start_layer: Index of the first layer to run.
         """
-        if self._num_fused_contexts and self._fused is not None:
+        if self._num_fused_contexts and self._fused is not None and start_layer < len(self):
+            rotations = self._rotations(hidden, layout)
             with torch.autocast(hidden.device.type, enabled=False):
-                return self._fused.run_to_tokens(token_index, hidden, layout, start_layer)
-        return self.run_layers(hidden, layout, start_layer)[token_index]
+                states = self._fused.run_to_tokens(
+                    token_index, hidden, layout, start_layer, rotations
+                )
+        else:
+            states = self.run_layers(hidden, layout, start_layer, len(self))[token_index]
+        return self.normalize(states)
 
 
-def first_position(config: Any) -> int:
-    """Returns the index of a sequence's first position: RoBERTa counts from padding_idx + 1."""
-    return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
-
-
-def max_sequence_length(config: Any) -> int:
-    """Returns the maximum number of tokens of a sequence, given by the encoder's positions."""
-    return int(config.max_position_embeddings) - first_position(config)
+def run_deberta_layer(
+    layer: Any, states: Tensor, layout: SequenceLayout, distances: Tensor | None
+) -> Tensor:
+    """Runs a layer of DeBERTa with packed attention; states are [1, tokens, hidden]."""
+    attention = layer.attention.self
+    projections = (attention.query_proj, attention.key_proj, attention.value_proj)
+    shape = (attention.num_attention_heads, -1)
+    heads = [projection(states)[0].unflatten(-1, shape) for projection in projections]
+    positions = PositionProjections.from_layer(attention, distances)
+    attended = disentangled_attention(attention, heads, layout, positions)
+    hidden = layer.attention.output(attended[None], states)
+    return cast(Tensor, layer.output(layer.intermediate(hidden), hidden))
 
 
 def _find_embedding_projection(base: Any) -> nn.Module | None:
     """Returns the map from embedding to hidden size, or None if the family has none."""
-    projection = getattr(base.encoder, "embedding_hidden_mapping_in", None)  # ALBERT
+    encoder = getattr(base, "encoder", None)
+    projection = getattr(encoder, "embedding_hidden_mapping_in", None)  # ALBERT
     return projection or getattr(base, "embeddings_project", None)  # ELECTRA
 
 
 def _list_layers(base: Any) -> list[nn.Module]:
     """Returns the layers in the order they run; an ALBERT group is listed once per run."""
-    if not hasattr(base.encoder, "albert_layer_groups"):
-        return list(base.encoder.layer)
-    groups, num_layers = base.encoder.albert_layer_groups, base.config.num_hidden_layers
-    return [groups[int(i / (num_layers / len(groups)))] for i in range(num_layers)]
+    layers = list(get_layers(base))
+    if base.config.model_type != "albert":
+        return layers
+    num_layers = base.config.num_hidden_layers
+    return [layers[int(i / (num_layers / len(layers)))] for i in range(num_layers)]
 
 
 def build_encoder(config: PretrainedConfig) -> PreTrainedModel:
     """Builds an encoder with new weights and without a pooler."""
-    # ELECTRA has no pooler and does not accept the option.
-    options = {} if config.model_type == "electra" else {"add_pooling_layer": False}
+    options = {"add_pooling_layer": False} if get_family(config).has_pooler_option else {}
     return cast(PreTrainedModel, AutoModel.from_config(config, **options))
 
 
@@ -191,13 +271,20 @@ def truncate(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     model_layers = model.config.num_hidden_layers
     if not 0 < num_layers <= model_layers:
         raise CheckpointError(f"num_layers={num_layers} is not from 1 to {model_layers}")
-    encoder = model.base_model.encoder
-    if hasattr(encoder, "layer"):
-        encoder.layer = encoder.layer[:num_layers]
+    if model.config.model_type != "albert":
+        set_layers(model.base_model, get_layers(model.base_model)[:num_layers])
     elif num_layers < model_layers and model.config.num_hidden_groups > 1:
         raise CheckpointError(
             f"an ALBERT with {model.config.num_hidden_groups} layer groups cannot be truncated",
             fix="choose an ALBERT with num_hidden_groups=1",
         )
-    model.config.num_hidden_layers = num_layers
+    set_depth(model.config, num_layers)
     return model
+
+
+def set_depth(config: PretrainedConfig, num_layers: int) -> None:
+    """Sets the number of layers of a configuration, with the types of the remaining layers."""
+    config.num_hidden_layers = num_layers
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        config.layer_types = list(layer_types)[:num_layers]

@@ -8,7 +8,7 @@ about 1 MB for every number of rows, and packed batches have ever new ones. `Enc
 the reference that fused layers must equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,26 +16,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from as2ray.models.encoder.disentangled_attention import (
+    PositionProjections,
+    disentangled_attention,
+)
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
+
+Rotations = Mapping[str | None, tuple[Tensor, Tensor]]
+"""Cosines and sines of the positions, [1, tokens, head size], by type of layer; may be empty."""
 
 ROW_MULTIPLE = 64
 """The number of rows of a oneDNN product is padded to a multiple of this."""
 
 
 def _find_modules(layer: Any) -> tuple[Any, ...]:
-    """Finds the modules in a layer of any supported family.
+    """Finds the modules in a layer whose positions enter with the embeddings.
 
     Returns:
-        Self-attention with `query`, `key` and `value`; dense layer and norm after it; dense layer
-        and activation that enlarge states; dense layer and norm that reduce them.
+        Self-attention; its projections to query, key and value; dense layer and norm after it;
+        dense layer and activation that enlarge states; dense layer and norm that reduce them.
     """
+    heads = layer.attention
+    if hasattr(layer, "sa_layer_norm"):  # DistilBERT
+        projections, ffn = (heads.q_lin, heads.k_lin, heads.v_lin), layer.ffn
+        feed_forward = (ffn.lin1, ffn.activation, ffn.lin2, layer.output_layer_norm)
+        return heads, projections, heads.out_lin, layer.sa_layer_norm, *feed_forward
     if hasattr(layer, "ffn"):  # ALBERT
-        heads = layer.attention
+        projections = (heads.query, heads.key, heads.value)
         feed_forward = (layer.ffn, layer.activation, layer.ffn_output, layer.full_layer_layer_norm)
-        return heads, heads.dense, heads.LayerNorm, *feed_forward
-    projection, up, down = layer.attention.output, layer.intermediate, layer.output
+        return heads, projections, heads.dense, heads.LayerNorm, *feed_forward
+    output, up, down, heads = heads.output, layer.intermediate, layer.output, heads.self
+    if hasattr(heads, "query_proj"):  # DeBERTa
+        projections = (heads.query_proj, heads.key_proj, heads.value_proj)
+    else:
+        projections = (heads.query, heads.key, heads.value)
     feed_forward = (up.dense, up.intermediate_act_fn, down.dense, down.LayerNorm)
-    return layer.attention.self, projection.dense, projection.LayerNorm, *feed_forward
+    return heads, projections, output.dense, output.LayerNorm, *feed_forward
 
 
 class FusedLinear:
@@ -43,13 +59,13 @@ class FusedLinear:
 
     Args:
         weights: Shape [out, in].
-        bias: Shape [out].
+        bias: Shape [out], or None.
         dtype: Number format of the product.
     """
 
-    def __init__(self, weights: Tensor, bias: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weights = weights.detach().to(dtype)
-        self.bias = bias.detach().to(dtype)
+        self.bias = None if bias is None else bias.detach().to(dtype)
         self.reordered_weights = None
         if _can_reorder_weights(weights.device, dtype):
             self.reordered_weights = torch.ops.mkldnn._reorder_linear_weight(self.weights, None)
@@ -113,11 +129,14 @@ class FusedLayer:
     Args:
         layer: A layer of transformers, in evaluation mode.
         dtype: Number format of weights and states.
+        distances: DeBERTa's embeddings of distances, [distances, hidden].
     """
 
-    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        heads, dense, attention_norm, up, activation, down, output_norm = _find_modules(layer)
-        projections = (heads.query, heads.key, heads.value)
+    def __init__(
+        self, layer: nn.Module, dtype: torch.dtype, distances: Tensor | None = None
+    ) -> None:
+        heads, projections, dense, attention_norm, *feed_forward = _find_modules(layer)
+        up, activation, down, output_norm = feed_forward
         self.qkv_projection = FusedLinear(
             torch.cat([p.weight for p in projections]),
             torch.cat([p.bias for p in projections]),
@@ -126,17 +145,23 @@ class FusedLayer:
         self.attention_output = FusedLinear(dense.weight, dense.bias, dtype)
         self.attention_norm = FusedLayerNorm(attention_norm, dtype)
         self.up = FusedLinear(up.weight, up.bias, dtype)
-        self.fused_activation, self.activation = _split_activation(activation)
+        self.fused_activation, self.activation = split_activation(activation)
         self.down = FusedLinear(down.weight, down.bias, dtype)
         self.output_norm = FusedLayerNorm(output_norm, dtype)
-        self.head_size, self.dtype, self.module = heads.attention_head_size, dtype, layer
+        self.head_size, self.dtype, self.heads = heads.attention_head_size, dtype, heads
+        self.positions: PositionProjections | None = None
+        if hasattr(heads, "query_proj"):
+            with torch.no_grad():
+                self.positions = PositionProjections.from_layer(heads, distances)
 
-    def __call__(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
         hidden = hidden.to(self.dtype)
         return self._finish_layer(self._attend(hidden, layout), hidden)
 
-    def run_to_tokens(self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def run_to_tokens(
+        self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, rotations: Rotations
+    ) -> Tensor:
         """Returns states of some tokens after the layer, [n, hidden]."""
         hidden = hidden.to(self.dtype)
         return self._finish_layer(self._attend(hidden, layout)[token_index], hidden[token_index])
@@ -145,9 +170,14 @@ class FusedLayer:
         projected = self.qkv_projection(hidden)[: layout.num_tokens].view(
             layout.num_tokens, 3, -1, self.head_size
         )
+        if self.positions is not None:
+            attended = disentangled_attention(
+                self.heads, projected.unbind(1), layout, self.positions
+            )
+            return pad_rows(attended, len(hidden))
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
-        attended, _ = packed_attention(self.module, query, key, value, None, layout=layout)
-        return _pad_rows(attended[0].flatten(1), len(hidden))
+        attended, _ = packed_attention(self.heads, query, key, value, None, layout=layout)
+        return pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_output(attention, residual=hidden))
@@ -155,7 +185,7 @@ class FusedLayer:
         return self.output_norm(self.down(inner, residual=hidden))
 
 
-def _split_activation(
+def split_activation(
     function: Callable[[Tensor], Tensor],
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
     """Returns the activation that `FusedLinear` can run, and the one to run after it."""
@@ -170,44 +200,76 @@ class FusedLayers:
     Args:
         layers: Layers of transformers in the order they run; a repeated layer is stored once.
         dtype: Number format of weights and states.
+        distances: DeBERTa's embeddings of distances, [distances, hidden].
     """
 
-    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        self.fingerprint = _weights_fingerprint(layers, dtype)
+    layers: list[list[Any]]
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        dtype: torch.dtype,
+        distances: Tensor | None = None,
+    ) -> None:
+        self.fingerprint = _weights_fingerprint(layers, dtype, distances)
         device = next(layers[0].parameters()).device
         self.row_multiple = ROW_MULTIPLE if _can_reorder_weights(device, dtype) else 1
-        fused = {id(layer): FusedLayer(layer, dtype) for layer in _unroll_layers(layers)}
+        fused = {
+            id(layer): _fuse_layer(layer, dtype, distances) for layer in _unroll_layers(layers)
+        }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
 
     def run_layers(
-        self, hidden: Tensor, layout: SequenceLayout, start_layer: int, end_layer: int | None
+        self,
+        hidden: Tensor,
+        layout: SequenceLayout,
+        start_layer: int,
+        end_layer: int | None,
+        rotations: Rotations,
     ) -> Tensor:
         """Runs the layers from `start_layer` to before `end_layer`, [tokens, hidden]."""
         hidden = self._round_up_rows(hidden)
         for layer in chain.from_iterable(self.layers[start_layer:end_layer]):
-            hidden = layer(hidden, layout)
+            hidden = layer(hidden, layout, rotations)
         return hidden[: layout.num_tokens]
 
     def run_to_tokens(
-        self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int
+        self,
+        token_index: Tensor,
+        hidden: Tensor,
+        layout: SequenceLayout,
+        start_layer: int,
+        rotations: Rotations,
     ) -> Tensor:
         """Returns states of some tokens after the layers from `start_layer` on, [n, hidden]."""
+        num_tokens = len(token_index)
         *lower_layers, last_layer = chain.from_iterable(self.layers[start_layer:])
         hidden = self._round_up_rows(hidden)
         for layer in lower_layers:
-            hidden = layer(hidden, layout)
-        states = last_layer.run_to_tokens(self._round_up_rows(token_index), hidden, layout)
-        return states[: len(token_index)]
+            hidden = layer(hidden, layout, rotations)
+        token_index = self._round_up_rows(token_index)
+        states: Tensor = last_layer.run_to_tokens(token_index, hidden, layout, rotations)
+        return states[:num_tokens]
 
     def _round_up_rows(self, rows: Tensor) -> Tensor:
-        return _pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
+        return pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
 
-    def is_current(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
+    def is_current(
+        self, layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+    ) -> bool:
         """Returns whether dtype and weights are unchanged since the layers were fused."""
-        return self.fingerprint == _weights_fingerprint(layers, dtype)
+        return self.fingerprint == _weights_fingerprint(layers, dtype, distances)
 
 
-def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
+def _fuse_layer(layer: Any, dtype: torch.dtype, distances: Tensor | None) -> Any:
+    if hasattr(layer, "mlp"):
+        from as2ray.models.encoder.fused_gated_layer import FusedGatedLayer
+
+        return FusedGatedLayer(layer, dtype)
+    return FusedLayer(layer, dtype, distances)
+
+
+def pad_rows(rows: Tensor, num_rows: int) -> Tensor:
     """Appends rows of zeros, up to `num_rows`."""
     num_missing = num_rows - len(rows)
     return torch.cat([rows, rows.new_zeros(num_missing, *rows.shape[1:])]) if num_missing else rows
@@ -218,11 +280,15 @@ def _unroll_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [layer for group in layers for layer in getattr(group, "albert_layers", [group])]
 
 
-def _weights_fingerprint(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
+def _weights_fingerprint(
+    layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+) -> tuple[object, ...]:
     """Returns values that change when a weight changes: addresses, versions and sums of biases.
 
     Writing through `.data`, as weight averaging does, changes a sum but no version.
     """
     weights = [w for layer in layers for w in layer.parameters()]
     sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
-    return dtype, tuple(sums), tuple((w.data_ptr(), w._version) for w in weights)
+    distance_sum = None if distances is None else float(distances.abs().sum())
+    versions = tuple((w.data_ptr(), w._version) for w in weights)
+    return dtype, tuple(sums), versions, distance_sum

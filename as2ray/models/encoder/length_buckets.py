@@ -7,6 +7,7 @@ of MiniLM takes about a sixth less time.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -23,8 +24,43 @@ MAX_MANUAL_LENGTH = 128
 fast as torch's fused kernel at 40 tokens, twice at 128, and slower at 256."""
 
 
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which tokens of a sequence a token attends to, besides itself."""
+
+    is_causal: bool = False
+    """Only those before it."""
+    sliding_window: int | None = None
+    """Only those at a distance below this."""
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Number of tokens before and after a token that it attends to; -1 for all."""
+        reach = -1 if self.sliding_window is None else self.sliding_window - 1
+        return reach, 0 if self.is_causal else reach
+
+    def for_length(self, length: int, device: torch.device) -> Tensor | None:
+        """Returns where attention is allowed, [length, length], or None if everywhere."""
+        has_window = self.sliding_window is not None and length > self.sliding_window
+        if not has_window and not (self.is_causal and length > 1):
+            return None
+        allowed = torch.ones(length, length, dtype=torch.bool, device=device)
+        reach = length if self.sliding_window is None else self.sliding_window - 1
+        allowed = allowed.triu(-reach)
+        return allowed.tril(0 if self.is_causal else reach)
+
+
+UNMASKED = AttentionMask()
+
+
 def bucketed_attention(
-    q: Tensor, k: Tensor, v: Tensor, buckets: LengthBuckets, scale: float | None, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    buckets: LengthBuckets,
+    scale: float | None,
+    dropout: float,
+    mask: AttentionMask = UNMASKED,
 ) -> Tensor:
     """Computes attention inside each sequence; all tensors have [tokens, heads, head size].
 
@@ -35,20 +71,25 @@ def bucketed_attention(
         buckets: The sequences that the tokens belong to.
         scale: Factor of the products; by default 1 / sqrt(head size).
         dropout: Probability of dropping an attention weight.
+        mask: Which tokens of its sequence a token attends to.
     """
     if dropout > 0.0:
         factor = q.shape[-1] ** -0.5 if scale is None else scale
-        return _DropoutAttention.apply(q, k, v, buckets, factor, dropout)  # type: ignore[no-any-return, no-untyped-call]
+        return _DropoutAttention.apply(q, k, v, buckets, factor, dropout, mask)  # type: ignore[no-any-return, no-untyped-call]
     outputs = []
     is_bf16_on_cpu = q.dtype == torch.bfloat16 and not q.is_cuda
-    for query, key, value in _split_buckets(buckets, q, k, v):
+    for query, key, value in split_buckets(buckets, q, k, v):
         use_manual = is_bf16_on_cpu and query.shape[2] <= MAX_MANUAL_LENGTH
         attend = _manual_attention if use_manual else functional.scaled_dot_product_attention
-        outputs.append(attend(query, key, value, scale=scale).transpose(1, 2).flatten(0, 1))
+        allowed = mask.for_length(query.shape[2], q.device)
+        attended = attend(query, key, value, attn_mask=allowed, scale=scale)
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
 
 
-def _manual_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def _manual_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float | None
+) -> Tensor:
     """Computes attention over [sequences, heads, tokens, head size] in fp32.
 
     In bf16, oneDNN would compile and keep a kernel for every shape, and buckets have ever new
@@ -58,10 +99,13 @@ def _manual_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | 
     q, k, v = (
         x.to(torch.float32, memory_format=torch.contiguous_format) for x in (query, key, value)
     )
-    return (q * factor @ k.mT).softmax(-1).matmul(v).to(value.dtype)
+    scores = q * factor @ k.mT
+    if attn_mask is not None:
+        scores = scores.masked_fill_(~attn_mask, float("-inf"))
+    return scores.softmax(-1).matmul(v).to(value.dtype)
 
 
-def _split_buckets(buckets: LengthBuckets, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def split_buckets(buckets: LengthBuckets, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yields the packed tensors of each bucket as [sequences, heads, tokens, head size]."""
     # The backward of a split is one concatenation; that of slices would fill zeros for each slice.
     sizes = [count * length for count, length in buckets]
@@ -117,14 +161,20 @@ class _DropoutAttention(torch.autograd.Function):
         buckets: LengthBuckets,
         scale: float,
         dropout: float,
+        mask: AttentionMask,
     ) -> Tensor:
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         saved: list[Tensor] = []
-        tensors = _split_buckets(buckets, q, k, v, output)
-        for (query, key, value, target), mask in zip(tensors, _dropout_masks(buckets, q, dropout)):
-            weights = (query @ key.mT).mul_(scale).softmax(-1)
-            target.copy_((weights * mask) @ value)
-            saved += [weights, mask]
+        tensors = split_buckets(buckets, q, k, v, output)
+        dropout_masks = _dropout_masks(buckets, q, dropout)
+        for (query, key, value, target), dropout_mask in zip(tensors, dropout_masks):
+            scores = (query @ key.mT).mul_(scale)
+            allowed = mask.for_length(query.shape[2], q.device)
+            if allowed is not None:
+                scores.masked_fill_(~allowed, float("-inf"))
+            weights = scores.softmax(-1)
+            target.copy_((weights * dropout_mask) @ value)
+            saved += [weights, dropout_mask]
         ctx.save_for_backward(q, k, v, *saved)
         ctx.buckets, ctx.scale = buckets, scale
         return output
@@ -134,15 +184,21 @@ class _DropoutAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
         gradients = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
-        tensors = _split_buckets(ctx.buckets, q, k, v, gradient, *gradients)
-        for (query, key, value, grad, query_grad, key_grad, value_grad), weights, mask in zip(
-            tensors, saved[::2], saved[1::2]
-        ):
-            value_grad.copy_((weights * mask).mT @ grad)
-            weights_grad = (grad @ value.mT).mul_(mask)
+        tensors = split_buckets(ctx.buckets, q, k, v, gradient, *gradients)
+        for (
+            query,
+            key,
+            value,
+            grad,
+            query_grad,
+            key_grad,
+            value_grad,
+        ), weights, dropout_mask in zip(tensors, saved[::2], saved[1::2]):
+            value_grad.copy_((weights * dropout_mask).mT @ grad)
+            weights_grad = (grad @ value.mT).mul_(dropout_mask)
             # The gradient of softmax is w * (g - sum(w * g)).
             weighted_sum = (weights * weights_grad).sum(-1, keepdim=True)
             scores_grad = weights_grad.sub_(weighted_sum).mul_(weights).mul_(ctx.scale)
             query_grad.copy_(scores_grad @ key)
             key_grad.copy_(scores_grad.mT @ query)
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)

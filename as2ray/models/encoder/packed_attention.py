@@ -1,23 +1,33 @@
 """Attention over packed batches: every sequence attends to itself only.
 
-One function, registered with transformers' `AttentionInterface`, works for BERT, RoBERTa, ELECTRA
-and ALBERT unchanged. On a GPU it is one variable-length kernel. Elsewhere it is dense attention
-over buckets of sequences of equal length, which are adjacent in a packed batch: no mask and no
-padding.
+One function, registered with transformers' `AttentionInterface`, works for every family but
+DeBERTa. On a GPU it is one variable-length kernel. Elsewhere it is dense attention over buckets of
+sequences of equal length, which are adjacent in a packed batch: no padding, and no mask but those
+of windows and causality.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from as2ray.models.encoder.length_buckets import LengthBuckets, bucketed_attention
+from as2ray.errors import CheckpointError
+from as2ray.models.encoder.length_buckets import (
+    UNMASKED,
+    AttentionMask,
+    LengthBuckets,
+    bucketed_attention,
+)
 
 ATTENTION_IMPLEMENTATION = "as2ray_packed"
+
+IGNORED_ARGUMENTS = frozenset({"deterministic"})
+"""Arguments of transformers' layers that change no result here: ModernBERT's choice of a kernel."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,16 @@ class SequenceLayout:
         """Index of each sequence's first token, shape [sequences]."""
         return self.cu_seqlens[:-1]
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """Position of each token in its sequence, from 0, shape [tokens]."""
+        device = self.cu_seqlens.device
+        parts = [
+            torch.arange(length, device=device).repeat(count)
+            for count, length in self.length_buckets
+        ]
+        return torch.cat(parts)
+
 
 def packed_attention(
     module: nn.Module,
@@ -64,38 +84,64 @@ def packed_attention(
     layout: SequenceLayout,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: object,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention inside each sequence of a packed batch.
 
     Args:
-        module: The calling layer; not used.
+        module: The calling layer; it may say `is_causal`.
         query: Shape [1, heads, tokens, head size]; `key` and `value` alike.
         key: See `query`.
         value: See `query`.
-        attention_mask: Not used, because packed batches have no padding.
+        attention_mask: Must be None, because packed batches have no padding.
         layout: Positions of the sequences.
         scaling: Factor of the products; by default 1 / sqrt(head size).
         dropout: Probability of dropping an attention weight.
+        sliding_window: Tokens i and j attend to each other only if |i - j| is below it.
+        is_causal: Whether a token attends only to those before it; by default as the module says.
+        others: Further arguments, of which only `IGNORED_ARGUMENTS` are allowed.
 
     Returns:
         Shape [1, tokens, heads, head size], and None instead of attention weights.
+
+    Raises:
+        CheckpointError: Another argument, or a mask.
     """
+    unknown = sorted(name for name in others.keys() - IGNORED_ARGUMENTS if others[name] is not None)
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if unknown:
+        raise CheckpointError(
+            f"{type(module).__name__} asks for attention with {', '.join(unknown)}, which packed "
+            "attention does not compute"
+        )
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", False))
+    mask = AttentionMask(is_causal, sliding_window)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    q, k = q.to(v.dtype), k.to(v.dtype)  # rotation may have returned fp32
     # The variable-length kernel has neither dropout nor fp32.
-    if query.is_cuda and dropout == 0.0 and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen_attention(q, k, v, layout, scaling)[None], None
-    return bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout)[None], None
+    if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
+        return _varlen_attention(q, k, v, layout, scaling, mask)[None], None
+    return bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout, mask)[None], None
 
 
 def _varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, scaling: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: SequenceLayout,
+    scaling: float | None,
+    mask: AttentionMask,
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     cu_seqlens, max_seqlen = layout.cu_seqlens, layout.max_seqlen
-    output = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling)
-    return cast(Tensor, output)
+    sequences = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    options: dict[str, Any] = {} if mask == UNMASKED else {"window_size": mask.window_size}
+    return cast(Tensor, varlen_attn(q, k, v, *sequences, scale=scaling, **options))
 
 
 AttentionInterface.register(ATTENTION_IMPLEMENTATION, packed_attention)

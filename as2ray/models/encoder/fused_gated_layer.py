@@ -1,0 +1,108 @@
+"""A fused layer with rotary positions and a gated feed-forward block, before or after its norms."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from as2ray.models.encoder.fused_layers import FusedLinear, Rotations, pad_rows
+from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
+
+
+class FusedGatedLayer:
+    """A layer over packed states, for inference. Rows after the last token are padding.
+
+    Where norms stand before the products (ModernBERT), states between layers are fp32, as
+    under autocast; elsewhere (GTE, NomicBert) they have the dtype of the products.
+
+    Args:
+        layer: A layer of transformers, in evaluation mode.
+        dtype: Number format of products.
+    """
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        self.heads = layer.attn if hasattr(layer, "attn") else layer.self_attn
+        self.is_pre_norm = not hasattr(layer, "post_mlp_layernorm")
+        self.layer_type = getattr(layer, "attention_type", None)
+        mlp, self.dtype = layer.mlp, dtype
+        if hasattr(self.heads, "Wqkv"):  # ModernBERT
+            self.norms = (layer.attn_norm, layer.mlp_norm)
+            self.qkv_projection = _fuse([self.heads.Wqkv], dtype)
+            self.attention_output = _fuse([self.heads.Wo], dtype)
+            self.gate_and_up, self.down = _fuse([mlp.Wi], dtype), _fuse([mlp.Wo], dtype)
+            self.activation = mlp.act
+        else:
+            self.norms = (layer.post_attention_layernorm, layer.post_mlp_layernorm)
+            projections = [self.heads.q_proj, self.heads.k_proj, self.heads.v_proj]
+            self.qkv_projection = _fuse(projections, dtype)
+            self.attention_output = _fuse([self.heads.o_proj], dtype)
+            self.gate_and_up = _fuse([mlp.gate_proj, mlp.up_proj], dtype)
+            self.down, self.activation = _fuse([mlp.down_proj], dtype), mlp.act_fn
+        self.head_size = self.heads.head_dim
+
+    def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
+        """Returns states after the layer, [rows, hidden]."""
+        hidden = self._convert(hidden)
+        return self._finish_layer(self._attend(hidden, layout, rotations), hidden)
+
+    def run_to_tokens(
+        self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, rotations: Rotations
+    ) -> Tensor:
+        """Returns states of some tokens after the layer, [n, hidden]."""
+        hidden = self._convert(hidden)
+        attended = self._attend(hidden, layout, rotations)[token_index]
+        return self._finish_layer(attended, hidden[token_index])
+
+    def _convert(self, hidden: Tensor) -> Tensor:
+        return hidden.float() if self.is_pre_norm else hidden.to(self.dtype)
+
+    def _attend(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
+        num_rows, num_tokens = len(hidden), layout.num_tokens
+        if self.is_pre_norm:
+            hidden = self.norms[0](hidden).to(self.dtype)
+        projected = self.qkv_projection(hidden)[:num_tokens]
+        heads = projected.view(num_tokens, 3, -1, self.head_size)
+        query, key, value = (x.transpose(0, 1)[None] for x in heads.unbind(1))
+        cosines, sines = rotations[self.layer_type]
+        query, key = (_rotate(x, cosines, sines).to(self.dtype) for x in (query, key))
+        attended, _ = packed_attention(
+            self.heads,
+            query,
+            key,
+            value,
+            None,
+            layout=layout,
+            sliding_window=getattr(self.heads, "sliding_window", None),
+        )
+        return pad_rows(attended[0].flatten(1), num_rows)
+
+    def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
+        if self.is_pre_norm:
+            hidden = hidden + self.attention_output(attention)
+            return hidden + self._feed_forward(self.norms[1](hidden).to(self.dtype))
+        hidden = _normalize(self.norms[0], self.attention_output(attention, residual=hidden))
+        return _normalize(self.norms[1], self._feed_forward(hidden, residual=hidden))
+
+    def _feed_forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        gate, up = self.gate_and_up(hidden).chunk(2, -1)
+        return self.down(self.activation(gate).mul_(up), residual=residual)
+
+
+def _fuse(linears: list[nn.Linear], dtype: torch.dtype) -> FusedLinear:
+    """Returns one product instead of several of the same states."""
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    weights = torch.cat([*(linear.weight for linear in linears)])
+    return FusedLinear(weights, torch.cat([*biases]) if biases else None, dtype)
+
+
+def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Normalizes over the last axis, in fp32 inside, and returns the dtype of the states."""
+    weights, bias = norm.weight.to(hidden.dtype), norm.bias.to(hidden.dtype)
+    return functional.layer_norm(hidden, hidden.shape[-1:], weights, bias, norm.eps)
+
+
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates each head's pairs of elements, [1, heads, tokens, head size], in fp32."""
+    first, second = x.float().chunk(2, -1)
+    return torch.addcmul(x * cosines[:, None], torch.cat([-second, first], -1), sines[:, None])

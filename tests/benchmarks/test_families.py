@@ -1,0 +1,41 @@
+"""What the benchmarks of families build and compare, in this process."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from as2ray.checkpoints.loading import load
+from benchmarks.ranking import FAMILY_SHAPES, _write_random_ranker
+from benchmarks.reference_scores import (
+    _compare_cross_encoder,
+    _compare_transformers,
+    _select_short_pairs,
+)
+from benchmarks.wikiqa_candidates import sample_candidates
+
+
+@pytest.mark.parametrize("family", FAMILY_SHAPES)
+def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    path = str(_write_random_ranker(family, tmp_path / "model", small=True))
+    ranker = load(path, dtype="fp32", device="cpu")
+    assert ranker.network.config.model_type == family
+    rows = _select_short_pairs(ranker, sample_candidates(tiny.candidates(10), 2, 8), 12)
+    texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
+    assert len(texts[0]) == 12
+    assert _compare_transformers(ranker, path, *texts) < 1e-5
+    assert _compare_cross_encoder(ranker, path, *texts, 128) < 1e-5
+    with torch.no_grad():
+        for weights in ranker.parameters():
+            weights.add_(torch.randn_like(weights) * 0.1)
+    assert _compare_transformers(ranker, path, *texts) > 1e-3
+
+
+def test_sampled_candidates_are_those_of_the_whole_table():
+    table = tiny.candidates(10)
+    rows = sample_candidates(table, 3, 20)
+    _, sizes = np.unique(rows["question_id"].to_numpy(), return_counts=True)
+    assert sizes.tolist() == [20, 20, 20]
+    assert len(set(rows["candidate_id"].to_pylist())) > 20
+    assert set(rows["candidate"].to_pylist()) <= set(table["candidate"].to_pylist())
