@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from as2ray.outputs import RankedCandidate, RankedPassage
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
+    from as2ray.tables.loading import load_table
     from as2ray.text.bm25 import BM25
     from as2ray.training.config import TrainingConfig
     from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
@@ -34,6 +35,7 @@ _MODULES = {
     "evaluate": "as2ray.evaluation.measures",
     "init_ranker": "as2ray.checkpoints.initialization",
     "load": "as2ray.checkpoints.loading",
+    "load_table": "as2ray.tables.loading",
     "make_cascade": "as2ray.training.frozen_cascade",
     "save": "as2ray.checkpoints.saving",
     "train": "as2ray.training.run_job",
@@ -55,6 +57,7 @@ __all__ = [
     "evaluate",
     "init_ranker",
     "load",
+    "load_table",
     "make_cascade",
     "save",
     "train",

@@ -1,6 +1,7 @@
 """Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,8 +83,15 @@ def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
         ConfigError: The registry has no such entry.
     """
     if name not in registry:
-        raise ConfigError(f"unknown {kind} {name!r}; expected one of {sorted(registry)}")
+        problem = f"unknown {kind} {name!r}; expected one of {sorted(registry)}"
+        raise ConfigError(problem, fix=suggest(name, registry))
     return registry[name]
+
+
+def suggest(name: str, accepted: Iterable[str]) -> str | None:
+    """Returns the question whether a similar name was meant; None if there is no similar name."""
+    near = get_close_matches(name, list(accepted), 1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def from_validation_error(
