@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import save
     from as2ray.evaluation.measures import evaluate
+    from as2ray.experiments.table_training import TrainingResult, train
     from as2ray.models.ranker import Ranker
     from as2ray.outputs import RankedCandidate, RankedPassage
     from as2ray.retrieval.question_answering import QuestionAnswerer
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from as2ray.training.config import TrainingConfig
     from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
     from as2ray.training.job import ModelSpec, TrainingJob
-    from as2ray.training.run_job import train
 
 __version__ = "0.1.0"
 
@@ -32,13 +32,14 @@ _MODULES = {
     "SentenceIndex": "as2ray.retrieval.sentence_index",
     "TrainingConfig": "as2ray.training.config",
     "TrainingJob": "as2ray.training.job",
+    "TrainingResult": "as2ray.experiments.table_training",
     "evaluate": "as2ray.evaluation.measures",
     "init_ranker": "as2ray.checkpoints.initialization",
     "load": "as2ray.checkpoints.loading",
     "load_table": "as2ray.tables.loading",
     "make_cascade": "as2ray.training.frozen_cascade",
     "save": "as2ray.checkpoints.saving",
-    "train": "as2ray.training.run_job",
+    "train": "as2ray.experiments.table_training",
 }
 """Where each public name is defined. Imported on first use: tasks that tokenize need no torch."""
 
@@ -53,6 +54,7 @@ __all__ = [
     "SentenceIndex",
     "TrainingConfig",
     "TrainingJob",
+    "TrainingResult",
     "__version__",
     "evaluate",
     "init_ranker",

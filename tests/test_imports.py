@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": {*TRAINING, "corpora", "retrieval", "profiling", "distributed"},
     "serving": {*RANKERS, "retrieval", "distributed"},
     "cli": {*TRAINING, "corpora", "retrieval", "profiling", "experiments", *PACKAGES_WITH_RAY},
-    "__init__": {*TRAINING, "retrieval"},
+    "__init__": {*TRAINING, "retrieval", "experiments"},
 }
 """Packages that each package may import, beside itself and `FREE`."""
 

@@ -17,6 +17,9 @@ from as2ray.models.ranker import Ranker
 SIGMOID_ACTIVATION = "torch.nn.modules.activation.Sigmoid"
 """The function that `CrossEncoder` applies to logits."""
 
+POSITIVE_LABEL = "answer"
+"""Name of the only label; transformers' pipeline gives its probability."""
+
 
 def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     """Writes a checkpoint with which `CrossEncoder(folder).rank` gives the ranker's scores.
@@ -53,6 +56,7 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
         else:  # RoBERTa and ELECTRA
             head.out_proj = _subtract_logits(head.out_proj)
         network.num_labels = network.config.num_labels = 1
+    network.config.id2label, network.config.label2id = {0: POSITIVE_LABEL}, {POSITIVE_LABEL: 0}
     return save(exported, folder)
 
 

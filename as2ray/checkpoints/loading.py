@@ -23,6 +23,7 @@ with gc_paused():
         AutoTokenizer,
     )
 
+    from as2ray.checkpoints.packaged import resolve_model_path
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import As2rayError, CheckpointError, ConfigError
     from as2ray.models.calibration import Calibration
@@ -189,9 +190,10 @@ def _align_weights(network: torch.nn.Module) -> None:
 
 def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
     """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
-    name, _, revision = str(path).partition("@")
-    is_folder = not revision or Path(path).exists()
-    return (str(path), {}) if is_folder else (name, {"revision": revision})
+    location = resolve_model_path(str(path))
+    name, _, revision = location.partition("@")
+    is_folder = not revision or Path(location).exists()
+    return (location, {}) if is_folder else (name, {"revision": revision})
 
 
 def read_config(path: str | Path) -> Any:

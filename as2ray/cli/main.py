@@ -24,10 +24,12 @@ from as2ray.cli.rank import rank
 from as2ray.cli.serve import serve
 from as2ray.cli.store import StoreCommands
 from as2ray.cli.stream import stream
+from as2ray.cli.train import train
 from as2ray.errors import As2rayError, ConfigError, from_validation_error
 
 COMMANDS = {
     "corpora": Corpora,
+    "train": train,
     "index": index,
     "ask": ask,
     "rank": rank,
