@@ -23,6 +23,7 @@ with gc_paused():
         AutoTokenizer,
     )
 
+    from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.packaged import resolve_model_path
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import As2rayError, CheckpointError, ConfigError
@@ -203,6 +204,7 @@ def read_config(path: str | Path) -> Any:
         CheckpointError: The family is not supported, or the format is of another version.
     """
     name, revision = split_revision(path)
+    check_hub(name, **revision)
     config = AutoConfig.from_pretrained(name, **revision)
     if config.model_type not in MODEL_TYPES:
         raise CheckpointError(f"{path}: model type {config.model_type!r} is none of {MODEL_TYPES}")
@@ -247,8 +249,9 @@ def checkpoint_errors(path: str | Path) -> Iterator[None]:
     except As2rayError:
         raise
     except Exception as error:  # transformers raises many types for a missing checkpoint
+        cause = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{path} is no checkpoint: {type(error).__name__}: {str(error)[:300]}",
+            f"{path} is no checkpoint: {type(error).__name__}: {cause}",
             fix="name a folder with config.json, model.safetensors and a tokenizer, or a hub id; "
             "offline, only hub ids in the cache can be loaded",
         ) from error

@@ -6,7 +6,7 @@ import sys
 from as2ray.training.config import TrainingConfig
 
 
-def train(  # noqa: PLR0913 - every argument is a flag
+def train_command(  # noqa: PLR0913 - every argument is a flag
     *,
     table: str,
     output: str,

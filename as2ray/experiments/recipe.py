@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.registry import get_corpus
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, lookup
+from as2ray.errors import ConfigError, lookup, suggest
 from as2ray.evaluation.presets import parse_measure
 from as2ray.experiments.configuration import (
     merge_into,
@@ -67,7 +67,8 @@ def _loss_type(loss: Any) -> str | None:
 
 def _check_loss_name(loss: Any) -> Any:
     if isinstance(loss, str) and loss not in LOSSES:
-        raise ValueError(f"unknown loss; accepted are {sorted(LOSSES)}, or settings with a `type`")
+        accepted = f"accepted are {sorted(LOSSES)}, or settings with a `type`"
+        raise ValueError("; ".join(filter(None, ["unknown loss", accepted, suggest(loss, LOSSES)])))
     return loss
 
 
@@ -126,9 +127,10 @@ class TableSpec:
         if self.path is None:
             file_keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name in FILE_KEYS}
             if not (self.corpus and self.split) or any(file_keys.values()):
+                given = ", ".join(f"{name}={value!r}" for name, value in file_keys.items() if value)
                 raise ConfigError(
-                    f"a table has corpus={self.corpus!r}, split={self.split!r}, path=None and "
-                    f"{file_keys}; it needs `corpus` and `split`, or `path` and its settings"
+                    f"a table has corpus={self.corpus!r}, split={self.split!r}, no path"
+                    f"{given and f', {given}'}; it needs `corpus` and `split`, or `path`"
                 )
             lookup(get_corpus(self.corpus).files, self.split, f"{self.corpus} split")
         elif self.corpus or self.corpus_options:
@@ -242,7 +244,8 @@ class Recipe:
         names = self.held_out().union(*(run.train for run in self.runs.values()))
         if unknown := sorted(names - self.tables.keys()):
             known = sorted(self.tables)
-            raise ConfigError(f"the tables {unknown} are not described; `tables` has {known}")
+            problem = f"the tables {unknown} are not described; `tables` has {known}"
+            raise ConfigError(problem, fix=suggest(unknown[0], known))
         if not self.reported():
             raise ConfigError("no table is reported; name at least one under `tests`")
         for measure in self.measures:
@@ -417,8 +420,11 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
     tree = read_tree(kinds, arguments)
     options_tree = {f.name: tree.pop(f.name) for f in fields(RunOptions) if f.name in tree}
     options = validate(RunOptions, options_tree)
+    if options.profile is not None and not options.profiles:
+        problem = f"profile {options.profile!r}, and the recipe has no `profiles`"
+        raise ConfigError(problem, fix="leave out --profile, or set --workers.*")
     if options.profile is not None:
         workers = asdict(lookup(options.profiles, options.profile, "profile"))
         merge_into(workers, options_tree.get("workers", {}))
         options = validate(RunOptions, {**options_tree, "workers": workers})
-    return validate(kind, tree), options
+    return validate(kind, tree, RunOptions), options

@@ -223,9 +223,11 @@ def _is_sentence_encoder(model: str) -> bool:
         return (folder / "modules.json").is_file()
     from huggingface_hub import hf_hub_download
 
+    from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.loading import split_revision
 
     name, options = split_revision(model)
+    check_hub(name, **options)
     try:
         hf_hub_download(name, "modules.json", revision=options.get("revision"))
     except (OSError, ValueError):  # no such file, no such model, or no network

@@ -18,6 +18,7 @@ from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import flip_labels, sample_questions, select_split
+from as2ray.corpora.verification import DATA_ROOT_VARIABLE
 from as2ray.errors import CorpusError, StaleStageError
 from as2ray.experiments.recipe import FILE_KEYS, Recipe, TableSpec
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
@@ -54,6 +55,17 @@ class PreparedTable(Stage):
         identity = {**super().identity(fingerprints), "sentence_splitter": version}
         spec = {key: v for key, v in identity["spec"].items() if key not in ("path", *FILE_KEYS)}
         return identity | corpus_version | {"spec": spec}
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Checks that the release is there, if nobody said where it is."""
+        from as2ray.experiments.cost_model import describe_source
+
+        source = describe_source(self.spec, self.data_dir)
+        default = os.path.abspath(release_path(get_corpus(self.spec.corpus), None))
+        is_default = self.data_dir == default
+        if source["is_present"] is False and is_default and DATA_ROOT_VARIABLE not in os.environ:
+            problem = f"no {' or '.join(source['files'])} in {source['source']}"
+            raise CorpusError(problem, fix=f"set {DATA_ROOT_VARIABLE}, or {source['fix']}")
 
     def run(self, context: StageContext) -> Outputs:
         """Prepares the release, samples questions and flips labels."""

@@ -253,6 +253,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         format_version, files = manifest.get("format_version"), manifest.get("files")
     except (OSError, ValueError, AttributeError) as error:
+        if (nested := next(iter(folder.glob(f"*/{MANIFEST}")), None)) is not None:
+            raise SentenceIndexError(
+                f"{folder} is not an index", fix=f"did you mean {nested.parent}?"
+            ) from error
         raise SentenceIndexError(
             f"{folder} is not an index: {error}",
             fix="index the documents first: as2ray index FOLDER --output INDEX",
