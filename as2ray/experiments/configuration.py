@@ -6,6 +6,7 @@ the help: as a validator it does not give the path of a wrong value inside a dic
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -124,7 +125,7 @@ def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _read_yaml_file(path: str) -> Mapping[str, Any]:
-    if not (file := Path(path)).is_file():
+    if not (file := _find_config(path)).is_file():
         siblings = [each.name for each in file.parent.glob("*.yaml")]
         raise ConfigError(f"--config {path}: there is no such file", suggest(file.name, siblings))
     try:
@@ -135,6 +136,16 @@ def _read_yaml_file(path: str) -> Mapping[str, Any]:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"--config {path} is not a YAML mapping of keys to values")
     return tree
+
+
+def _find_config(path: str) -> Path:
+    """Returns the file of that path, or the recipe of that name that is installed with as2ray."""
+    package = find_spec("pipelines")
+    folders = list(package.submodule_search_locations or []) if package else []
+    installed = [Path(folder) / "recipes" / Path(path).name for folder in folders]
+    is_recipe = Path(path).parent in (Path(), Path("pipelines/recipes"))
+    places = [Path(path), *(installed if is_recipe else [])]
+    return next((place for place in places if place.is_file()), places[-1])
 
 
 def _parse_yaml(text: str, source: str) -> Any:
