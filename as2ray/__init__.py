@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from as2ray.api import ask, calibrate, distill, index, serve
     from as2ray.checkpoints.initialization import init_ranker
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import save
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "serve": "as2ray.api",
+    "index": "as2ray.api",
+    "distill": "as2ray.api",
+    "calibrate": "as2ray.api",
+    "ask": "as2ray.api",
     "BM25": "as2ray.text.bm25",
     "CascadeConfig": "as2ray.training.frozen_cascade",
     "ModelSpec": "as2ray.training.job",
@@ -56,14 +62,23 @@ __all__ = [
     "TrainingJob",
     "TrainingResult",
     "__version__",
+    "ask",
+    "calibrate",
+    "distill",
     "evaluate",
+    "index",
     "init_ranker",
     "load",
     "load_table",
     "make_cascade",
     "save",
+    "serve",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> object:

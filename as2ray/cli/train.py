@@ -19,6 +19,7 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
     max_length: int = 128,
     loss: str = "cross_entropy",
     training: TrainingConfig = TrainingConfig(),  # noqa: B008
+    teacher: str | None = None,
     on_leak: str = "error",
     seed: int = 0,
 ) -> None:
@@ -38,6 +39,8 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
         max_length: Maximum number of tokens of a pair.
         loss: Name of a loss, such as cross_entropy or listwise_cross_entropy.
         training: Hyperparameters.
+        teacher: Folder or hub id of a ranker whose scores are learned beside the labels
+            (distillation), instead of loss.
         on_leak: What to do with questions that are also in dev or test: error, drop or keep.
         seed: Seed of splits, of the order of examples and of the new head.
     """
@@ -58,6 +61,7 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
         max_length=max_length,
         loss=loss,
         training=training,
+        teacher=teacher,
         on_leak=on_leak,  # type: ignore[arg-type]
         seed=seed,
     )

@@ -1,7 +1,7 @@
 """Trains a ranker on tables of the user's own, in this process, and compares it with baselines."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,15 @@ from as2ray.experiments.rankers import (
     StoredScores,
     TableEvaluation,
     TableScores,
+    absolute_model_path,
     trained_rankers,
 )
 from as2ray.experiments.recipe import LeakPolicy, LossSpec, Recipe
 from as2ray.experiments.reports import write_reports
+from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import leak_checks
+from as2ray.experiments.tables import hash_table, leak_checks
+from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
 SYSTEMS = (RANKER, "bm25", "similarity")
 """The systems of the report: the trained ranker, BM25, and the cosine of the same encoder."""
+
+TEACHER = "teacher"
+"""The ranker that is distilled, in the report."""
 
 SPLIT_SHARES = {"dev": 0.1, "test": 0.1}
 """Shares of the questions that are held out if only one table is given."""
@@ -56,6 +62,11 @@ class TrainingResult:
     """Its checkpoint."""
     report: Report
     """Measures and paired tests; the baseline is BM25."""
+
+    def _repr_html_(self) -> str:
+        from markdown_it import MarkdownIt
+
+        return str(MarkdownIt("commonmark").enable("table").render(repr(self)))
 
     def load(self) -> "Ranker":
         """Loads the ranker."""
@@ -78,10 +89,32 @@ class TableRecipe(Recipe):
 
     has_similarity: bool = True
     """Whether the model is a sentence encoder."""
+    teacher: str | None = None
+    """Folder or hub id of a ranker whose logits the run learns from, beside the labels."""
 
     def systems(self) -> list[str]:
-        """Returns the run and the baselines."""
-        return list(SYSTEMS if self.has_similarity else SYSTEMS[:2])
+        """Returns the run, the baselines and the teacher."""
+        baselines = SYSTEMS if self.has_similarity else SYSTEMS[:2]
+        return [*baselines, *[TEACHER] * bool(self.teacher)]
+
+
+@dataclass(frozen=True, eq=False)
+class GivenRanker(Stage):
+    """A ranker that was trained elsewhere."""
+
+    path: str
+    """Folder or hub id."""
+
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Has the content of a folder instead of its path."""
+        return {**super().identity(fingerprints), "path": hash_table(self.path)}
+
+    def run(self, context: StageContext) -> None:
+        """Copies the ranker."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+
+        save(load(self.path, dtype="fp32", device="cpu"), context.output / RANKER)
 
 
 def train(  # noqa: PLR0913 - every argument is a flag
@@ -97,6 +130,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
     max_length: int = 128,
     loss: LossSpec = "cross_entropy",
     training: TrainingConfig | Mapping[str, Any] = TrainingConfig(),  # noqa: B008
+    teacher: str | Path | None = None,
     on_leak: LeakPolicy = "error",
     seed: int = 0,
 ) -> TrainingResult:
@@ -119,6 +153,8 @@ def train(  # noqa: PLR0913 - every argument is a flag
         max_length: Maximum number of tokens of a pair.
         loss: Name of a loss, or a loss with settings.
         training: Hyperparameters.
+        teacher: Folder or hub id of a ranker whose scores are learned beside the labels
+            (distillation), instead of `loss`.
         on_leak: What to do with training questions that are also in `dev` or `test`.
         seed: Seed of splits, of the order of examples and of the new head.
 
@@ -155,6 +191,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
             "seeds": [seed],
             "measures": list(MEASURES),
             "on_leak": on_leak,
+            "teacher": None if teacher is None else absolute_model_path(str(teacher)),
             "has_similarity": _is_sentence_encoder(model),
         },
     )
@@ -239,6 +276,10 @@ def _build(recipe: TableRecipe) -> Experiment:
     """Returns the graph: tables, the ranker, and the evaluations of all systems."""
     experiment, tables = start_experiment(recipe, {})
     [ranker] = trained_rankers(recipe, tables, leak_checks(recipe, tables)).values()
+    teacher = GivenRanker(recipe.teacher) if recipe.teacher else None
+    if teacher:
+        logits = tuple(TableScores(teacher, table, "logits") for table in ranker.train)
+        ranker = replace(ranker, loss=DistillationLoss(), teacher_logits=(logits,))
     experiment.add(TRAINING, ranker)
     bm25 = BM25Grid(tables[recipe.dev], ((BM25.k1, BM25.b),))
     for test in recipe.tests:
@@ -248,6 +289,8 @@ def _build(recipe: TableRecipe) -> Experiment:
             SYSTEMS[1]: BM25Scores(table, bm25, kept),
             SYSTEMS[2]: SimilarityScores(table, recipe.model.path, kept),
         }
+        if teacher:
+            scores[TEACHER] = TableScores(teacher, table, question_filter=kept)
         for system in recipe.systems():
             stage = scores[system]
             evaluation = TableEvaluation(stage, tuple(recipe.measures), recipe.ties)

@@ -102,6 +102,10 @@ class SentenceIndex:
     stored_embeddings: Embeddings | None = None
     """Embeddings of the sentences, if the index has them."""
 
+    def __repr__(self) -> str:
+        counts = {name: self.manifest.get(name) for name in ("documents", "sentences")}
+        return f"SentenceIndex({str(self.folder)!r}, {counts})"
+
     @classmethod
     def open(cls, folder: str | Path, load_encoder: LoadEncoder | None = None) -> "SentenceIndex":
         """Opens an index that `write_index` wrote.
