@@ -1,6 +1,7 @@
 """Runs a training job: loads its model and tables, and trains."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from as2ray.training.job import TrainingJob
 from as2ray.training.tracking import flatten
 from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
+
+log = logging.getLogger(__name__)
 
 LOGGED_SETTINGS = (
     *("model", "train_tables", "train_weights", "eval_tables", "training", "loss"),
@@ -137,6 +140,13 @@ def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
         num_shards=training.num_data_shards,
     )
     if training.global_batch_tokens is None:
+        if training.global_batch_size > dataset.reader.num_examples:
+            log.warning(
+                "global_batch_size %d is larger than the %d examples of the table: an epoch is a "
+                "single step",
+                training.global_batch_size,
+                dataset.reader.num_examples,
+            )
         return dataset
     num_examples = training.global_batch_tokens / dataset.mean_length()
     return replace(dataset, global_batch_size=max(1, round(num_examples)))

@@ -95,7 +95,7 @@ def test_output_of_other_settings_is_refused_with_the_keys_that_differ(
     assert len(error.splitlines()[-6:]) <= 6
 
 
-def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path):
+def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, caplog):
     frame = pandas.DataFrame(rows.to_pylist())
     held_out = set(sorted(frame["q"].unique())[:6])
     is_dev = frame["q"].isin(held_out)
@@ -106,8 +106,9 @@ def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path):
         columns=COLUMNS,
         model=str(checkpoint("bert", None)),
         max_length=40,
-        training={"epochs": 1},
+        training={"epochs": 1, "global_batch_size": 121},
     )
+    assert "global_batch_size 121 is larger than the 120 examples" in caplog.text
     assert [row.system for row in result.report.rows] == ["ranker", "bm25"]  # no sentence encoder
     assert result.report.counts.num_questions == 6
     assert "which also selected it" in repr(result)
