@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,serving,integrations,clients,site]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,integrations,clients,site]'
 	touch $@
 
 quickstart: $(STAMP)

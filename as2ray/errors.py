@@ -1,6 +1,7 @@
 """Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,14 +83,30 @@ def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
         ConfigError: The registry has no such entry.
     """
     if name not in registry:
-        raise ConfigError(f"unknown {kind} {name!r}; expected one of {sorted(registry)}")
+        problem = f"unknown {kind} {name!r}; expected one of {sorted(registry)}"
+        raise ConfigError(problem, fix=suggest(name, registry))
     return registry[name]
 
 
+def suggest(name: str, accepted: Iterable[str]) -> str | None:
+    """Returns the question whether a similar name was meant; None if there is no similar name."""
+    accepted = list(accepted)
+    near = get_close_matches(name, accepted, 1) or [each for each in accepted if name in each]
+    return f"did you mean {near[0]!r}?" if near else None
+
+
 def from_validation_error(
-    error: "ValidationError", kind: type[As2rayError] = ConfigError
+    error: "ValidationError",
+    kind: type[As2rayError] = ConfigError,
+    known_keys: Callable[[Sequence[str]], Iterable[str]] = lambda path: (),
 ) -> As2rayError:
-    """An error with one line for each wrong field: its path, its value and what is accepted."""
+    """An error with one line for each wrong field: its path, its value and what is accepted.
+
+    Args:
+        error: The error of pydantic.
+        kind: Class of the error that is returned.
+        known_keys: Returns the keys that are accepted beside a key, by the path above it.
+    """
     problems = []
     for wrong in error.errors(include_url=False):
         path = ".".join(str(part) for part in wrong["loc"])
@@ -97,7 +114,9 @@ def from_validation_error(
         if wrong["type"] in ("missing", "missing_argument"):
             problems.append(f"{path}: required, and not given")
         elif wrong["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            problems.append(f"{path}: unknown key")
+            parts = [str(part) for part in wrong["loc"]]
+            near = suggest(parts[-1], known_keys(parts[:-1]))
+            problems.append(f"{path}: unknown key" + (f"; {near}" if near else ""))
         else:
             value = shorten(repr(wrong["input"]), 100, placeholder=" ...")
             problems.append(f"{path}={value}: {problem}" if path else problem)

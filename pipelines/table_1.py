@@ -126,7 +126,7 @@ def _print_table(studies: list[str]) -> None:
     Args:
         studies: Output folders of `pipelines.pseudo_label`.
     """
-    with exit_with_error(2):
+    with exit_with_error():
         sys.stdout.write(combine_studies(studies) + "\n")
 
 

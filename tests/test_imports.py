@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": {*TRAINING, "corpora", "retrieval", "profiling", "distributed"},
     "serving": {*RANKERS, "retrieval", "distributed"},
     "cli": {*TRAINING, "corpora", "retrieval", "profiling", "experiments", *PACKAGES_WITH_RAY},
-    "__init__": {*TRAINING, "retrieval"},
+    "api": {*TRAINING, "retrieval", "experiments", "cli"},
+    "__init__": {*TRAINING, "retrieval", "experiments", "api"},
 }
 """Packages that each package may import, beside itself and `FREE`."""
 

@@ -20,6 +20,9 @@ ACTIVATION_FUNCTIONS = {
 }
 """The function that `CrossEncoder` applies to logits, by the activation of a ranker."""
 
+POSITIVE_LABEL = "answer"
+"""Name of the only label; transformers' pipeline gives its probability."""
+
 
 def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     """Writes a checkpoint with which `CrossEncoder(folder).rank` gives the ranker's scores.
@@ -59,6 +62,7 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
         else:  # RoBERTa and ELECTRA
             head.out_proj = _subtract_logits(head.out_proj)
         network.num_labels = network.config.num_labels = 1
+    network.config.id2label, network.config.label2id = {0: POSITIVE_LABEL}, {POSITIVE_LABEL: 0}
     return save(exported, folder)
 
 

@@ -29,6 +29,8 @@ with gc_paused():
         ModuleHead,
         read_activation,
     )
+    from as2ray.checkpoints.hub import check_hub
+    from as2ray.checkpoints.packaged import resolve_model_path
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import As2rayError, CheckpointError, ConfigError
     from as2ray.models.calibration import Calibration
@@ -216,9 +218,10 @@ def _align_weights(network: torch.nn.Module) -> None:
 
 def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
     """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
-    name, _, revision = str(path).partition("@")
-    is_folder = not revision or Path(path).exists()
-    return (str(path), {}) if is_folder else (name, {"revision": revision})
+    location = resolve_model_path(str(path))
+    name, _, revision = location.partition("@")
+    is_folder = not revision or Path(location).exists()
+    return (location, {}) if is_folder else (name, {"revision": revision})
 
 
 def read_config(path: str | Path) -> Any:
@@ -228,6 +231,7 @@ def read_config(path: str | Path) -> Any:
         CheckpointError: The family is not supported, or the format is of another version.
     """
     name, revision = split_revision(path)
+    check_hub(name, **revision)
     values = CheckpointFiles(name, revision).read_json("config.json")
     if values:  # else transformers says what is missing
         check_config(name, values)
@@ -280,8 +284,9 @@ def checkpoint_errors(path: str | Path) -> Iterator[None]:
     except As2rayError:
         raise
     except Exception as error:  # transformers raises many types for a missing checkpoint
+        cause = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{path} is no checkpoint: {type(error).__name__}: {str(error)[:300]}",
+            f"{path} is no checkpoint: {type(error).__name__}: {cause}",
             fix="name a folder with config.json, model.safetensors and a tokenizer, or a hub id; "
             "offline, only hub ids in the cache can be loaded",
         ) from error

@@ -95,6 +95,8 @@ def _write_checkpoint(
         (folder / "tokenizer.json").write_text(ranker.tokenizer.tokenizer_json, encoding="utf-8")
     else:
         _enable_token_types(ranker.hf_tokenizer, ranker.tokenizer).save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors makes files that only their owner can read
 
 
 def _enable_token_types(hf_tokenizer: Any, pair_tokenizer: PairTokenizer) -> Any:

@@ -18,6 +18,7 @@ with gc_paused():
     from torch import nn
     from transformers import AutoModel, AutoTokenizer
 
+    from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.loading import checkpoint_errors, read_config
     from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
     from as2ray.checkpoints.weight_checks import silence_transformers
@@ -69,6 +70,7 @@ def load_sentence_encoder(
     with checkpoint_errors(path), silence_transformers():
         folder = Path(resolve_model_path(name))
         if not folder.is_dir():
+            check_hub(name)
             folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
         modules = _read_modules(name, folder)
         encoder = _build_encoder(name, folder, modules)

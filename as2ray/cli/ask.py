@@ -4,12 +4,13 @@ import json
 import sys
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 from as2ray.models.precision import Dtype
-from as2ray.retrieval.answer_scoring import AnswerScoring
-from as2ray.retrieval.passage_search import PassageSearcher
-from as2ray.retrieval.question_answering import Answer, QuestionAnswer, QuestionAnswerer
-from as2ray.retrieval.sentence_index import SentenceIndex
+
+if TYPE_CHECKING:
+    from as2ray.retrieval.passage_search import PassageSearcher
+    from as2ray.retrieval.question_answering import Answer, QuestionAnswer
 
 NO_MATCH_MESSAGE = "No sentence has a word in common with the question.\n"
 
@@ -48,6 +49,10 @@ def ask(
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
     from as2ray.models.two_in_one import TwoInOneRanker
+    from as2ray.retrieval.answer_scoring import AnswerScoring
+    from as2ray.retrieval.passage_search import PassageSearcher
+    from as2ray.retrieval.question_answering import QuestionAnswerer
+    from as2ray.retrieval.sentence_index import SentenceIndex
 
     scoring, ranker = AnswerScoring.read(model) if model else None, None
     if model is not None and (scoring is None or scoring.uses_ranker):
@@ -74,7 +79,7 @@ def ask(
         sys.stderr.write(_explain_abstention(result))
 
 
-def _print_passages(searcher: PassageSearcher, question: str, top_k: int, jsonl: bool) -> None:
+def _print_passages(searcher: "PassageSearcher", question: str, top_k: int, jsonl: bool) -> None:
     passages = searcher.ask(question, top_k)
     for passage in passages:
         if jsonl:
@@ -87,7 +92,7 @@ def _print_passages(searcher: PassageSearcher, question: str, top_k: int, jsonl:
         sys.stderr.write(NO_MATCH_MESSAGE)
 
 
-def _format_answer(answer: Answer) -> str:
+def _format_answer(answer: "Answer") -> str:
     has_section = answer.heading not in ("", answer.title, answer.document_id)
     source = f"{answer.document_id}, {answer.heading}" if has_section else answer.document_id
     lines = f"{answer.score:.4f}  {answer.text}\n        {source}\n"
@@ -95,7 +100,7 @@ def _format_answer(answer: Answer) -> str:
     return lines + f"        … {answer.context} …\n" if has_context else lines
 
 
-def _explain_abstention(result: QuestionAnswer) -> str:
+def _explain_abstention(result: "QuestionAnswer") -> str:
     nearest = result.nearest
     text = f"Nearest: {nearest.text}\n        {nearest.document_id}\n" if nearest else ""
     return f"No answer: {result.reason}.\n{text}"

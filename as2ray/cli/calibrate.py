@@ -1,24 +1,24 @@
 """`as2ray calibrate`: turns the scores of a ranker into probabilities."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
 from pydantic import Field
 
 from as2ray.cli.console import create_console, create_console_table, load_table
-from as2ray.evaluation import plots
-from as2ray.evaluation.measures import evaluated_rows
-from as2ray.models.calibration import UNCHANGED, CalibrationMethod
 from as2ray.tables.filters import QuestionFilter
-from as2ray.tables.reliability import Reliability
+
+if TYPE_CHECKING:
+    from as2ray.tables.reliability import Reliability
 
 
 def calibrate(
     *,
     model: str,
     output: str,
-    method: CalibrationMethod = "temperature",
+    method: Literal["temperature", "isotonic"] = "temperature",
     table: str | None = None,
+    columns: dict[str, str] = {},  # noqa: B006
     corpus: str | None = None,
     split: str = "dev",
     data_dir: str | None = None,
@@ -34,7 +34,8 @@ def calibrate(
         model: Checkpoint folder or hub id.
         output: New folder for the calibrated ranker, with plots of reliability and risk.
         method: One temperature, or an isotonic map.
-        table: Folder of a prepared table.
+        table: Folder of a prepared table, or a file such as those of `as2ray train`.
+        columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
@@ -45,15 +46,19 @@ def calibrate(
     """
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import check_new_path, save
+    from as2ray.evaluation import plots
+    from as2ray.evaluation.measures import evaluated_rows
+    from as2ray.models.calibration import UNCHANGED
 
     folder = check_new_path(output)
-    rows = load_table(table, corpus, split, data_dir, corpus_options)
+    rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
     rows = rows.filter(pa.array(evaluated_rows(rows, question_filter)))
     ranker = load(model)
     result = ranker.calibrate(rows, method, min_precision)
     save(ranker, folder)
-    columns = ("stage", "ECE before", "after", "Brier before", "after", "stored")
-    summary, curves = create_console_table(*columns), dict[str, Reliability]()
+    headings = ("stage", "ECE before", "after", "Brier before", "after", "stored")
+    summary = create_console_table(*headings)
+    curves: dict[str, Reliability] = {}
     stages = zip(ranker.exit_layers or ("",), result.before, result.after, ranker.calibration)
     for name, before, after, calibration in stages:
         numbers = (before.ece, after.ece, before.brier, after.brier)

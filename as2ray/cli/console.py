@@ -1,6 +1,7 @@
 """Input tables, number flags and output tables of the commands."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -10,8 +11,7 @@ from rich.table import Table
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, EvaluationError
-from as2ray.tables.parquet import ParquetTable
-from as2ray.tables.schema import validate_table
+from as2ray.tables import loading
 
 Number = TypeVar("Number", int, float)
 
@@ -22,8 +22,9 @@ def load_table(
     split: str,
     data_dir: str | None,
     corpus_options: dict[str, Any],
+    columns: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """Loads the candidates table of a folder, or of a split of a corpus.
+    """Loads the candidates table of a file or folder, or of a split of a corpus.
 
     Raises:
         ConfigError: There is no such corpus, split or option.
@@ -33,7 +34,7 @@ def load_table(
     if (table is None) == (corpus is None):
         raise EvaluationError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     if table is not None:
-        return validate_table(ParquetTable.open(table).to_table(), table)
+        return loading.load_table(table, columns=columns)
     name = str(corpus)
     return read_split(name, split, data_dir, **validate_corpus_options(name, corpus_options))
 

@@ -3,21 +3,19 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from as2ray.cli.console import create_console, create_console_table, load_table, parse_drop_ratios
 from as2ray.errors import EvaluationError, lookup
-from as2ray.evaluation.measures import EvaluationResult, evaluated_rows
-from as2ray.evaluation.measures import evaluate as evaluate_scores
-from as2ray.evaluation.presets import PAPER_PRESETS, Measure, PaperPreset, parse_measure
-from as2ray.evaluation.significance import compare_systems
-from as2ray.evaluation.trec_runs import evaluate_run
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
-from as2ray.text.bm25 import BM25
+
+if TYPE_CHECKING:
+    from as2ray.evaluation.measures import EvaluationResult
+    from as2ray.evaluation.presets import Measure
 
 DEFAULT_MEASURES = ("AP", "RR", "P@1", "nDCG@10")
 
@@ -28,6 +26,7 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     run: str | None = None,
     qrels: str | None = None,
     table: str | None = None,
+    columns: dict[str, str] = {},  # noqa: B006
     corpus: str | None = None,
     split: str = "test",
     data_dir: str | None = None,
@@ -45,7 +44,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         model: Checkpoint folder or hub id, `bm25`, or `constant` (all candidates score the same).
         run: A TREC run instead of a model.
         qrels: TREC qrels; then no table is needed.
-        table: Folder of a prepared table.
+        table: Folder of a prepared table, or a file such as those of `as2ray train`.
+        columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
@@ -57,6 +57,11 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         drop_ratio: Drop ratio instead of a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
         output_run: File for the run; the measures by question go beside it (`.json`).
     """
+    from as2ray.evaluation.measures import evaluate as evaluate_scores
+    from as2ray.evaluation.measures import evaluated_rows
+    from as2ray.evaluation.presets import PAPER_PRESETS, PaperPreset
+    from as2ray.evaluation.trec_runs import evaluate_run
+
     if (model is None) == (run is None) or (qrels and not run):
         raise EvaluationError(
             f"model={model}, run={run}, qrels={qrels}; give either --model, or --run (with "
@@ -85,7 +90,9 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         for baseline_result in baseline_results:
             _print_comparison(baseline_result, result)
         return
-    rows = load_table(table, corpus, split, data_dir, corpus_options)
+    if run is not None and not table and not corpus:
+        raise EvaluationError(f"run={run}; a run needs --qrels, --table or --corpus")
+    rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
     evaluated_rows(rows, question_filter)
     system = str(model or _require_file(str(run)))
     score = _create_scorer(system, rows, parse_drop_ratios(drop_ratio))
@@ -112,7 +119,9 @@ def _require_file(path: str) -> str:
     return path
 
 
-def _parse_measures(measures: Sequence[Measure | str]) -> list[Measure]:
+def _parse_measures(measures: "Sequence[Measure | str]") -> "list[Measure]":
+    from as2ray.evaluation.presets import parse_measure
+
     if not measures:
         raise EvaluationError("no measures; name at least one, or leave the flag out")
     return [parse_measure(measure) for measure in measures]
@@ -147,6 +156,8 @@ def _create_scorer(
     if system == "constant":
         return lambda: np.zeros(rows.num_rows)
     if system == "bm25":
+        from as2ray.text.bm25 import BM25
+
         return lambda: BM25().score_candidates(rows)
     if Path(system).is_file():
         scores = align_run(read_run(system), rows)
@@ -166,6 +177,8 @@ def _print_measures(per_question: pa.Table) -> None:
 
 
 def _print_comparison(baseline: pa.Table, system: pa.Table) -> None:
+    from as2ray.evaluation.significance import compare_systems
+
     summary = create_console_table(
         "measure", "difference", "95% interval", "p (randomization)", "p (t)"
     )
@@ -183,7 +196,7 @@ def _print_comparison(baseline: pa.Table, system: pa.Table) -> None:
 
 
 def _write_results(
-    path: Path, rows: pa.Table, scores: np.ndarray, result: EvaluationResult
+    path: Path, rows: pa.Table, scores: np.ndarray, result: "EvaluationResult"
 ) -> None:
     write_run(path, rows, scores)
     dump = {"measures": result.measures, "per_question": result.per_question.to_pylist()}

@@ -1,21 +1,22 @@
 """`as2ray index`: builds an index of the sentences of documents, with their embeddings."""
 
+from typing import TYPE_CHECKING
+
 from pydantic import TypeAdapter
 
 from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
-from as2ray.retrieval.embeddings import LoadEncoder
-from as2ray.retrieval.index_writer import IndexConfig, write_index
-from as2ray.retrieval.subject_bound import store_min_similarity
-from as2ray.text.bm25 import BM25
+
+if TYPE_CHECKING:
+    from as2ray.retrieval.embeddings import LoadEncoder
 
 
 def index(
     *,
     documents: str,
     output: str,
-    k1: float = BM25.k1,
-    b: float = BM25.b,
+    k1: float = 0.9,
+    b: float = 0.4,
     sentence_splitter: str = "syntok",
     columns: dict[str, str] = {},  # noqa: B006
     encoder: str = MINILM_NAME,
@@ -38,6 +39,9 @@ def index(
         use_ray: Whether Ray builds the shards, on RAY_ADDRESS or on the cores of this machine.
         overwrite: Whether an existing index is replaced.
     """
+    from as2ray.retrieval.index_writer import IndexConfig, write_index
+    from as2ray.retrieval.subject_bound import store_min_similarity
+
     settings = {
         "bm25": {"k1": k1, "b": b},
         "sentence_splitter": sentence_splitter,

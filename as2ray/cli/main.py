@@ -5,45 +5,45 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # Read when pydantic is imported.
 
-from jsonargparse import CLI
+from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from pydantic import ValidationError
 
-from as2ray.cli.ask import ask
-from as2ray.cli.calibrate import calibrate
-from as2ray.cli.cascade import cascade
-from as2ray.cli.convert import convert
-from as2ray.cli.corpora import Corpora
-from as2ray.cli.cost import cost
-from as2ray.cli.evaluate import evaluate
-from as2ray.cli.export import export
-from as2ray.cli.index import index
-from as2ray.cli.rank import rank
-from as2ray.cli.serve import serve
-from as2ray.cli.store import StoreCommands
-from as2ray.cli.stream import stream
-from as2ray.errors import As2rayError, ConfigError, from_validation_error
+import as2ray
+from as2ray.errors import As2rayError, ConfigError, from_validation_error, suggest
 
-COMMANDS = {
-    "corpora": Corpora,
-    "index": index,
-    "ask": ask,
-    "rank": rank,
-    "evaluate": evaluate,
-    "cost": cost,
-    "calibrate": calibrate,
-    "cascade": cascade,
-    "export": export,
-    "convert": convert,
-    "store": StoreCommands,
-    "stream": stream,
-    "serve": serve,
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "train": ("train", "train_command", "train a ranker on a table of your own"),
+    "rank": ("rank", "rank", "rank sentences by how well they answer a question"),
+    "index": ("index", "index", "build an index of documents"),
+    "ask": ("ask", "ask", "answer a question from an index"),
+    "serve": ("serve", "serve", "serve a ranker, and an index, over HTTP"),
+    "evaluate": ("evaluate", "evaluate", "evaluate a ranker or a run, and test it against another"),
+    "calibrate": ("calibrate", "calibrate", "turn scores into probabilities"),
+    "cascade": ("cascade", "cascade", "make a cascade of a ranker, with a bound on its loss"),
+    "cost": ("cost", "cost", "show what dropping candidates saves"),
+    "corpora": ("corpora", "Corpora", "list, fetch, verify and prepare public corpora"),
+    "convert": ("convert", "convert", "convert a released checkpoint"),
+    "export": ("export", "export", "export a ranker for sentence-transformers"),
+    "store": ("store", "StoreCommands", "list and prune stored stages of pipelines"),
+    "stream": ("stream", "stream", "rank a stream of questions"),
 }
+"""Module below `as2ray.cli`, name in it, and help of each command. Only the module of the command
+that runs is imported."""
 
 POSITIONAL_FLAGS = {"index": "--documents", "ask": "--question"}
 """Flag that the first argument of a command fills, as in `as2ray ask "..."`."""
+
+
+class _Parser(ArgumentParser):  # type: ignore[misc]
+    """A parser that accepts no abbreviated flags."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if flags[:1] and flags[0] in POSITIONAL_FLAGS and flags[1:] and not flags[1].startswith("-"):
         flags.insert(1, POSITIONAL_FLAGS[flags[0]])
     try:
-        CLI(COMMANDS, args=flags, as_positional=False, exit_on_error=False)
+        _run(flags)
         sys.stdout.flush()
     except BrokenPipeError:  # The reader has what it wanted, as `head` does.
         # Python flushes once more at its exit, and would report the closed pipe then.
@@ -68,6 +68,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_with(from_validation_error(error))
     except (As2rayError, OSError) as error:
         _exit_with(error)
+
+
+def _run(flags: list[str]) -> None:
+    if not flags or flags[0] in ("-h", "--help"):
+        lines = [f"  {name:10} {text}" for name, (_, _, text) in COMMANDS.items()]
+        usage = "usage: as2ray COMMAND [--FLAG VALUE ...]"
+        more = "as2ray COMMAND --help explains its flags; as2ray --version prints the version."
+        sys.stdout.write("\n".join([usage, "", *lines, "", more, ""]))
+        return
+    if flags[0] == "--version":
+        sys.stdout.write(f"as2ray {as2ray.__version__}\n")
+        return
+    name = flags[0]
+    if name not in COMMANDS:
+        hint = suggest(name, COMMANDS) or "see as2ray --help"
+        raise ConfigError(f"unknown command {name!r}", fix=hint)
+    module, attribute, _ = COMMANDS[name]
+    component = getattr(import_module(f"as2ray.cli.{module}"), attribute)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    try:
+        auto_cli(
+            {name: component},
+            args=flags,
+            as_positional=False,
+            exit_on_error=False,
+            parser_class=_Parser,
+        )
+    except ArgumentError as error:
+        unknown = re.match(r"(?:Unrecognized|unrecognized) arguments: (.+)", str(error))
+        if unknown is None:
+            raise
+        raise _unknown_flags(unknown[1].split(), component, name) from None
+
+
+def _unknown_flags(flags: list[str], component: Any, name: str) -> ConfigError:
+    """An error that names the first unknown flag and the nearest known one."""
+    parser = _Parser()
+    if not isinstance(component, type):
+        parser.add_function_arguments(component)
+    options = [option for action in parser._actions for option in action.option_strings]
+    flag = flags[0].partition("=")[0]
+    leaf = {option.rpartition(".")[2]: option for option in options if "." in option}
+    near = suggest(flag, options) or suggest(flag.rpartition(".")[2].lstrip("-"), leaf)
+    if near and near.split("'")[1] in leaf:
+        near = f"did you mean {leaf[near.split(chr(39))[1]]!r}?"
+    return ConfigError(f"unknown flag {flag}", fix=near or f"see as2ray {name} --help")
 
 
 def _exit_with(error: Exception) -> None:
@@ -88,6 +134,10 @@ def from_argument_error(error: ArgumentError) -> ConfigError:
     if union := re.search(r"Subtypes: (\[.*?\])\n.*Given value: ([^\n]*)", problem, re.DOTALL):
         problem = f"{union[2]} is none of the types {union[1]}"
     problem = " ".join(problem.replace("typing.", "").split())
+    if required := re.fullmatch(r"the following arguments are required: (.+)", problem):
+        names = (name.strip().partition(".") for name in required[1].split(","))
+        flags = ", ".join(f"--{rest or command}" for command, _, rest in names)
+        return ConfigError(f"{flags} must be given", fix="see --help")
     return ConfigError(f"{flag[1]}: {problem}" if flag else problem, fix="see --help")
 
 

@@ -1,11 +1,15 @@
-"""Samples questions, negatives and passages of a table, and adds label noise."""
+"""Samples questions, negatives and passages of a table, splits it, and adds label noise."""
 
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, validate_call
 
+from as2ray.corpora.leaks import normalize_question
 from as2ray.corpora.reader_utils import set_column
 from as2ray.errors import CorpusError
 from as2ray.tables.schema import question_indices
@@ -48,6 +52,43 @@ def sample_questions(
         is_negative = table["label"].to_numpy() == 0
         is_sampled &= _limit_negatives(is_negative, question_index, max_negatives, rng)
     return table.filter(pa.array(is_sampled))
+
+
+def select_split(
+    table: pa.Table, shares: Mapping[str, float], split: str, seed: int = 0
+) -> pa.Table:
+    """Returns one split of a table. Equal questions (see `leaks`) are in the same split.
+
+    Questions are ordered by a hash of their text and of the seed, so most of them stay in their
+    split when rows are added.
+
+    Args:
+        table: A candidates table.
+        shares: Share of the questions of each split but `train`, which gets the rest; each split
+            gets at least one question.
+        split: The split: one of `shares`, or `train`.
+        seed: Another seed gives other splits.
+
+    Raises:
+        CorpusError: There are not enough questions.
+    """
+    texts = pc.unique(table["question"]).to_pylist()
+    normalized = {text: normalize_question(text) for text in texts}
+    questions = sorted(
+        set(normalized.values()), key=lambda text: sha256(f"{seed} {text}".encode()).digest()
+    )
+    splits, start = {}, 0
+    for name, share in shares.items():
+        end = start + max(1, round(share * len(questions)))
+        splits[name] = {*questions[start:end]}
+        start = end
+    splits["train"] = {*questions[start:]}
+    if not all(splits.values()):
+        sizes = {name: len(split) for name, split in splits.items()}
+        problem = f"{len(questions)} questions are too few for the splits {sizes}"
+        raise CorpusError(problem, fix="give more questions, or smaller shares")
+    kept = [text for text in texts if normalized[text] in splits[split]]
+    return table.filter(pc.is_in(table["question"], value_set=pa.array(kept, pa.string())))
 
 
 def _limit_negatives(

@@ -136,7 +136,9 @@ def check_capacity(workers: WorkersConfig, cluster: list[dict[str, float]]) -> N
         f"{_describe_plan(workers)}, but the cluster has {num_cpus:g} CPU and {num_gpus:g} GPU: "
         f"{num_fitting} workers fit on its nodes "
         f"({', '.join(f'{count} x {node}' for node, count in nodes.items())})",
-        fix="lower --workers.num_workers, --workers.cpus_per_worker or --workers.num_data_cpus "
+        fix="set --workers.gpus_per_worker 0, or add nodes with GPUs"
+        if workers.gpus_per_worker and not num_gpus
+        else "lower --workers.num_workers, --workers.cpus_per_worker or --workers.num_data_cpus "
         "(fractions are allowed), or add nodes; a worker cannot be spread over nodes",
     )
 

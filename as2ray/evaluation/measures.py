@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import ir_measures
 import numpy as np
@@ -27,6 +28,14 @@ NDCG_DEPTH = 10
 """Rank at which nDCG is cut during training."""
 
 
+@runtime_checkable
+class SupportsPredictTable(Protocol):
+    """A ranker of `as2ray.models`, which this package does not import."""
+
+    def predict_table(self, table: pa.Table) -> Any:
+        """Returns scores whose `sort_keys` order the rows, shape [rows]."""
+
+
 @dataclass(frozen=True)
 class EvaluationResult:
     """Measures of a system on one table, and how they were computed."""
@@ -46,10 +55,15 @@ class EvaluationResult:
     fingerprint: str
     """Fingerprint of the table before the filter."""
 
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {value:.4f}" for name, value in self.measures.items())
+        count = f"{self.counts.num_questions:,} questions ({self.question_filter})"
+        return f"{means}: {count}, ties {self.ties}"
+
 
 def evaluate(
     table: pa.Table,
-    scores: npt.ArrayLike,
+    scores: "npt.ArrayLike | SupportsPredictTable",
     measures: Iterable[Measure | str] = (AP, RR, P @ 1),
     *,
     question_filter: QuestionFilter = "raw",
@@ -66,7 +80,7 @@ def evaluate(
 
     Args:
         table: Candidates; rows of one question need not be adjacent.
-        scores: Higher is better, finite, shape [rows], in the order of the table.
+        scores: Higher is better, finite, shape [rows], in the order of the table; or a ranker.
         measures: ir-measures values, or their names.
         question_filter: Which questions count.
         ties: Order of equal scores.
@@ -78,7 +92,10 @@ def evaluate(
         ConfigError: Unknown filter or order of ties.
     """
     parsed_measures = [parse_measure(measure) for measure in measures]
-    values = validate_scores(scores, table.num_rows)
+    array: Any = scores
+    if isinstance(scores, SupportsPredictTable):
+        array = scores.predict_table(table).sort_keys
+    values = validate_scores(array, table.num_rows)
     mask = evaluated_rows(table, question_filter)
     filtered = table.filter(pa.array(mask))
     order = table_ranking_order(filtered, values[mask], ties, relevance)

@@ -94,11 +94,10 @@ class Pipeline(Generic[R]):
             return run_on(RayBackend.create(place, workers, max_parallel))
 
     def command(self, arguments: Sequence[str] | None = None) -> None:
-        """Runs the command line of the pipeline; exits with 2 on errors of its settings, else 1."""
+        """Runs the command line of the pipeline; exits with 2 on an error that a user can fix."""
         log_to_console()
-        with exit_with_error(2):
+        with exit_with_error():
             recipe, options = read_recipe(self.recipe_type, arguments)
-        with exit_with_error(1):
             if options.dry_run:
                 os.environ.setdefault("HF_HUB_OFFLINE", "1")
                 prepared = self.prepare(recipe, options.output, options.data_dirs, options.store)
@@ -120,10 +119,10 @@ def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:
 
 
 @contextmanager
-def exit_with_error(status: int) -> Iterator[None]:
-    """Prints an error of the user that is raised inside the block, and exits with a status."""
+def exit_with_error() -> Iterator[None]:
+    """Prints an error of the user that is raised inside the block, and exits with status 2."""
     try:
         yield
     except As2rayError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(status)
+        sys.exit(2)

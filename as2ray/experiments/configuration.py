@@ -6,14 +6,15 @@ the help: as a validator it does not give the path of a wrong value inside a dic
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_parsing_settings
 from pydantic import TypeAdapter, ValidationError
 
-from as2ray.errors import ConfigError, from_validation_error
+from as2ray.errors import ConfigError, from_validation_error, suggest
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
         kinds: Configuration classes; their fields are the flags.
         arguments: The command line.
     """
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(description=kinds[0].__doc__)
     parser.add_argument("--config", action="config", help="a YAML file of these keys")
     for kind in kinds:
@@ -72,8 +74,13 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
     return tree
 
 
-def validate(kind: type[T], tree: Mapping[str, Any]) -> T:
+def validate(kind: type[T], tree: Mapping[str, Any], *others: type) -> T:
     """Builds a configuration from plain values.
+
+    Args:
+        kind: Class of the configuration.
+        tree: Its values.
+        others: Classes whose keys stand in the same file, for the suggestion of an error.
 
     Raises:
         ConfigError: Values are of a wrong type or out of range, or keys are unknown or missing;
@@ -87,7 +94,15 @@ def validate(kind: type[T], tree: Mapping[str, Any]) -> T:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise from_validation_error(error) from None
+        raise from_validation_error(
+            error, known_keys=lambda path: _known_keys([kind, *others], path)
+        ) from None
+
+
+def _known_keys(kinds: Sequence[type], path: Sequence[str]) -> list[str]:
+    """Returns the keys of the configuration at a path; [] if there is none."""
+    at_path = [_field_type(kinds, path)] if path else kinds
+    return [f.name for each in at_path if is_dataclass(each) for f in fields(each)]
 
 
 def read_config(kind: type[T], arguments: Sequence[str]) -> T:
@@ -110,14 +125,27 @@ def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _read_yaml_file(path: str) -> Mapping[str, Any]:
+    if not (file := _find_config(path)).is_file():
+        siblings = [each.name for each in file.parent.glob("*.yaml")]
+        raise ConfigError(f"--config {path}: there is no such file", suggest(file.name, siblings))
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     tree = _parse_yaml(text, path)
     if not isinstance(tree, Mapping):
         raise ConfigError(f"--config {path} is not a YAML mapping of keys to values")
     return tree
+
+
+def _find_config(path: str) -> Path:
+    """Returns the file of that path, or the recipe of that name that is installed with as2ray."""
+    package = find_spec("pipelines")
+    folders = list(package.submodule_search_locations or []) if package else []
+    installed = [Path(folder) / "recipes" / Path(path).name for folder in folders]
+    is_recipe = Path(path).parent in (Path(), Path("pipelines/recipes"))
+    places = [Path(path), *(installed if is_recipe else [])]
+    return next((place for place in places if place.is_file()), places[-1])
 
 
 def _parse_yaml(text: str, source: str) -> Any:

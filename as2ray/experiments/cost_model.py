@@ -120,6 +120,8 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     Raises:
         ConfigError: There is no such corpus, or it has no such option.
     """
+    if spec.path is not None:
+        return TableSize(math.nan, math.nan)
     corpus, known = get_corpus(spec.corpus), _KNOWN_SIZES["corpora"].get(spec.corpus, {})
     options: Any = corpus.parse_options(spec.corpus_options)
     filters = (spec.question_filter, "raw")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
-from as2ray.errors import CheckpointError
+from as2ray.errors import CheckpointError, CorpusError
 from as2ray.experiments.executor import check_stage
 from as2ray.experiments.experiment import Experiment
 from as2ray.experiments.stage import Stage, sorted_stages
@@ -34,7 +34,7 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
     for stage in waiting:
         try:
             check_stage(stage, complete, names)
-        except CheckpointError as error:
+        except (CheckpointError, CorpusError) as error:
             sources[f"missing: {error.problem}"] = None
         if source := stage.describe().get("source"):
             sources[source] = None

@@ -138,7 +138,7 @@ def max_questions(table: Stage, results: Mapping[Stage, Result]) -> int | None:
         return int(results[table].outputs["counts"]["num_questions"])
     if isinstance(table, RetrievedTable):
         return max_questions(table.table, results)
-    if not isinstance(table, PreparedTable):
+    if not isinstance(table, PreparedTable) or table.spec.path is not None:
         return None
     spec, corpus = table.spec, get_corpus(table.spec.corpus)
     options = corpus.parse_options(spec.corpus_options)

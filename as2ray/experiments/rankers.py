@@ -151,11 +151,16 @@ class TrainedRanker(Stage):
 
     def run(self, context: StageContext) -> Outputs:
         """Trains; keeps the selected checkpoint, the metrics and the files of trackers."""
-        from as2ray.distributed.train import train_on_ray
-
         run_folder, output, job = context.scratch / "run", context.output, self.job(context)
         with calling_at_end(partial(end_run, job.tracking, job.run)):
-            selected = train_on_ray(job, run_folder, context.workers, node_files=context.store)
+            if context.workers.num_workers:
+                from as2ray.distributed.train import train_on_ray
+
+                selected = train_on_ray(job, run_folder, context.workers, node_files=context.store)
+            else:
+                from as2ray.training.run_job import train
+
+                selected = train(job, run_folder, context.workers.resume_interval_s)
         copy_ranker(selected, output)
         shutil.copy(run_folder / METRICS, output)
         progress = json.loads((selected.parent / STATE_FILE).read_text())

@@ -18,8 +18,9 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from as2ray.corpora.registry import get_corpus
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, lookup
+from as2ray.errors import ConfigError, lookup, suggest
 from as2ray.evaluation.presets import parse_measure
 from as2ray.experiments.configuration import (
     merge_into,
@@ -50,6 +51,9 @@ NON_EMPTY = Field(min_length=1)
 Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 
+FILE_KEYS = ("columns", "min_positive_grade", "max_bad_records", "split_shares")
+"""Keys of a table that belong to its `path`."""
+
 LeakPolicy = Literal["error", "drop", "keep"]
 """What to do with training questions that are also in a dev or test table."""
 
@@ -63,7 +67,8 @@ def _loss_type(loss: Any) -> str | None:
 
 def _check_loss_name(loss: Any) -> Any:
     if isinstance(loss, str) and loss not in LOSSES:
-        raise ValueError(f"unknown loss; accepted are {sorted(LOSSES)}, or settings with a `type`")
+        accepted = f"accepted are {sorted(LOSSES)}, or settings with a `type`"
+        raise ValueError("; ".join(filter(None, ["unknown loss", accepted, suggest(loss, LOSSES)])))
     return loss
 
 
@@ -86,12 +91,12 @@ LossSpec = Annotated[
 
 @dataclass(frozen=True, config=STRICT)
 class TableSpec:
-    """A table to train or evaluate on: a split of a corpus, and how it is changed."""
+    """A table to train or evaluate on: a split of a corpus or of a file, and how it is changed."""
 
-    corpus: str
+    corpus: str = ""
     """Name of a corpus (`as2ray corpora list`)."""
-    split: str
-    """One of its splits."""
+    split: str = ""
+    """One of its splits; of `path` one of `split_shares` or `train`, by default all rows."""
     question_filter: QuestionFilter = "raw"
     """Questions to keep: `raw`, `no_all_negative` or `clean`."""
     corpus_options: dict[str, Any] = field(default_factory=dict)
@@ -103,9 +108,36 @@ class TableSpec:
     max_negatives: NonNegativeInt | None = None
     """Sample at most this number of negatives of each question."""
     seed: NonNegativeInt = 0
-    """Seed of sampling and label noise."""
+    """Seed of splits, sampling and label noise."""
     verify: bool = True
     """Whether the counts must be the published ones, if there are any."""
+    path: str | None = None
+    """Instead of a corpus: a file or folder (CSV, TSV, JSON lines, Parquet, `datasets`), or
+    `hub:OWNER/NAME:SPLIT` (see `as2ray.load_table`)."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Of `path`: names of its columns, such as `{question: q, candidate: text, label: y}`."""
+    min_positive_grade: float | None = None
+    """Of `path`: lowest grade that counts as an answer; by default labels are 0 and 1."""
+    max_bad_records: NonNegativeInt = 0
+    """Of `path`: number of rows that may be left out because they cannot be used."""
+    split_shares: dict[str, Share] = field(default_factory=dict)
+    """Of `path`: share of the questions of each split but `train`: `{dev: 0.1, test: 0.1}`."""
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            file_keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name in FILE_KEYS}
+            if not (self.corpus and self.split) or any(file_keys.values()):
+                given = ", ".join(f"{name}={value!r}" for name, value in file_keys.items() if value)
+                raise ConfigError(
+                    f"a table has corpus={self.corpus!r}, split={self.split!r}, no path"
+                    f"{given and f', {given}'}; it needs `corpus` and `split`, or `path`"
+                )
+            lookup(get_corpus(self.corpus).files, self.split, f"{self.corpus} split")
+        elif self.corpus or self.corpus_options:
+            raise ConfigError(f"a table has the corpus {self.corpus!r} and the path {self.path!r}")
+        elif self.split and self.split not in (*self.split_shares, "train"):
+            accepted = sorted({*self.split_shares, "train"})
+            raise ConfigError(f"split {self.split!r} of {self.path}; `split_shares` has {accepted}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -212,7 +244,8 @@ class Recipe:
         names = self.held_out().union(*(run.train for run in self.runs.values()))
         if unknown := sorted(names - self.tables.keys()):
             known = sorted(self.tables)
-            raise ConfigError(f"the tables {unknown} are not described; `tables` has {known}")
+            problem = f"the tables {unknown} are not described; `tables` has {known}"
+            raise ConfigError(problem, fix=suggest(unknown[0], known))
         if not self.reported():
             raise ConfigError("no table is reported; name at least one under `tests`")
         for measure in self.measures:
@@ -387,8 +420,11 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
     tree = read_tree(kinds, arguments)
     options_tree = {f.name: tree.pop(f.name) for f in fields(RunOptions) if f.name in tree}
     options = validate(RunOptions, options_tree)
+    if options.profile is not None and not options.profiles:
+        problem = f"profile {options.profile!r}, and the recipe has no `profiles`"
+        raise ConfigError(problem, fix="leave out --profile, or set --workers.*")
     if options.profile is not None:
         workers = asdict(lookup(options.profiles, options.profile, "profile"))
         merge_into(workers, options_tree.get("workers", {}))
         options = validate(RunOptions, {**options_tree, "workers": workers})
-    return validate(kind, tree), options
+    return validate(kind, tree, RunOptions), options

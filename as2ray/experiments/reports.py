@@ -4,7 +4,13 @@ import logging
 
 import numpy as np
 
-from as2ray.evaluation.report import build_report, markdown_table, save_report, to_markdown
+from as2ray.evaluation.report import (
+    Report,
+    build_report,
+    markdown_table,
+    save_report,
+    to_markdown,
+)
 from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.recipe import Recipe
 from as2ray.training.config import SELECTION_METRIC
@@ -21,16 +27,20 @@ log = logging.getLogger(__name__)
 
 def write_reports(
     recipe: Recipe, finished: Finished, evaluations: Evaluations | None = None
-) -> None:
+) -> dict[str, Report]:
     """Writes a report and a bar chart of each test whose baseline is complete.
 
     Args:
         recipe: Its title, baselines and published results.
         finished: What is complete.
         evaluations: The evaluations to report; by default all of the experiment's.
+
+    Returns:
+        The report of each test that has one.
     """
     from as2ray.evaluation import plots
 
+    reports = {}
     evaluations = finished.evaluations() if evaluations is None else evaluations
     for test, systems in evaluations.items():
         baseline = str(recipe.against(test))
@@ -38,7 +48,7 @@ def write_reports(
             log.warning("no report of %s: its baseline %r is not complete", test, baseline)
             continue
         title, published = f"{recipe.title}: {test}", recipe.published_results.get(test)
-        report = build_report(
+        reports[test] = report = build_report(
             title,
             systems,
             baseline=baseline,
@@ -52,6 +62,7 @@ def write_reports(
         if recipe.plot_learning_curves:
             for measure in sorted(LOGGED_MEASURES & {*recipe.measures, "AP"}):
                 _plot_learning_curve(recipe, finished, test, measure)
+    return reports
 
 
 def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str, measure: str) -> None:

@@ -1,9 +1,11 @@
-"""Stages of candidates tables: prepared from a release, sampled, checked for leaks."""
+"""Stages of candidates tables: prepared from a release or a file, sampled, checked for leaks."""
 
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from hashlib import file_digest, sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,18 @@ from typing import Any
 import pyarrow as pa
 
 from as2ray.corpora.corpus import HUB, Corpus
-from as2ray.corpora.leaks import check_leaks
+from as2ray.corpora.leaks import check_leaks, remove_leaks
 from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.sampling import flip_labels, sample_questions
-from as2ray.errors import StaleStageError
-from as2ray.experiments.recipe import Recipe, TableSpec
+from as2ray.corpora.sampling import flip_labels, sample_questions, select_split
+from as2ray.corpora.verification import DATA_ROOT_VARIABLE
+from as2ray.errors import CorpusError, StaleStageError
+from as2ray.experiments.recipe import FILE_KEYS, Recipe, TableSpec
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
 from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
 from as2ray.tables.schema import count_table
@@ -49,7 +53,19 @@ class PreparedTable(Stage):
         version = versioned_name(splitter) if splitter else None
         corpus_version = {"corpus_version": corpus.version} if corpus.version else {}
         identity = {**super().identity(fingerprints), "sentence_splitter": version}
-        return identity | corpus_version
+        spec = {key: v for key, v in identity["spec"].items() if key not in ("path", *FILE_KEYS)}
+        return identity | corpus_version | {"spec": spec}
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Checks that the release is there, if nobody said where it is."""
+        from as2ray.experiments.cost_model import describe_source
+
+        source = describe_source(self.spec, self.data_dir)
+        default = os.path.abspath(release_path(get_corpus(self.spec.corpus), None))
+        is_default = self.data_dir == default
+        if source["is_present"] is False and is_default and DATA_ROOT_VARIABLE not in os.environ:
+            problem = f"no {' or '.join(source['files'])} in {source['source']}"
+            raise CorpusError(problem, fix=f"set {DATA_ROOT_VARIABLE}, or {source['fix']}")
 
     def run(self, context: StageContext) -> Outputs:
         """Prepares the release, samples questions and flips labels."""
@@ -114,6 +130,73 @@ class PreparedTable(Stage):
 
 
 @dataclass(frozen=True, eq=False)
+class LoadedTable(PreparedTable):
+    """A table of the user's own, or a split of it, as a Parquet file."""
+
+    def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
+        """Has the content of the file instead of its path."""
+        identity = Stage.identity(self, fingerprints)
+        corpus_keys = ("corpus", "corpus_options", "verify")
+        spec = {key: v for key, v in identity["spec"].items() if key not in corpus_keys}
+        return identity | {"spec": spec | {"path": hash_table(str(self.spec.path))}}
+
+    def check(self, results: Mapping[Stage, Result]) -> None:
+        """Checks that the file exists."""
+        check_source(str(self.spec.path))
+
+    def run(self, context: StageContext) -> Outputs:
+        """Loads the rows, selects those of the split, and changes them as the recipe says."""
+        spec = self.spec
+        rows = load_table(
+            spec.path,
+            columns=spec.columns,
+            min_positive_grade=spec.min_positive_grade,
+            max_bad_records=spec.max_bad_records,
+        )
+        if spec.split:
+            rows = select_split(rows, spec.split_shares, spec.split, spec.seed)
+        if held_out := [read_table(context.path(stage)) for stage in self.without]:
+            rows = remove_leaks(rows, *held_out, min_similarity=self.min_leak_similarity)
+        rows = rows.filter(pa.array(filter_mask(rows, spec.question_filter)))
+        rows = sample_questions(rows, spec.num_questions, spec.max_negatives, spec.seed)
+        rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
+        if not rows.num_rows:
+            name = f"{spec.path}/{spec.split} ({spec.question_filter})"
+            raise CorpusError(f"{name}: no question is left", fix="choose another filter or split")
+        return write_table(rows, context.output)
+
+    def verify(self, result: Result) -> None:
+        """Does nothing: another content is another stage."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        name = "/".join(filter(None, (self.spec.path, self.spec.split)))
+        return {
+            "data": f"{name} ({self.spec.question_filter})",
+            "source": f"table {self.spec.path}",
+        }
+
+
+def hash_table(path: str) -> str:
+    """Returns a hash of the content of a file or folder; the name of what is none."""
+    folder = Path(path)
+    if not folder.exists():
+        return path
+    digest = sha256()
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    for file in files:
+        status = file.stat()
+        digest.update(_hash_file(file, status.st_size, status.st_mtime_ns))
+    return digest.hexdigest()[:16]
+
+
+@lru_cache
+def _hash_file(path: Path, size: int, modified_ns: int) -> bytes:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").digest()
+
+
+@dataclass(frozen=True, eq=False)
 class LeakCheck(Stage):
     """Refuses training tables that share questions with held-out tables."""
 
@@ -156,9 +239,14 @@ def prepared_table(
 
     A task of a cluster knows neither the environment of this process nor its working folder.
     """
+    similarity = min_leak_similarity if without else None
+    if spec.path is not None:
+        is_hub = spec.path.startswith(HUB_PREFIX)
+        path = spec.path if is_hub else os.path.abspath(spec.path)
+        return LoadedTable(replace(spec, path=path), without, similarity)
     source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
     data_dir = HUB if source == HUB else os.path.abspath(source)
-    return PreparedTable(spec, without, min_leak_similarity if without else None, data_dir)
+    return PreparedTable(spec, without, similarity, data_dir)
 
 
 def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, PreparedTable]:

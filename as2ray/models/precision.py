@@ -1,9 +1,12 @@
 """Number formats of matrix products."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 """Number format of matrix products."""
@@ -15,6 +18,8 @@ def resolve_dtype(dtype: Dtype, device: torch.device | str = "cpu") -> torch.dty
     `auto` is bf16 on hardware that multiplies it natively (a CPU with AVX512-BF16 or AMX, a GPU
     since Ampere), and fp32 elsewhere.
     """
+    import torch
+
     if dtype != "auto":
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     if torch.device(device).type == "cuda":
@@ -32,4 +37,6 @@ def fp32_head(states: Tensor) -> torch.autocast:
     A head takes 1 % of the operations, and the 8 bits of bf16 would give many candidates equal
     scores.
     """
+    import torch
+
     return torch.autocast(states.device.type, enabled=False)

@@ -105,6 +105,10 @@ class SentenceIndex:
     stored_embeddings: Embeddings | None = None
     """Embeddings of the sentences, if the index has them."""
 
+    def __repr__(self) -> str:
+        counts = {name: self.manifest.get(name) for name in ("documents", "sentences")}
+        return f"SentenceIndex({str(self.folder)!r}, {counts})"
+
     @classmethod
     def open(cls, folder: str | Path, load_encoder: LoadEncoder | None = None) -> "SentenceIndex":
         """Opens an index that `write_index` wrote.
@@ -256,6 +260,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         format_version, files = manifest.get("format_version"), manifest.get("files")
     except (OSError, ValueError, AttributeError) as error:
+        if (nested := next(iter(folder.glob(f"*/{MANIFEST}")), None)) is not None:
+            raise SentenceIndexError(
+                f"{folder} is not an index", fix=f"did you mean {nested.parent}?"
+            ) from error
         raise SentenceIndexError(
             f"{folder} is not an index: {error}",
             fix="index the documents first: as2ray index FOLDER --output INDEX",

@@ -1,5 +1,7 @@
 """Runs a training job: loads its model and tables, and trains."""
 
+import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,11 +13,13 @@ from as2ray.data.list_reader import ListReader
 from as2ray.data.packed_dataset import ExampleReader, PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.data.passage_reader import PassageReader
+from as2ray.errors import StaleStageError
 from as2ray.losses import get_loss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
+from as2ray.tables.atomic import atomic_file
 from as2ray.tables.parquet import ParquetTable
 from as2ray.text.tokenization import TOKENIZER_SETTINGS
 from as2ray.training import parallel
@@ -25,11 +29,16 @@ from as2ray.training.tracking import flatten
 from as2ray.training.trainer import RANKER, BatchSource, Trainer
 from as2ray.training.validation import EvalSet, PassageEvalSet
 
+log = logging.getLogger(__name__)
+
 LOGGED_SETTINGS = (
     *("model", "train_tables", "train_weights", "eval_tables", "training", "loss"),
     "teacher_logits",
 )
 """Fields of a job that trackers show as its parameters."""
+
+JOB = "job.json"
+"""File in a run's folder with the settings of its job."""
 
 
 def run_job(
@@ -88,9 +97,28 @@ def train(job: TrainingJob, folder: str | Path, resume_interval_s: float = 600.0
 
     Returns:
         Folder of the ranker that was selected.
+
+    Raises:
+        StaleStageError: The folder holds a run of another job; names what differs.
     """
+    _check_same_job(job, Path(folder))
     run_job(job, folder, LocalCheckpointStore(folder, resume_interval_s))
     return Path(folder) / BEST / RANKER
+
+
+def _check_same_job(job: TrainingJob, folder: Path) -> None:
+    """Checks that a run in the folder is of this job; notes the job of a new run."""
+    settings = {k: v for k, v in asdict(job).items() if k not in ("tracking", "run")}
+    current, path = json.loads(json.dumps(flatten(settings), default=str)), folder / JOB
+    stored = json.loads(path.read_text()) if path.is_file() else current
+    keys = [k for k in sorted({*stored, *current}) if stored.get(k) != current.get(k)]
+    if keys:
+        changes = [f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in keys[:8]]
+        problem = f"{folder} holds a run of another job (run -> job): {'; '.join(changes)}"
+        raise StaleStageError(problem, fix="choose another folder, or remove this one")
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(current, indent=2) + "\n")
 
 
 def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:
@@ -112,6 +140,13 @@ def _create_dataset(job: TrainingJob, ranker: Ranker) -> PackedDataset:
         num_shards=training.num_data_shards,
     )
     if training.global_batch_tokens is None:
+        if training.global_batch_size > dataset.reader.num_examples:
+            log.warning(
+                "global_batch_size %d is larger than the %d examples of the table: an epoch is a "
+                "single step",
+                training.global_batch_size,
+                dataset.reader.num_examples,
+            )
         return dataset
     num_examples = training.global_batch_tokens / dataset.mean_length()
     return replace(dataset, global_batch_size=max(1, round(num_examples)))

@@ -1,11 +1,15 @@
 """Stages of candidates tables."""
 
+import shutil
+
 import pytest
 import tiny
+from pyarrow import csv
 
+from as2ray.corpora.leaks import check_leaks
 from as2ray.errors import As2rayError
 from as2ray.experiments.recipe import TableSpec
-from as2ray.experiments.tables import PreparedTable
+from as2ray.experiments.tables import PreparedTable, prepared_table, read_table
 
 
 def test_table_with_other_counts_than_published_needs_verify_false(complete, tmp_path):
@@ -16,3 +20,70 @@ def test_table_with_other_counts_than_published_needs_verify_false(complete, tmp
     outputs, _ = complete(PreparedTable(TableSpec(**spec, verify=False), data_dir=str(tmp_path)))
     assert outputs["verified"] is False
     assert outputs["counts"]["num_questions"] == 7
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """A CSV file of 20 questions with five candidates each, under other names."""
+    table = tiny.with_distinct_questions(tiny.candidates(20))
+    columns = table.select(["question", "candidate", "label"]).rename_columns(["q", "text", "y"])
+    csv.write_csv(columns, tmp_path / "labels.csv")
+    return {
+        "path": str(tmp_path / "labels.csv"),
+        "columns": {"question": "q", "candidate": "text", "label": "y"},
+        "split_shares": {"dev": 0.1, "test": 0.2},
+    }
+
+
+def test_table_of_a_file_is_split_by_question(complete, labels):
+    tables = {
+        split: read_table(complete(prepared_table(TableSpec(**labels, split=split), {}))[1])
+        for split in ("train", "dev", "test", "")
+    }
+    assert {split: len(table) for split, table in tables.items()} == {
+        "train": 70,
+        "dev": 10,
+        "test": 20,
+        "": 100,
+    }
+    check_leaks({split: tables[split] for split in ("train", "dev", "test")})
+    other = read_table(complete(prepared_table(TableSpec(**labels, split="dev", seed=1), {}))[1])
+    assert other != tables["dev"]
+
+
+def test_table_of_a_file_is_known_by_its_content_not_by_its_path(labels, tmp_path):
+    stage = prepared_table(TableSpec(**labels), {})
+    copy = shutil.copy(labels["path"], tmp_path / "copy.csv")
+    assert prepared_table(TableSpec(**{**labels, "path": str(copy)}), {}) == stage
+    with open(copy, "a") as file:
+        file.write("new?,text,1\n")
+    assert prepared_table(TableSpec(**{**labels, "path": str(copy)}), {}) != stage
+
+
+def test_table_of_a_file_leaves_out_questions_of_held_out_tables(complete, labels):
+    dev = prepared_table(TableSpec(**labels, split="dev"), {})
+    rows = read_table(complete(prepared_table(TableSpec(**labels), {}, (dev,)))[1])
+    assert len(rows) == 90
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "needs `corpus` and `split`, or `path`"),
+        ({"corpus": "wikiqa"}, "needs `corpus` and `split`, or `path`"),
+        ({"corpus": "wikiqa", "split": "test", "columns": {"question": "q"}}, "or `path`"),
+        ({"corpus": "wikiqa", "path": "labels.csv"}, "and the path"),
+        ({"path": "labels.csv", "split": "tset", "split_shares": {"test": 0.1}}, "split 'tset'"),
+        ({"corpus": "wikqa", "split": "test"}, "did you mean 'wikiqa'"),
+        ({"corpus": "wikiqa", "split": "tset"}, "did you mean 'test'"),
+    ],
+)
+def test_table_of_two_sources_or_none_is_an_error(settings, problem):
+    with pytest.raises(As2rayError, match=problem):
+        TableSpec(**settings)
+
+
+def test_table_of_a_file_that_is_missing_is_an_error_before_anything_runs(labels):
+    stage = prepared_table(TableSpec(path=labels["path"].replace("labels", "label")), {})
+    with pytest.raises(As2rayError, match=r"did you mean 'labels.csv'"):
+        stage.check({})

@@ -46,5 +46,5 @@ def test_dry_run_of_a_recipe_that_cannot_run_exits_with_its_error(no_data, capsy
         transfer_adapt.PIPELINE.command(
             ["--config", path, *no_data, "--runs.wikiqa.num_layers", "13"]
         )
-    assert raised.value.code == 1
+    assert raised.value.code == 2
     assert "'rankers/wikiqa-seed0': num_layers=13 is not from 1 to 12" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import inspect
 import re
 import threading
-import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
+import as2ray
 from as2ray.distributed.plan import check_capacity
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.serving import deployment, metrics, proxy
@@ -20,7 +20,7 @@ from as2ray.serving.settings import ServiceConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "serve_configs"
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = as2ray.__version__
 RAY = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.M).group(1)
 
 

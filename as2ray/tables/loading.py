@@ -1,0 +1,377 @@
+"""Loads a candidates table from a file, folder, data frame or data set of the user's own."""
+
+import csv
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from as2ray.errors import CorpusError, suggest
+from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.raw_files import iter_arrow, open_text, read_hub, read_json_records
+from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, batched, validate_table
+
+log = logging.getLogger(__name__)
+
+HUB_PREFIX = "hub:"
+"""Start of the name of a data set on the Hugging Face hub: `hub:OWNER/NAME` or with `:SPLIT`."""
+
+COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
+    "question_id": ("question_id", "query_id", "qid"),
+    "question": ("question", "query"),
+    "candidate_id": ("candidate_id",),
+    "candidate": ("candidate", "sentence", "answer", "passage", "text"),
+    "label": ("label", "relevance"),
+}
+"""Names under which a column is recognized without `columns`, in order of preference."""
+
+REQUIRED = ("question", "candidate", "label")
+
+TRUTH_VALUES = {"true": 1, "false": 0}
+
+NUM_SHOWN_ROWS = 5
+"""Bad rows that an error or a warning shows."""
+
+_DELIMITED, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson", ".json")
+
+
+@dataclass
+class _RawTable:
+    """A table as it was read: its columns, the number of each row, and what could not be read."""
+
+    columns: pa.Table
+    numbers: list[int] | None = None
+    unit: str = "row"
+    """What the numbers count: `line`, `record` or `row`."""
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+    def number(self, row: int) -> int:
+        return row + 1 if self.numbers is None else self.numbers[row]
+
+
+def load_table(
+    source: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    min_positive_grade: float | None = None,
+    max_bad_records: int = 0,
+) -> pa.Table:
+    """Loads a candidates table.
+
+    Ids that are missing are hashes of the texts, so they stay the same when rows are added. The
+    rows of a question become adjacent.
+
+    Args:
+        source: A file (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.json`, `.parquet`; text files also with
+            `.gz`), a folder of Parquet files or of `datasets`' `save_to_disk`, `hub:OWNER/NAME`
+            or `hub:OWNER/NAME:SPLIT`, an Arrow table, a data frame (pandas, polars), a
+            `datasets.Dataset`, or a list of dictionaries.
+        columns: Name in the source of `question`, `candidate`, `label`, `question_id` or
+            `candidate_id`, by default as in `COLUMN_NAMES`.
+        min_positive_grade: Lowest grade that counts as an answer; the grades are kept if they are
+            whole numbers. By default labels are 0, 1, true and false.
+        max_bad_records: Number of rows that may be left out because they cannot be used; a warning
+            shows the first five.
+
+    Returns:
+        A table of `CANDIDATE_SCHEMA`. Optional columns are kept if the source has all of its
+        columns under their own names.
+
+    Raises:
+        CorpusError: There is no such source or column, too many rows are bad, or no row is left.
+    """
+    name = str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
+    raw = _read(source, name)
+    names = _resolve_columns(raw.columns.column_names, columns or {}, name)
+    is_candidates_table = set(CANDIDATE_SCHEMA.names) <= set(raw.columns.column_names)
+    texts = {role: _as_text(raw.columns[column], name) for role, column in names.items()}
+    grades = _parse_grades(texts["label"])
+    problems = _find_problems(texts, grades, min_positive_grade)
+    rows = np.array([row for row in range(len(grades)) if row not in problems], np.int64)
+    bad = sorted([*raw.problems, *((raw.number(row), text) for row, text in problems.items())])
+    _report_bad_rows(bad, len(rows), name, raw.unit, max_bad_records)
+
+    texts = {role: column.take(pa.array(rows)) for role, column in texts.items()}
+    grades = grades[rows]
+    labels = grades >= (1 if min_positive_grade is None else min_positive_grade)
+    table = pa.table({**_with_ids(texts), "label": labels.astype(np.int8)})
+    if is_candidates_table and not columns:
+        optional = raw.columns.drop_columns(CANDIDATE_SCHEMA.names).take(pa.array(rows))
+        for column in optional.column_names:
+            table = table.append_column(column, optional[column])
+    elif min_positive_grade is not None and (grades == grades.astype(np.int8)).all():
+        table = table.append_column("grade", pa.array(grades.astype(np.int8)))
+    question = np.asarray(table["question_id"].combine_chunks().dictionary_encode().indices)
+    return validate_table(table.take(pa.array(np.argsort(question, kind="stable"))), name)
+
+
+def _read(source: Any, name: str) -> _RawTable:
+    if isinstance(source, str | Path):
+        return _read_path(str(source))
+    if isinstance(source, Mapping):
+        raise CorpusError(f"{name} has the splits {sorted(source)}", fix="give one of them")
+    if isinstance(source, pa.Table):
+        return _RawTable(source)
+    if isinstance(source, list):
+        return _collect_records(enumerate(source, 1), "row")
+    if hasattr(source, "with_format"):  # datasets.Dataset
+        return _RawTable(pa.concat_tables(iter_arrow(source)))
+    try:
+        if type(source).__module__.startswith("pandas"):
+            return _RawTable(pa.Table.from_pandas(source, preserve_index=False))
+        return _RawTable(pa.table(source))
+    except (TypeError, ValueError, pa.ArrowInvalid) as error:
+        problem = f"{name} is no table: {' '.join(str(error).split())[:200]}"
+        raise CorpusError(problem, fix="give a path, a data frame or a data set") from error
+
+
+def _read_path(name: str) -> _RawTable:
+    if name.startswith(HUB_PREFIX):
+        dataset, _, split = name.removeprefix(HUB_PREFIX).partition(":")
+        return _RawTable(pa.concat_tables(read_hub(dataset, split or "train")))
+    check_source(name)
+    path = Path(name)
+    if path.is_dir():
+        return _read_folder(path)
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix == ".parquet":
+        return _RawTable(ParquetTable.open(path).to_table())
+    try:
+        if suffix in _DELIMITED:
+            return _read_delimited(path)
+        if suffix in _JSON:
+            return _read_json(path)
+    except CorpusError as error:
+        raise CorpusError(error.problem, fix="save it as UTF-8 text, and whole") from error
+    accepted = ", ".join((*_DELIMITED, *_JSON, ".parquet"))
+    raise CorpusError(f"{name} is none of {accepted}, and no folder", fix="rename or convert it")
+
+
+def check_source(path: str) -> None:
+    """Checks that there is something at a path, which may be the name of a data set on the hub.
+
+    Raises:
+        CorpusError: There is nothing; names what is there under a similar name.
+    """
+    place = Path(path)
+    if path.startswith(HUB_PREFIX) or place.exists():
+        return
+    siblings = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
+    problem = f"there is no table {path} (sought at {place.absolute()})"
+    raise CorpusError(problem, fix=suggest(place.name, siblings))
+
+
+def _read_folder(path: Path) -> _RawTable:
+    if (path / "dataset_dict.json").is_file():
+        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        raise CorpusError(f"{path} has the splits {splits}", fix=f"give {path / splits[0]}")
+    if (path / "state.json").is_file():
+        from datasets import load_from_disk
+
+        return _RawTable(pa.concat_tables(iter_arrow(load_from_disk(str(path)))))
+    files = sorted(each.name for each in path.iterdir() if each.suffix in (*_DELIMITED, *_JSON))
+    if files and not any(path.glob("**/*.parquet")):
+        raise CorpusError(f"{path} has no Parquet files", fix=f"give a file: {path / files[0]}")
+    return _RawTable(ParquetTable.open(path).to_table())
+
+
+def _read_delimited(path: Path) -> _RawTable:
+    """Reads a file whose first line names its columns, with `,`, `;` or tabs between them."""
+    with open_text(path) as text:
+        header_line = text.readline()
+        delimiter = max(",;\t", key=header_line.count)
+        header = next(csv.reader([header_line], delimiter=delimiter), [])
+        if len(set(header)) < len(header):
+            raise CorpusError(f"{path}: two columns of {header} have one name")
+        raw = _RawTable(pa.table({}), [], "line")
+        chunks = batched(_read_rows(csv.reader(text, delimiter=delimiter), raw, header), 50_000)
+        schema = pa.schema([(name, pa.string()) for name in header])
+        tables = [pa.table(list(map(list, zip(*rows))), schema=schema) for rows in chunks]
+    raw.columns = pa.concat_tables(tables) if tables else schema.empty_table()
+    return raw
+
+
+def _read_rows(reader: Any, raw: _RawTable, header: list[str]) -> Iterator[list[str]]:
+    """Yields rows as long as the header; notes the line where each begins, and other rows."""
+    assert raw.numbers is not None
+    while True:
+        line = reader.line_num + 2  # the header is line 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raw.problems.append((line, str(error)))
+            continue
+        if len(row) == len(header):
+            raw.numbers.append(line)
+            yield row
+        elif row:
+            raw.problems.append((line, f"{len(row)} fields, and the header has {len(header)}"))
+
+
+def _read_json(path: Path) -> _RawTable:
+    """Reads a file of one JSON object a line, or of one list of objects."""
+    with open_text(path) as text:
+        if text.read(1) == "[":
+            return _collect_records(enumerate(read_json_records(path), 1), "record")
+    with open_text(path) as lines:
+        return _collect_records(_parse_lines(lines), "line")
+
+
+def _parse_lines(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield number, error
+
+
+def _collect_records(records: Iterable[tuple[int, Any]], unit: str) -> _RawTable:
+    """Makes a table of the values of numbered records, as text; notes what is no object."""
+    objects: list[Mapping[str, Any]] = []
+    numbers: list[int] = []
+    problems: list[tuple[int, str]] = []
+    for number, record in records:
+        if isinstance(record, Mapping):
+            numbers.append(number)
+            objects.append(record)
+        else:
+            problems.append((number, f"no JSON object: {str(record)[:80]}"))
+    names = list(dict.fromkeys(name for record in objects for name in record))
+    columns = {name: [_json_text(record.get(name)) for record in objects] for name in names}
+    table = pa.table(columns, schema=pa.schema([(name, pa.string()) for name in names]))
+    return _RawTable(table, numbers, unit, problems)
+
+
+def _json_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _resolve_columns(
+    available: list[str], columns: Mapping[str, str], source: str
+) -> dict[str, str]:
+    """Returns the name in the source of each column that it has."""
+    if unknown := sorted(columns.keys() - COLUMN_NAMES.keys()):
+        problem = f"columns {dict(columns)}: {unknown[0]!r} is none of {list(COLUMN_NAMES)}"
+        raise CorpusError(problem, fix=suggest(unknown[0], COLUMN_NAMES))
+    names = {}
+    for role, aliases in COLUMN_NAMES.items():
+        accepted = [columns[role]] if role in columns else aliases
+        if name := next((each for each in accepted if each in available), None):
+            names[role] = name
+        elif role in REQUIRED or role in columns:
+            hint = suggest(accepted[0], available)
+            raise CorpusError(
+                f"{source} has the columns {available}, and none of {list(accepted)} for {role!r}",
+                fix=f"{f'{hint} ' if hint else ''}say which it is: columns {{{role}: NAME}}",
+            )
+    return names
+
+
+def _as_text(column: pa.ChunkedArray, source: str) -> pa.Array:
+    try:
+        texts = column.cast(pa.string()).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorpusError(f"{source}: a column of {column.type} is no text: {error}") from error
+    return pc.utf8_trim_whitespace(texts)
+
+
+def _parse_grades(labels: pa.Array) -> np.ndarray:
+    """Returns the label of each row as a number, shape [rows]; NaN where it is none."""
+    encoded = labels.dictionary_encode()
+    values = [_parse_grade(text) for text in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    grades: np.ndarray = np.array([*values, math.nan])[indices]
+    return grades
+
+
+def _parse_grade(text: str) -> float:
+    try:
+        return float(TRUTH_VALUES.get(text.lower(), text))
+    except ValueError:
+        return math.nan
+
+
+def _find_problems(
+    texts: Mapping[str, pa.Array], grades: np.ndarray, min_positive_grade: float | None
+) -> dict[int, str]:
+    """Returns what is wrong with each row that cannot be used."""
+    problems: dict[int, str] = {}
+    for role in texts.keys() - {"label"}:
+        lengths = pc.utf8_length(texts[role]).fill_null(0).to_numpy(zero_copy_only=False)
+        problems |= dict.fromkeys(np.flatnonzero(lengths == 0).tolist(), f"no {role}")
+        is_long = np.flatnonzero(lengths > MAX_TEXT_CHARS).tolist()
+        problems |= dict.fromkeys(is_long, f"a {role} of over {MAX_TEXT_CHARS:,} characters")
+    is_unknown = np.isnan(grades)
+    if min_positive_grade is None:
+        is_unknown |= (grades != 0) & (grades != 1)
+    for row in np.flatnonzero(is_unknown).tolist():
+        problems[row] = f"label {texts['label'][row].as_py()!r}"
+        if min_positive_grade is None and not np.isnan(grades[row]):
+            problems[row] += " without min_positive_grade"
+    if "question_id" in texts:
+        ids = np.asarray(texts["question_id"].dictionary_encode().indices.fill_null(-1))
+        _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+        is_other = pc.not_equal(texts["question"], texts["question"].take(pa.array(first[inverse])))
+        is_bad = is_other.fill_null(False).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(is_bad).tolist():
+            problems.setdefault(row, "another question than before with this question_id")
+    return problems
+
+
+def _report_bad_rows(
+    bad: list[tuple[int, str]], num_rows: int, source: str, unit: str, max_bad_records: int
+) -> None:
+    shown = [f"  {unit} {number:,}: {problem}" for number, problem in bad[:NUM_SHOWN_ROWS]]
+    text = f"{source}: {len(bad):,} of {len(bad) + num_rows:,} {unit}s cannot be used"
+    if len(bad) > max_bad_records:
+        text += f"; correct them, or allow them with max_bad_records {len(bad)}"
+    if len(bad) > max_bad_records or not num_rows:
+        raise CorpusError("\n".join([text, *shown]))
+    if bad:
+        log.warning("%s and are left out\n%s", text, "\n".join(shown))
+
+
+def _with_ids(texts: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Returns the columns of text of a candidates table."""
+    question, candidate = texts["question"], texts["candidate"]
+    question_ids = texts.get("question_id", _hashes(question))
+    if "candidate_id" not in texts:
+        keys = pc.binary_join_element_wise(question_ids, _hashes(candidate), "-").to_pylist()
+        counters = {key: count(2) for key, times in Counter(keys).items() if times > 1}
+        seen: set[str] = set()
+        candidate_ids = []
+        for key in keys:
+            candidate_ids.append(f"{key}-{next(counters[key])}" if key in seen else key)
+            seen.add(key)
+        ids = pa.array(candidate_ids, pa.string())
+    else:
+        ids = texts["candidate_id"]
+        if pc.count_distinct(ids).as_py() < len(ids):  # the id of a document that is shared
+            ids = pc.binary_join_element_wise(question_ids, ids, "/")
+    return {
+        "question_id": question_ids,
+        "question": question,
+        "candidate_id": ids,
+        "candidate": candidate,
+    }
+
+
+def _hashes(texts: pa.Array) -> pa.Array:
+    encoded = texts.dictionary_encode()
+    values = [
+        blake2b(t.encode(), digest_size=8).hexdigest() for t in encoded.dictionary.to_pylist()
+    ]
+    return pa.array(values, pa.string()).take(encoded.indices)

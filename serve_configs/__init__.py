@@ -1,0 +1,1 @@
+"""Configurations of the service: a laptop, a GPU cluster, Kubernetes, a dashboard."""

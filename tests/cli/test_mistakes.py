@@ -1,0 +1,147 @@
+"""Mistakes of a newcomer: a few lines, no traceback, exit status 2, and the nearest known name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from pyarrow import csv
+
+import as2ray
+from as2ray.cli.index import index
+from as2ray.cli.main import COMMANDS, main
+from as2ray.errors import ResourceError
+from as2ray.text.bm25 import BM25
+from pipelines.transfer_adapt import PIPELINE
+
+MAX_LINES = 6
+RECIPES = Path(__file__).parents[2] / "pipelines/recipes"
+RECIPE = str(RECIPES / "tanda_minilm.yaml")
+
+
+def errors_of(command, arguments, capsys):
+    """Standard error of a command that must exit with 2, without the log."""
+    with pytest.raises(SystemExit) as stopped:
+        command(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert 0 < len(error.splitlines()) <= MAX_LINES
+    assert "Traceback" not in error
+    return error
+
+
+TRAIN = ("train", "--table", "x.csv", "--output", "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["rnak"], "unknown command 'rnak'\n  fix: did you mean 'rank'?"),
+        (["train", "--tabel", "x"], "unknown flag --tabel\n  fix: did you mean '--table'?"),
+        ([*TRAIN, "--epochs", "3"], "did you mean '--training.epochs'?"),
+        ([*TRAIN, "--training.epoch", "3"], "did you mean '--training.epochs'?"),
+        (["rank", "--mod", "m", "--question", "q"], "unknown flag --mod\n"),  # no abbreviation
+        (["rank", "--model", "m"], "--question must be given"),
+        ([*TRAIN, "--training.epochs", "many"], "training.epochs: Expected"),
+        ([*TRAIN, "--training.global_batch_size", "0"], "should be greater than 0"),
+        (["evaluate", "--run", "x"], "a run needs --qrels, --table or --corpus"),
+        (["evaluate", "--model", "bm25", "--corpus", "wikqa"], "did you mean 'wikiqa'?"),
+        (["evaluate", "--model", "bm25", "--table", "tabel"], "did you mean 'table'?"),
+        (["ask", "q?", "--index", "built"], "did you mean built/index?"),
+        (["rank", "--model", "own/rankr", "--question", "q"], "HF_HUB_OFFLINE is set"),
+        (["rank", "--model", "./own/rankr", "--question", "q"], "did you mean 'ranker'?"),
+        (
+            [*TRAIN[:2], "table", "--output", "o", "--loss", "cross"],
+            "did you mean 'cross_entropy'?",
+        ),
+        ([*TRAIN[:2], "table", "--output", "o", "--model", "no/where"], "no/where is no folder"),
+    ],
+)
+def test_mistake_on_the_command_line(
+    arguments, problem, tmp_path, monkeypatch, capsys, sentence_encoder
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    tiny.write_corpus(tmp_path / "table", tiny.with_distinct_questions(tiny.candidates(12)))
+    (tmp_path / "built/index").mkdir(parents=True)
+    (tmp_path / "built/index/manifest.json").write_text("{}")
+    (tmp_path / "own/ranker").mkdir(parents=True)
+    assert problem in errors_of(main, arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--config", RECIPE.replace("minilm", "minilmm")], "did you mean 'tanda_minilm.yaml'?"),
+        (["--config", RECIPE, "--sedes", "[0]"], "sedes: unknown key; did you mean 'seeds'?"),
+        (["--config", RECIPE, "--worker.num_workers", "1"], "did you mean 'workers'?"),
+        (["--config", RECIPE, "--workers.gpu", "1"], "did you mean 'gpus_per_worker'?"),
+        (["--config", RECIPE, "--dev", "wikiqa-deev"], "did you mean 'wikiqa-dev'?"),
+        (["--config", RECIPE, "--tables.wikiqa-dev.corpus", "wikqa"], "did you mean 'wikiqa'?"),
+        (["--config", RECIPE, "--tables.wikiqa-dev.split", "deev"], "did you mean 'dev'?"),
+        (["--config", RECIPE, "--seeds", "many"], "seeds='many': Input should be a valid list"),
+        (["--config", RECIPE, "--profile", "nodes"], "did you mean 'node'?"),
+        (["--config", str(RECIPES / "no_profiles.yaml"), "--profile", "node"], "no `profiles`"),
+        (["--config", RECIPE, "--workers.num_workers", "0"], "set AS2RAY_DATA"),
+    ],
+)
+def test_mistake_in_a_recipe(arguments, problem, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AS2RAY_DATA", raising=False)
+    if "no_profiles" in arguments[1]:
+        text = Path(RECIPE).read_text().partition("\nprofiles:")[0]
+        arguments = ["--config", "no_profiles.yaml", *arguments[2:]]
+        Path("no_profiles.yaml").write_text(text)
+    error = errors_of(PIPELINE.command, [*arguments, "--output", "out/recipe"], capsys)
+    assert problem in error
+
+
+def test_gpus_that_no_node_has_are_answered_with_their_flag():
+    from as2ray.distributed.plan import check_capacity
+    from as2ray.distributed.workers_config import WorkersConfig
+
+    with pytest.raises(ResourceError, match=r"--workers\.gpus_per_worker 0"):
+        check_capacity(WorkersConfig(gpus_per_worker=1), [{"CPU": 64.0}])
+
+
+def test_table_in_csv_is_read_where_a_prepared_one_is(tmp_path, capsys):
+    csv.write_csv(tiny.candidates(12, seed=3), tmp_path / "table.csv")
+    main(["evaluate", "--model", "bm25", "--table", str(tmp_path / "table.csv")])
+    assert "12 questions / 60 pairs" in capsys.readouterr().out
+
+
+def test_version_and_help_list_every_command(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"as2ray {as2ray.__version__}\n"
+    main([])
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Table that selects the best checkpoint" in text
+    assert "Peak learning rate of AdamW." in text  # the docstring of an attribute
+
+
+def test_default_bm25_of_an_index_is_that_of_bm25():
+    assert {"k1": BM25.k1, "b": BM25.b}.items() <= index.__kwdefaults__.items()
+
+
+def test_help_loads_no_heavy_module():
+    heavy = {"torch", "transformers", "ray", "scipy", "pandas", "datasets", "matplotlib"}
+    heavy |= {"bm25s", "statsmodels", "faiss", "sentence_transformers", "fastapi", "starlette"}
+    code = (
+        "import sys\n"
+        "from as2ray.cli.main import COMMANDS, main\n"
+        "main(['--help'])\n"
+        "assert not {'numpy', 'pyarrow'} & sys.modules.keys()\n"
+        "for name in COMMANDS:\n"
+        "    try:\n"
+        "        main([name, '--help'])\n"
+        "    except SystemExit:\n"
+        f"        assert not {heavy} & sys.modules.keys(), (name, {heavy} & sys.modules.keys())\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]

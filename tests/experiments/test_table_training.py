@@ -1,0 +1,131 @@
+"""`as2ray train` and `as2ray.train`: from a table of the user's own to a ranker and a report."""
+
+import json
+import stat
+from dataclasses import replace
+
+import pandas
+import pytest
+import tiny
+from pyarrow import csv
+
+import as2ray
+from as2ray.cli.main import main
+from as2ray.errors import As2rayError, StaleStageError
+from as2ray.experiments.table_training import train
+from as2ray.training import run_job
+from as2ray.training.checkpoint_store import BEST
+from as2ray.training.config import TrainingConfig
+from as2ray.training.job import ModelSpec, TrainingJob
+
+COLUMNS = {"question": "q", "candidate": "text", "label": "y"}
+QUESTION, TEXTS = "What is kovarin?", ["Badesso.", "Kovarin ne kovarin.", "Lala muri."]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    table = tiny.with_distinct_questions(tiny.candidates(30)).drop_columns(["question_id"])
+    return table.select(list(COLUMNS)).rename_columns(list(COLUMNS.values()))
+
+
+@pytest.fixture(scope="module")
+def path(rows, tmp_path_factory):
+    path = tmp_path_factory.mktemp("own") / "labels.csv"
+    csv.write_csv(rows, path)
+    return str(path)
+
+
+def flags(path, output, model, *more):
+    settings = {"table": path, "output": output, "model": model, "columns": json.dumps(COLUMNS)}
+    given = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    return ["train", *given, "--training.epochs", "1", "--max_length", "40", *more]
+
+
+@pytest.fixture(scope="module")
+def output(path, sentence_encoder, tmp_path_factory):
+    """Output of `as2ray train` on a CSV file."""
+    output = tmp_path_factory.mktemp("trained") / "mine"
+    main(flags(path, output, sentence_encoder))
+    return output
+
+
+def test_train_on_a_csv_prints_the_report_against_bm25_and_the_similarity(
+    output, path, sentence_encoder, capsys
+):
+    main(flags(path, output, sentence_encoder))  # which trains nothing again
+    printed = capsys.readouterr().out
+    for system in ("| ranker |", "| bm25 (baseline) |", "| similarity |"):
+        assert system in printed
+    assert "3 questions / 15 pairs" in printed
+    assert printed.splitlines()[-1] == f"ranker: {output / 'ranker'}"
+    assert (output / "test.md").is_file()
+
+
+def test_trained_ranker_has_a_model_card_and_files_that_all_can_read(output):
+    card = (output / "ranker/README.md").read_text()
+    assert card.startswith("---\n")
+    for text in ("pipeline_tag: text-ranking", "- train: 24 questions", "| similarity |"):
+        assert text in card
+    for file in (output / "ranker").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_trained_ranker_scores_in_other_libraries_as_here(output):
+    from transformers import pipeline
+
+    folder = str(output / "ranker")
+    ranker = as2ray.load(folder, dtype="fp32", device="cpu")
+    scores = [each.score for each in sorted(ranker.rank(QUESTION, TEXTS), key=lambda r: r.index)]
+    pairs = [{"text": QUESTION, "text_pair": text} for text in TEXTS]
+    answers = pipeline("text-classification", folder, device="cpu")(pairs)
+    assert {answer["label"] for answer in answers} == {"answer"}
+    assert [answer["score"] for answer in answers] == pytest.approx(scores, abs=1e-5)
+    cross_encoder = pytest.importorskip("sentence_transformers").CrossEncoder(folder, device="cpu")
+    ranked = sorted(cross_encoder.rank(QUESTION, TEXTS), key=lambda entry: entry["corpus_id"])
+    assert [entry["score"] for entry in ranked] == pytest.approx(scores, abs=1e-5)
+
+
+def test_output_of_other_settings_is_refused_with_the_keys_that_differ(
+    output, path, sentence_encoder, capsys
+):
+    with pytest.raises(SystemExit):
+        main(flags(path, output, sentence_encoder, "--training.global_batch_size", "8"))
+    error = capsys.readouterr().err
+    assert "training.global_batch_size: 32 -> 8" in error
+    assert len(error.splitlines()[-6:]) <= 6
+
+
+def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, caplog):
+    frame = pandas.DataFrame(rows.to_pylist())
+    held_out = set(sorted(frame["q"].unique())[:6])
+    is_dev = frame["q"].isin(held_out)
+    result = train(
+        frame[~is_dev],
+        tmp_path / "out",
+        dev=frame[is_dev],
+        columns=COLUMNS,
+        model=str(checkpoint("bert", None)),
+        max_length=40,
+        training={"epochs": 1, "global_batch_size": 121},
+    )
+    assert "global_batch_size 121 is larger than the 120 examples" in caplog.text
+    assert [row.system for row in result.report.rows] == ["ranker", "bm25"]  # no sentence encoder
+    assert result.report.counts.num_questions == 6
+    assert "which also selected it" in repr(result)
+    assert result.load().rank(QUESTION, TEXTS)
+
+
+def test_train_refuses_questions_that_are_also_in_dev(path, checkpoint, tmp_path):
+    options = {"columns": COLUMNS, "model": str(checkpoint("bert", None)), "max_length": 40}
+    with pytest.raises(As2rayError, match="30 questions in both 'train' and 'dev'"):
+        train(path, tmp_path / "out", dev=path, **options)
+
+
+def test_run_folder_of_another_job_is_refused_with_the_settings_that_differ(tmp_path):
+    job = TrainingJob(ModelSpec("nowhere"), ("/train",), {"dev": "/dev"})
+    (tmp_path / BEST).mkdir()  # a complete run is not trained again
+    run_job.train(job, tmp_path)
+    run_job.train(job, tmp_path)
+    other = replace(job, training=TrainingConfig(global_batch_size=8))
+    with pytest.raises(StaleStageError, match=r"training.global_batch_size: 32 -> 8"):
+        run_job.train(other, tmp_path)

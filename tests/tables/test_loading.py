@@ -1,0 +1,200 @@
+"""Tables of the user's own: every format gives the same rows, and mistakes name their lines."""
+
+import gzip
+import json
+import logging
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from as2ray.errors import CorpusError
+from as2ray.tables.loading import load_table
+from as2ray.tables.schema import CANDIDATE_SCHEMA
+
+ROWS = [
+    {"q": "Who?", "text": 'Me, "myself"\nand I.', "y": "1"},
+    {"q": "Why?", "text": "So.", "y": "0"},
+    {"q": "Who?", "text": "It.", "y": "0"},
+    {"q": "Why?", "text": "Because.", "y": "1"},
+]
+COLUMNS = {"question": "q", "candidate": "text", "label": "y"}
+
+
+def write_delimited(path, delimiter, rows=ROWS):
+    import csv
+
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "wt", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_lines(path, *lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_dataset(path):
+    from datasets import Dataset
+
+    Dataset.from_list([{**row, "y": int(row["y"])} for row in ROWS]).save_to_disk(path)
+    return path
+
+
+def sources(folder):
+    import pandas
+    from datasets import Dataset
+
+    typed = [{**row, "y": bool(int(row["y"]))} for row in ROWS]
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, folder / "t.parquet")
+    return {
+        "csv": write_delimited(folder / "t.csv", ","),
+        "semicolons": write_delimited(folder / "semicolons.csv", ";"),
+        "tsv.gz": write_delimited(folder / "t.tsv.gz", "\t"),
+        "jsonl": write_lines(folder / "t.jsonl", *map(json.dumps, typed)),
+        "json": write_lines(folder / "t.json", json.dumps(typed)),
+        "parquet": folder / "t.parquet",
+        "folder": write_dataset(folder / "dataset"),
+        "arrow": table,
+        "pandas": pandas.DataFrame(typed),
+        "dataset": Dataset.from_list(typed),
+        "list": [{**row, "y": float(row["y"])} for row in ROWS],
+    }
+
+
+def test_every_format_gives_the_same_table(tmp_path):
+    tables = {n: load_table(s, columns=COLUMNS) for n, s in sources(tmp_path).items()}
+    first = tables["csv"]
+    assert first.schema == CANDIDATE_SCHEMA
+    assert first["question"].to_pylist() == ["Who?", "Who?", "Why?", "Why?"]  # adjacent
+    assert first["candidate"].to_pylist() == [ROWS[i]["text"] for i in (0, 2, 1, 3)]
+    assert first["label"].to_pylist() == [1, 0, 0, 1]
+    assert {name for name, table in tables.items() if table != first} == set()
+
+
+def test_ids_that_are_missing_do_not_change_when_rows_are_added():
+    before = load_table(ROWS, columns=COLUMNS).to_pylist()
+    added = load_table([{"q": "New?", "text": "So.", "y": 1}, *ROWS], columns=COLUMNS).to_pylist()
+    assert [row for row in added if row["question"] != "New?"] == before
+    twice = load_table([*ROWS, ROWS[0]], columns=COLUMNS)["candidate_id"].to_pylist()
+    assert len(set(twice)) == 5
+
+
+def test_given_ids_stay_and_shared_document_ids_get_that_of_their_question():
+    rows = [
+        {"qid": i % 2, "query": f"q{i % 2}?", "candidate_id": "d", "answer": str(i)} for i in (0, 1)
+    ]
+    table = load_table([{**row, "label": 1} for row in rows])
+    assert table["question_id"].to_pylist() == ["0", "1"]
+    assert table["candidate_id"].to_pylist() == ["0/d", "1/d"]
+
+
+def test_candidates_table_stays_as_it_is(tmp_path):
+    table = tiny.candidates(3).append_column("title", pa.array(["t"] * 15))
+    assert load_table(table) == table
+    assert load_table(tiny.write_corpus(tmp_path / "t", table)) == table
+
+
+def test_graded_labels_need_the_lowest_grade_of_an_answer():
+    rows = [{"question": "q?", "text": str(i), "label": grade} for i, grade in enumerate([0, 3, 2])]
+    table = load_table(rows, min_positive_grade=2)
+    assert (table["label"].to_pylist(), table["grade"].to_pylist()) == ([0, 1, 1], [0, 3, 2])
+    with pytest.raises(CorpusError, match="row 2: label '3' without min_positive_grade"):
+        load_table(rows)
+
+
+BAD_LINES = (
+    "question,text,label",
+    '"Who\nis it?",me,1',  # lines 2 and 3
+    "Who?,,1",
+    "Who?,it,maybe",
+    "Who?,it",
+    ",it,0",
+    "",
+    "Who?,it,",
+    "Who?,it,TRUE",
+    f"Who?,{'x' * 100_001},0",
+)
+
+
+def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path, caplog):
+    path = write_lines(tmp_path / "bad.csv", *BAD_LINES)
+    with pytest.raises(CorpusError) as error:
+        load_table(path)
+    assert str(error.value).splitlines() == [
+        f"{path}: 6 of 8 lines cannot be used; correct them, or allow them with max_bad_records 6",
+        "  line 4: no candidate",
+        "  line 5: label 'maybe'",
+        "  line 6: 2 fields, and the header has 3",
+        "  line 7: no question",
+        "  line 9: label ''",
+    ]
+    with caplog.at_level(logging.WARNING):
+        table = load_table(path, max_bad_records=6)
+    assert table["candidate"].to_pylist() == ["me", "it"]
+    assert "6 of 8 lines cannot be used and are left out\n  line 4: no candidate" in caplog.text
+
+
+def test_bad_json_lines_are_bad_records(tmp_path):
+    good = json.dumps({"question": "q?", "text": "t", "label": 1})
+    path = write_lines(tmp_path / "t.jsonl", good, "{", "", "[1]", '{"question": "q?"}')
+    with pytest.raises(
+        CorpusError, match=r"3 of 4 lines(.|\n)*line 2: no JSON object(.|\n)*line 4"
+    ):
+        load_table(path)
+    assert load_table(path, max_bad_records=3).num_rows == 1
+
+
+def test_question_id_with_two_questions_is_a_bad_record():
+    row = {"question_id": "1", "question": "q?", "text": "t", "label": 1}
+    with pytest.raises(CorpusError, match="row 2: another question"):
+        load_table([row, {**row, "question": "other?"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "problem"),
+    [
+        ("train.cvs", {}, r"there is no table .*\n  fix: did you mean 'train.csv'\?"),
+        ("", {}, r"no Parquet files\n  fix: give a file: .*csv"),
+        ("train.csv", {"columns": {"qestion": "q"}}, "did you mean 'question'"),
+        ("train.csv", {"columns": {"question": "qq"}}, r"did you mean 'q'\? .*columns {question"),
+        ("train.csv", {}, r"\['q', 'text', 'y'\], and none of \['question', 'query'\]"),
+        ("notes.doc", {}, "is none of .csv"),
+        ("latin.csv", {}, r"damaged or not UTF-8(.|\n)*save it as UTF-8"),
+        ("empty.csv", {}, "has the columns"),
+    ],
+)
+def test_mistake_in_a_source_is_one_sentence_with_its_fix(tmp_path, source, options, problem):
+    write_delimited(tmp_path / "train.csv", ",")
+    (tmp_path / "notes.doc").write_text("a")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "latin.csv").write_bytes("q,text,y\nWo?,hier,f\xfcr".encode("latin1"))
+    with pytest.raises(CorpusError, match=problem) as error:
+        load_table(tmp_path / source, **options)
+    assert len(str(error.value).splitlines()) <= 3
+
+
+def test_data_set_of_splits_names_them(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    splits = DatasetDict({"train": Dataset.from_list(ROWS)})
+    splits.save_to_disk(tmp_path / "d")
+    with pytest.raises(CorpusError, match="splits"):
+        load_table(splits)
+    with pytest.raises(CorpusError, match="d/train"):
+        load_table(tmp_path / "d")
+    assert load_table(tmp_path / "d/train", columns=COLUMNS).num_rows == 4
+
+
+def test_data_set_of_the_hub_is_read_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("AS2RAY_HUB", str(tmp_path))
+    (tmp_path / "me/answers").mkdir(parents=True)
+    write_lines(tmp_path / "me/answers/train.jsonl", *map(json.dumps, ROWS))
+    assert load_table("hub:me/answers", columns=COLUMNS).num_rows == 4
+    with pytest.raises(CorpusError, match="cannot be read from the hub"):
+        load_table("hub:me/answers:test")

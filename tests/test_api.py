@@ -1,0 +1,77 @@
+"""What `import as2ray` offers: the path from documents and a table to answers, in Python."""
+
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+import as2ray
+
+EXPECTED = {"load", "load_table", "train", "make_cascade", "distill", "index", "ask", "evaluate"}
+EXPECTED |= {"serve", "calibrate"}
+
+
+def test_public_functions_are_listed_and_have_docstrings_but_are_not_loaded():
+    assert set(dir(as2ray)) >= EXPECTED
+    for name in EXPECTED:
+        assert getattr(as2ray, name).__doc__
+    heavy = {"torch", "transformers", "ray", "pyarrow", "numpy", "pydantic"}
+    code = f"import sys, as2ray; dir(as2ray); assert not {heavy} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_documents_are_indexed_and_asked(tmp_path):
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents/whales.txt").write_text("A whale is long. It lives in the sea.")
+    index = as2ray.index(tmp_path / "documents", tmp_path / "index", encoder=None)
+    assert repr(index) == (
+        f"SentenceIndex({str(tmp_path / 'index')!r}, {{'documents': 1, 'sentences': 2}})"
+    )
+    for source in (index, tmp_path / "index"):
+        answers = as2ray.ask("How long is a whale?", source).answers
+        assert answers[0].text == "A whale is long."
+
+
+@pytest.fixture(scope="module")
+def table():
+    return tiny.with_distinct_questions(tiny.candidates(30))
+
+
+def test_teacher_is_distilled_and_reported_beside_its_student(table, checkpoint, tmp_path):
+    teacher = checkpoint("bert", 2, initializer_range=0.3)
+    student = str(checkpoint("bert", None))
+    options = {"model": student, "max_length": 40, "training": {"epochs": 1}}
+    result = as2ray.distill(teacher, table, tmp_path / "out", **options)
+    assert [row.system for row in result.report.rows] == ["ranker", "bm25", "teacher"]
+    assert "| teacher |" in repr(result)
+    assert "<td>teacher</td>" in result._repr_html_()
+
+
+def test_calibrated_ranker_is_saved_and_its_errors_returned(table, checkpoint, tmp_path):
+    result = as2ray.calibrate(checkpoint("bert"), table, tmp_path / "calibrated")
+    assert len(result.before) == len(result.after) == 1
+    assert as2ray.load(tmp_path / "calibrated").calibration
+
+
+def test_evaluation_is_printed_in_one_line(table):
+    result = as2ray.evaluate(table, [0.0] * len(table))
+    assert repr(result) == "AP 0.2000, RR 0.2000, P@1 0.0000: 30 questions (raw), ties pessimistic"
+
+
+def test_ranker_is_evaluated_as_its_scores_are(table, checkpoint):
+    ranker = as2ray.load(checkpoint("bert"), dtype="fp32")
+    result = as2ray.evaluate(table, ranker)
+    scores = ranker.predict_table(table).sort_keys
+    assert result.measures == as2ray.evaluate(table, scores).measures
+
+
+def test_serve_takes_paths_as_the_command_does(checkpoint, monkeypatch):
+    served = []
+    monkeypatch.setattr(
+        "as2ray.serving.server.run_server", lambda *arguments: served.append(arguments)
+    )
+    as2ray.serve(checkpoint("bert"), port=8123)
+    [(config, host, port)] = served
+    assert (host, port) == ("127.0.0.1", 8123)
+    assert str(checkpoint("bert")) in repr(config)
