@@ -134,14 +134,19 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
             "as2ray.training.job": {"transformers", "ray"},
         },
         {
+            "as2ray.retrieval.answer_scoring": {"scipy.stats", "scipy.optimize"},
+            "as2ray.cli.main": {"torch", "transformers", "ray", "pandas", "scipy.stats"},
+        },
+        {
             "as2ray.distributed.ingest": {"torch", "transformers"},
             "as2ray.distributed.train": {"transformers"},
             "as2ray.distributed.tune": {"transformers"},
         },
+        {"as2ray.serving.deployment": {"torch", "transformers", "scipy.stats", "scipy.optimize"}},
     ],
-    ids=["without-ray", "with-ray"],
+    ids=["without-ray", "command-line", "with-ray", "gateway"],
 )
-def test_trials_and_controllers_do_not_load_what_they_do_not_need(not_loaded):
+def test_light_processes_do_not_load_what_they_do_not_need(not_loaded):
     # Each process of a search or a run loads them: transformers' models take seconds of a core.
     code = "import sys\n" + "".join(
         f"import {module}\nassert not {names} & sys.modules.keys(), '{module}'\n"

@@ -6,7 +6,7 @@ from math import ceil, log
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from as2ray.errors import ConfigError, EvaluationError
 
@@ -150,5 +150,5 @@ def _p_value(mean_loss: float, num_questions: int, max_loss: float) -> float:
     divergence = 0.0 if mean == 0 else mean * log(mean / max_loss)
     divergence += 0.0 if mean == 1 else (1 - mean) * log((1 - mean) / (1 - max_loss))
     hoeffding = np.exp(-num_questions * divergence)
-    bentkus = np.e * binom.cdf(ceil(num_questions * mean_loss - 1e-9), num_questions, max_loss)
+    bentkus = np.e * bdtr(ceil(num_questions * mean_loss - 1e-9), num_questions, max_loss)
     return float(min(hoeffding, bentkus))

@@ -13,7 +13,6 @@ from as2ray.errors import EvaluationError, lookup
 from as2ray.evaluation.measures import EvaluationResult, evaluated_rows
 from as2ray.evaluation.measures import evaluate as evaluate_scores
 from as2ray.evaluation.presets import PAPER_PRESETS, Measure, PaperPreset, parse_measure
-from as2ray.evaluation.significance import compare_systems
 from as2ray.evaluation.trec_runs import evaluate_run
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
@@ -166,6 +165,8 @@ def _print_measures(per_question: pa.Table) -> None:
 
 
 def _print_comparison(baseline: pa.Table, system: pa.Table) -> None:
+    from as2ray.evaluation.significance import compare_systems  # With statsmodels and pandas.
+
     summary = create_console_table(
         "measure", "difference", "95% interval", "p (randomization)", "p (t)"
     )

@@ -4,13 +4,15 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from as2ray.cli.console import parse_drop_ratios
 from as2ray.errors import CheckpointError, ConfigError, CorpusError
 from as2ray.models.precision import Dtype
-from as2ray.models.ranker import Ranker
 from as2ray.outputs import RankedCandidate, RankedPassage
+
+if TYPE_CHECKING:
+    from as2ray.models.ranker import Ranker
 
 
 def rank(
@@ -59,7 +61,7 @@ def rank(
 
 
 def _rank_passages(
-    ranker: Ranker, model: str, question: str, path: str, top_k: int | None
+    ranker: "Ranker", model: str, question: str, path: str, top_k: int | None
 ) -> list[RankedPassage]:
     from as2ray.models.two_in_one import TwoInOneRanker
 
