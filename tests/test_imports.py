@@ -107,6 +107,7 @@ def test_module_outside_the_ray_packages_does_not_import_ray(path):
     assert "ray" not in {name.split(".")[0] for name in imported_modules(path)}
 
 
+@pytest.mark.slow
 def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
     # Integrations and the rankers' benchmarks, too: all in one process, as loading takes seconds.
     not_installed = {module for module, needs in FRAMEWORKS.items() if not find_spec(needs)}
@@ -122,6 +123,7 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
     assert process.returncode == 0, process.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "not_loaded",
     [
