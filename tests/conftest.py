@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 import tiny
 from hypothesis import settings
+from patience import start_patiently
 from scheduling import ClusterScheduling, starts_ray
 
 from as2ray.checkpoints.gc_pause import gc_paused
@@ -174,7 +175,7 @@ def ray_local():
     """Starts one small local Ray per test process."""
     import ray
 
-    if not ray.is_initialized():
+    def start() -> None:
         ray.init(
             address="local",
             num_cpus=2,
@@ -182,6 +183,9 @@ def ray_local():
             object_store_memory=200_000_000,
             logging_level="ERROR",
         )
+
+    if not ray.is_initialized():
+        start_patiently(start)
     yield
     ray.shutdown()
 

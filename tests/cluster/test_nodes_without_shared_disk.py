@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from running import PatientCluster
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.recipe import read_recipe
@@ -79,7 +80,7 @@ def add_node(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-    cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
+    cluster = PatientCluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     nodes = []
 

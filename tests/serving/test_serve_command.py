@@ -155,15 +155,14 @@ def test_a_stopped_ranker_is_told_at_once_and_replaced_within_seconds(service):
     ranker.suspend()
     stopped_at, statuses = time.monotonic(), []
     while time.monotonic() - stopped_at < 900:
-        asked_at = time.monotonic()
         health = service.status("/health")
-        assert time.monotonic() - asked_at < 10  # a second, on a machine that does nothing else
         statuses.append(health)
         if 503 in statuses and health == 200:
             break
         time.sleep(0.3)
     assert statuses[-1] == 200
     assert 503 in statuses
+    assert len(statuses) >= 5  # none waited for the ranker, which is missed after 5 s
     assert service.rank() == 200
 
 
