@@ -17,7 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(BIN)/python -m pipelines.quickstart
 
-# Three processes, a file of tests to one of them: many tests wait for other processes more than they work.
+# Three processes, a file of tests to one of them: many tests wait for other processes more than they
+# work. At most two of them start Ray at a time (tests/scheduling.py).
 test: $(STAMP) lint
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

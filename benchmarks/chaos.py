@@ -32,7 +32,9 @@ from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 from benchmarks.service import find_free_port
 
 QUESTION, SENTENCE = "Who built the first bridge?", "The bridge was built by the town in 1890. "
-MAX_RECOVERY_S, START_TIMEOUT_S = 20.0, 300.0
+MAX_RECOVERY_S, START_TIMEOUT_S, CLIENT_TIMEOUT_S = 20.0, 900.0, 300.0
+MAX_EFFECT_S = 60.0
+"""Seconds within which a fault is noticed."""
 NUM_SLOW_CLIENTS, NUM_HOGS, NUM_FAULTS = 200, 2, 8
 REFUSALS = (408, 413, 429, 503)
 SMALL_REQUESTS: dict[str, dict[str, Any]] = {
@@ -89,7 +91,7 @@ class SmallClients:
         return self.phase
 
     def _run(self) -> None:
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=CLIENT_TIMEOUT_S) as client:
             for path, body in itertools.cycle(SMALL_REQUESTS.items()):
                 if self._ended.wait(0.05):
                     return
@@ -120,7 +122,7 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def deploy(self, checkpoint: str) -> None:
-        """Changes the models, as `serve deploy` does."""
+        """Deploys the application with these models, as `serve deploy` does."""
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -137,16 +139,25 @@ class Service:
         assert client is not None
         client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
+    def change_models(self, checkpoint: str, are_good: bool) -> None:
+        """Deploys other models, and waits until they are taken or rejected."""
+        self.deploy(checkpoint)
+        wait_for_effect(lambda: (self._get("/info").json()["model_problem"] is None) == are_good)
+
+    def disturb_ranker(self, number: signal.Signals) -> None:
+        """Sends a signal to the ranker, and waits until the service notices that it is silent."""
+        for process in self.processes():
+            if "ServeReplica:as2ray:ranker" in process.name() + " ".join(process.cmdline()):
+                process.send_signal(number)
+        wait_for_effect(lambda: self._get("/ready").status_code != 200)
+
+    def _get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=CLIENT_TIMEOUT_S)
+
     def processes(self) -> list[psutil.Process]:
         """Returns the processes of the Ray."""
         children: list[psutil.Process] = psutil.Process().children(recursive=True)
         return children
-
-    def signal_ranker(self, number: signal.Signals) -> None:
-        """Sends a signal to the ranker."""
-        for process in self.processes():
-            if "ServeReplica:as2ray:ranker" in process.name() + " ".join(process.cmdline()):
-                process.send_signal(number)
 
     def memory_mb(self) -> float:
         """Returns the private memory of all processes."""
@@ -157,7 +168,7 @@ class Service:
         for body in HOSTILE_BODIES:
             headers = {"content-type": "application/json"}
             response = httpx.post(
-                f"{self.url}/v1/rerank", content=body, headers=headers, timeout=60
+                f"{self.url}/v1/rerank", content=body, headers=headers, timeout=CLIENT_TIMEOUT_S
             )
             assert response.status_code in (400, 413, 422), response.text
 
@@ -180,7 +191,7 @@ class Service:
 
         def run() -> None:
             while time.monotonic() < deadline:
-                httpx.post(f"{self.url}/v1/rerank", json=body, timeout=120)
+                httpx.post(f"{self.url}/v1/rerank", json=body, timeout=CLIENT_TIMEOUT_S)
 
         threads = [threading.Thread(target=run) for _ in range(NUM_HOGS)]
         for thread in threads:
@@ -199,16 +210,24 @@ def run_service(cascade: str) -> Iterator[Service]:
 
     service = Service(cascade)
     with _ray_environment("127.0.0.1"):
-        ray.init(address="local", logging_level="ERROR", log_to_driver=False)
+        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(address="local", **options)
         try:
-            options = {"host": "127.0.0.1", "port": service.port, "request_timeout_s": 60}
-            serve.start(http_options=options)
+            http_options = {"host": "127.0.0.1", "port": service.port, "request_timeout_s": 60}
+            serve.start(http_options=http_options)
             service.deploy(cascade)
             wait_until_ready(service)
             yield service
             serve.shutdown()
         finally:
             ray.shutdown()
+
+
+def wait_for_effect(has_effect: Callable[[], bool]) -> None:
+    """Waits, but not for ever: a ranker may be replaced before it is missed."""
+    deadline = time.monotonic() + MAX_EFFECT_S
+    while not has_effect() and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def wait_until_ready(service: Service) -> None:
@@ -235,17 +254,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.copytree(cascade, broken)
         for weights in Path(broken).glob("*.safetensors"):
             os.truncate(weights, weights.stat().st_size // 2)
-        with run_service(cascade) as service, SmallClients(service.url, 4) as clients:
-            seconds = 60 * (1.0 if args.small else args.minutes) / NUM_FAULTS
+        with (
+            run_service(cascade) as service,
+            SmallClients(service.url, 1 if args.small else 4) as clients,
+        ):
+            seconds = 60 * (0.2 if args.small else args.minutes) / NUM_FAULTS
             faults: dict[str, Callable[[], None]] = {
                 "none": lambda: None,
                 "hostile bodies": service.send_hostile_bodies,
                 "slow clients": partial(service.open_slow_connections, seconds),
                 "large requests": partial(service.send_large_requests, seconds),
-                "bad models": partial(service.deploy, broken),
-                "good models": partial(service.deploy, other),
-                "killed ranker": partial(service.signal_ranker, signal.SIGKILL),
-                "stopped ranker": partial(service.signal_ranker, signal.SIGSTOP),
+                "bad models": partial(service.change_models, broken, are_good=False),
+                "good models": partial(service.change_models, other, are_good=True),
+                "killed ranker": partial(service.disturb_ranker, signal.SIGKILL),
+                "stopped ranker": partial(service.disturb_ranker, signal.SIGSTOP),
             }
             assert len(faults) == NUM_FAULTS
             for name, inject in faults.items():
@@ -253,7 +275,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 inject()
                 time.sleep(max(1.0, started_at + seconds - time.monotonic()))
                 wait_until_ready(service)
+                num_answers = len(phase.latencies_s)
                 time.sleep(1)  # later failures are of this fault, too
+                wait_for_effect(lambda p=phase, n=num_answers: len(p.latencies_s) > n)
                 phase.recovery_s = max(0.0, phase.last_failure_at - started_at)
                 phase.memory_mb = service.memory_mb()
                 phases[name] = phase

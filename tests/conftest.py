@@ -9,6 +9,9 @@ os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 # No test needs these two processes of Ray: usage reports and the watcher for preempted nodes.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+# A worker process that starts slowly on a busy machine is waited for; by default Ray kills it after
+# a minute and starts another one, which is as slow.
+os.environ["RAY_worker_register_timeout_seconds"] = "900"  # noqa: SIM112 - as Ray spells it
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,6 +22,8 @@ import pyarrow as pa
 import pytest
 import tiny
 from hypothesis import settings
+from patience import start_patiently
+from scheduling import ClusterScheduling, starts_ray
 
 from as2ray.checkpoints.gc_pause import gc_paused
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
@@ -60,11 +65,20 @@ def pytest_collection():
     return result
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config, log):
+    """Limits the number of clusters of Ray that live at a time."""
+    return ClusterScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items):
     """Runs the longest files first, then folders with slow tests, so that processes end together.
 
     Tests that connect to a cluster come before those that start this process' own Ray.
     """
+    for item in items:
+        if {"ray_local", "cluster"} & set(item.fixturenames) and not starts_ray(item.path):
+            raise pytest.UsageError(f"{item.path} starts Ray; add it to tests/scheduling.py")
     slow_folders = {item.path.parent for item in items if item.get_closest_marker("slow")}
     rank = {name: number for number, name in enumerate(LONGEST_FILES)}
     items.sort(
@@ -161,7 +175,7 @@ def ray_local():
     """Starts one small local Ray per test process."""
     import ray
 
-    if not ray.is_initialized():
+    def start() -> None:
         ray.init(
             address="local",
             num_cpus=2,
@@ -169,6 +183,9 @@ def ray_local():
             object_store_memory=200_000_000,
             logging_level="ERROR",
         )
+
+    if not ray.is_initialized():
+        start_patiently(start)
     yield
     ray.shutdown()
 

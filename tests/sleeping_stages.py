@@ -20,12 +20,18 @@ class Cell(Stage):
     seconds: float = field(default=0.0, metadata=NOT_IDENTITY)
     log: str | None = field(default=None, metadata=NOT_IDENTITY)
     """A folder that gets a file for each run."""
+    meet: int = field(default=0, metadata=NOT_IDENTITY)
+    """Number of runs in the log that it waits for, itself among them."""
     expected_hours: float = field(default=0.01, metadata=NOT_IDENTITY)
 
     def run(self, context):
         """Leaves a trace of the attempt, works, and writes the result."""
         if self.log:
             (Path(self.log) / f"{self.name}-{time.time_ns()}-{os.getpid()}").touch()
+            deadline = time.monotonic() + 900
+            while len(runs(Path(self.log))) < self.meet:
+                assert time.monotonic() < deadline, "the others do not run at the same time"
+                time.sleep(0.1)
         time.sleep(self.seconds)
         seed = [*self.name.encode(), *(context.outputs(s)["first"] for s in self.after)]
         numbers = np.random.default_rng(seed).integers(1_000, size=4)
@@ -65,8 +71,17 @@ class Failing(Stage):
 
 def runs(log: Path) -> list[str]:
     """Names of the cells that ran, in order."""
-    files = sorted(log.iterdir(), key=lambda path: int(path.name.split("-")[-2]))
+    files = sorted(log.iterdir(), key=_started_at)
     return [path.name.rsplit("-", 2)[0] for path in files]
+
+
+def start_times(log: Path) -> list[float]:
+    """When the cells started, in seconds, in order."""
+    return [_started_at(path) / 1e9 for path in sorted(log.iterdir(), key=_started_at)]
+
+
+def _started_at(path: Path) -> int:
+    return int(path.name.split("-")[-2])
 
 
 def skip_published_counts() -> None:

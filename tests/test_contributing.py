@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("as2ray", "tune_spaces", "tests/conftest.py", "tests/tiny.py", "pyproject.toml")
+COPIED = (
+    "as2ray",
+    "tune_spaces",
+    *(f"tests/{name}.py" for name in ("conftest", "patience", "scheduling", "tiny")),
+    "pyproject.toml",
+)
 EXAMPLE = re.compile(r"^### (?P<title>.+?)\n(?P<text>.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL)
 FILE = re.compile(
     r"^`(?P<path>\S+)`:\n\n```(?P<language>python|diff)\n(?P<text>.*?)^```$",

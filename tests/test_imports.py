@@ -108,6 +108,7 @@ def test_module_outside_the_ray_packages_does_not_import_ray(path):
     assert "ray" not in {name.split(".")[0] for name in imported_modules(path)}
 
 
+@pytest.mark.slow
 def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
     # Integrations and the rankers' benchmarks, too: all in one process, as loading takes seconds.
     not_installed = {module for module, needs in FRAMEWORKS.items() if not find_spec(needs)}
@@ -123,6 +124,7 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
     assert process.returncode == 0, process.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "not_loaded",
     [
@@ -135,14 +137,19 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
             "as2ray.training.job": {"transformers", "ray"},
         },
         {
+            "as2ray.retrieval.answer_scoring": {"scipy.stats", "scipy.optimize"},
+            "as2ray.cli.main": {"torch", "transformers", "ray", "pandas", "scipy.stats"},
+        },
+        {
             "as2ray.distributed.ingest": {"torch", "transformers"},
             "as2ray.distributed.train": {"transformers"},
             "as2ray.distributed.tune": {"transformers"},
         },
+        {"as2ray.serving.deployment": {"torch", "transformers", "scipy.stats", "scipy.optimize"}},
     ],
-    ids=["without-ray", "with-ray"],
+    ids=["without-ray", "command-line", "with-ray", "gateway"],
 )
-def test_trials_and_controllers_do_not_load_what_they_do_not_need(not_loaded):
+def test_light_processes_do_not_load_what_they_do_not_need(not_loaded):
     # Each process of a search or a run loads them: transformers' models take seconds of a core.
     code = "import sys\n" + "".join(
         f"import {module}\nassert not {names} & sys.modules.keys(), '{module}'\n"

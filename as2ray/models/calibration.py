@@ -10,7 +10,6 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import ConfigDict, Field, PositiveFloat, validate_call
 from pydantic.dataclasses import dataclass
-from scipy.optimize import isotonic_regression, minimize_scalar
 from scipy.special import expit, logit
 
 from as2ray.tables.reliability import Abstention, Reliability
@@ -75,6 +74,8 @@ def fit_calibration(
         EvaluationError: Scores outside 0 to 1, other labels, or labels that are all equal.
         pydantic.ValidationError: An unknown method.
     """
+    from scipy.optimize import isotonic_regression, minimize_scalar  # Loading it takes 0.5 s.
+
     check_probabilities(scores, labels)
     check_binary_labels(labels)
     if method == "temperature":

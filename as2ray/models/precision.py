@@ -1,10 +1,8 @@
 """Number formats of matrix products."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # The command line needs the names only, and torch takes seconds to load.
     import torch
     from torch import Tensor
 
@@ -12,7 +10,7 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 """Number format of matrix products."""
 
 
-def resolve_dtype(dtype: Dtype, device: torch.device | str = "cpu") -> torch.dtype:
+def resolve_dtype(dtype: Dtype, device: "torch.device | str" = "cpu") -> "torch.dtype":
     """Returns the torch dtype that `dtype` means on a device.
 
     `auto` is bf16 on hardware that multiplies it natively (a CPU with AVX512-BF16 or AMX, a GPU
@@ -31,7 +29,7 @@ def resolve_dtype(dtype: Dtype, device: torch.device | str = "cpu") -> torch.dty
     return torch.bfloat16 if has_native_bf16 else torch.float32
 
 
-def fp32_head(states: Tensor) -> torch.autocast:
+def fp32_head(states: "Tensor") -> "torch.autocast":
     """Returns the context in which a head computes logits in fp32, whatever the dtype.
 
     A head takes 1 % of the operations, and the 8 bits of bf16 would give many candidates equal

@@ -16,7 +16,6 @@ from typing import Annotated, NamedTuple, Protocol
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logit, softmax
 
 from as2ray.errors import CheckpointError, from_validation_error
@@ -393,6 +392,8 @@ def _fit_weights(
     questions: Sequence[tuple[Parts, np.ndarray]], names: Sequence[str]
 ) -> dict[str, float]:
     """Fits weights that maximize the probability of answers among a question's candidates."""
+    from scipy.optimize import minimize  # Loading it takes 0.5 s, and answering does not need it.
+
     if len(names) == 1 or not questions:
         return dict.fromkeys(names, 1.0)
     features = [np.stack([standardize(parts[n]) for n in names], 1) for parts, _ in questions]
@@ -494,6 +495,8 @@ def fit_answer_model(
 
 def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
     """Fits a logistic regression with a small penalty on standardized features."""
+    from scipy.optimize import minimize
+
     mean, scale = features.mean(0), np.maximum(features.std(0), 1e-9)
     x, signs = (features - mean) / scale, 2.0 * labels - 1.0
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -30,18 +30,13 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
 from as2ray.errors import As2rayError, CheckpointError
-from as2ray.models.encoder.cpu_parallel import set_num_threads
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.question_answering import resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.admission import RESERVED_REQUESTS, Admission
 from as2ray.serving.app import create_app
-from as2ray.serving.batch_queue import BatchQueue
-from as2ray.serving.engine import RerankEngine, TokenizedRequest, rank_batch
 from as2ray.serving.metrics import (
     METRICS_TIMEOUT_S,
     ServiceMetrics,
@@ -60,6 +55,9 @@ from as2ray.serving.types import (
     timeout_error,
     unavailable_error,
 )
+
+if TYPE_CHECKING:  # Only replicas load models; what builds the application and gateways do not.
+    from as2ray.serving.engine import RerankEngine, TokenizedRequest
 
 logger = logging.getLogger("ray.serve.as2ray")  # Ray Serve's own log files take its records
 
@@ -107,7 +105,7 @@ def build_app(config: ServiceConfig) -> serve.Application:
     # Missing files are reported here, before replicas fail on them one after the other.
     read_auth_tokens(config.auth_token_file)
     if config.index_path:
-        index = SentenceIndex.open(config.index_path, load_sentence_encoder)
+        index = _open_index(config.settings, config.index_path)
         for checkpoint in config.models.values():
             resolve_scoring(index, AnswerScoring.read(checkpoint))
     settings, replicas = config.settings, config.replicas
@@ -153,6 +151,12 @@ def build_app(config: ServiceConfig) -> serve.Application:
     return gateway.bind(ranker.bind(settings, model_store), settings, model_store)
 
 
+def _open_index(settings: Settings, path: str) -> SentenceIndex:
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+    return SentenceIndex.open(path, partial(load_sentence_encoder, dtype=settings.dtype))
+
+
 @dataclass(frozen=True)
 class ModelStore:
     """What is known of models, for replicas that start later, on any node."""
@@ -195,6 +199,8 @@ def _create_replica_class(max_models_per_replica: int) -> type:
         """Ranks requests in batches, with one queue for all models."""
 
         def __init__(self, settings: Settings, model_store: ModelStore) -> None:
+            from as2ray.serving.batch_queue import BatchQueue
+
             self.settings, batching, self.model_store = settings, settings.batching, model_store
             self.num_cores = math.ceil(settings.replicas.num_cpus)
             num_workers = min(MAX_CONCURRENT_BATCHES, self.num_cores)
@@ -263,24 +269,27 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             return self.metrics.export()
 
         @serve.multiplexed(max_num_models_per_replica=max_models_per_replica)  # type: ignore[untyped-decorator]
-        async def get_engine(self, checkpoint: str) -> RerankEngine:
+        async def get_engine(self, checkpoint: str) -> "RerankEngine":
             """Loads a checkpoint, unless that has been done."""
             try:
                 return await self._load_once(checkpoint, self.names.get(checkpoint, checkpoint))
             finally:
                 self.new_engines.pop(checkpoint, None)
 
-        async def _load_once(self, checkpoint: str, name: str) -> RerankEngine:
+        async def _load_once(self, checkpoint: str, name: str) -> "RerankEngine":
             if checkpoint not in self.new_engines:
                 self.new_engines[checkpoint] = asyncio.create_task(self._load(checkpoint, name))
             # A client that disconnects does not keep others from the model.
             return await asyncio.shield(self.new_engines[checkpoint])
 
-        async def _load(self, checkpoint: str, name: str) -> RerankEngine:
+        async def _load(self, checkpoint: str, name: str) -> "RerankEngine":
             """Loads a checkpoint and ranks once.
 
             So no client waits for the one-time initialization, 0.4 s on two cores.
             """
+            from as2ray.checkpoints.loading import load
+            from as2ray.serving.engine import RerankEngine
+
             started_at = time.monotonic()
             ranker = await asyncio.to_thread(load, checkpoint, dtype=self.settings.dtype)
             [ranked] = await asyncio.to_thread(ranker.rank, "question", ["candidate"])
@@ -308,8 +317,11 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             return engine.model_info
 
         def _rank_batch(
-            self, batch: Sequence[TokenizedRequest], fill_level: float, running: int
+            self, batch: Sequence["TokenizedRequest"], fill_level: float, running: int
         ) -> list[RerankResult]:
+            from as2ray.models.encoder.cpu_parallel import set_num_threads
+            from as2ray.serving.engine import rank_batch
+
             set_num_threads(max(1, self.num_cores // running))
             rate = self.queue.tokens_per_second
             for engine in {tokenized.engine for tokenized in batch}:
@@ -352,8 +364,7 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Builds the application; Ray Serve calls it once the gateway is initialized."""
         path = self.settings.index_path
-        load_encoder = partial(load_sentence_encoder, dtype=self.settings.dtype)
-        index = SentenceIndex.open(path, load_encoder) if path else None
+        index = _open_index(self.settings, path) if path else None
         auth_tokens = read_auth_tokens(self.settings.auth_token_file)
         return create_app(self, self.settings, auth_tokens, index, self.admission)
 

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from http.client import HTTPException
 from itertools import pairwise
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import prometheus_client
 import ray
 from ray import serve
 from ray.serve import metrics as ray_metrics
 
-from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.types import ErrorCode, RequestRecord
+
+if TYPE_CHECKING:
+    from as2ray.serving.batch_queue import BatchQueue
 
 BUCKETS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 """Upper bounds of the histograms' buckets."""
@@ -163,7 +165,7 @@ class ServiceMetrics:
             self.tokens.inc(ZERO, {"model": model})
             self.load_shed.inc(ZERO, {"model": model})
 
-    def start_replica(self, queue: BatchQueue) -> None:
+    def start_replica(self, queue: "BatchQueue") -> None:
         """Exports the counters and gauges of a replica before its first request."""
         for counter in (self.batches, self.batch_fill, self.busy_seconds, self.rejected_models):
             counter.inc(ZERO)
@@ -179,12 +181,12 @@ class ServiceMetrics:
         """Counts a change of models that could not be loaded."""
         self.rejected_models.inc()
 
-    def record_queue(self, queue: BatchQueue) -> None:
+    def record_queue(self, queue: "BatchQueue") -> None:
         """Exports how full the queue of a replica is."""
         self.queued_requests.set(len(queue.queue))
         self.queue_fill.set(queue.fill_level)
 
-    def record_batch(self, num_tokens: int, duration_s: float, queue: BatchQueue) -> None:
+    def record_batch(self, num_tokens: int, duration_s: float, queue: "BatchQueue") -> None:
         """Counts a ranked batch."""
         self.batches.inc()
         self.batch_fill.inc(min(1.0, num_tokens / queue.max_batch_tokens))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from as2ray.tables.score_checks import check_probabilities
 
@@ -99,7 +99,7 @@ def measure_abstention(
     ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
     num_given, num_right = ends + 1, np.cumsum(is_right[order])[ends]
     # The threshold is chosen on these questions, so their precision is too high: take a bound.
-    lowest = beta.ppf(1 - CONFIDENCE, num_right, num_given - num_right + 1)
+    lowest = betaincinv(num_right, num_given - num_right + 1, 1 - CONFIDENCE)
     lowest = np.where(num_right > 0, lowest, 0.0)
     precise = np.flatnonzero(lowest >= min_precision)
     threshold = float(scores[order][ends[precise[-1]]]) if len(precise) else None

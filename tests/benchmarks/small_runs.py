@@ -17,7 +17,7 @@ def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "AS2RAY_DATA": str(folder / "nowhere")},
         capture_output=True,
         text=True,
-        timeout=500,  # the test has 600 s; what is killed leaves its services running
+        timeout=1500,  # less than the test has: what is killed leaves its services running
     )
 
 

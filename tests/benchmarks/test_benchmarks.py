@@ -192,6 +192,7 @@ def test_gpu_small_run_scores_packed_as_padded_on_any_device(small):
     assert 0.5 < found["results"]["cascade"]["operations"] < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS)
 def test_benchmark_without_what_it_needs_says_so(name, runs):
     if find_spec("sentence_transformers") is None:

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import service
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def working(monkeypatch):

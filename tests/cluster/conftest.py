@@ -15,7 +15,7 @@ import pytest
 import tiny
 from driver import job
 from ray.cluster_utils import Cluster
-from running import Run, told
+from running import PatientCluster, Run, told
 
 from as2ray.training.run_job import train
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
     """
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-    made = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
+    made = PatientCluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     yield made
     made.shutdown()
 

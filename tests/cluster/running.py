@@ -6,8 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from patience import start_patiently
+from ray._private.node import Node
+from ray.cluster_utils import Cluster
 
 from as2ray.training.tracking import read_metrics
+
+
+class PatientCluster(Cluster):
+    """A cluster whose nodes may start slowly."""
+
+    def add_node(self, *args, **kwargs) -> Node:
+        """See `Cluster`."""
+        return start_patiently(lambda: super(PatientCluster, self).add_node(*args, **kwargs))
 
 
 def told(folder: Path, name: str) -> dict[float, float]:
@@ -41,7 +52,7 @@ class Run:
         while not reached():
             assert self.process.poll() is None, f"ended early:\n{self.output()}"
             assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def output(self) -> str:
         """What the driver said, once it has ended."""

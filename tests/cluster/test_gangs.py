@@ -23,7 +23,7 @@ def test_two_runs_whose_data_is_read_on_other_nodes_finish_one_after_another(
     while any(run.process.poll() is None for run in runs):
         raylets |= {process.ppid() for process in packing_tasks()}
         most_workers = max(most_workers, len(workers()))
-        time.sleep(0.2)
+        time.sleep(1)
     for run in runs:
         assert run.process.returncode == 0, run.output()
         assert run.losses() == pytest.approx(losses, rel=1e-4)
@@ -33,17 +33,17 @@ def test_two_runs_whose_data_is_read_on_other_nodes_finish_one_after_another(
         cluster.remove_node(node)
 
 
-def test_three_runs_with_room_for_one_finish_one_after_another(cluster, start):
+def test_two_runs_with_room_for_one_finish_one_after_another(cluster, start):
     # A worker and its data take all CPUs. With data outside of the reservation, two runs would hold
     # a CPU each and wait for ever for the other's.
     cluster.add_node(num_cpus=2)
-    runs = [start(1, pace=0.2, name=f"run-{number}") for number in range(3)]
+    runs = [start(1, pace=0.2, name=f"run-{number}") for number in range(2)]
     most_workers = 0
-    deadline = time.monotonic() + 480
+    deadline = time.monotonic() + 900
     while any(run.process.poll() is None for run in runs):
         assert time.monotonic() < deadline, [run.losses() for run in runs]
         most_workers = max(most_workers, len(workers()))
-        time.sleep(0.5)
+        time.sleep(1)
     for run in runs:
         assert run.process.returncode == 0, run.output()
         assert run.losses()

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from running import PatientCluster
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.recipe import read_recipe
@@ -79,7 +80,7 @@ def add_node(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-    cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
+    cluster = PatientCluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     nodes = []
 
@@ -137,7 +138,7 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
         "label_selector": json.dumps({"pool": "train"}),
         "driver_label_selector": json.dumps({"pool": "stages"}),
         "max_failures": -1,
-        "provision_timeout_s": 120,
+        "provision_timeout_s": 900,
     }
     command = [
         *(sys.executable, "-m", "pipelines.transfer_adapt", "--config", str(recipe)),
@@ -148,14 +149,14 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
     with said.open("wb") as file:
         driver = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 500
+        deadline = time.monotonic() + 900
         while "step 60/" not in said.read_text():
             assert driver.poll() is None, said.read_text()
             assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.5)
         first.kill()
         second = add_node("train", 2)
-        assert driver.wait(timeout=600) == 0, said.read_text()
+        assert driver.wait(timeout=900) == 0, said.read_text()
     finally:
         driver.kill()
     here = tmp_path / "here"

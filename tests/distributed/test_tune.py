@@ -92,13 +92,13 @@ def interrupt_search(folder, number, num_trials):
     script = SCRIPT.format(tests=str(tiny.__file__).removesuffix("/tiny.py"), folder=str(folder))
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
     trials = folder / "scratch" / "trials.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while not trials.exists() or trials.read_text().count('finished"') < num_trials:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=900)
     assert process.returncode != 0
     return errors
 

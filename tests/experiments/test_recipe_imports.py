@@ -16,6 +16,7 @@ RECIPES = {
 """A recipe of each pipeline, and what must not be loaded."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_its_graph_and_its_cost_load_neither_torch_nor_ray(name):
     recipe, not_loaded = RECIPES[name]

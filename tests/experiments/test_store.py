@@ -270,7 +270,7 @@ def test_stage_that_three_processes_want_runs_once(uri, tmp_path, runs):
     ]
     for process in processes:
         process.start()
-    outputs = [queue.get(timeout=120) for _ in processes]
+    outputs = [queue.get(timeout=900) for _ in processes]
     for process in processes:
         process.join()
     assert outputs == [{"resumed": False}] * 3

@@ -4,12 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from served import InProcess, listen
+from served import TEXT, InProcess, listen
 from starlette.testclient import TestClient
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
 from as2ray.serving.settings import ServiceConfig
@@ -38,6 +39,16 @@ def serve(cascade):
             return stack.enter_context(client)  # all its requests share one event loop
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory) -> str:
+    """An index of one document, without embeddings."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "one.txt").write_text(TEXT)
+    write_index(folder / "notes", folder / "index")
+    return str(folder / "index")
 
 
 @pytest.fixture(scope="session")

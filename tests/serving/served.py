@@ -17,6 +17,10 @@ from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import ModelInfo, RequestError, RequestRecord, RerankRequest, RerankResult
 
 QUESTION = "What is kovarin?"
+TEXT = """Kovarin ne badesso. Muri kovarin lala.
+
+Quintol ba ne. Zelimut lala ne muri.
+"""
 CANDIDATES = ["Badesso.", "Kovarin ne kovarin.", "Lala muri.", "Muri.", "Quintol ba.", "Zelimut."]
 
 

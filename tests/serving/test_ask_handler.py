@@ -15,20 +15,6 @@ from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.ask_handler import AskHandler
 from as2ray.serving.settings import Limits
 
-TEXT = """Kovarin ne badesso. Muri kovarin lala.
-
-Quintol ba ne. Zelimut lala ne muri.
-"""
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "notes").mkdir()
-    (folder / "notes" / "one.txt").write_text(TEXT)
-    write_index(folder / "notes", folder / "index")
-    return str(folder / "index")
-
 
 @pytest.fixture(scope="module")
 def library(serve, index):

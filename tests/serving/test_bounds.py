@@ -1,6 +1,7 @@
 """What is refused, in whose form, and what never gets out."""
 
 import json
+from itertools import product
 
 import pytest
 from served import CANDIDATES, QUESTION
@@ -39,13 +40,20 @@ def chunks(total):
         yield b" " * 1_000
 
 
-@pytest.mark.parametrize("path", ["/rank", "/rerank", "/v1/rerank", "/v2/rerank"])
-def test_a_body_over_the_limit_is_refused_whether_or_not_it_tells_its_size(serve, path):
-    client = serve(limits={"max_body_bytes": 4_000})
-    for body in (b" " * 5_000, chunks(5_000)):
-        answer = client.post(path, content=body, headers={"content-type": "application/json"})
+@pytest.mark.parametrize("path", ["/ask", "/rank", "/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_body_over_the_limit_is_refused_whatever_it_tells_of_its_size(serve, index, path):
+    client = serve(limits={"max_body_bytes": 4_000}, index_path=index)
+    announced, chunked, lying = b" " * 5_000, chunks(5_000), {"content-length": "10"}
+    for body, size in ((announced, {}), (chunked, {}), (announced, lying), (chunks(5_000), lying)):
+        headers = {"content-type": "application/json", **size}
+        answer = client.post(path, content=body, headers=headers)
         assert answer.status_code == 413
         assert "4,000 bytes" in "".join(str(value) for value in answer.json().values())
+    headers = {"content-type": "application/json", "content-length": "5000"}
+    assert client.post(path, content=b"{}", headers=headers).status_code == 413
+    headers = {"content-type": "application/json"}
+    for body in (b" " * 4_000, chunks(4_000)):  # not over the limit; no JSON
+        assert client.post(path, content=body, headers=headers).status_code in (400, 422)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\u2003\n", "\ud800"])
@@ -126,6 +134,26 @@ def test_without_the_token_nothing_opens(serve, header, path):
     answer = client.request("POST" if path == "/rank" else "GET", path, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+def test_every_route_and_method_but_those_of_probes_and_page_wants_a_token(serve, index):
+    client = serve(tokens=("good",), index_path=index)
+    paths = {route.path for route in client.app.routes}
+    assert {"/", "/ask", "/rank", "/info", "/openapi.json"} <= paths
+    for path, method in product((*paths, "/nowhere"), METHODS):
+        for header, is_right in ((None, False), ("Bearer wrong", False), ("Bearer good", True)):
+            headers = {} if header is None else {"authorization": header}
+            answer = client.request(method, path, headers=headers)
+            case = (path, method, header, answer.status_code)
+            if is_right or path in ("/", "/health", "/ready"):
+                assert answer.status_code != 401, case
+            elif method == "OPTIONS":  # a browser's question before a request has no token
+                assert answer.status_code in (404, 405), case
+            else:
+                assert answer.status_code == 401, case
 
 
 def test_any_of_the_tokens_opens_and_health_and_page_need_none(serve):

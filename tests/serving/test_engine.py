@@ -258,6 +258,28 @@ def test_two_batches_are_ranked_side_by_side_where_enough_wait(engine):
     assert set(seen[2:]) <= {1, 2}
 
 
+def test_the_speed_of_the_queue_is_that_of_all_workers_together(engine):
+    met, running_in, rates = threading.Barrier(2), {}, []
+
+    def rank(batch, _, running) -> list[RerankResult]:
+        running_in[threading.get_ident()] = running
+        met.wait(30)
+        return engine.rank(batch)
+
+    def record_rate(num_tokens, duration_s) -> None:
+        rates.append(running_in[threading.get_ident()] * num_tokens / duration_s)
+
+    async def run() -> float:
+        queue = BatchQueue(rank, 1, 100_000, num_workers=2, on_batch=record_rate)
+        await asyncio.gather(*await submit_all(queue, engine, ["muri a", "muri b"]))
+        return queue.tokens_per_second
+
+    speed = asyncio.run(run())
+    assert sorted(running_in.values()) == [1, 2]
+    averages = [first + 0.3 * (second - first) for first, second in (rates, rates[::-1])]
+    assert any(speed == pytest.approx(average) for average in averages)
+
+
 def test_questions_that_come_at_once_are_one_batch_with_all_cores(engine, blocking):
     blocking.release.set()
     at_work = []
