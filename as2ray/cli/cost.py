@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from pydantic import PositiveInt
 
-from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
+from as2ray.cascade.cost import EncoderShape, batch_sizes, relative_flops, relative_layers
 from as2ray.cascade.pruning import Rounding, expand_drop_ratios
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.cli.console import (
@@ -17,7 +18,7 @@ from as2ray.cli.console import (
 from as2ray.errors import ConfigError
 
 
-def cost(
+def cost(  # noqa: PLR0913 - every argument is a flag
     *,
     exit_layers: str = "4,6,8,10,12",
     drop_ratio: str | None = None,
@@ -31,6 +32,7 @@ def cost(
     data_dir: str | None = None,
     corpus_options: dict[str, Any] = {},  # noqa: B006
     num_repeats: PositiveInt = 3,
+    memory_batch: PositiveInt = 84,
 ) -> None:
     """Shows what dropping candidates saves: in layers, in operations, and in measured time.
 
@@ -51,6 +53,8 @@ def cost(
         data_dir: Folder of the raw release, or `hub`.
         corpus_options: Options of the corpus.
         num_repeats: Timed passes, alternating with and without dropping.
+        memory_batch: Without a model: pairs that fit into memory at once; a batch that shrinks may
+            begin with more of them (section 4.3.2).
     """
     drop_ratios = parse_drop_ratios(drop_ratio)
     if model is None:
@@ -74,6 +78,13 @@ def cost(
             f"operations, {num_candidates} x {tokens_per_pair} tokens",
             *map(_format_change, flop_costs),
         )
+        sizes = batch_sizes(num_candidates, ratios, rounding)
+        mean_batch = float(np.average(sizes, weights=np.diff(layers, prepend=0)))
+        fits, gain = mean_batch <= memory_batch, _format_change(num_candidates / memory_batch)
+        largest = int(memory_batch * num_candidates / mean_batch)
+        costs.add_row("mean batch of " + ", ".join(map(str, sizes)), f"{mean_batch:.1f}", "")
+        costs.add_row(f"largest first batch where {memory_batch} fit", str(largest), "")
+        costs.add_row(f"throughput of a first batch of {num_candidates}", gain if fits else "", "")
     else:
         from as2ray.checkpoints.loading import load
         from as2ray.profiling.savings import measure_savings

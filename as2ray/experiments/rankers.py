@@ -388,6 +388,7 @@ def trained_rankers(
                 num_layers=run.num_layers,
                 exit_layers=run.exit_layers,
                 num_ranking_heads=run.num_ranking_heads,
+                pooling=run.pooling or recipe.model.pooling,
             ),
             train=train,
             dev=run_tables[run.dev or recipe.dev],

@@ -36,7 +36,7 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec
+from as2ray.training.job import ModelSpec, Pooling
 from as2ray.training.tracking import TrackingConfig
 
 T = TypeVar("T")
@@ -130,6 +130,8 @@ class RunSpec:
     exit_layers: tuple[PositiveInt, ...] | None = None
     """Make a cascade with exits after these layers. A run that starts from a cascade keeps its
     exits."""
+    pooling: Pooling | None = None
+    """Input of the partial classifiers of a new cascade, instead of the recipe's model's."""
     num_ranking_heads: NonNegativeInt = 0
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     loss: LossSpec = "cross_entropy"

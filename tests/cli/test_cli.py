@@ -208,6 +208,22 @@ def test_cost_prints_the_paper_s_savings(capsys):
     assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
 
 
+def test_cost_prints_the_batches_of_the_paper_s_example(capsys):
+    # Section 4.3.2; its mean of 80.2 has a last batch of 28, where its text has 31.
+    main(["cost", "--drop_ratio", "0.3", "--rounding", "nearest", "--memory_batch", "84"])
+    lines = {line.strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    cells = {
+        label: row
+        for line, row in lines.items()
+        for label in ("mean", "largest", "through")
+        if line.startswith(label)
+    }
+    assert cells["mean"][3:8] == ["128,", "90,", "63,", "44,", "31"]
+    assert cells["mean"][-1] == f"{(4 * 128 + 2 * (90 + 63 + 44 + 31)) / 12:.1f}"
+    assert cells["largest"][-1] == "133"
+    assert cells["through"][-2:] == ["+52.4", "%"]
+
+
 def test_cost_of_dropping_nothing_is_that_of_nothing_dropped(capsys):
     main(["cost", "--exit_layers", "4,6,8,10,12", "--drop_ratio", "0"])
     shown = capsys.readouterr().out

@@ -53,6 +53,14 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     costs = json.loads((out / "test-cost.json").read_text())
     assert costs["cascade, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
     assert costs["sequence, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 3 * 0.5) / 3)
+    # A monolith costs its share of the deepest one's layers (Table 3, last column).
+    assert costs["one"][0]["relative_layers"] == pytest.approx(1 / 3)
+    assert costs["three"][0]["relative_layers"] == 1.0
+    lines = (out / "test-cost.md").read_text().splitlines()
+    cells = {line.split("|")[1].strip(): line.split("|")[3:6] for line in lines}
+    assert cells["one"][0].strip() == "-66.7 %"
+    assert cells["cascade, drop 0"][2].strip() == "100.0%"
+    assert (out / "cascade-exits.png").stat().st_size > 0
     against = json.loads((out / "test-cascade.json").read_text())
     assert against["baseline"] == "cascade, drop 0"
     assert len((out / "time.md").read_text().splitlines()) == 2 + 3 + 2
