@@ -110,9 +110,9 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
             )
         if not isinstance(ranker, TrainedRanker):
             continue
-        search = DropSearch(
-            ranker, _exit_scores(recipe, ranker, ranker.dev), recipe.search, recipe.rounding
-        )
+        dev = ranker.dev or tables[recipe.dev]
+        on_dev = _exit_scores(recipe, ranker, dev)
+        search = DropSearch(ranker, on_dev, recipe.search, recipe.rounding)
         searched = experiment.add(f"searched/{stage_name}", search)
         for test, stage in scores.items():
             chosen = SearchedReplay(stage, searched, measures)

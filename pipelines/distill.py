@@ -214,7 +214,7 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     for name in recipe.searches():
         for seed in recipe.seeds_of(name):
             student = trained[name, seed]
-            on_dev = TableScores(student, student.dev, "exits", recipe.question_filter)
+            on_dev = TableScores(student, student.dev or dev, "exits", recipe.question_filter)
             rankers[f"{name}-searched", seed] = DropSearch(student, on_dev, recipe.search)
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)

@@ -55,7 +55,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from pipelines.table_1 import Systems, format_table, table_cells
+from pipelines.table_1 import Systems, answer_questions, format_table, table_cells
 from tune_spaces.bm25 import param_grid
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,9 @@ class Study:
     train: TableSpec
     """The target's labeled questions."""
     dev: TableSpec
-    """Selects k1 and b, checkpoints (by AP; also those of rankers that are evaluated zero-shot) and
-    the weights of the remedies."""
+    """Selects k1 and b, the weights of the remedies, and the checkpoints of all rankers (by AP),
+    unless `training.select_by` is `epoch`: then a source is trained once for all targets, and
+    zero-shot rankers are independent of dev, as in the paper."""
     tests: Annotated[dict[str, TableSpec], NON_EMPTY]
     """Tables that are reported."""
     out_of_domain_tests: dict[str, TableSpec] = field(default_factory=dict)
@@ -218,7 +219,7 @@ class _StudyExperiment(Experiment):
         ranker = kind(
             model=replace(study.model, path=absolute_model_path(study.model.path)),
             train=(table,),
-            dev=self.tables["dev"],
+            dev=self.tables["dev"] if study.training.needs_dev else None,
             training=replace(study.training, seed=study.training.seed + sample),
             loss=study.loss,
             init_from=start,
@@ -309,6 +310,8 @@ def report(study: Study, finished: Finished) -> None:
         save_report(results, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(results))
         _plot_curve(study, finished, test, systems)
+        answers = answer_questions(systems, list(study.transfer_sources), measure)
+        finished.write(f"{test}-questions.md", answers)
         targets[test] = table_cells(systems, list(study.transfer_sources), measure)
     finished.write_json("table1.json", {"measure": measure, "targets": targets})
     finished.write("table1.md", format_table(targets, measure))

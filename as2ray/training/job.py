@@ -58,7 +58,7 @@ class TrainingJob:
     train_tables: tuple[str, ...]
     """Absolute paths of folders of Parquet files; several folders are read as one corpus."""
     eval_tables: dict[str, str]
-    """Folder of each evaluation table by name; `dev` selects the best checkpoint."""
+    """Folder of each evaluation table by name; `dev` selects the best checkpoint, if one is."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     loss: str | ConfigurableLoss = "cross_entropy"
     """Name of a loss, or a loss with settings. `DistillationLoss` needs `teacher_logits`;

@@ -221,6 +221,28 @@ def test_study_that_shares_its_runs_with_another_trains_nothing(small, tmp_path)
     assert systems(tmp_path / "second" / "test.json") >= {"x", "pseudo+8, with BM25"}
 
 
+def test_source_that_keeps_its_last_checkpoint_is_trained_once_for_all_targets(small, tmp_path):
+    sources = {"general": TableSpec("qnli", "dev", num_questions=10)}
+    few_shot = replace(small.few_shot, remedies=())
+    first = replace(small, transfer_sources=sources, few_shot=few_shot)
+    second = replace(
+        first,
+        train=TableSpec("wikiqa", "test"),
+        dev=TableSpec("asnq", "train", num_questions=12),
+        tests={"other": TableSpec("wikiqa", "dev")},
+    )
+    num_rankers = {}
+    for select_by in ("dev/AP", "epoch"):
+        training = replace(first.training, select_by=select_by)
+        for number, study in enumerate((first, second)):
+            study = replace(study, training=training)
+            PIPELINE.run(study, tmp_path / f"{select_by[:3]}-{number}", HERE)
+        paths = [tmp_path / f"{select_by[:3]}-{n}" / "rankers" / "general" for n in (0, 1)]
+        num_rankers[select_by] = len({path.resolve() for path in paths})
+    assert num_rankers == {"dev/AP": 2, "epoch": 1}
+    assert "RQ2" in (tmp_path / "epo-0" / "test-questions.md").read_text()
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_file_parses_into_a_study(path):
     study, _ = read_recipe(Study, ["--config", str(path), "--output", "out"])
