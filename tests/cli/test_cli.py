@@ -38,6 +38,21 @@ def test_corpora_stats_of_the_embedded_corpus_is_json(capsys):
     assert "questions" in capsys.readouterr().out
 
 
+def test_corpora_stats_count_word_pieces_of_a_tokenizer(checkpoint, capsys):
+    given = ["--corpus", "python_reference", "--split", "dev"]
+    main(["corpora", "stats", *given])
+    words = json.loads(capsys.readouterr().out)
+    main(["corpora", "stats", *given, "--tokenizer", str(checkpoint("bert"))])
+    pieces = json.loads(capsys.readouterr().out)
+    # Words that the vocabulary lacks are several pieces.
+    assert pieces["question_tokens"]["mean"] > words["question_tokens"]["mean"] + 1
+    assert pieces["candidate_tokens"]["max"] > words["candidate_tokens"]["max"]
+    assert words["positives_per_question"]["mean"] == pytest.approx(
+        words["counts"]["num_positives"] / words["counts"]["num_questions"]
+    )
+    assert pieces["counts"] == words["counts"]
+
+
 def test_corpora_prepare_writes_parquet_and_manifest(tmp_path):
     out = tmp_path / "prepared"
     given = ["--corpus", "python_reference", "--output", str(out), "--splits", '{"test": "raw"}']
