@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
@@ -87,8 +87,8 @@ class Study:
     """The target's labeled questions."""
     dev: TableSpec
     """Selects k1 and b, the weights of the remedies, and the checkpoints of all rankers (by AP),
-    unless `training.select_by` is `epoch`: then a source is trained once for all targets, and
-    zero-shot rankers are independent of dev, as in the paper."""
+    unless `training.select_by` is `epoch`: then rankers are independent of dev, as in the paper's
+    zero-shot transfer."""
     tests: Annotated[dict[str, TableSpec], NON_EMPTY]
     """Tables that are reported."""
     out_of_domain_tests: dict[str, TableSpec] = field(default_factory=dict)
@@ -119,6 +119,9 @@ class Study:
     min_leak_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of common words from which a training question is one of dev or the tests and is left
     out; by default only equal texts are. FlexNeuART's check of Yahoo! Answers takes 0.75."""
+    source_leaks: Literal["drop", "keep"] = "drop"
+    """Whether questions of dev and the tests are left out of `transfer_sources` too. With `keep`,
+    as in the paper, a source is the same for every target, and is trained once for all of them."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Trackers of the runs."""
 
@@ -261,11 +264,12 @@ def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, St
 
     tables = prepare(study.reported)
     tables |= prepare({"dev": study.dev}, tables.values())
-    others = {"train": study.train, **study.transfer_sources}
+    others = {"train": study.train}
     if study.unlabeled_questions is not None:
         others["unlabeled_questions"] = study.unlabeled_questions
-    documents = {f"documents-{n}": spec for n, spec in enumerate(study.extra_documents)}
-    return tables | prepare(others, tables.values()) | prepare(documents)
+    whole = {f"documents-{n}": spec for n, spec in enumerate(study.extra_documents)}
+    (whole if study.source_leaks == "keep" else others).update(study.transfer_sources)
+    return tables | prepare(others, tables.values()) | prepare(whole)
 
 
 def _add_few_shot(

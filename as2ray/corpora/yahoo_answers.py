@@ -14,7 +14,7 @@ them, so that the same words in another order are in the same split
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from xml.etree import ElementTree
 
 import pyarrow as pa
@@ -39,6 +39,10 @@ MANNER: Final = re.compile(r"how (to|do|did|does|can|would|could|should)\b", re.
 MIN_WORDS: Final = 4
 SPLITS: Final = {"train": 0.9, "dev": 0.95, "test": 1.0}
 """Upper end of each split's share of the hash values."""
+L6_PREFIX: Final = "l6-"
+FILES: Final = dict.fromkeys(SPLITS, FILE_NAMES) | {
+    f"{L6_PREFIX}{split}": L6_FILE_NAMES for split in SPLITS
+}
 QUESTIONS_PER_TABLE: Final = 64
 
 
@@ -46,8 +50,6 @@ QUESTIONS_PER_TABLE: Final = 64
 class YahooAnswersOptions(CorpusOptions):
     """Options of Yahoo! Answers."""
 
-    release: Literal["nfL6", "L6"] = "nfL6"
-    """`nfL6` has questions alone; `L6` (FullOct2007.xml) has their descriptions too."""
     run_depth: PositiveInt = 100
     """Number of answers that BM25 finds for a question and that become its candidates."""
 
@@ -64,16 +66,18 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
     """Reads a split; a question has its own answers first, then those that BM25 finds.
 
     Args:
-        split: One of `SPLITS`.
+        split: One of `FILES`: of `SPLITS` for nfL6, or the same with `l6-` before it.
         source: The folder or one file.
         options: Options of the corpus.
     """
     from as2ray.text.bm25 import BM25  # loads SciPy, which recipes do not need
 
-    is_l6 = options.release == "L6"
-    path = raw_files.require_file(Path(source), L6_FILE_NAMES if is_l6 else FILE_NAMES)
+    path = raw_files.require_file(Path(source), FILES[split])
+    read, part = _read_questions, split
+    if split.startswith(L6_PREFIX):
+        read, part = _read_l6, split.removeprefix(L6_PREFIX)
     with raw_files.value_errors(str(path)):
-        questions = list(_read_l6(path) if is_l6 else _read_questions(path))
+        questions = list(read(path))
         texts = list(dict.fromkeys(text for question in questions for text in question.answers))
         if not texts:
             raise CorpusError(f"{path}: no question has an answer", fix="use the published file")
@@ -81,7 +85,7 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
         groups = (
             _build_rows(question, texts, index, options.run_depth)
             for question in questions
-            if assign_split(question.question) == split
+            if assign_split(question.question) == part
         )
         yield from chunked_tables(groups, CANDIDATE_SCHEMA, QUESTIONS_PER_TABLE)
 
@@ -155,7 +159,7 @@ CORPUS: Final = Corpus(
     name="yahoo_answers",
     description="How-to questions of a community; their answers and others that BM25 finds",
     license="Yahoo! Webscope, research only",
-    files=dict.fromkeys(SPLITS, FILE_NAMES + L6_FILE_NAMES),
+    files=FILES,
     reader=read_tables,
     options_type=YahooAnswersOptions,
     count_release=count_release,

@@ -91,7 +91,7 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
     rows = []
     for split in SPLITS:
         try:
-            rows += read_split("yahoo_answers", split, tmp_path, release="L6").to_pylist()
+            rows += read_split("yahoo_answers", f"l6-{split}", tmp_path).to_pylist()
         except CorpusError:  # a split without questions
             continue
     # The second question is short, and the third asks for no manner.
@@ -102,4 +102,4 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
     ]
     (tmp_path / "FullOct2007.xml").write_text(L6[:200])
     with pytest.raises(CorpusError, match="is not XML"):
-        read_split("yahoo_answers", "train", tmp_path, release="L6")
+        read_split("yahoo_answers", "l6-train", tmp_path)
