@@ -11,6 +11,7 @@ os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # Read when pydantic 
 from jsonargparse import CLI
 from pydantic import ValidationError
 
+from as2ray.cli.annotate import annotate
 from as2ray.cli.ask import ask
 from as2ray.cli.calibrate import calibrate
 from as2ray.cli.cascade import cascade
@@ -30,6 +31,7 @@ COMMANDS = {
     "corpora": Corpora,
     "index": index,
     "ask": ask,
+    "annotate": annotate,
     "rank": rank,
     "evaluate": evaluate,
     "cost": cost,

@@ -1,5 +1,6 @@
 """The command line, as a user calls it."""
 
+import csv
 import json
 import os
 
@@ -11,6 +12,8 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
+from as2ray.corpora.preparation import read_split
+from as2ray.errors import CorpusError
 from as2ray.models.ranker import Ranker
 from as2ray.tables.trec import write_run
 
@@ -192,6 +195,55 @@ def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
     (folder / "[red]two.txt").write_bytes(b"")
     main(["index", str(folder), *flags, str(tmp_path / "second")])
     assert "[red]two.txt" in capsys.readouterr().out
+
+
+def test_lists_to_annotate_have_all_sentences_of_documents_and_read_back(
+    tmp_path, checkpoint, capsys
+):
+    for name, text in {
+        "one": "Kovarin is red. Nobody knows why. Nobody knows why.",
+        "two": "It is a stone, and not kovarin. It shines.",
+        "three": "Quintol is blue.",
+    }.items():
+        (tmp_path / "in" / f"{name}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.txt").write_text(text)
+    (tmp_path / "questions.txt").write_text("What is kovarin?\nZzz qqq?\n")
+    index, lists = str(tmp_path / "index"), tmp_path / "annotated"
+    main(["index", str(tmp_path / "in"), "--encoder", "none", "--output", index])
+    lists.mkdir()
+    flags = ["--index", index, "--questions", str(tmp_path / "questions.txt"), "--output"]
+    main(["annotate", *flags, str(lists / "train.csv"), "--num_documents", "2"])
+    ranked = tmp_path / "ranked.csv"
+    main(["annotate", *flags, str(ranked), "--model", str(checkpoint("bert")), "--top_k", "2"])
+    assert "2 candidates of 2 questions" in capsys.readouterr().out.replace("\n", " ")
+    with open(lists / "train.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # All sentences of the documents, those without a word of the question too, each text once.
+    assert {row["candidate"]: row["document_id"] for row in rows if row["question_id"] == "q0"} == {
+        "Kovarin is red.": "one.txt",
+        "Nobody knows why.": "one.txt",
+        "It is a stone, and not kovarin.": "two.txt",
+        "It shines.": "two.txt",
+    }
+    scores = [float(row["score"]) for row in rows if row["question_id"] == "q0"]
+    assert scores == sorted(scores, reverse=True)
+    assert {row["label"] for row in rows} == {""}
+    assert "exists; somebody may have labeled it" in refused(
+        capsys, "annotate", *flags, str(lists / "train.csv")
+    )
+
+    labels = {"Kovarin is red.": "1", "It is a stone, and not kovarin.": "0"}
+    rows = [{**row, "label": labels.get(row["candidate"], "")} for row in rows]
+    with open(lists / "train.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    table = read_split("annotated", "train", lists)
+    found = zip(table["candidate"].to_pylist(), table["label"].to_pylist())
+    assert dict(found) == {text: int(label) for text, label in labels.items()}
+    (lists / "train.csv").write_text((lists / "train.csv").read_text().replace(",1\n", ",yes\n"))
+    with pytest.raises(CorpusError, match="label 'yes'; expected 0, 1 or nothing"):
+        read_split("annotated", "train", lists)
 
 
 def test_index_with_an_encoder_answers_a_question_that_shares_no_word(

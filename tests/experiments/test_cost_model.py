@@ -210,7 +210,7 @@ def test_unknown_sizes_are_none_and_no_error(tmp_path):
         None,
         None,
     )
-    unknown = replace(ranker, train=(PreparedTable(TableSpec("dpr", "nq-train")),))
+    unknown = replace(ranker, train=(PreparedTable(TableSpec("dpr", "sample")),))
     assert training_cost(unknown) == Cost()
     assert unknown.hours() > 0  # it has a place in the queue
 
