@@ -310,7 +310,11 @@ def report(study: Study, finished: Finished) -> None:
             log.warning("no report of %s: its baseline %r is not complete", test, BM25)
             continue
         title = f"{study.title}: {test}"
-        results = build_report(title, systems, baseline=BM25, published_results=published)
+        # A result of the paper is named as in "Mokrii et al., pseudo+all".
+        reproduces = {name.rpartition(", ")[2]: name for name in published}
+        results = build_report(
+            title, systems, baseline=BM25, published_results=published, reproduces=reproduces
+        )
         save_report(results, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(results))
         _plot_curve(study, finished, test, systems)

@@ -185,6 +185,9 @@ class Recipe:
     nothing."""
     published_results: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Results that papers print, by test, system and measure."""
+    reproduces: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Which of the `published_results` a system reproduces, by test and system; the reports show
+    both with their difference."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Trackers of the runs."""
 
@@ -223,6 +226,13 @@ class Recipe:
         if unknown := sorted(self.published_results.keys() - reports):
             raise ConfigError(f"published_results of {unknown}; the reports are {reports}")
         systems = self.systems()
+        for test, pairs in self.reproduces.items():
+            published = self.published_results.get(test, {})
+            if not (pairs.keys() <= set(systems) and {*pairs.values()} <= published.keys()):
+                raise ConfigError(
+                    f"reproduces {pairs} on {test!r}; the systems are {systems}, and the published "
+                    f"results {sorted(published)}"
+                )
         baselines = {test: self.against(test) for test in self.reported()}
         if wrong := {t: b for t, b in baselines.items() if b not in systems}:
             raise ConfigError(f"the baselines {wrong} are not among the systems {systems}")

@@ -76,6 +76,17 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert not list((tmp_path / "store").rglob("scratch"))
 
 
+def test_results_of_a_paper_are_those_of_systems_of_the_recipe(recipe):
+    published = {"test": {"paper": {"AP": 0.5}}}
+    recipe = replace(recipe, published_results=published)
+    assert replace(recipe, reproduces={"test": {"cascade, drop 0.5": "paper"}}).reproduces
+    for wrong in ({"nobody": "paper"}, {"three": "other"}):
+        with pytest.raises(ConfigError, match=r"reproduces .* on 'test'; the systems are \['one'"):
+            replace(recipe, reproduces={"test": wrong})
+    with pytest.raises(ConfigError, match=r"reproduces .* on 'dev'"):
+        replace(recipe, reproduces={"dev": {"three": "paper"}})
+
+
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):
     for steps in (["one", "cascade"], []):
         with pytest.raises(ConfigError, match="sequential ranker 'wrong'"):

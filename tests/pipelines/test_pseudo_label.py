@@ -222,10 +222,14 @@ def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(small, tmp
 def test_study_that_shares_its_runs_with_another_trains_nothing(small, tmp_path):
     PIPELINE.run(small, tmp_path / "first", HERE)
     trained = sorted((tmp_path / "store").glob("*Ranker/*"))
-    few_shot = replace(small.few_shot, remedies=("bm25_mixing",), published_results={"x": 0.5})
+    few_shot = replace(
+        small.few_shot, remedies=("bm25_mixing",), published_results={"Paper, pseudo": 0.5}
+    )
     PIPELINE.run(replace(small, few_shot=few_shot, measures=["AP"]), tmp_path / "second", HERE)
     assert sorted((tmp_path / "store").glob("*Ranker/*")) == trained
-    assert systems(tmp_path / "second" / "test.json") >= {"x", "pseudo+8, with BM25"}
+    names = {"Paper, pseudo", "pseudo+8, with BM25"}
+    assert systems(tmp_path / "second" / "test.json") >= names
+    assert "| pseudo | AP | 0.5000 |" in (tmp_path / "second" / "test.md").read_text()
 
 
 def test_source_without_dev_and_with_its_leaks_is_trained_once_for_all_targets(small, tmp_path):
