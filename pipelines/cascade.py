@@ -7,6 +7,7 @@ all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the 
 search for drop ratios and exits that the paper leaves as future work.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from statistics import mean
@@ -38,6 +39,7 @@ from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import leak_checks
 from as2ray.training.cascade_config import CascadeConfig
+from as2ray.training.tracking import METRICS, read_metrics
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -137,9 +139,9 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
             )
         if not isinstance(ranker, TrainedRanker):
             continue
-        search = DropSearch(
-            ranker, _exit_scores(recipe, ranker, ranker.dev), recipe.search, recipe.rounding
-        )
+        dev = ranker.dev or tables[recipe.dev]
+        on_dev = _exit_scores(recipe, ranker, dev)
+        search = DropSearch(ranker, on_dev, recipe.search, recipe.rounding)
         searched = experiment.add(f"searched/{stage_name}", search)
         for test, stage in scores.items():
             chosen = SearchedReplay(stage, searched, measures)
@@ -188,25 +190,67 @@ def report(recipe: Recipe, finished: Finished) -> None:
             if (baseline := f"{name}, drop 0") in rows:
                 comparison = build_report(f"{name} on {test}", rows, baseline=baseline)
                 save_report(comparison, finished.output / f"{test}-{name}.md")
-        _write_costs(finished, test)
+        _write_costs(recipe, finished, test)
+    for name in filter(recipe.is_cascade, recipe.runs):
+        _plot_exits(finished, name)
     if recipe.measure_speed:
         _write_times(finished)
 
 
-def _write_costs(finished: Finished, test: str) -> None:
-    """Writes cost and quality, means over the seeds (last column of Table 3)."""
+def _plot_exits(finished: Finished, run: str) -> None:
+    """Plots the dev MAP of each exit of a cascade over its training (section 4.3.1)."""
+    from as2ray.evaluation import plots
+
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name, stage in finished.named("rankers/").items():
+        if name.rpartition("-seed")[0] == run:
+            for line in read_metrics(finished.path(stage) / METRICS):
+                for key in filter(re.compile("dev/AP/exit_").match, line):
+                    point = (line["epoch"], line[key])
+                    series.setdefault(key.rpartition("/")[2], []).append(point)
+    if series:
+        path = finished.output / f"{run}-exits.png"
+        plots.learning_curve(series, run, "epochs", "MAP (dev)", path)
+
+
+def _write_costs(recipe: Recipe, finished: Finished, test: str) -> None:
+    """Writes cost and quality, means over the seeds (last column of Table 3).
+
+    A ranker of fewer layers costs their share of the deepest run's (the paper's formula).
+    """
     points: dict[str, list[dict[str, Any]]] = {}
-    for (of_test, system, _), (stage, name) in finished.experiment.evaluations.items():
-        outputs = finished.outputs(stage) if of_test == test and finished.has(stage) else {}
+    results = finished.evaluations().get(test, {})
+    depths = {
+        name.rpartition("-seed")[0]: finished.outputs(stage)["shape"]["num_layers"]
+        for name, stage in finished.named("rankers/").items()
+        if "shape" in finished.outputs(stage)
+    }
+    for (of_test, system, seed), (stage, name) in finished.experiment.evaluations.items():
+        if of_test != test or not finished.has(stage):
+            continue
+        outputs = finished.outputs(stage)
         point = outputs.get("points", {}).get(name, outputs.get("point"))
-        if point is not None:
-            points.setdefault(system, []).append(point)
+        if point is None:
+            measures = results[system][seed].measures
+            cost = depths[system] / max(depths.values())
+            point = {"measures": measures, "relative_layers": cost}
+        points.setdefault(system, []).append(point)
     rows = []
     for system, seeds in points.items():
-        keys = ("map", "relative_layers", "relative_flops")
-        quality, layers, flops = (mean(point[key] for point in seeds) for key in keys)
-        rows.append((system, f"{quality:.4f}", _format_saving(layers), _format_saving(flops)))
-    columns = ("system", "MAP", "layers (the paper's formula)", "operations")
+        aps = [point["measures"]["AP"] for point in seeds if "AP" in point["measures"]]
+        cells = [f"{mean(aps):.4f}" if aps else ""]
+        for key, show in {
+            "relative_layers": _format_saving,
+            "relative_flops": _format_saving,
+            "last_exit_hit_rate": "{:.1%}".format,
+        }.items():
+            values = [point[key] for point in seeds if key in point]
+            cells.append(show(mean(values)) if values else "")
+        rows.append((system, *cells))
+    columns = (
+        *("system", "MAP", "layers (the paper's formula)", "operations"),
+        "questions with a positive at the last exit",
+    )
     finished.write(f"{test}-cost.md", markdown_table(columns, rows))
     finished.write_json(f"{test}-cost.json", points)
 

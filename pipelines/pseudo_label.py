@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
@@ -55,7 +55,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from pipelines.table_1 import Systems, format_table, table_cells
+from pipelines.table_1 import Systems, answer_questions, format_table, table_cells
 from tune_spaces.bm25 import param_grid
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,9 @@ class Study:
     train: TableSpec
     """The target's labeled questions."""
     dev: TableSpec
-    """Selects k1 and b, checkpoints (by AP; also those of rankers that are evaluated zero-shot) and
-    the weights of the remedies."""
+    """Selects k1 and b, the weights of the remedies, and the checkpoints of all rankers (by AP),
+    unless `training.select_by` is `epoch`: then rankers are independent of dev, as in the paper's
+    zero-shot transfer."""
     tests: Annotated[dict[str, TableSpec], NON_EMPTY]
     """Tables that are reported."""
     out_of_domain_tests: dict[str, TableSpec] = field(default_factory=dict)
@@ -118,6 +119,9 @@ class Study:
     min_leak_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of common words from which a training question is one of dev or the tests and is left
     out; by default only equal texts are. FlexNeuART's check of Yahoo! Answers takes 0.75."""
+    source_leaks: Literal["drop", "keep"] = "drop"
+    """Whether questions of dev and the tests are left out of `transfer_sources` too. With `keep`,
+    as in the paper, a source is the same for every target, and is trained once for all of them."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Trackers of the runs."""
 
@@ -218,7 +222,7 @@ class _StudyExperiment(Experiment):
         ranker = kind(
             model=replace(study.model, path=absolute_model_path(study.model.path)),
             train=(table,),
-            dev=self.tables["dev"],
+            dev=self.tables["dev"] if study.training.needs_dev else None,
             training=replace(study.training, seed=study.training.seed + sample),
             loss=study.loss,
             init_from=start,
@@ -260,11 +264,12 @@ def _prepared_tables(study: Study, data_dirs: Mapping[str, str]) -> dict[str, St
 
     tables = prepare(study.reported)
     tables |= prepare({"dev": study.dev}, tables.values())
-    others = {"train": study.train, **study.transfer_sources}
+    others = {"train": study.train}
     if study.unlabeled_questions is not None:
         others["unlabeled_questions"] = study.unlabeled_questions
-    documents = {f"documents-{n}": spec for n, spec in enumerate(study.extra_documents)}
-    return tables | prepare(others, tables.values()) | prepare(documents)
+    whole = {f"documents-{n}": spec for n, spec in enumerate(study.extra_documents)}
+    (whole if study.source_leaks == "keep" else others).update(study.transfer_sources)
+    return tables | prepare(others, tables.values()) | prepare(whole)
 
 
 def _add_few_shot(
@@ -305,10 +310,16 @@ def report(study: Study, finished: Finished) -> None:
             log.warning("no report of %s: its baseline %r is not complete", test, BM25)
             continue
         title = f"{study.title}: {test}"
-        results = build_report(title, systems, baseline=BM25, published_results=published)
+        # A result of the paper is named as in "Mokrii et al., pseudo+all".
+        reproduces = {name.rpartition(", ")[2]: name for name in published}
+        results = build_report(
+            title, systems, baseline=BM25, published_results=published, reproduces=reproduces
+        )
         save_report(results, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(results))
         _plot_curve(study, finished, test, systems)
+        answers = answer_questions(systems, list(study.transfer_sources), measure)
+        finished.write(f"{test}-questions.md", answers)
         targets[test] = table_cells(systems, list(study.transfer_sources), measure)
     finished.write_json("table1.json", {"measure": measure, "targets": targets})
     finished.write("table1.md", format_table(targets, measure))

@@ -126,13 +126,14 @@ def report(recipe: Recipe, finished: Finished) -> None:
         if recipe.grid:
             points, values = recipe.points(), outputs["values"]
             rows = [(*map(str, p.values()), f"{v:.4f}") for p, v in zip(points, values)]
-            finished.write("grid.md", markdown_table([*recipe.grid, "dev MAP"], rows))
+            metric = student.training.selection_metric
+            finished.write("grid.md", markdown_table([*recipe.grid, metric], rows))
             choice, value = points[outputs["best"]], max(values)
             best = apply_values(choice, student)
         else:
             choice, value = outputs["choice"], outputs["value"]
             best = distillation.apply_params(choice, student)
-        log.info("%s: dev MAP %.4f with %s", recipe.student, value, choice)
+        log.info("%s: dev %.4f with %s", recipe.student, value, choice)
         values = {key: value for key, value in asdict(recipe).items() if key not in SEARCH_KEYS}
         values["runs"][recipe.student] = asdict(best)
         text = yaml.safe_dump(plain(values), sort_keys=False, width=120)

@@ -4,8 +4,11 @@ python -m pipelines.table_1 --studies '[output/squad, output/wikiqa]'
 """
 
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +27,9 @@ SIGNIFICANT = 0.01
 Systems = Mapping[str, Mapping[int, EvaluationResult]]
 """Results by system (`START`, `START+SIZE`, `BM25`) and sample."""
 
+Averages = Mapping[str, pa.Table]
+"""Measures by question of each system, means over its samples."""
+
 Cells = Mapping[str, Sequence[str]]
 """Zero-shot and full-shot cells of each start, with the paper's marks; empty without a result."""
 
@@ -36,10 +42,7 @@ def table_cells(systems: Systems, transfer_sources: Sequence[str], measure: str)
         transfer_sources: Starts that were trained on other corpora.
         measure: Name of the measure.
     """
-    averaged = {
-        name: average_over_seeds([result.per_question for result in by_sample.values()])
-        for name, by_sample in systems.items()
-    }
+    averaged = _average(systems)
     cells = {}
     for start in [*transfer_sources, "BM25", "pseudo", "scratch"]:
         cells[start] = ["", ""]
@@ -50,16 +53,66 @@ def table_cells(systems: Systems, transfer_sources: Sequence[str], measure: str)
     return cells
 
 
-def _mark(averaged: Mapping[str, pa.Table], name: str, measure: str) -> str:
-    """Returns the mark of a zero-shot result that differs from what it is compared with."""
-    from scipy import stats
+def _average(systems: Systems) -> Averages:
+    return {
+        name: average_over_seeds([result.per_question for result in by_sample.values()])
+        for name, by_sample in systems.items()
+    }
 
+
+def _mark(averaged: Averages, name: str, measure: str) -> str:
+    """Returns the mark of a zero-shot result that differs from what it is compared with."""
     other, mark = ("BM25", "#") if name == "pseudo" else ("pseudo", "*")
     if name in ("BM25", "scratch") or "+" in name or other not in averaged:
         return ""
-    pairs = align_by_question([averaged[other], averaged[name]], measure)
     # Of two that are equal on every question the p-value is no number, and they do not differ.
-    return mark if stats.ttest_rel(*pairs).pvalue < SIGNIFICANT else ""
+    return mark if _p_value(averaged, other, name, measure) < SIGNIFICANT else ""
+
+
+def _p_value(averaged: Averages, first: str, second: str, measure: str) -> float:
+    """Returns the p-value of the paired t-test over questions."""
+    from scipy import stats
+
+    pairs = align_by_question([averaged[first], averaged[second]], measure)
+    return float(stats.ttest_rel(*pairs).pvalue)
+
+
+def answer_questions(systems: Systems, transfer_sources: Sequence[str], measure: str) -> str:
+    """Returns what the results say to the paper's research questions (section 5), as Markdown.
+
+    Args:
+        systems: Results by system and sample; `scratch+SIZE` and `START+SIZE` are few-shot.
+        transfer_sources: Starts that were trained on other corpora.
+        measure: Name of the measure.
+    """
+    averaged = _average(systems)
+    means = {name: float(np.mean(table[measure])) for name, table in averaged.items()}
+    rows: list[tuple[str, str, str, str, str]] = []
+
+    def compare(question: str, name: str, other: str, if_lower: str = "lower") -> None:
+        if name in means and means.get(other):
+            change, p = means[name] / means[other] - 1, _p_value(averaged, other, name, measure)
+            verdict = "equal" if change == 0 else "higher" if change > 0 else if_lower
+            is_significant = "significant" if p < SIGNIFICANT else ""
+            rows.append(
+                (question, f"{name} against {other}", f"{change:+.1%}", verdict, is_significant)
+            )
+
+    sizes = [name.partition("+")[2] for name in means if re.fullmatch(r"scratch\+\w+", name)]
+    sizes.sort(key=lambda size: int(size) if size.isdigit() else math.inf)
+    is_above = [means[f"scratch+{size}"] > means["BM25"] for size in sizes]
+    enough = next((size for n, size in enumerate(sizes) if all(is_above[n:])), "more than all")
+    if sizes:
+        rows.append(("RQ1", "questions from which on scratch is above BM25", enough, "", ""))
+    compare("RQ2", "pseudo", "BM25")
+    for source in transfer_sources:
+        compare("RQ3", source, "BM25")
+    for source in transfer_sources:
+        compare("RQ4", source, "pseudo")
+    for start, size in product([*transfer_sources, "pseudo"], sizes):
+        compare("RQ5", f"{start}+{size}", start, "lower: a little bit is worse than none")
+    columns = (measure, "comparison", "change", "", f"paired t-test, p < {SIGNIFICANT}")
+    return markdown_table(columns, rows)
 
 
 def format_table(targets: Mapping[str, Cells], measure: str) -> str:

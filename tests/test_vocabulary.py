@@ -30,7 +30,7 @@ REPLACED = {
 """Words that had one private meaning and no other."""
 
 KEYS = {
-    "batches", "bad", "curves", "elsewhere", "grace", "leaks", "objective", "remedies",
+    "batches", "bad", "curves", "elsewhere", "grace", "leaks", "objective",
     "searched", "selecting", "selects", "timed", "unlabelled", "gateways", "busy",
     "least", "most",
 }  # fmt: skip

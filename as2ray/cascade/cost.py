@@ -177,6 +177,16 @@ def measure_relative_cost(
     return layers, flops / count_flops(shape, [shape.num_layers], [lengths], sequential=True)
 
 
+def batch_sizes(
+    num_candidates: int, drop_ratios: np.ndarray, rounding: Rounding = "floor"
+) -> list[int]:
+    """Returns the number of a question's candidates at each stage (section 4.3.2)."""
+    sizes = [num_candidates]
+    for ratio in drop_ratios:
+        sizes.append(int(num_kept(sizes[-1], ratio, rounding)))
+    return sizes
+
+
 def relative_flops(
     shape: EncoderShape,
     exit_layers: Sequence[int],
@@ -197,9 +207,7 @@ def relative_flops(
         sequential: As in `relative_layers`.
         rounding: See `num_kept`.
     """
-    sizes = [num_candidates]
-    for ratio in drop_ratios:
-        sizes.append(int(num_kept(sizes[-1], ratio, rounding)))
+    sizes = batch_sizes(num_candidates, drop_ratios, rounding)
     lengths = [np.full(size, tokens_per_pair) for size in sizes]
     whole = count_flops(shape, [shape.num_layers], lengths[:1], sequential=True)
     return count_flops(shape, exit_layers, lengths, sequential) / whole

@@ -1,7 +1,8 @@
-"""Input tables, number flags and output tables of the commands."""
+"""Input tables, files of lines, number flags and output tables of the commands."""
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
-from as2ray.errors import ConfigError, EvaluationError
+from as2ray.errors import ConfigError, CorpusError, EvaluationError
 from as2ray.tables import loading
 
 Number = TypeVar("Number", int, float)
@@ -84,3 +85,18 @@ def create_console() -> Console:
     return Console(
         soft_wrap=not is_terminal, width=None if is_terminal else 160, markup=False, emoji=False
     )
+
+
+def read_lines(path: str) -> list[str]:
+    """Reads the lines of a file that are not blank; `-` reads standard input.
+
+    Raises:
+        CorpusError: It is not a file of UTF-8 text.
+    """
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    # Not splitlines: a sentence may contain U+2028, which is not the end of a line here.
+    lines = text.removeprefix("\ufeff").split("\n")  # Some editors write a byte order mark.
+    return [line.strip() for line in lines if line.strip()]

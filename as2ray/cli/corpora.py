@@ -7,14 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
+from as2ray.checkpoints.packaged import resolve_model_path
 from as2ray.cli.console import create_console, create_console_table, validate_corpus_options
 from as2ray.corpora.corpus import HUB
 from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
 from as2ray.corpora.preparation import prepare_splits, read_split
 from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.stats import compute_stats
+from as2ray.corpora.stats import CountTokens, compute_stats
 from as2ray.corpora.verification import add_counts, list_corpora, verify_releases
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import ParquetTable
@@ -103,6 +106,7 @@ class Corpora:
         question_filter: QuestionFilter = "raw",
         data_dir: str | None = None,
         corpus_options: dict[str, Any] = {},  # noqa: B006
+        tokenizer: str | None = None,
     ) -> None:
         """Prints sizes, lengths and oddities of a split as JSON.
 
@@ -112,10 +116,13 @@ class Corpora:
             question_filter: Questions to keep.
             data_dir: Folder of the raw release, or `hub`; by default its folder in the data root.
             corpus_options: Options of the corpus.
+            tokenizer: Folder or hub id of a model whose word pieces are counted, such as
+                bert-base-uncased (Mokrii et al., Table 2); by default words are.
         """
         options = validate_corpus_options(corpus, corpus_options)
         table = read_split(corpus, split, data_dir, question_filter, **options)
-        create_console().print_json(json.dumps(asdict(compute_stats(table))))
+        count_tokens = _word_piece_counter(tokenizer) if tokenizer else None
+        create_console().print_json(json.dumps(asdict(compute_stats(table, count_tokens))))
 
     def leaks(
         self,
@@ -144,3 +151,15 @@ class Corpora:
             f"{num_shared:,} questions are in both tables; "
             f"{len(duplicates):,} pairs have a similarity of {min_similarity:g} or more"
         )
+
+
+def _word_piece_counter(model: str) -> CountTokens:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(model))
+
+    def count(texts: pa.ChunkedArray) -> np.ndarray:
+        pieces = tokenizer(texts.to_pylist(), add_special_tokens=False)["input_ids"]
+        return np.array([len(each) for each in pieces])
+
+    return count

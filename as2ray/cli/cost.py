@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from as2ray.cascade.cost import EncoderShape, relative_flops, relative_layers
+from as2ray.cascade.cost import EncoderShape, batch_sizes, relative_flops, relative_layers
 from as2ray.cascade.pruning import Rounding, expand_drop_ratios
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.cli.console import (
@@ -40,6 +41,7 @@ def cost(  # noqa: PLR0913 - every argument is a flag
     budget_ms: PositiveFloat | None = None,
     layer_us: PositiveFloat = 2.0,
     question_id: str | None = None,
+    memory_batch: PositiveInt = 84,
 ) -> None:
     """Shows what dropping candidates saves: in layers, in operations, and in measured time.
 
@@ -71,6 +73,8 @@ def cost(  # noqa: PLR0913 - every argument is a flag
         budget_ms: With `--scores`: milliseconds for a question.
         layer_us: With `--budget_ms`: microseconds that one layer takes for a token.
         question_id: With `--scores`: shows where each candidate of this question left.
+        memory_batch: Without a model: pairs that fit into memory at once; a batch that shrinks may
+            begin with more of them (section 4.3.2).
     """
     drop_ratios = parse_drop_ratios(drop_ratio)
     if scores is not None:
@@ -109,6 +113,13 @@ def cost(  # noqa: PLR0913 - every argument is a flag
             f"operations, {num_candidates} x {tokens_per_pair} tokens",
             *map(_format_change, flop_costs),
         )
+        sizes = batch_sizes(num_candidates, ratios, rounding)
+        mean_batch = float(np.average(sizes, weights=np.diff(layers, prepend=0)))
+        fits, gain = mean_batch <= memory_batch, _format_change(num_candidates / memory_batch)
+        largest = int(memory_batch * num_candidates / mean_batch)
+        costs.add_row("mean batch of " + ", ".join(map(str, sizes)), f"{mean_batch:.1f}", "")
+        costs.add_row(f"largest first batch where {memory_batch} fit", str(largest), "")
+        costs.add_row(f"throughput of a first batch of {num_candidates}", gain if fits else "", "")
     else:
         from as2ray.checkpoints.loading import load
         from as2ray.profiling.savings import measure_savings

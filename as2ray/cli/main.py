@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rank": ("rank", "rank", "rank sentences by how well they answer a question"),
     "index": ("index", "index", "build an index of documents"),
     "ask": ("ask", "ask", "answer a question from an index"),
+    "annotate": ("annotate", "annotate", "write lists of candidates for people to label"),
     "serve": ("serve", "serve", "serve a ranker, and an index, over HTTP"),
     "evaluate": ("evaluate", "evaluate", "evaluate a ranker or a run, and test it against another"),
     "calibrate": ("calibrate", "calibrate", "turn scores into probabilities"),

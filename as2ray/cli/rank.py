@@ -3,10 +3,9 @@
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from as2ray.cli.console import parse_drop_ratios
+from as2ray.cli.console import parse_drop_ratios, read_lines
 from as2ray.errors import CheckpointError, ConfigError, CorpusError
 from as2ray.models.precision import Dtype
 from as2ray.outputs import RankedCandidate, RankedPassage
@@ -50,7 +49,7 @@ def rank(
     results: list[RankedCandidate | RankedPassage] = []
     if passages is None:
         drop_ratios = parse_drop_ratios(drop_ratio)
-        results += ranker.rank(question, _read_lines(candidates), top_k, drop_ratios)
+        results += ranker.rank(question, read_lines(candidates), top_k, drop_ratios)
     else:
         results += _rank_passages(ranker, model, question, passages, top_k)
     for position, result in enumerate(results, 1):
@@ -70,7 +69,7 @@ def _rank_passages(
             f"{model} is a {type(ranker).__name__}; only a joint model (Two-in-One) ranks passages",
             fix="train one with pipelines.two_in_one, or give candidates",
         )
-    texts = [_parse_passage(line, number) for number, line in enumerate(_read_lines(path), 1)]
+    texts = [_parse_passage(line, number) for number, line in enumerate(read_lines(path), 1)]
     return ranker.rank_passages(question, texts, top_k)
 
 
@@ -86,16 +85,6 @@ def _parse_passage(line: str, passage_number: int) -> list[str]:
             '["One.", "Two."]'
         )
     return list(sentences)
-
-
-def _read_lines(path: str) -> list[str]:
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
-    # Not splitlines: a sentence may contain U+2028, which is not the end of a line here.
-    lines = text.removeprefix("\ufeff").split("\n")  # Some editors write a byte order mark.
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _format_result(result: RankedCandidate | RankedPassage) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from as2ray.corpora import (
+    annotated,
     asnq,
     dpr,
     hotpotqa,
@@ -33,6 +34,7 @@ CORPORA: Final[Mapping[str, Corpus]] = {
         dpr.CORPUS,
         yahoo_answers.CORPUS,
         python_reference.CORPUS,
+        annotated.CORPUS,
     )
 }
 """All corpora."""

@@ -1,5 +1,6 @@
 """Statistics of a candidates table: sizes, lengths, and properties that change a measure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,9 @@ import pyarrow.compute as pc
 
 from as2ray.errors import CorpusError
 from as2ray.tables.schema import TableCounts, count_table, question_offsets
+
+CountTokens = Callable[[pa.ChunkedArray], np.ndarray]
+"""Returns the number of tokens of each text, shape [texts]."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +30,15 @@ class TableStats:
 
     counts: TableCounts
     candidates_per_question: Distribution
+    positives_per_question: Distribution
     num_all_negative: int
     """Questions without a positive candidate; no ranking of theirs is right."""
     num_all_positive: int
     """Questions without a negative candidate; every ranking of theirs is right."""
     question_tokens: Distribution
-    """Whitespace tokens of a question."""
+    """Tokens of a question: word pieces of a tokenizer, or separated by white space."""
     candidate_tokens: Distribution
-    """Whitespace tokens of a candidate."""
+    """Tokens of a candidate, counted in the same way."""
     question_characters: Distribution
     candidate_characters: Distribution
     num_duplicate_sentences: int
@@ -44,11 +49,12 @@ class TableStats:
     """Question texts with more than one question id."""
 
 
-def compute_stats(table: pa.Table) -> TableStats:
+def compute_stats(table: pa.Table, count_tokens: CountTokens | None = None) -> TableStats:
     """Computes the statistics of a candidates table.
 
     Args:
         table: All candidates of its questions, rows of a question adjacent.
+        count_tokens: Counts the tokens of each text; by default white space separates them.
 
     Raises:
         CorpusError: The table is empty.
@@ -60,13 +66,15 @@ def compute_stats(table: pa.Table) -> TableStats:
     num_positives = np.add.reduceat(table["label"].to_numpy().astype(np.int64), starts)
     questions = table["question"].take(pa.array(starts))
     num_duplicates, num_conflicts = _count_duplicates(table)
+    count_tokens = count_tokens or _count_words
     return TableStats(
         counts=count_table(table),
         candidates_per_question=_summarize(sizes),
+        positives_per_question=_summarize(num_positives),
         num_all_negative=int((num_positives == 0).sum()),
         num_all_positive=int((num_positives == sizes).sum()),
-        question_tokens=_summarize(_count_tokens(questions)),
-        candidate_tokens=_summarize(_count_tokens(table["candidate"])),
+        question_tokens=_summarize(count_tokens(questions)),
+        candidate_tokens=_summarize(count_tokens(table["candidate"])),
         question_characters=_summarize(pc.utf8_length(questions).to_numpy()),
         candidate_characters=_summarize(pc.utf8_length(table["candidate"]).to_numpy()),
         num_duplicate_sentences=num_duplicates,
@@ -75,7 +83,7 @@ def compute_stats(table: pa.Table) -> TableStats:
     )
 
 
-def _count_tokens(texts: pa.ChunkedArray) -> np.ndarray:
+def _count_words(texts: pa.ChunkedArray) -> np.ndarray:
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts))
     return np.asarray(pc.list_value_length(words).to_numpy())
 

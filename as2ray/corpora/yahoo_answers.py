@@ -1,7 +1,9 @@
-"""Yahoo! Answers, non-factoid (nfL6): how-to questions and their answers.
+"""Yahoo! Answers: how-to questions and their answers, of nfL6 or of the release L6.
 
 nfL6 is another selection of the release that Surdeanu et al. (2011) used, on which Mokrii et al.
-work; it lacks the asker's longer description, which they append to the question.
+work; it lacks the asker's longer description, which they append to the question. The release has
+it. Of the rules of Surdeanu et al. the manner of the question and four words are kept; that a text
+has a noun and a verb is not checked.
 
 The answers of a question are its relevant documents; its other candidates are what BM25 finds among
 the answers to all questions. The release has no splits: a hash of the words of a question assigns
@@ -9,9 +11,11 @@ them, so that the same words in another order are in the same split
 (`leaks.near_duplicate_questions` finds questions that are almost the same).
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from xml.etree import ElementTree
 
 import pyarrow as pa
 from pydantic import ConfigDict, PositiveInt
@@ -28,8 +32,17 @@ if TYPE_CHECKING:
     from as2ray.text.bm25 import BM25Index
 
 FILE_NAMES: Final = ("nfL6.json", "nfL6_sample.json")
+L6_FILE_NAMES: Final = ("FullOct2007.xml",)
+"""The parts of the release, unpacked and joined."""
+MANNER: Final = re.compile(r"how (to|do|did|does|can|would|could|should)\b", re.IGNORECASE)
+"""Questions that Surdeanu et al. (2011) keep, if they and the best answer have `MIN_WORDS`."""
+MIN_WORDS: Final = 4
 SPLITS: Final = {"train": 0.9, "dev": 0.95, "test": 1.0}
 """Upper end of each split's share of the hash values."""
+L6_PREFIX: Final = "l6-"
+FILES: Final = dict.fromkeys(SPLITS, FILE_NAMES) | {
+    f"{L6_PREFIX}{split}": L6_FILE_NAMES for split in SPLITS
+}
 QUESTIONS_PER_TABLE: Final = 64
 
 
@@ -53,15 +66,18 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
     """Reads a split; a question has its own answers first, then those that BM25 finds.
 
     Args:
-        split: One of `SPLITS`.
+        split: One of `FILES`: of `SPLITS` for nfL6, or the same with `l6-` before it.
         source: The folder or one file.
         options: Options of the corpus.
     """
     from as2ray.text.bm25 import BM25  # loads SciPy, which recipes do not need
 
-    path = raw_files.require_file(Path(source), FILE_NAMES)
+    path = raw_files.require_file(Path(source), FILES[split])
+    read, part = _read_questions, split
+    if split.startswith(L6_PREFIX):
+        read, part = _read_l6, split.removeprefix(L6_PREFIX)
     with raw_files.value_errors(str(path)):
-        questions = list(_read_questions(path))
+        questions = list(read(path))
         texts = list(dict.fromkeys(text for question in questions for text in question.answers))
         if not texts:
             raise CorpusError(f"{path}: no question has an answer", fix="use the published file")
@@ -69,7 +85,7 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
         groups = (
             _build_rows(question, texts, index, options.run_depth)
             for question in questions
-            if assign_split(question.question) == split
+            if assign_split(question.question) == part
         )
         yield from chunked_tables(groups, CANDIDATE_SCHEMA, QUESTIONS_PER_TABLE)
 
@@ -89,6 +105,34 @@ def _read_questions(path: Path) -> Iterator[RawQuestion]:
             continue  # the release repeats some questions, and some have no text
         seen.add(id)
         yield RawQuestion(str(id), question[:MAX_TEXT_CHARS], answers)
+
+
+def _read_l6(path: Path) -> Iterator[RawQuestion]:
+    """Reads the manner questions of L6, each with its description, and all of their answers."""
+    with raw_files.open_text(path) as file:
+        try:
+            for _, element in ElementTree.iterparse(file):
+                if element.tag != "document":
+                    continue
+                id, subject, content, best = (
+                    _clean(element.findtext(name))
+                    for name in ("uri", "subject", "content", "bestanswer")
+                )
+                others = (_clean(item.text) for item in element.iter("answer_item"))
+                answers = tuple(filter(None, dict.fromkeys([best, *others])))
+                is_long = min(len(subject.split()), len(best.split())) >= MIN_WORDS
+                if MANNER.match(subject) and is_long:
+                    question = f"{subject} {content}".strip()[:MAX_TEXT_CHARS]
+                    yield RawQuestion(id, question, answers)
+                element.clear()
+        except ElementTree.ParseError as error:
+            fix = "unpack and join the parts of the release"
+            raise CorpusError(f"{path} is not XML: {error}", fix=fix) from error
+
+
+def _clean(text: str | None) -> str:
+    """Returns a text without markup, such as line breaks."""
+    return " ".join(re.sub(r"<[^<>]+>", " ", text or "").split())[:MAX_TEXT_CHARS]
 
 
 def _build_rows(
@@ -115,7 +159,7 @@ CORPUS: Final = Corpus(
     name="yahoo_answers",
     description="How-to questions of a community; their answers and others that BM25 finds",
     license="Yahoo! Webscope, research only",
-    files=dict.fromkeys(SPLITS, FILE_NAMES),
+    files=FILES,
     reader=read_tables,
     options_type=YahooAnswersOptions,
     count_release=count_release,

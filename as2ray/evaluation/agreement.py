@@ -5,6 +5,8 @@ A system is right on a question if the candidate that it ranks first is positive
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +74,45 @@ class MajorityAgreement:
         """The same with some teachers right, but not most (1 in the paper)."""
         half = len(self.num_right) // 2
         return sum(self.num_right[1:half]), sum(self.num_questions[1:half])
+
+
+class VoteCase(NamedTuple):
+    """The questions of which as many teachers, and the student or not, are right."""
+
+    num_teachers_right: int
+    student_is_right: bool
+    num_questions: int
+    majority_confidence: float
+    """Mean score that the majority of the teachers gives to its first candidates."""
+    minority_confidence: float | None
+    """Mean of the highest score among the others; None if all teachers are of one side."""
+
+
+def list_vote_cases(table: pa.Table, student: np.ndarray, teachers: SystemScores) -> list[VoteCase]:
+    """Returns with which confidence teachers vote where a student follows or overrides them.
+
+    Args:
+        table: Candidates.
+        student: Scores of the student, shape [rows].
+        teachers: Scores of each teacher, which are probabilities; an odd number of teachers.
+    """
+    tops = [(scores, *top_candidates(table, scores)) for scores in teachers.values()]
+    are_right = np.stack([is_right for _, _, is_right in tops])
+    confidence = np.stack([scores[rows] for scores, rows, _ in tops])
+    num_right = are_right.sum(0)
+    in_majority = are_right == (num_right > len(tops) / 2)
+    majority = (confidence * in_majority).sum(0) / in_majority.sum(0)
+    minority = np.where(in_majority, -np.inf, confidence).max(0)
+    student_is_right = top_candidates(table, student)[1]
+    cases = []
+    for count, is_right in product(range(len(tops), -1, -1), (True, False)):
+        mask = (num_right == count) & (student_is_right == is_right)
+        if mask.any():
+            is_split = 0 < count < len(tops)
+            highest = float(minority[mask].mean()) if is_split else None
+            mean = float(majority[mask].mean())
+            cases.append(VoteCase(count, is_right, int(mask.sum()), mean, highest))
+    return cases
 
 
 def measure_majority_agreement(

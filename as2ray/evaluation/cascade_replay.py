@@ -23,7 +23,7 @@ from as2ray.cascade.pruning import (
     prune,
 )
 from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
-from as2ray.evaluation.measures import mean_average_precision
+from as2ray.evaluation.measures import validation_measures
 from as2ray.tables.schema import question_indices
 
 
@@ -35,12 +35,19 @@ class OperatingPoint:
     """Layers before each partial classifier that is used."""
     drop_ratios: tuple[float, ...]
     """Drop ratio after each stage but the last."""
-    map: float
-    """MAP over all candidates, including dropped ones."""
+    measures: dict[str, float]
+    """AP, RR, P@1 and nDCG@10 over all candidates, including dropped ones."""
     relative_flops: float
     """FLOPs divided by those of the whole encoder over all candidates."""
     relative_layers: float
     """Layers divided by those of the whole encoder, by the paper's formula."""
+    last_exit_hit_rate: float
+    """Share of the questions with a positive that have one at the last exit (section 4.3.2)."""
+
+    @property
+    def map(self) -> float:
+        """MAP over all candidates."""
+        return self.measures["AP"]
 
 
 @dataclass(frozen=True)
@@ -173,8 +180,18 @@ class CascadeReplay:
             shape, exit_layers, ratios, self.num_tokens, staged.stage_index, self.sequential
         )
         question_ids, labels = self.table["question_id"].to_numpy(), self.table["label"].to_numpy()
-        quality = mean_average_precision(question_ids, labels, staged.sort_keys)
-        return OperatingPoint(exit_layers, tuple(ratios.tolist()), quality, flops, layers)
+        measures = validation_measures(question_ids, labels, staged.sort_keys)
+        is_last = staged.stage_index == len(exit_indices) - 1
+        groups = (self.question_index[rows] for rows in ((labels > 0) & is_last, labels > 0))
+        num_hits, num_questions = (len(np.unique(group)) for group in groups)
+        return OperatingPoint(
+            exit_layers,
+            tuple(ratios.tolist()),
+            measures,
+            flops,
+            layers,
+            last_exit_hit_rate=num_hits / max(1, num_questions),
+        )
 
 
 @dataclass(frozen=True)
@@ -188,11 +205,19 @@ class _StoredScores:
         return np.asarray(self.scores[rows, stage_index])
 
 
-def pareto_front(points: Iterable[OperatingPoint]) -> list[OperatingPoint]:
-    """Returns the points that no other point beats in both quality and cost, cheapest first."""
+def pareto_front(
+    points: Iterable[OperatingPoint], measure: str = "AP", cost: str = "relative_flops"
+) -> list[OperatingPoint]:
+    """Returns the points that no other point beats in both quality and cost, cheapest first.
+
+    Args:
+        points: Choices of exits and drop ratios.
+        measure: Name of the measure of quality.
+        cost: `relative_flops` or `relative_layers`.
+    """
     front: list[OperatingPoint] = []
-    for point in sorted(points, key=lambda p: (p.relative_flops, -p.map)):
-        if not front or point.map > front[-1].map:
+    for point in sorted(points, key=lambda p: (getattr(p, cost), -p.measures[measure])):
+        if not front or point.measures[measure] > front[-1].measures[measure]:
             front.append(point)
     return front
 

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Literal
 
@@ -92,33 +94,49 @@ def bar_chart(
     return _save_figure(figure, path, legend=len(systems) > 1)
 
 
-def pareto_plot(
-    series: Mapping[str, Points],
-    pareto_front: Points,
-    title: str,
-    x_label: str,
-    y_label: str,
-    path: Path | str,
-) -> Figure:
-    """Plots points of several kinds, and the line of the Pareto front.
+@dataclass(frozen=True)
+class ParetoPanel:
+    """Points of several kinds, and the line of the Pareto front."""
 
-    The Cascade Transformer's Figure 2 is such a plot of MAP over relative cost.
+    x_label: str
+    y_label: str
+    series: Mapping[str, Points]
+    """Points by kind."""
+    front: Points
+    """Points of the Pareto front, sorted by x."""
+    marks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Single points with a marker of their own, by name."""
+
+
+def pareto_plot(panels: Sequence[Sequence[ParetoPanel]], title: str, path: Path | str) -> Figure:
+    """Plots rows of panels (Cascade Transformer, Figure 2: a measure each, over relative cost).
 
     Args:
-        series: Points by kind.
-        pareto_front: Points of the Pareto front, sorted by x.
+        panels: Panels by row and column; all have the same kinds of points.
         title: Heading.
-        x_label: Label of the x axis.
-        y_label: Label of the y axis.
         path: File to write, `.png` or `.svg`.
     """
-    figure, axes = _create_figure(title, x_label, y_label)
-    for name, points in series.items():
-        x, y = zip(*points)
-        axes.scatter(x, y, s=9, alpha=0.5, linewidth=0, label=name)
-    x, y = zip(*pareto_front)
-    axes.step(x, y, where="post", color=_COLORS[-1], linewidth=1.2, label="Pareto front")
-    return _save_figure(figure, path, legend=True)
+    num_rows, num_columns = len(panels), len(panels[0])
+    figure = Figure(figsize=(3.2 * (num_columns + 1), 3.0 * num_rows + 1), layout="constrained")
+    figure.suptitle(title)
+    for number, panel in enumerate(chain.from_iterable(panels), 1):
+        axes = figure.add_subplot(
+            num_rows, num_columns, number, xlabel=panel.x_label, ylabel=panel.y_label
+        )
+        _style_axes(axes)
+        for points in panel.series.values():
+            xs, ys = zip(*points)
+            axes.scatter(xs, ys, s=9, alpha=0.5, linewidth=0)
+        xs, ys = zip(*panel.front)
+        axes.step(xs, ys, where="post", color=_COLORS[-1], linewidth=1.2)
+        for (x, y), marker in zip(panel.marks.values(), cycle("^s*D")):
+            axes.scatter(x, y, s=40, color=_COLORS[-1], marker=marker, zorder=3)
+    # All panels have the same artists, so that those of the last one explain them all.
+    names = [*panel.series, "Pareto front", *panel.marks]
+    kinds, num_series = axes.collections, len(panel.series)
+    handles = [*kinds[:num_series], *axes.lines, *kinds[num_series:]]
+    figure.legend(handles, names, loc="outside lower center", ncols=6, frameon=False)
+    return _save_figure(figure, path, legend=False)
 
 
 def heatmap(
@@ -177,11 +195,15 @@ def _summarize_points(points: Points, band: str) -> tuple[np.ndarray, ...]:
 def _create_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=x_label, ylabel=y_label)
+    _style_axes(axes)
+    return figure, axes
+
+
+def _style_axes(axes: Axes) -> None:
     axes.set_prop_cycle(color=_COLORS)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _save_figure(figure: Figure, path: Path | str, *, legend: bool) -> Figure:

@@ -49,6 +49,8 @@ class Report:
     relevance: str
     counts: TableCounts
     rows: tuple[ReportRow, ...]
+    reproduces: Mapping[str, str] = field(default_factory=dict)
+    """Name of the published result that a system reproduces, by system."""
 
 
 def build_report(
@@ -58,6 +60,7 @@ def build_report(
     baseline: str,
     published_results: Mapping[str, Mapping[str, float]] | None = None,
     parameters: Mapping[str, int] | None = None,
+    reproduces: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Report:
     """Averages over seeds and tests every system against the baseline, with Holm's correction.
@@ -68,6 +71,7 @@ def build_report(
         baseline: The system that the others are tested against.
         published_results: Results from papers, by name and measure; they are not tested.
         parameters: Number of weights by system.
+        reproduces: Name of the published result that a system reproduces, by system.
         seed: Seed of the tests.
 
     Raises:
@@ -102,7 +106,7 @@ def build_report(
     for name, values in (published_results or {}).items():
         rows.append(ReportRow(name, (), {m: SeedSummary(v, None, 1) for m, v in values.items()}))
     settings = first.fingerprint, first.question_filter, first.ties, first.relevance
-    return Report(title, baseline, *settings, first.counts, tuple(rows))
+    return Report(title, baseline, *settings, first.counts, tuple(rows), reproduces or {})
 
 
 def to_markdown(report: Report) -> str:
@@ -120,6 +124,13 @@ def to_markdown(report: Report) -> str:
     parts = [f"### {report.title}", markdown_table(columns, results)]
     if tests:
         parts.append(markdown_table(list(tests[0]), [list(test.values()) for test in tests]))
+    if cells := _compare_with_published(report):
+        names = ("system", "measure", "published", "ours", "difference", "claim")
+        parts += [
+            "Beside the paper; the last column says whether the system is on the same side of "
+            f"{report.baseline} as there.",
+            markdown_table(names, cells),
+        ]
     return "\n\n".join([*parts, _format_footer(report)]) + "\n"
 
 
@@ -183,6 +194,28 @@ def _format_test(row: ReportRow, test: "PairedComparison") -> dict[str, str]:
             "" if test.spearman is None else f"{test.spearman:+.2f} ({test.p_spearman:.2g})"
         ),
     }
+
+
+def _compare_with_published(report: Report) -> list[tuple[str, ...]]:
+    """Returns a row for each cell of the paper that is reproduced."""
+    rows = {row.system: row for row in report.rows}
+    pairs = {ours: (rows.get(ours), rows.get(name)) for ours, name in report.reproduces.items()}
+    means = {
+        (system, measure): (published.measures[measure].mean, row.measures[measure].mean)
+        for system, (row, published) in pairs.items()
+        if row and row.seeds and published
+        for measure in published.measures
+        if measure in row.measures
+    }
+    cells: list[tuple[str, ...]] = []
+    for (system, measure), (theirs, ours) in means.items():
+        claim, baseline = "", means.get((report.baseline, measure))
+        if baseline and system != report.baseline:
+            holds = (theirs > baseline[0]) == (ours > baseline[1])
+            claim = "holds" if holds else "does not hold"
+        values = (f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")
+        cells.append((system, measure, *values, claim))
+    return cells
 
 
 def _format_footer(report: Report) -> str:

@@ -34,6 +34,7 @@ from as2ray.retrieval.pseudo_labels import (
 )
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.filters import QuestionFilter, filter_mask
+from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import CANDIDATE_SCHEMA, batched, count_table, from_rows, question_offsets
 from as2ray.text.bm25 import BM25
 
@@ -119,8 +120,10 @@ class CandidateIndex(Stage):
 
 def _distinct_texts(context: StageContext, tables: Iterable[Stage]) -> list[str]:
     """Returns the distinct candidates of tables, on one line each."""
-    all_rows = (read_table(context.path(table)) for table in tables)
-    texts = (" ".join(t.split()) for rows in all_rows for t in rows["candidate"].to_pylist())
+    paths = (path for table in tables for path in ParquetTable.open(context.path(table)).paths)
+    # A batch at a time: most candidates are those of several questions.
+    files = (pq.ParquetFile(path).iter_batches(columns=["candidate"]) for path in paths)
+    texts = (" ".join(t.split()) for file in files for rows in file for t in rows[0].to_pylist())
     return list(dict.fromkeys(texts))
 
 

@@ -32,6 +32,12 @@ from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.job import TrainingJob
 from tune_spaces import drop_ratios as drop_ratio_space
 
+MARKED_DROP_RATIOS = (0.3, 0.4, 0.5)
+"""Drop ratios that Figure 2 marks; each is applied after every exit."""
+
+COST_LABELS = {"relative_layers": "layers", "relative_flops": "operations"}
+"""What the x axes of Figure 2 show, by the field of an `OperatingPoint`."""
+
 
 @config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class DropSearchConfig:
@@ -107,6 +113,8 @@ class SequentialRanker(Stage):
 class ReplayEvaluation(Stage):
     """Quality and cost of each exit and drop ratio, replayed over stored scores."""
 
+    VERSION = 2
+
     scores: TableScores
     name: str
     exit_layers: tuple[int, ...]
@@ -133,6 +141,7 @@ class ReplayEvaluation(Stage):
 class DropSearch(Stage):
     """The cascade with the cheapest exits and drop ratios that keep its quality on dev."""
 
+    VERSION = 2
     RESOURCES = "pool"
 
     cascade: Stage
@@ -168,7 +177,9 @@ class DropSearch(Stage):
         undropped = replay.evaluate(every, 0.0)
         points = [*grid, *sampled, undropped]
         chosen = cheapest_point(points, undropped.map - self.search.max_map_loss)
-        _draw(context.output, {"grid": grid, "Optuna": sampled}, pareto_front(points), chosen)
+        series = {"grid": grid, "Optuna": sampled}
+        marked = {f"drop {r:g}": replay.evaluate(every, r) for r in MARKED_DROP_RATIOS}
+        _draw(context.output, series, marked, points, chosen)
         cascade = load(context.path(self.cascade) / RANKER, device="cpu")
         assert isinstance(cascade, CascadeRanker)
         cascade.prune_exits(chosen.exit_layers)
@@ -307,11 +318,15 @@ class RankingTime(Stage):
 
 def _draw(
     folder: Path,
-    points: Mapping[str, list[OperatingPoint]],
-    front: list[OperatingPoint],
+    series: Mapping[str, list[OperatingPoint]],
+    marked: Mapping[str, OperatingPoint],
+    points: list[OperatingPoint],
     chosen: OperatingPoint,
 ) -> None:
-    """Writes the Pareto front as a table, and plots every point (Figure 2)."""
+    """Writes the Pareto front of MAP as a table, and plots every point (Figure 2).
+
+    Each measure has a panel over the cost by the paper's formula, and one over operations.
+    """
     from as2ray.evaluation import plots
 
     rows = [
@@ -322,14 +337,22 @@ def _draw(
             f"{100 * point.relative_flops:.1f} %",
             "chosen" if point == chosen else "",
         )
-        for point in front
+        for point in pareto_front(points)
     ]
     columns = ("exits", "drop ratios", "dev MAP", "operations", "")
     (folder / "pareto.md").write_text(markdown_table(columns, rows) + "\n", encoding="utf-8")
 
-    def locate(group: list[OperatingPoint]) -> list[tuple[float, float]]:
-        return [(100 * point.relative_flops, point.map) for point in group]
+    def panel(cost: str, measure: str) -> plots.ParetoPanel:
+        def locate(point: OperatingPoint) -> tuple[float, float]:
+            return 100 * getattr(point, cost), point.measures[measure]
 
-    series = {name: locate(group) for name, group in points.items() if group}
-    labels = ("Exits and drop ratios", "operations, % of the whole encoder's", "MAP (dev)")
-    plots.pareto_plot(series, locate(front), *labels, folder / "pareto.png")
+        return plots.ParetoPanel(
+            f"{COST_LABELS[cost]}, % of the whole encoder's",
+            f"{measure} (dev)",
+            {name: list(map(locate, group)) for name, group in series.items() if group},
+            list(map(locate, pareto_front(points, measure, cost))),
+            {name: locate(point) for name, point in marked.items()},
+        )
+
+    panels = [[panel(cost, measure) for measure in chosen.measures] for cost in COST_LABELS]
+    plots.pareto_plot(panels, "Exits and drop ratios", folder / "pareto.png")

@@ -258,7 +258,7 @@ def training_cost(stage: TrainedRanker) -> Cost:
         if training.eval_steps
         else math.ceil(num_epochs)
     )
-    dev_sizes = [_stage_size(each, by_passages) for each in (stage.dev, *stage.watched.values())]
+    dev_sizes = [_stage_size(each, by_passages) for each in stage.evaluated.values()]
     eval_s = num_evals * sum(own.flops(size, own.passed) for size in dev_sizes) / rates.score_flops
     hours = (train_s + (0.0 if math.isnan(eval_s) else eval_s)) / 3_600
     # A state to resume from has the weights and AdamW's two moments, 4 bytes each.

@@ -22,7 +22,6 @@ from pydantic import NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.sampling import sample_questions
 from as2ray.distributed.score import read_scores, score_table
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
@@ -41,7 +40,7 @@ from as2ray.experiments.tables import (
     TABLE,
     PreparedTable,
     filtered_table,
-    read_table,
+    sample_rows,
     write_table,
 )
 from as2ray.tables.filters import QuestionFilter
@@ -122,8 +121,8 @@ class SampledTable(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Draws the sample; refuses one that is larger than the table turned out to be."""
         self.check(context.inputs)
-        rows = read_table(context.path(self.table))
-        sample = sample_questions(rows, self.num_questions, None, self.seed, self.nested)
+        table = context.path(self.table)
+        sample = sample_rows(table, self.num_questions, None, self.seed, self.nested)
         return write_table(sample, context.output)
 
 

@@ -58,7 +58,8 @@ class TrainedRanker(Stage):
     model: ModelSpec
     train: tuple[Stage, ...]
     """Tables that are read as one corpus."""
-    dev: Stage
+    dev: Stage | None
+    """Table that selects the checkpoint; None if the last one is kept."""
     training: TrainingConfig
     loss: LossSpec = "cross_entropy"
     init_from: Stage | None = None
@@ -111,13 +112,18 @@ class TrainedRanker(Stage):
             self.model, num_layers, start_shape, is_joint=is_joint, extract_answers=extracts
         )
 
+    @property
+    def evaluated(self) -> dict[str, Stage]:
+        """Tables that are evaluated during training, by name."""
+        return {**({"dev": self.dev} if self.dev else {}), **self.watched}
+
     def job(self, context: StageContext) -> TrainingJob:
         """Returns the training job with the folders of its inputs."""
 
         def paths(stages: Iterable[Stage]) -> tuple[str, ...]:
             return tuple(str(context.path(stage)) for stage in stages)
 
-        start, evaluated = self.init_from, {"dev": self.dev, **self.watched}
+        start, evaluated = self.init_from, self.evaluated
         path = str(context.path(start) / RANKER) if start else resolve_model_path(self.model.path)
         return TrainingJob(
             model=replace(self.model, path=path),
@@ -393,6 +399,7 @@ def trained_rankers(
                 num_layers=run.num_layers,
                 exit_layers=run.exit_layers,
                 num_ranking_heads=run.num_ranking_heads,
+                pooling=run.pooling or recipe.model.pooling,
             ),
             train=train,
             dev=run_tables[run.dev or recipe.dev],

@@ -37,7 +37,7 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec
+from as2ray.training.job import ModelSpec, Pooling
 from as2ray.training.tracking import TrackingConfig
 
 T = TypeVar("T")
@@ -162,6 +162,8 @@ class RunSpec:
     exit_layers: tuple[PositiveInt, ...] | None = None
     """Make a cascade with exits after these layers. A run that starts from a cascade keeps its
     exits."""
+    pooling: Pooling | None = None
+    """Input of the partial classifiers of a new cascade, instead of the recipe's model's."""
     num_ranking_heads: NonNegativeInt = 0
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     loss: LossSpec = "cross_entropy"
@@ -215,6 +217,9 @@ class Recipe:
     nothing."""
     published_results: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Results that papers print, by test, system and measure."""
+    reproduces: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Which of the `published_results` a system reproduces, by test and system; the reports show
+    both with their difference."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Trackers of the runs."""
 
@@ -254,6 +259,13 @@ class Recipe:
         if unknown := sorted(self.published_results.keys() - reports):
             raise ConfigError(f"published_results of {unknown}; the reports are {reports}")
         systems = self.systems()
+        for test, pairs in self.reproduces.items():
+            published = self.published_results.get(test, {})
+            if not (pairs.keys() <= set(systems) and {*pairs.values()} <= published.keys()):
+                raise ConfigError(
+                    f"reproduces {pairs} on {test!r}; the systems are {systems}, and the published "
+                    f"results {sorted(published)}"
+                )
         baselines = {test: self.against(test) for test in self.reported()}
         if wrong := {t: b for t, b in baselines.items() if b not in systems}:
             raise ConfigError(f"the baselines {wrong} are not among the systems {systems}")

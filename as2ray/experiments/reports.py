@@ -54,6 +54,7 @@ def write_reports(
             baseline=baseline,
             published_results=published,
             parameters=finished.parameters(test),
+            reproduces=recipe.reproduces.get(test),
         )
         save_report(report, finished.output / f"{test}.md")
         log.info("\n%s", to_markdown(report))

@@ -111,20 +111,23 @@ class TunedRanker(TrainedRanker):
 
 @dataclass(frozen=True, eq=False)
 class BestRanker(Stage):
-    """Of several runs, such as those of a grid, the ranker with the highest dev MAP."""
+    """Of several runs, such as those of a grid, the ranker with the highest measure on dev.
+
+    It is the measure that selects their checkpoints, or MAP of the last one.
+    """
+
+    VERSION = 2
 
     rankers: tuple[TrainedRanker, ...]
 
     def run(self, context: StageContext) -> Outputs:
-        """Compares the highest dev MAP of each run."""
-        values = [
-            max(
-                metrics[SELECTION_METRIC]
-                for metrics in read_metrics(context.path(ranker) / METRICS)
-                if SELECTION_METRIC in metrics
-            )
-            for ranker in self.rankers
-        ]
+        """Compares the measure of the selected checkpoint of each run."""
+        values = []
+        for ranker in self.rankers:
+            metric = ranker.training.selection_metric
+            lines = read_metrics(context.path(ranker) / METRICS)
+            measured = [line[metric] for line in lines if metric in line]
+            values.append(measured[-1] if ranker.training.select_by == "epoch" else max(measured))
         best = values.index(max(values))
         copy_ranker(context.path(self.rankers[best]) / RANKER, context.output)
         shape = context.outputs(self.rankers[best])["shape"]

@@ -10,7 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from as2ray.corpora.corpus import HUB, Corpus
 from as2ray.corpora.leaks import check_leaks, remove_leaks
@@ -89,8 +91,7 @@ class PreparedTable(Stage):
             path.rename(output / path.name)
         outputs = {**manifest["splits"][spec.split], "source": self._file_sizes()}
         if spec.label_noise or spec.num_questions is not None or spec.max_negatives is not None:
-            rows = read_table(output)
-            rows = sample_questions(rows, spec.num_questions, spec.max_negatives, spec.seed)
+            rows = sample_rows(output, spec.num_questions, spec.max_negatives, spec.seed)
             rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
             for path in output.glob("*.parquet"):
                 path.unlink()
@@ -214,6 +215,24 @@ class LeakCheck(Stage):
 def read_table(folder: Path) -> pa.Table:
     """Reads all rows of a table's folder."""
     return ParquetTable.open(folder).to_table()
+
+
+def sample_rows(
+    folder: Path,
+    num_questions: int | None,
+    max_negatives: int | None,
+    seed: int,
+    nested: bool = False,
+) -> pa.Table:
+    """Samples the table of a folder as `sample_questions` does; reads the texts of the sample only.
+
+    A table of a whole collection does not fit into memory.
+    """
+    files = ParquetTable.open(folder)
+    numbers = np.arange(len(files))
+    rows = files.take(numbers, ["question_id", "label"]).append_column("row", pa.array(numbers))
+    sample = sample_questions(rows, num_questions, max_negatives, seed, nested)
+    return files.take(sample["row"].to_numpy(), pq.read_schema(files.paths[0]).names)
 
 
 def filtered_table(folder: Path, question_filter: QuestionFilter) -> pa.Table:

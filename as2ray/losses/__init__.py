@@ -28,6 +28,7 @@ ConfigurableLoss = Annotated[
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": CrossEntropyLoss(),
     "uniform_exit": ExitLoss(sample_uniform),
+    "uniform_exit_stop_gradient": ExitLoss(sample_uniform, stop_gradient=True),
     "round_robin_exit": ExitLoss(round_robin),
     "early_biased_exit": ExitLoss(sample_early_biased),
     "all_exits": ExitLoss(all_exits),

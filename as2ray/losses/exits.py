@@ -57,6 +57,9 @@ class ExitLoss(Loss):
     """Cross entropy of the exits that are trained at a step."""
 
     sampler: ExitSampler
+    stop_gradient: bool = False
+    """Whether the gradient of an exit ends at the exit below it, instead of at the embeddings (an
+    ablation of section 4.3.1)."""
 
     def forward_kwargs(self, context: StepContext) -> Mapping[str, Any]:
         """Returns the exits to run.
@@ -69,7 +72,8 @@ class ExitLoss(Loss):
             raise TrainingError(
                 problem, fix="set the model's `exit_layers`, or use 'cross_entropy'"
             )
-        return {"exit_indices": self.sampler(context)}
+        kwargs = {"exit_indices": self.sampler(context)}
+        return {**kwargs, "stop_gradient": True} if self.stop_gradient else kwargs
 
     def compute(self, output: Tensor, targets: Targets, context: StepContext) -> Tensor:
         """Computes the cross entropy summed over the batch and over the exits that were run.

@@ -311,19 +311,26 @@ class CascadeRanker(MultiStageRanker):
         getattr(self.network.config, CONFIG_KEY)["exit_layers"] = list(exit_layers)
         self.drop_ratios = 0.0
 
-    def forward(self, batch: PackedBatch, exit_indices: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: PackedBatch,
+        exit_indices: Sequence[int] | None = None,
+        stop_gradient: bool = False,
+    ) -> Tensor:
         """Returns logits of the exits' classifiers without dropping.
 
         Args:
             batch: Packed pairs.
             exit_indices: Indices of the requested exits, ascending; by default all. Layers above
                 the last of them are not run.
+            stop_gradient: Whether the gradient of an exit ends at the exit below it.
 
         Returns:
             Shape [sequences, outputs of the requested exits, 2]; a partial classifier has one
             output, CERBERUS's heads have one each.
         """
-        return torch.cat([_as_binary(part) for part in self._exit_logits(batch, exit_indices)], 1)
+        logits = self._exit_logits(batch, exit_indices, stop_gradient)
+        return torch.cat([_as_binary(part) for part in logits], 1)
 
     def run_exit(
         self, exit_index: int, hidden: Tensor, layout: SequenceLayout, start_layer: int
@@ -350,12 +357,20 @@ class CascadeRanker(MultiStageRanker):
         return hidden, head(self.encoder.normalize(hidden), layout)
 
     def _exit_logits(
-        self, batch: PackedBatch, exit_indices: Sequence[int] | None
+        self,
+        batch: PackedBatch,
+        exit_indices: Sequence[int] | None,
+        stop_gradient: bool = False,
     ) -> Iterator[Tensor]:
         """Yields the logits of each requested exit."""
         hidden, layout = self.encoder.embed(batch)
         start_layer = 0
         for index in self._resolve_indices(exit_indices):
+            if stop_gradient and index:
+                end_layer = self.exit_layers[index - 1]
+                with torch.no_grad():
+                    hidden = self.encoder.run_layers(hidden, layout, start_layer, end_layer)
+                hidden, start_layer = hidden.detach(), end_layer
             hidden, logits = self.run_exit(index, hidden, layout, start_layer)
             start_layer = self.exit_layers[index]
             yield logits

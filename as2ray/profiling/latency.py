@@ -31,7 +31,10 @@ class Latency:
 
 
 def measure_latencies(
-    rankers: Mapping[str, Ranker], table: pa.Table, num_repeats: int = 5
+    rankers: Mapping[str, Ranker],
+    table: pa.Table,
+    num_repeats: int = 5,
+    batch_size: int | None = None,
 ) -> dict[str, Latency]:
     """Measures rankers alternately over the same pairs, without tokenization, as the paper does.
 
@@ -39,8 +42,10 @@ def measure_latencies(
         rankers: Rankers by name; the others are compared with the first.
         table: Candidates to rank.
         num_repeats: Passes of each ranker, 2 or more.
+        batch_size: Pairs of a batch; by default batches are packed by tokens. A cascade drops
+            candidates within a batch.
     """
-    workloads = [_make_workload(ranker, table) for ranker in rankers.values()]
+    workloads = [_make_workload(ranker, table, batch_size) for ranker in rankers.values()]
     # The first ranker is also its own baseline, so that a single ranker is measured too.
     ratios = measure_alternately(workloads[0], workloads, num_repeats)
     latencies: dict[str, Latency] = {}
@@ -51,15 +56,26 @@ def measure_latencies(
     return latencies
 
 
-def _make_workload(ranker: Ranker, table: pa.Table) -> Workload:
+def _make_workload(ranker: Ranker, table: pa.Table, batch_size: int | None) -> Workload:
     """Returns a function that scores the table; an ensemble's members run one after the other."""
     members = ranker.members if isinstance(ranker, EnsembleRanker) else [ranker]
-    texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
-    encoded = [member.tokenizer.encode(*texts) for member in members]
-    question_index = question_indices(table)
+    size = batch_size or table.num_rows
+    parts = [table[start : start + size] for start in range(0, table.num_rows, size)]
+    encoded = [
+        (
+            [member.tokenizer.encode(*_texts(part)) for member in members],
+            question_indices(part),
+        )
+        for part in parts
+    ]
 
     def predict() -> None:
-        for member, sequences in zip(members, encoded):
-            member.predict_sequences(sequences, question_index)
+        for sequences_by_member, question_index in encoded:
+            for member, sequences in zip(members, sequences_by_member):
+                member.predict_sequences(sequences, question_index)
 
     return partial(measure_rate, table.num_rows, predict)
+
+
+def _texts(table: pa.Table) -> tuple[list[str], list[str]]:
+    return table["question"].to_pylist(), table["candidate"].to_pylist()

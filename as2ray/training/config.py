@@ -79,6 +79,11 @@ class TrainingConfig:
         """The metric that early stopping follows."""
         return SELECTION_METRIC if self.select_by == "epoch" else self.select_by
 
+    @property
+    def needs_dev(self) -> bool:
+        """Whether a dev table selects the checkpoint or stops the run."""
+        return self.select_by != "epoch" or self.early_stopping_patience is not None
+
     def warmup_share(self, num_steps: int) -> float:
         """Returns the share of a run of `num_steps` steps that is the warm-up; it may exceed 1."""
         if self.warmup_steps is None:

@@ -15,6 +15,9 @@ from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.tracking import RunDescription, TrackingConfig
 
+Pooling = Literal["mean_of_rest", "mean", "first"]
+"""What a new cascade's partial classifiers may read; see `ModelSpec.pooling`."""
+
 
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ModelSpec:
@@ -38,7 +41,7 @@ class ModelSpec:
     """Keep only the first layers of the encoder."""
     exit_layers: tuple[PositiveInt, ...] | None = None
     """Make a cascade: number of layers below each partial classifier, ascending."""
-    pooling: Literal["mean_of_rest", "mean", "first"] = "mean_of_rest"
+    pooling: Pooling = "mean_of_rest"
     """Input of a cascade's partial classifiers: the mean of all token states but the first, as in
     the paper, of all, or the first."""
     num_ranking_heads: NonNegativeInt = 0
@@ -55,7 +58,7 @@ class TrainingJob:
     train_tables: tuple[str, ...]
     """Absolute paths of folders of Parquet files; several folders are read as one corpus."""
     eval_tables: dict[str, str]
-    """Folder of each evaluation table by name; `dev` selects the best checkpoint."""
+    """Folder of each evaluation table by name; `dev` selects the best checkpoint, if one is."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     loss: str | ConfigurableLoss = "cross_entropy"
     """Name of a loss, or a loss with settings. `DistillationLoss` needs `teacher_logits`;

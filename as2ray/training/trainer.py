@@ -95,7 +95,8 @@ class Trainer:
         batch_source: Packed batches by epoch.
         config: Hyperparameters.
         checkpoint_store: Where the run is saved to and resumed from.
-        eval_sets: Evaluation tables by name; `dev` selects the best checkpoint.
+        eval_sets: Evaluation tables by name; `dev` selects the best checkpoint, and is not needed
+            if `config.select_by` is `epoch`.
         folder: Folder of the trackers' files.
         tracking: How the run is tracked.
         run: What trackers show of the run.
@@ -117,10 +118,11 @@ class Trainer:
         tracking: TrackingConfig | None = None,
         run: RunDescription | None = None,
     ) -> None:
-        if "dev" not in eval_sets:
+        if "dev" not in eval_sets and config.needs_dev:
             raise ConfigError(
                 f"the evaluation tables {sorted(eval_sets)} have none named 'dev', whose MAP "
-                "selects the best checkpoint"
+                "selects the best checkpoint",
+                fix="add one, or set select_by: epoch without early_stopping_patience",
             )
         _check_loss(loss, ranker)
         self.ranker, self.loss, self.batch_source = ranker, loss, batch_source
@@ -286,7 +288,9 @@ class Trainer:
     def _validate(self) -> None:
         """Evaluates, reports the metrics, and writes weights that are the best so far."""
         metrics = validate(self.ranker, self.eval_sets)
-        metric, state = metrics[self.config.selection_metric], self.state
+        state = self.state
+        # A run that keeps its last checkpoint may have no dev table.
+        metric = metrics.get(self.config.selection_metric, state.best_metric)
         bad_evals = 0 if metric > state.best_metric else state.bad_evals + 1
         patience = self.config.early_stopping_patience
         is_last = state.global_step == self._total_steps()

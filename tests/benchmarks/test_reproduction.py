@@ -23,7 +23,7 @@ def test_recipes_that_rows_name_exist():
     named = set()
     for row in read_rows():
         for word in re.split(r"[ ,:]+", row.get("where", "")):
-            if re.match(r"(cascade|cerberus|tanda|two_in_one|pseudo_label)_", word):
+            if re.match(r"(cascade|cerberus|tanda|two_in_one|pseudo_label|mokrii)_", word):
                 named.add(word)
     missing = [
         name

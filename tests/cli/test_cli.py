@@ -1,5 +1,6 @@
 """The command line, as a user calls it."""
 
+import csv
 import json
 import os
 
@@ -11,6 +12,8 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
+from as2ray.corpora.preparation import read_split
+from as2ray.errors import CorpusError
 from as2ray.models.ranker import Ranker
 from as2ray.tables.trec import write_run
 
@@ -36,6 +39,21 @@ def test_corpora_list_names_every_corpus(capsys):
 def test_corpora_stats_of_the_embedded_corpus_is_json(capsys):
     main(["corpora", "stats", "--corpus", "python_reference", "--split", "dev"])
     assert "questions" in capsys.readouterr().out
+
+
+def test_corpora_stats_count_word_pieces_of_a_tokenizer(checkpoint, capsys):
+    given = ["--corpus", "python_reference", "--split", "dev"]
+    main(["corpora", "stats", *given])
+    words = json.loads(capsys.readouterr().out)
+    main(["corpora", "stats", *given, "--tokenizer", str(checkpoint("bert"))])
+    pieces = json.loads(capsys.readouterr().out)
+    # Words that the vocabulary lacks are several pieces.
+    assert pieces["question_tokens"]["mean"] > words["question_tokens"]["mean"] + 1
+    assert pieces["candidate_tokens"]["max"] > words["candidate_tokens"]["max"]
+    assert words["positives_per_question"]["mean"] == pytest.approx(
+        words["counts"]["num_positives"] / words["counts"]["num_questions"]
+    )
+    assert pieces["counts"] == words["counts"]
 
 
 def test_corpora_prepare_writes_parquet_and_manifest(tmp_path):
@@ -179,6 +197,55 @@ def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):
     assert "[red]two.txt" in capsys.readouterr().out
 
 
+def test_lists_to_annotate_have_all_sentences_of_documents_and_read_back(
+    tmp_path, checkpoint, capsys
+):
+    for name, text in {
+        "one": "Kovarin is red. Nobody knows why. Nobody knows why.",
+        "two": "It is a stone, and not kovarin. It shines.",
+        "three": "Quintol is blue.",
+    }.items():
+        (tmp_path / "in" / f"{name}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.txt").write_text(text)
+    (tmp_path / "questions.txt").write_text("What is kovarin?\nZzz qqq?\n")
+    index, lists = str(tmp_path / "index"), tmp_path / "annotated"
+    main(["index", str(tmp_path / "in"), "--encoder", "none", "--output", index])
+    lists.mkdir()
+    flags = ["--index", index, "--questions", str(tmp_path / "questions.txt"), "--output"]
+    main(["annotate", *flags, str(lists / "train.csv"), "--num_documents", "2"])
+    ranked = tmp_path / "ranked.csv"
+    main(["annotate", *flags, str(ranked), "--model", str(checkpoint("bert")), "--top_k", "2"])
+    assert "2 candidates of 2 questions" in capsys.readouterr().out.replace("\n", " ")
+    with open(lists / "train.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # All sentences of the documents, those without a word of the question too, each text once.
+    assert {row["candidate"]: row["document_id"] for row in rows if row["question_id"] == "q0"} == {
+        "Kovarin is red.": "one.txt",
+        "Nobody knows why.": "one.txt",
+        "It is a stone, and not kovarin.": "two.txt",
+        "It shines.": "two.txt",
+    }
+    scores = [float(row["score"]) for row in rows if row["question_id"] == "q0"]
+    assert scores == sorted(scores, reverse=True)
+    assert {row["label"] for row in rows} == {""}
+    assert "exists; somebody may have labeled it" in refused(
+        capsys, "annotate", *flags, str(lists / "train.csv")
+    )
+
+    labels = {"Kovarin is red.": "1", "It is a stone, and not kovarin.": "0"}
+    rows = [{**row, "label": labels.get(row["candidate"], "")} for row in rows]
+    with open(lists / "train.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    table = read_split("annotated", "train", lists)
+    found = zip(table["candidate"].to_pylist(), table["label"].to_pylist())
+    assert dict(found) == {text: int(label) for text, label in labels.items()}
+    (lists / "train.csv").write_text((lists / "train.csv").read_text().replace(",1\n", ",yes\n"))
+    with pytest.raises(CorpusError, match="label 'yes'; expected 0, 1 or nothing"):
+        read_split("annotated", "train", lists)
+
+
 def test_index_with_an_encoder_answers_a_question_that_shares_no_word(
     tmp_path, checkpoint, sentence_encoder, capsys
 ):
@@ -206,6 +273,22 @@ def test_cost_prints_the_paper_s_savings(capsys):
     shown = capsys.readouterr().out
     formula = next(line for line in shown.splitlines() if "formula" in line)
     assert formula.split()[-4:] == ["-37.1", "%", "+53.6", "%"]
+
+
+def test_cost_prints_the_batches_of_the_paper_s_example(capsys):
+    # Section 4.3.2; its mean of 80.2 has a last batch of 28, where its text has 31.
+    main(["cost", "--drop_ratio", "0.3", "--rounding", "nearest", "--memory_batch", "84"])
+    lines = {line.strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    cells = {
+        label: row
+        for line, row in lines.items()
+        for label in ("mean", "largest", "through")
+        if line.startswith(label)
+    }
+    assert cells["mean"][3:8] == ["128,", "90,", "63,", "44,", "31"]
+    assert cells["mean"][-1] == f"{(4 * 128 + 2 * (90 + 63 + 44 + 31)) / 12:.1f}"
+    assert cells["largest"][-1] == "133"
+    assert cells["through"][-2:] == ["+52.4", "%"]
 
 
 def test_cost_of_dropping_nothing_is_that_of_nothing_dropped(capsys):

@@ -70,3 +70,36 @@ def test_real_sample_splits_have_no_near_duplicates(real):
     assert [near_duplicate_questions(train, other) for other in others if other.num_rows] == [
         []
     ] * sum(bool(other.num_rows) for other in others)
+
+
+L6 = """<?xml version="1.0" encoding="UTF-8"?>
+<ystfeed>
+<vespaadd><document type="wisdom"><uri>1</uri><subject>How do I mend a kite?</subject>
+<content>It tore&lt;br /&gt;in a tree.</content><bestanswer>With glue and some paper.</bestanswer>
+<nbestanswers><answer_item>With glue and some paper.</answer_item>
+<answer_item>Buy another one.</answer_item></nbestanswers><yid>u1</yid></document></vespaadd>
+<vespaadd><document type="wisdom"><uri>2</uri><subject>How to wash it</subject>
+<bestanswer>In water.</bestanswer><nbestanswers/></document></vespaadd>
+<vespaadd><document type="wisdom"><uri>3</uri><subject>Why do kites fly at all?</subject>
+<bestanswer>The wind lifts them up.</bestanswer><nbestanswers/></document></vespaadd>
+</ystfeed>
+"""
+
+
+def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_path):
+    (tmp_path / "FullOct2007.xml").write_text(L6)
+    rows = []
+    for split in SPLITS:
+        try:
+            rows += read_split("yahoo_answers", f"l6-{split}", tmp_path).to_pylist()
+        except CorpusError:  # a split without questions
+            continue
+    # The second question is short, and the third asks for no manner.
+    assert {row["question"] for row in rows} == {"How do I mend a kite? It tore in a tree."}
+    assert [(row["candidate"], row["label"]) for row in rows] == [
+        ("With glue and some paper.", 1),
+        ("Buy another one.", 1),
+    ]
+    (tmp_path / "FullOct2007.xml").write_text(L6[:200])
+    with pytest.raises(CorpusError, match="is not XML"):
+        read_split("yahoo_answers", "l6-train", tmp_path)

@@ -5,6 +5,7 @@ import pytest
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.agreement import (
     head_teacher_agreement,
+    list_vote_cases,
     measure_majority_agreement,
     top_candidates,
 )
@@ -63,3 +64,22 @@ def test_an_even_number_of_teachers_has_no_majority(table):
         measure_majority_agreement(
             table, choosing(0, 0, 0, 0), {"a": choosing(0, 0, 0, 0), "b": choosing(0, 0, 0, 0)}
         )
+
+
+def test_vote_cases_have_the_confidence_of_both_sides(table):
+    teachers = {
+        "a": choosing(0, 0, 2, 1) * 0.6,
+        "b": choosing(1, 0, 2, 1) * 0.8,
+        "c": choosing(0, 2, 1, 0) * 0.99,
+    }
+    # All are right on the first; the student follows the majority on the second and overrides it
+    # on the others.
+    cases = list_vote_cases(table, choosing(0, 1, 0, 0), teachers)
+    assert [(c.num_teachers_right, c.student_is_right, c.num_questions) for c in cases] == [
+        (3, True, 1),
+        (2, True, 1),
+        (1, True, 2),
+    ]
+    assert [c.majority_confidence for c in cases] == pytest.approx([2.39 / 3, 0.7, 0.7])
+    assert cases[0].minority_confidence is None
+    assert [c.minority_confidence for c in cases[1:]] == pytest.approx([0.99, 0.99])

@@ -13,6 +13,7 @@ from as2ray.evaluation.cascade_replay import (
     pareto_front,
 )
 from as2ray.evaluation.margin_path import question_losses
+from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.pruning_report import explain_question, report_pruning
 
 
@@ -47,6 +48,27 @@ def test_dropping_costs_less_and_never_brings_a_candidate_back(replay):
     assert [(stage == s).sum(1).tolist() for s in range(3)] == [[4] * 20, [2] * 20, [2] * 20]
 
 
+def test_hit_rate_counts_questions_whose_positive_reaches_the_last_exit(replay):
+    labels = replay.table["label"].to_numpy().reshape(20, 8)
+    assert replay.evaluate([0, 1, 2], 0.0).last_exit_hit_rate == 1.0
+    stage = replay.rank([0, 1, 2], 0.6).stage_index.reshape(20, 8)
+    by_hand = np.mean(((stage == 2) & (labels == 1)).any(1))
+    assert 0 < by_hand < 1
+    assert replay.evaluate([0, 1, 2], 0.6).last_exit_hit_rate == by_hand
+    # A question without a positive does not count.
+    label = np.where(np.arange(160) < 8, 0, labels.ravel())
+    table = replay.table.set_column(
+        replay.table.column_names.index("label"), "label", [label.astype(np.int8)]
+    )
+    assert replace(replay, table=table).evaluate([0, 1, 2], 0.0).last_exit_hit_rate == 1.0
+
+
+def test_point_has_the_measures_of_figure_2(replay):
+    staged, rows = replay.rank([0, 1, 2], 0.5), replay.table
+    measures = evaluate(rows, staged.sort_keys, ["AP", "RR", "P@1", "nDCG@10"]).measures
+    assert replay.evaluate([0, 1, 2], 0.5).measures == pytest.approx(measures)
+
+
 def test_exit_that_is_not_used_is_as_if_it_had_dropped_nothing(replay):
     used, unused = replay.evaluate([0, 1, 2], (0.5, 0.0)), replay.evaluate([0, 2], (0.5,))
     assert unused.exit_layers == (2, 6)
@@ -74,7 +96,7 @@ def test_replay_equals_the_network(checkpoint):
 
 
 def point(quality: float, cost: float) -> OperatingPoint:
-    return OperatingPoint((1,), (), quality, cost, cost)
+    return OperatingPoint((1,), (), {"AP": quality}, cost, cost, 1.0)
 
 
 def test_operating_point_survives_json(replay):

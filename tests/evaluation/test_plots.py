@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from as2ray.evaluation.plots import bar_chart, learning_curve, loss_curve
+from as2ray.evaluation.plots import ParetoPanel, bar_chart, learning_curve, loss_curve, pareto_plot
 from as2ray.evaluation.seeds import SeedSummary
 
 POINTS = [(2, 0.5), (1, 0.2), (1, 0.4), (2, 0.7)]
@@ -44,3 +44,19 @@ def test_bars_leave_out_what_was_not_measured(tmp_path):
     heights = [bar.get_height() for bar in axes.patches]
     np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
+
+
+def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_path):
+    marks = {"drop 0.3": (60.0, 0.5), "drop 0.5": (40.0, 0.4)}
+    panels = [
+        [ParetoPanel(cost, m, {"grid": POINTS}, [(1, 0.4), (2, 0.7)], marks) for m in ("AP", "RR")]
+        for cost in ("layers", "operations")
+    ]
+    figure = pareto_plot(panels, "Figure 2", tmp_path / "pareto.png")
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+    assert labels == [(c, m) for c in ("layers", "operations") for m in ("AP", "RR")]
+    grid, *marked = figure.axes[0].collections
+    assert len(grid.get_offsets()) == len(POINTS)
+    assert [tuple(mark.get_offsets()[0]) for mark in marked] == list(marks.values())
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["grid", "Pareto front", *marks]

@@ -77,3 +77,27 @@ def test_report_has_a_column_of_parameters_where_they_are_known(systems):
     assert lines[2].endswith("| parameters |")
     assert [line.split("|")[-2].strip() for line in lines[4:7]] == ["", "124.8M", ""]
     assert "parameters" not in to_markdown(build_report("Toy", systems, baseline="BM25"))
+
+
+def test_cells_of_a_paper_stand_beside_ours_with_their_claims(systems):
+    published = {"paper, none": {"AP": 0.5, "RR": 0.9}, "paper, all": {"AP": 0.6, "P@1": 0.1}}
+    reproduces = {"BM25": "paper, none", "TANDA": "paper, all", "same": "paper, none"}
+    made = build_report(
+        "Toy", systems, baseline="BM25", published_results=published, reproduces=reproduces
+    )
+    lines = to_markdown(made).split("Beside the paper")[1].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    ours = {row.system: row.measures["AP"].mean for row in made.rows[:3]}
+    assert [row[:3] + row[5:] for row in cells[2:]] == [
+        ["BM25", "AP", "0.5000", ""],
+        ["TANDA", "AP", "0.6000", "holds"],
+        ["TANDA", "P@1", "0.1000", ""],  # of which the paper has no baseline
+        ["same", "AP", "0.5000", "holds"],
+    ]
+    assert cells[3][3:5] == [f"{ours['TANDA']:.4f}", f"{ours['TANDA'] - 0.6:+.4f}"]
+    published["paper, all"]["AP"] = 0.4
+    made = build_report(
+        "Toy", systems, baseline="BM25", published_results=published, reproduces=reproduces
+    )
+    assert "| does not hold |" in to_markdown(made)
+    assert "Beside the paper" not in to_markdown(build_report("Toy", systems, baseline="BM25"))

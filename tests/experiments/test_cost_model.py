@@ -202,7 +202,7 @@ def test_size_of_a_table_follows_from_published_counts(spec, pairs):
 
 
 def test_unknown_sizes_are_none_and_no_error(tmp_path):
-    assert table_pairs(TableSpec("msmarco", "train", num_questions=10)) is None
+    assert table_pairs(TableSpec("msmarco", "listed", num_questions=10)) is None
     (ranker,) = _rankers("org/unknown", only=_run())
     cost = training_cost(ranker)
     assert (cost.num_updates, cost.hours, scoring_cost(TableScores(ranker, ranker.dev)).hours) == (
@@ -210,7 +210,7 @@ def test_unknown_sizes_are_none_and_no_error(tmp_path):
         None,
         None,
     )
-    unknown = replace(ranker, train=(PreparedTable(TableSpec("dpr", "nq-train")),))
+    unknown = replace(ranker, train=(PreparedTable(TableSpec("dpr", "sample")),))
     assert training_cost(unknown) == Cost()
     assert unknown.hours() > 0  # it has a place in the queue
 

@@ -26,7 +26,8 @@ from as2ray.experiments.few_shot import (
 from as2ray.experiments.rankers import RANKER, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.tables import PreparedTable, read_table, write_table
+from as2ray.experiments.tables import PreparedTable, read_table, sample_rows, write_table
+from as2ray.tables.parquet import ParquetTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,21 @@ def test_sample_is_a_stage_with_some_questions(complete):
     expected = sample_questions(tiny.candidates(12), 5, None, 3, True)
     assert outputs["counts"]["num_questions"] == 5
     assert read_table(folder).equals(expected)
+
+
+def test_sample_reads_the_texts_of_its_own_rows_only(tmp_path, monkeypatch):
+    table, reads = tiny.candidates(40, each=6), []
+    take = ParquetTable.take
+
+    def count(files, rows, columns):
+        reads.append((len(rows), "candidate" in columns))
+        return take(files, rows, columns)
+
+    monkeypatch.setattr(ParquetTable, "take", count)
+    folder = tiny.write_corpus(tmp_path / "table", table)
+    sample = sample_rows(folder, 5, 2, seed=3, nested=True)
+    assert sample.equals(sample_questions(table, 5, 2, 3, True))
+    assert reads == [(240, False), (sample.num_rows, True)]
 
 
 def test_sample_is_refused_before_anything_runs_if_the_size_of_its_table_is_known(complete):

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from as2ray.errors import TrainingError
-from as2ray.losses import get_loss
+from as2ray.losses import LOSSES, get_loss
 from as2ray.losses.base import StepContext
 from as2ray.losses.exits import (
+    ExitLoss,
     all_exits,
     round_robin,
     sample_early_biased,
@@ -51,7 +52,7 @@ def test_early_prefers_low_exits_at_first_and_none_later():
 
 
 @pytest.mark.parametrize(
-    "name", ["uniform_exit", "round_robin_exit", "early_biased_exit", "all_exits"]
+    "name", [name for name, loss in LOSSES.items() if isinstance(loss, ExitLoss)]
 )
 def test_ranker_without_exits_is_refused(name):
     with pytest.raises(TrainingError, match="the ranker has no exits"):

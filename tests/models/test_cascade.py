@@ -13,6 +13,8 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import ConfigError, EvaluationError
+from as2ray.losses import get_loss
+from as2ray.losses.base import StepContext
 from as2ray.models.cascade import CascadeRanker, PartialClassifier
 from as2ray.models.encoder.packed_attention import SequenceLayout
 
@@ -66,6 +68,25 @@ def test_exits_after_few_layers_equal_an_encoder_of_so_many_layers(ranker, packe
             torch.testing.assert_close(ranker(packed, [number])[:, 0], whole[:, number])
     assert whole.shape == (18, 3, 2)
     assert (whole[:, 0] - whole[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("exit_indices", [[2], [0, 1, 2]])
+def test_stopped_gradient_of_an_exit_ends_at_the_exit_below_it(bert, pairs, exit_indices):
+    (packed,), ranker = bert.pack(bert.tokenizer.encode(*pairs)), bert
+    kwargs = get_loss("uniform_exit_stop_gradient").forward_kwargs(StepContext(exit_layers=(1, 2)))
+    assert kwargs["stop_gradient"]
+    logits = ranker(packed, exit_indices, stop_gradient=True)
+    torch.testing.assert_close(logits, ranker(packed, exit_indices))
+    logits[:, -1].sum().backward()
+    has_gradient = [
+        any(weight.grad is not None and weight.grad.any() for weight in layer.parameters())
+        for layer in ranker.encoder.layers
+    ]
+    assert has_gradient == [False, False, True]
+    assert all(weight.grad is not None for weight in ranker.network.heads[2].parameters())
+    logits = ranker(packed, [0], stop_gradient=True)
+    logits.sum().backward()
+    assert ranker.network.get_input_embeddings().weight.grad.any()
 
 
 @pytest.mark.parametrize("max_tokens", [60, 8_192])

@@ -60,6 +60,14 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     costs = json.loads((out / "test-cost.json").read_text())
     assert costs["cascade, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
     assert costs["sequence, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 3 * 0.5) / 3)
+    # A monolith costs its share of the deepest one's layers (Table 3, last column).
+    assert costs["one"][0]["relative_layers"] == pytest.approx(1 / 3)
+    assert costs["three"][0]["relative_layers"] == 1.0
+    lines = (out / "test-cost.md").read_text().splitlines()
+    cells = {line.split("|")[1].strip(): line.split("|")[3:6] for line in lines}
+    assert cells["one"][0].strip() == "-66.7 %"
+    assert cells["cascade, drop 0"][2].strip() == "100.0%"
+    assert (out / "cascade-exits.png").stat().st_size > 0
     against = json.loads((out / "test-cascade.json").read_text())
     assert against["baseline"] == "cascade, drop 0"
     assert len((out / "time.md").read_text().splitlines()) == 2 + 3 + 2
@@ -84,6 +92,17 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
     assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
     assert not list((tmp_path / "store").rglob("scratch"))
+
+
+def test_results_of_a_paper_are_those_of_systems_of_the_recipe(recipe):
+    published = {"test": {"paper": {"AP": 0.5}}}
+    recipe = replace(recipe, published_results=published)
+    assert replace(recipe, reproduces={"test": {"cascade, drop 0.5": "paper"}}).reproduces
+    for wrong in ({"nobody": "paper"}, {"three": "other"}):
+        with pytest.raises(ConfigError, match=r"reproduces .* on 'test'; the systems are \['one'"):
+            replace(recipe, reproduces={"test": wrong})
+    with pytest.raises(ConfigError, match=r"reproduces .* on 'dev'"):
+        replace(recipe, reproduces={"dev": {"three": "paper"}})
 
 
 def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(recipe):

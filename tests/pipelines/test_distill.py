@@ -15,7 +15,7 @@ from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
-from pipelines.distill import PIPELINE, Recipe
+from pipelines.distill import PIPELINE, Recipe, _format_latencies
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -74,12 +74,24 @@ def test_pipeline_makes_ensembles_and_tells_how_heads_resemble_teachers(
     told = (out / "test-cerberus-agreement.md").read_text()
     assert all(f"| head {number} |" in told for number in range(3))
     assert "all_right: the student is right on" in told
+    assert "| teachers right | student |" in told
     assert (out / "test-cerberus-agreement.png").stat().st_size > 0
     rows = [line.split(" | ") for line in (out / "latency.md").read_text().splitlines()[2:]]
     sizes = {row[0].removeprefix("| "): int(row[1].replace(",", "")) for row in rows}
     assert next(iter(sizes)) == recipe.baseline
     assert sizes.keys() == systems
     assert sizes["all"] == sum(sizes[teacher] for teacher in recipe.ensembles["all"])
+
+
+def test_latencies_have_the_paper_s_claims_as_columns():
+    # Tables 2 and 5: CERBERUS against RoBERTa-large.
+    def values(num_parameters, latency_us):
+        times = dict.fromkeys(("latency_us", "batched_latency_us"), (latency_us, 0.0))
+        return {"num_parameters": num_parameters, **times, "slowdown": ""}
+
+    systems = {"cerberus": values(124_000_000, 1.0), "large": values(335_000_000, 2.5)}
+    cells = _format_latencies(systems).splitlines()[-1].split(" | ")
+    assert cells[-3:] == ["2.70", "63%", "60% |"]
 
 
 def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import cascade, distill, pseudo_label, transfer_adapt, two_in_one
+from pipelines import cascade, distill, pseudo_label, search, transfer_adapt, two_in_one
 
 RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
 
@@ -16,9 +16,11 @@ def pipeline_of(path):
         "cerberus": distill,
         "two": two_in_one,
         "pseudo": pseudo_label,
+        "mokrii": pseudo_label,
     }
-    if path.stem == "cerberus_teachers":
-        return transfer_adapt.PIPELINE
+    others = {"cerberus_teachers": transfer_adapt, "mokrii_epochs": search}
+    if path.stem in others:
+        return others[path.stem].PIPELINE
     return pipelines[path.stem.partition("_")[0]].PIPELINE
 
 

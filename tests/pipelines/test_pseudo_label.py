@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from as2ray.distributed.score import read_scores
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, EvaluationError, StaleStageError
+from as2ray.experiments.command import Pipeline
+from as2ray.experiments.experiment import Experiment
 from as2ray.experiments.few_shot import FewShotConfig
 from as2ray.experiments.recipe import TableSpec, read_recipe
 from as2ray.experiments.tables import read_table
@@ -25,7 +27,11 @@ from as2ray.training.tracking import TrackingConfig
 from pipelines.pseudo_label import PAPER, PIPELINE, Study, build
 
 HERE = WorkersConfig(num_workers=0)
-RECIPES = sorted(Path("pipelines/recipes").glob("pseudo_label_*.yaml"))
+RECIPES = sorted(
+    path
+    for pattern in ("pseudo_label_*.yaml", "mokrii_*[!s].yaml")
+    for path in Path("pipelines/recipes").glob(pattern)
+)
 
 
 @pytest.fixture
@@ -81,6 +87,7 @@ def test_study_reports_every_start_size_and_remedy(study, tmp_path):
         *("general", "BM25", "pseudo", "scratch")
     ]
     assert (out / "test-curve.png").stat().st_size > 0
+    assert "| RQ5 | pseudo+8 against pseudo |" in (out / "test-questions.md").read_text()
     assert question_ids(out / "tables" / "pseudo") <= question_ids(out / "tables" / "train")
     epochs = {
         name: outputs(out / "rankers" / name)["epochs"]
@@ -215,10 +222,33 @@ def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(small, tmp
 def test_study_that_shares_its_runs_with_another_trains_nothing(small, tmp_path):
     PIPELINE.run(small, tmp_path / "first", HERE)
     trained = sorted((tmp_path / "store").glob("*Ranker/*"))
-    few_shot = replace(small.few_shot, remedies=("bm25_mixing",), published_results={"x": 0.5})
+    few_shot = replace(
+        small.few_shot, remedies=("bm25_mixing",), published_results={"Paper, pseudo": 0.5}
+    )
     PIPELINE.run(replace(small, few_shot=few_shot, measures=["AP"]), tmp_path / "second", HERE)
     assert sorted((tmp_path / "store").glob("*Ranker/*")) == trained
-    assert systems(tmp_path / "second" / "test.json") >= {"x", "pseudo+8, with BM25"}
+    names = {"Paper, pseudo", "pseudo+8, with BM25"}
+    assert systems(tmp_path / "second" / "test.json") >= names
+    assert "| pseudo | AP | 0.5000 |" in (tmp_path / "second" / "test.md").read_text()
+
+
+def test_source_without_dev_and_with_its_leaks_is_trained_once_for_all_targets(small, tmp_path):
+    def build_source(study, data_dirs):
+        return Experiment({"source": build(study, data_dirs).stages["rankers/general"]})
+
+    pipeline = Pipeline(Study, build_source, lambda *_: None)
+    first = replace(small, transfer_sources={"general": TableSpec("asnq", "train")})
+    second = replace(first, dev=TableSpec("asnq", "train", num_questions=12))
+    num_rankers = {}
+    for select_by, leaks in (("epoch", "keep"), ("dev/AP", "keep"), ("epoch", "drop")):
+        paths = set()
+        for number, study in enumerate((first, second)):
+            training = replace(study.training, select_by=select_by)
+            out = tmp_path / f"{select_by[:3]}-{leaks}-{number}"
+            pipeline.run(replace(study, training=training, source_leaks=leaks), out, HERE)
+            paths.add((out / "source").resolve())
+        num_rankers[select_by, leaks] = len(paths)
+    assert num_rankers == {("epoch", "keep"): 1, ("dev/AP", "keep"): 2, ("epoch", "drop"): 2}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -235,7 +265,7 @@ def test_dry_run_of_a_recipe_needs_no_data(path, tmp_path, monkeypatch, capsys):
     PIPELINE.command(arguments)
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split("  ")[0]: line[lines[0].index("updates") :].split() for line in lines}
-    assert {"bm25", "index", "tables/pseudo", "rankers/pseudo+all-0-towards"} <= rows.keys()
+    assert {"bm25", "index", "tables/pseudo", "rankers/pseudo+all-0"} <= rows.keys()
     # 32 epochs on 32 questions, and fewer on more.
     few, more = (int(rows[f"rankers/scratch+{size}-0"][0]) for size in (32, 128))
     assert 0 < few < more < 4 * few

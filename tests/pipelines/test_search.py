@@ -109,3 +109,20 @@ def test_grid_trains_every_combination_of_any_run_and_writes_every_row(recipe, t
     for name, value in (("training.epoch", 1), ("training.epochs", -1), ("epochs", 1)):
         with pytest.raises(ConfigError, match=name):
             replace(searched, grid={name: [value]})
+
+
+@pytest.mark.parametrize(("select_by", "best_of"), [("dev/P@1", max), ("epoch", lambda v: v[-1])])
+def test_grid_is_ranked_by_what_selects_the_checkpoint(recipe, tmp_path, select_by, best_of):
+    training = replace(recipe.runs["teacher"].training, max_steps=4, eval_steps=1)
+    training = replace(training, select_by=select_by, learning_rate=1e-2)
+    runs = {**recipe.runs, "teacher": replace(recipe.runs["teacher"], training=training)}
+    grid = {"training.seed": [0, 1]}
+    PIPELINE.run(replace(recipe, student="teacher", runs=runs, grid=grid), tmp_path, HERE)
+    header, _, *rows = (tmp_path / "grid.md").read_text().strip().splitlines()
+    metric = training.selection_metric
+    assert header.split("|")[-2].strip() == metric
+    for number, row in enumerate(rows):
+        lines = read_metrics(tmp_path / "grid" / str(number) / METRICS)
+        values = [line[metric] for line in lines if metric in line]
+        assert len(values) == 4
+        assert float(row.split("|")[-2]) == pytest.approx(best_of(values), abs=1e-4)

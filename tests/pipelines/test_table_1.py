@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import tiny
 
 from as2ray.errors import ConfigError
-from pipelines.table_1 import combine_studies
+from as2ray.evaluation.measures import evaluate
+from pipelines.table_1 import answer_questions, combine_studies
 
 
 @pytest.fixture
@@ -46,3 +49,39 @@ def test_studies_that_do_not_go_together_are_refused(study, tmp_path):
             combine_studies([one])
     with pytest.raises(ConfigError, match=r"no table1\.json"):
         combine_studies([str(tmp_path / "nothing")])
+
+
+def test_research_questions_are_answered_by_numbers():
+    table = tiny.candidates(60, each=8)
+    label, noise = table["label"].to_numpy(), np.random.default_rng(0)
+
+    def results(*qualities):
+        """Results by sample of rankers that put so large a share of the positives first."""
+        chosen = [noise.permutation(60) < round(60 * quality) for quality in qualities]
+        scores = [np.where(np.repeat(c, 8), label, -label) for c in chosen]
+        return {n: evaluate(table, s + 0.0, ["P@1"]) for n, s in enumerate(scores)}
+
+    systems = {
+        "BM25": results(0.5),
+        "scratch+128": results(0.6, 0.7),
+        "scratch+32": results(0.6, 0.2),
+        "scratch+all": results(0.9),
+        "squad": results(0.25),
+        "pseudo": results(0.55),
+        "squad+32": results(0.2, 0.2),
+        "squad+128": results(0.8),
+        "squad+32, with BM25": results(0.9),
+    }
+    lines = answer_questions(systems, ["squad"], "P@1").splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[:4] for row in rows] == [
+        ["RQ1", "questions from which on scratch is above BM25", "128", ""],
+        ["RQ2", "pseudo against BM25", "+10.0%", "higher"],
+        ["RQ3", "squad against BM25", "-50.0%", "lower"],
+        ["RQ4", "squad against pseudo", "-54.5%", "lower"],
+        ["RQ5", "squad+32 against squad", "-20.0%", "lower: a little bit is worse than none"],
+        ["RQ5", "squad+128 against squad", "+220.0%", "higher"],
+    ]
+    assert [row[4] for row in rows][1:] == ["", "significant", "significant", "", "significant"]
+    below = {**systems, "scratch+all": results(0.1)}
+    assert "| more than all |" in answer_questions(below, [], "P@1")

@@ -22,3 +22,15 @@ def test_every_ranker_has_its_size_and_its_time_against_the_first(checkpoint, co
     rates = found["both"].pairs_per_second
     assert found["both"].latency_us[0] == pytest.approx(sum(1e6 / rate for rate in rates) / 3)
     assert len(found["both"].pairs_per_second) == 3
+
+
+def test_batches_have_as_many_pairs_as_they_should(checkpoint, corpus):
+    rows, sizes = parquet.read_table(corpus)[:40], []
+    ranker = load(checkpoint())
+    predict = ranker.predict_sequences
+    ranker.predict_sequences = lambda sequences, index: (
+        sizes.append((len(sequences), len(index))),
+        predict(sequences, index),
+    )
+    measure_latencies({"one": ranker}, rows, num_repeats=2, batch_size=16)
+    assert sizes[:3] == [(16, 16), (16, 16), (8, 8)]

@@ -3,6 +3,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -427,6 +428,18 @@ def test_loop_without_a_dev_table_is_refused_before_it_trains(checkpoint, small,
     parts = (loop.ranker, loop.loss, loop.batch_source, loop.config, loop.checkpoint_store)
     with pytest.raises(ConfigError, match="dev"):
         type(loop)(*parts, {"test": loop.eval_sets["dev"]}, tmp_path)
+
+
+def test_loop_that_keeps_its_last_checkpoint_needs_no_dev_table(checkpoint, small, tmp_path):
+    loop = create_trainer(checkpoint("bert"), small(8), tmp_path, epochs=2, select_by="epoch")
+    parts = (loop.ranker, loop.loss, loop.batch_source, loop.config, loop.checkpoint_store)
+    state = type(loop)(*parts, {}, tmp_path).fit()
+    assert (state.has_ended, state.best_step) == (True, state.global_step)
+    weights = load(tmp_path / "best" / "ranker").network.state_dict()
+    assert_close(weights, loop.ranker.network.state_dict())
+    impatient = replace(loop.config, early_stopping_patience=1)
+    with pytest.raises(ConfigError, match="none named 'dev'"):
+        type(loop)(*parts[:3], impatient, parts[4], {}, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Lists of candidates that people have labeled; `as2ray annotate` writes the lists."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from as2ray.corpora.corpus import Corpus, CorpusOptions, Source
+from as2ray.corpora.reader_utils import candidate_schema
+from as2ray.errors import CorpusError
+from as2ray.tables import raw_files
+from as2ray.tables.schema import from_rows
+
+FILES: Final = {split: (f"{split}.csv",) for split in ("train", "dev", "test")}
+SCHEMA: Final = candidate_schema("document_id")
+LABELS: Final = {"0": 0, "1": 1}
+
+
+def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[pa.Table]:
+    """Reads a split as one table; candidates without a label are left out.
+
+    Args:
+        split: One of `FILES`.
+        source: The folder or one file.
+        options: The corpus has none.
+    """
+    path = raw_files.require_file(Path(source), FILES[split])
+    with raw_files.open_text(path) as text:
+        yield from_rows(_read_rows(csv.DictReader(text), path), SCHEMA)
+
+
+def _read_rows(records: "csv.DictReader[str]", path: Path) -> Iterator[tuple[object, ...]]:
+    names = [name for name in SCHEMA.names if name != "label"]
+    for record in records:
+        place = f"{path}, line {records.line_num:,}"
+        *_, label = raw_files.require_keys(record, [*names, "label"], place)
+        label = (label or "").strip()
+        if label and label not in LABELS:
+            raise CorpusError(f"{place}: label {label!r}; expected 0, 1 or nothing")
+        if label:
+            yield tuple(LABELS[label] if name == "label" else record[name] for name in SCHEMA.names)
+
+
+CORPUS: Final = Corpus(
+    name="annotated",
+    description="Lists of `as2ray annotate` that people have labeled",
+    license="yours",
+    files=FILES,
+    reader=read_tables,
+)
