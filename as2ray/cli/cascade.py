@@ -34,6 +34,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     keep_top: PositiveInt | None = None,
     at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99,
     high_confidence: bool = False,
+    int8: bool = False,
     seed: NonNegativeInt = 0,
 ) -> None:
     """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
@@ -66,6 +67,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         at_least: With `keep_top`: probability that none of them is dropped.
         high_confidence: Let the bound hold with a probability of 90 % over the choice of the
             questions, instead of in expectation.
+        int8: Fit the ranges of activations, too, with which `--dtype auto` is int8 on CPUs with
+            AVX512-VNNI or AMX.
         seed: Seed of the exits' weights and of the division of the questions.
     """
     from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
@@ -85,11 +88,12 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         keep_top=keep_top,
         at_least=at_least,
         high_confidence=high_confidence,
+        int8=int8,
         seed=seed,
     )
     calibration: pa.Table | None = None
     if pairs is not None:
-        rows = _read_pairs(Path(pairs))
+        rows = read_pairs(Path(pairs))
     elif index is not None:
         rows = _search_index(index, questions, num_candidates)
     else:
@@ -112,7 +116,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     console.print(str(margins.bound))
 
 
-def _read_pairs(path: Path) -> pa.Table:
+def read_pairs(path: Path) -> pa.Table:
     """Reads questions with their candidates from JSON lines.
 
     Raises:

@@ -20,6 +20,8 @@ from as2ray.cli.cost import cost
 from as2ray.cli.evaluate import evaluate
 from as2ray.cli.export import export
 from as2ray.cli.index import index
+from as2ray.cli.info import info
+from as2ray.cli.quantize import quantize
 from as2ray.cli.rank import rank
 from as2ray.cli.serve import serve
 from as2ray.cli.store import StoreCommands
@@ -35,6 +37,8 @@ COMMANDS = {
     "cost": cost,
     "calibrate": calibrate,
     "cascade": cascade,
+    "quantize": quantize,
+    "info": info,
     "export": export,
     "convert": convert,
     "store": StoreCommands,

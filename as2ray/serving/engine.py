@@ -72,6 +72,7 @@ class RerankEngine:
             margins,
             ranker.threshold,
             self.answer_scoring,
+            ranker.dtype_name,
         )
 
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:

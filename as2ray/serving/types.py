@@ -167,6 +167,8 @@ class ModelInfo:
     calibrated."""
     answer_scoring: AnswerScoring | None = None
     """How its scores and those of an index are combined, if that was fitted."""
+    dtype: str = ""
+    """Number format of its matrix products."""
 
 
 @dataclass(frozen=True)

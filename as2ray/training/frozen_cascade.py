@@ -26,6 +26,7 @@ from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.margin_path import fit_margins
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.pointwise import PointwiseRanker
+from as2ray.models.quantization import fit_activation_ranges
 from as2ray.models.ranker import Ranker
 from as2ray.tables.filters import filter_table
 from as2ray.tables.schema import question_indices
@@ -55,6 +56,9 @@ class CascadeConfig:
     high_confidence: bool = False
     """Let the mean loss stay below the bound with a probability of 90 % over the choice of the
     questions; otherwise the expected loss does. It needs more questions."""
+    int8: bool = False
+    """Fit the ranges of activations that int8 needs. Where the ranker's dtype is then int8, exits
+    and margins are fitted to its scores in int8."""
     epochs: PositiveInt = 20
     """Epochs of the exits' classifiers; the encoder is not trained."""
     learning_rate: PositiveFloat = 1e-3
@@ -127,6 +131,8 @@ def make_cascade(
             fix="choose a pointwise ranker: a classifier with 1 or 2 labels and no exits",
         )
     cascade = _build_cascade(monolith, config)
+    if config.int8:
+        fit_activation_ranges(cascade, parts.heads, config.seed)
     _fit_heads(cascade, parts.heads, config)
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
@@ -214,6 +220,7 @@ def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeR
     assert isinstance(cascade, CascadeRanker)
     cascade.dtype, cascade.use_fused_layers = monolith.dtype, monolith.use_fused_layers
     cascade.max_batch_tokens = monolith.max_batch_tokens
+    cascade.activation_ranges = monolith.activation_ranges
     if config.drop_ratios is not None:
         ratios = config.drop_ratios
         cascade.drop_ratios = ratios[0] if len(ratios) == 1 else ratios

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
-from as2ray.models.encoder.fused_layers import FusedLayers
+from as2ray.models.encoder.fused_layers import FusedLayers, distinct_layers
+from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, SequenceLayout
 from as2ray.text.packing import PackedBatch
 
@@ -54,17 +55,40 @@ class Encoder:
         self._num_fused_contexts = 0
 
     @contextmanager
-    def fused_inference(self, dtype: torch.dtype) -> Iterator[None]:
-        """Runs fused layers inside the context, in all threads; for inference only."""
+    def fused_inference(
+        self, dtype: torch.dtype, ranges: ActivationRanges | None = None
+    ) -> Iterator[None]:
+        """Runs fused layers inside the context, in all threads; for inference only.
+
+        Args:
+            dtype: Number format of matrix products.
+            ranges: For int8, the ranges of their inputs.
+        """
         with _LOCK:
-            if self._fused is None or not self._fused.is_current(self.layers, dtype):
-                self._fused = FusedLayers(self.layers, dtype)
+            if self._fused is None or not self._fused.is_current(self.layers, dtype, ranges):
+                self._fused = FusedLayers(self.layers, dtype, ranges)
             self._num_fused_contexts += 1
         try:
             yield
         finally:
             with _LOCK:
                 self._num_fused_contexts -= 1
+
+    @contextmanager
+    def observe_ranges(self) -> Iterator[FusedLayers]:
+        """Runs fused layers in fp32 inside the context, which keep the ranges of their inputs."""
+        self._fused = None
+        with self.fused_inference(torch.float32):
+            fused = cast(FusedLayers, self._fused)
+            fused.observe()
+            try:
+                yield fused
+            finally:
+                self._fused = None
+
+    def ranges_problem(self, ranges: ActivationRanges) -> str | None:
+        """Returns why ranges do not fit this encoder's weights; None if they do."""
+        return ranges.problem(distinct_layers(self.layers))
 
     def __len__(self) -> int:
         return len(self.layers)

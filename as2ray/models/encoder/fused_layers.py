@@ -1,14 +1,14 @@
 """Encoder layers for inference: the weights of transformers' layers in fewer, cheaper operations.
 
 Query, key and value are one product. Weights are converted to the dtype of the products once and
-reordered once where oneDNN runs them. If a head reads only the first token, the last layer computes
-only that token after its attention, which saves three quarters of its products. For oneDNN, states
-are padded with rows of zeros to a multiple of `ROW_MULTIPLE`: it compiles and keeps a kernel of
-about 1 MB for every number of rows, and packed batches have ever new ones. `Encoder.layers` stays
-the reference that fused layers must equal.
+reordered once where oneDNN runs them; the module `int8` has products of bytes. If a head reads only
+the first token, the last layer computes only that token after its attention, which saves three
+quarters of its products. For oneDNN, states are padded with rows of zeros to a multiple of
+`ROW_MULTIPLE`: it compiles and keeps a kernel of about 1 MB for every number of rows, and packed
+batches have ever new ones. `Encoder.layers` stays the reference that fused layers must equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from as2ray.models.encoder.int8 import (
+    PRODUCTS,
+    ActivationRanges,
+    Int8Linear,
+    ObservedLinear,
+    OutlierChannels,
+    find_outliers,
+    weights_checksum,
+)
+from as2ray.models.encoder.length_buckets import MAX_MANUAL_LENGTH_FP32
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 ROW_MULTIPLE = 64
@@ -112,24 +122,54 @@ class FusedLayer:
 
     Args:
         layer: A layer of transformers, in evaluation mode.
-        dtype: Number format of weights and states.
+        dtype: Number format of the products. That of states and norms is the same, or fp32 for
+            int8.
+        ranges: For int8, the ranges of the inputs of each of `PRODUCTS`.
     """
 
-    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layer: nn.Module, dtype: torch.dtype, ranges: Mapping[str, Tensor] | None = None
+    ) -> None:
         heads, dense, attention_norm, up, activation, down, output_norm = _find_modules(layer)
         projections = (heads.query, heads.key, heads.value)
-        self.qkv_projection = FusedLinear(
-            torch.cat([p.weight for p in projections]),
-            torch.cat([p.bias for p in projections]),
-            dtype,
-        )
-        self.attention_output = FusedLinear(dense.weight, dense.bias, dtype)
-        self.attention_norm = FusedLayerNorm(attention_norm, dtype)
-        self.up = FusedLinear(up.weight, up.bias, dtype)
+        self.head_size, self.module = heads.attention_head_size, layer
+        self.dtype = torch.float32 if dtype == torch.int8 else dtype
+        self.max_manual_length = MAX_MANUAL_LENGTH_FP32 if dtype == torch.int8 else 0
         self.fused_activation, self.activation = _split_activation(activation)
-        self.down = FusedLinear(down.weight, down.bias, dtype)
-        self.output_norm = FusedLayerNorm(output_norm, dtype)
-        self.head_size, self.dtype, self.module = heads.attention_head_size, dtype, layer
+        self.outliers: OutlierChannels | None = None
+        self.attention_norm = FusedLayerNorm(attention_norm, self.dtype)
+        self.output_norm = FusedLayerNorm(output_norm, self.dtype)
+        qkv = (torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
+        weights = [qkv, *((linear.weight, linear.bias) for linear in (dense, up, down))]
+        products: Sequence[Any]
+        if ranges is None:
+            products = [FusedLinear(*pair, dtype) for pair in weights]
+        else:
+            weights = [(w.detach().float(), b.detach().float()) for w, b in weights]
+            products = self._int8_products(weights, ranges, activation)
+        self.qkv_projection, self.attention_output, self.up, self.down = products
+
+    def _int8_products(
+        self,
+        weights: list[tuple[Tensor, Tensor]],
+        ranges: Mapping[str, Tensor],
+        activation: Callable[[Tensor], Tensor],
+    ) -> tuple[Int8Linear, ...]:
+        qkv, attention_output, up, down = weights
+        inner_ranges, down_weights = ranges["down"], down[0]
+        channels = find_outliers(inner_ranges)
+        if len(channels):
+            self.outliers = OutlierChannels(channels, up, down_weights, activation)
+            inner_ranges, down_weights = inner_ranges.clone(), down_weights.clone()
+            inner_ranges[:, channels], down_weights[:, channels] = 0.0, 0.0
+        # With another activation than GELU the states between the two products are fp32.
+        output_ranges = None if self.fused_activation == "none" else inner_ranges
+        return (
+            Int8Linear(*qkv, ranges["qkv_projection"], is_smoothed=True),
+            Int8Linear(*attention_output, ranges["attention_output"]),
+            Int8Linear(*up, ranges["up"], is_smoothed=True, output_ranges=output_ranges),
+            Int8Linear(down_weights, down[1], inner_ranges),
+        )
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -146,13 +186,15 @@ class FusedLayer:
             layout.num_tokens, 3, -1, self.head_size
         )
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
-        attended, _ = packed_attention(self.module, query, key, value, None, layout=layout)
+        options = {"layout": layout, "max_manual_length": self.max_manual_length}
+        attended, _ = packed_attention(self.module, query, key, value, None, **options)
         return _pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_output(attention, residual=hidden))
         inner = self.activation(self.up(hidden, activation=self.fused_activation))
-        return self.output_norm(self.down(inner, residual=hidden))
+        residual = hidden if self.outliers is None else self.outliers(hidden)
+        return self.output_norm(self.down(inner, residual=residual))
 
 
 def _split_activation(
@@ -169,15 +211,45 @@ class FusedLayers:
 
     Args:
         layers: Layers of transformers in the order they run; a repeated layer is stored once.
-        dtype: Number format of weights and states.
+        dtype: Number format of the products; see `FusedLayer`.
+        ranges: For int8, the ranges of the products' inputs.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        self.fingerprint = _weights_fingerprint(layers, dtype)
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        dtype: torch.dtype,
+        ranges: ActivationRanges | None = None,
+    ) -> None:
+        self.fingerprint = _weights_fingerprint(layers, dtype, ranges)
         device = next(layers[0].parameters()).device
-        self.row_multiple = ROW_MULTIPLE if _can_reorder_weights(device, dtype) else 1
-        fused = {id(layer): FusedLayer(layer, dtype) for layer in _unroll_layers(layers)}
+        is_padded = dtype == torch.int8 or _can_reorder_weights(device, dtype)
+        self.row_multiple = ROW_MULTIPLE if is_padded else 1
+        self.modules = distinct_layers(layers)
+        layer_ranges = [None] * len(self.modules) if ranges is None else ranges.layers
+        fused = {
+            id(layer): FusedLayer(layer, dtype, layer_range)
+            for layer, layer_range in zip(self.modules, layer_ranges, strict=True)
+        }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
+
+    def observe(self) -> None:
+        """Lets all products keep the ranges of their inputs."""
+        for layer in self._distinct:
+            for name in PRODUCTS:
+                setattr(layer, name, ObservedLinear(getattr(layer, name)))
+
+    def observed_ranges(self) -> ActivationRanges:
+        """Returns the ranges of all inputs since `observe`."""
+        layers = tuple(
+            {name: getattr(layer, name).ranges.cpu() for name in PRODUCTS}
+            for layer in self._distinct
+        )
+        return ActivationRanges(layers, weights_checksum(self.modules))
+
+    @property
+    def _distinct(self) -> list[FusedLayer]:
+        return list({id(layer): layer for layer in chain.from_iterable(self.layers)}.values())
 
     def run_layers(
         self, hidden: Tensor, layout: SequenceLayout, start_layer: int, end_layer: int | None
@@ -202,9 +274,11 @@ class FusedLayers:
     def _round_up_rows(self, rows: Tensor) -> Tensor:
         return _pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
 
-    def is_current(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> bool:
-        """Returns whether dtype and weights are unchanged since the layers were fused."""
-        return self.fingerprint == _weights_fingerprint(layers, dtype)
+    def is_current(
+        self, layers: Sequence[nn.Module], dtype: torch.dtype, ranges: ActivationRanges | None
+    ) -> bool:
+        """Returns whether dtype, ranges and weights are unchanged since the layers were fused."""
+        return self.fingerprint == _weights_fingerprint(layers, dtype, ranges)
 
 
 def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
@@ -218,11 +292,18 @@ def _unroll_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [layer for group in layers for layer in getattr(group, "albert_layers", [group])]
 
 
-def _weights_fingerprint(layers: Sequence[nn.Module], dtype: torch.dtype) -> tuple[object, ...]:
+def distinct_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns each layer once, in the order of their first run."""
+    return list({id(layer): layer for layer in _unroll_layers(layers)}.values())
+
+
+def _weights_fingerprint(
+    layers: Sequence[nn.Module], dtype: torch.dtype, ranges: ActivationRanges | None
+) -> tuple[object, ...]:
     """Returns values that change when a weight changes: addresses, versions and sums of biases.
 
     Writing through `.data`, as weight averaging does, changes a sum but no version.
     """
     weights = [w for layer in layers for w in layer.parameters()]
     sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
-    return dtype, tuple(sums), tuple((w.data_ptr(), w._version) for w in weights)
+    return dtype, ranges, tuple(sums), tuple((w.data_ptr(), w._version) for w in weights)

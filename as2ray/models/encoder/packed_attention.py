@@ -64,6 +64,7 @@ def packed_attention(
     layout: SequenceLayout,
     scaling: float | None = None,
     dropout: float = 0.0,
+    max_manual_length: int = 0,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Computes attention inside each sequence of a packed batch.
@@ -77,6 +78,7 @@ def packed_attention(
         layout: Positions of the sequences.
         scaling: Factor of the products; by default 1 / sqrt(head size).
         dropout: Probability of dropping an attention weight.
+        max_manual_length: See `bucketed_attention`.
 
     Returns:
         Shape [1, tokens, heads, head size], and None instead of attention weights.
@@ -85,7 +87,10 @@ def packed_attention(
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen_attention(q, k, v, layout, scaling)[None], None
-    return bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout)[None], None
+    attended = bucketed_attention(
+        q, k, v, layout.length_buckets, scaling, dropout, max_manual_length
+    )
+    return attended[None], None
 
 
 def _varlen_attention(
