@@ -141,7 +141,7 @@ class FusedLayer:
         self.output_norm = FusedLayerNorm(output_norm, self.dtype)
         qkv = (torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
         weights = [qkv, *((linear.weight, linear.bias) for linear in (dense, up, down))]
-        products: Sequence[Any]
+        products: Any
         if ranges is None:
             products = [FusedLinear(*pair, dtype) for pair in weights]
         else:
@@ -186,8 +186,15 @@ class FusedLayer:
             layout.num_tokens, 3, -1, self.head_size
         )
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
-        options = {"layout": layout, "max_manual_length": self.max_manual_length}
-        attended, _ = packed_attention(self.module, query, key, value, None, **options)
+        attended, _ = packed_attention(
+            self.module,
+            query,
+            key,
+            value,
+            None,
+            layout=layout,
+            max_manual_length=self.max_manual_length,
+        )
         return _pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def weights_checksum(layers: Iterable[nn.Module]) -> int:
     checksum = 0
     for layer in layers:
         for weights in layer.parameters():
-            checksum = crc32(weights.detach().float().cpu().contiguous().numpy(), checksum)
+            checksum = crc32(weights.detach().float().cpu().numpy().tobytes(), checksum)
     return checksum
 
 
