@@ -39,8 +39,10 @@ from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.significance import compare_systems
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
-from as2ray.models.precision import resolve_dtype
+from as2ray.models.precision import has_int8, resolve_dtype
+from as2ray.models.quantization import fit_activation_ranges
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
+from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import question_indices, question_offsets
@@ -123,8 +125,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             init_ranker(args.ranker or packaged_minilm()), Path(folder) / "model"
         )
         rankers = {"packed": as_packed_ranker(load(model, device="cpu"))}
+        rankers["packed fp32"] = as_packed_ranker(load(model, dtype="fp32", device="cpu"))
         if args.cascade:
             rankers["cascade"] = as_packed_ranker(load(args.cascade, device="cpu"))
+            rankers["cascade"].activation_ranges = ()
+        if has_int8():
+            paths = {"packed": model, "cascade": args.cascade}
+            for name in [name for name in rankers if name in paths]:
+                rankers[f"{name} int8"] = _load_int8(paths[name], table)
         for candidates, questions in size.num_questions.items():
             rows = select_questions(table, candidates, questions)
             for kind, ratios in _compare(rankers, model, rows, args, size.num_repeats).items():
@@ -142,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 claims.append(
                     Claim("packed reaches >= 60 % of GEMM", measured, gemm["part"] >= 0.6)
                 )
+        claims += _compare_quality(rankers, args, results)
         if args.cascade:
             quality_rows = select_questions(
                 table, max(size.num_questions), size.num_quality_questions
@@ -156,6 +165,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", action="append", choices=FAMILY_SHAPES, help="family with random weights"
     )
+    parser.add_argument("--without_peers", action="store_true", help="compare as2ray's own alone")
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
 
 
@@ -250,6 +260,7 @@ def _compare(
 ) -> dict[str, dict[str, dict[str, SpeedRatio]]]:
     """Returns the ratio of each ranker to each baseline, from text and from tokens."""
     names = [name for name in PEER_BACKENDS if args.peers or PEER_BACKENDS[name][0] == "torch"]
+    names = [] if args.without_peers else names
     peers = {name: _PeerProcess(name, model_path, rows, args) for name in names}
     results = {}
     try:
@@ -266,7 +277,11 @@ def _compare(
                 zip(workloads, [ratios[0].rates, *(ratio.baseline_rates for ratio in ratios)])
             )
             results[kind] = {
-                name: {peer: SpeedRatio(rates[name], rates[peer]) for peer in peers}
+                name: {
+                    other: SpeedRatio(rates[name], rates[other])
+                    for other in (*peers, *rankers)
+                    if other != name
+                }
                 for name in rankers
             }
     finally:
@@ -356,10 +371,25 @@ def group_by_question(rows: pa.Table) -> list[tuple[str, list[str]]]:
     return [(questions[start], texts[start:end]) for start, end in zip(starts, ends)]
 
 
+def _load_int8(path: Path, table: pa.Table) -> PackedRanker:
+    """Loads a ranker that ranks in int8, with ranges fitted to the table if it has none."""
+    ranker = as_packed_ranker(load(path, device="cpu"))
+    if not ranker.activation_ranges:
+        fit_activation_ranges(ranker, table)
+    ranker.dtype = "int8"
+    return ranker
+
+
 def _build_claims(setting: str, ratios: dict[str, dict[str, SpeedRatio]]) -> list[Claim]:
     claims = []
+    for name in ("packed", "cascade"):
+        if f"{name} int8" in ratios:
+            ratio = ratios[f"{name} int8"][name]
+            rate = float(np.median(ratio.rates))
+            claim = f"{name} int8, {setting} ({rate:,.0f} pairs/s): >= 1.3 x {name}"
+            claims.append(Claim(claim, str(ratio), ratio.median >= 1.3))
     for name, min_to_default, min_to_best in (("packed", 4.0, 1.0), ("cascade", 10.0, 2.5)):
-        if name not in ratios:
+        if name not in ratios or "default" not in ratios[name]:
             continue
         default = ratios[name]["default"]
         rate = float(np.median(default.rates))
@@ -371,7 +401,8 @@ def _build_claims(setting: str, ratios: dict[str, dict[str, SpeedRatio]]) -> lis
                 default.median >= min_to_default,
             )
         )
-        best = min(ratios[name], key=lambda peer: ratios[name][peer].median)
+        peers = [peer for peer in ratios[name] if peer in PEER_BACKENDS]
+        best = min(peers, key=lambda peer: ratios[name][peer].median)
         ratio = ratios[name][best]
         claims.append(
             Claim(
@@ -409,6 +440,37 @@ def _measure_gemm_share(ranker: PackedRanker, rows: pa.Table, num_repeats: int) 
     (ratio,) = measure_alternately(forward, [gemm], num_repeats)
     rates = {"model": float(np.median(ratio.rates)), "gemm": float(np.median(ratio.baseline_rates))}
     return {**rates, "part": ratio.median}
+
+
+def _compare_quality(
+    rankers: dict[str, PackedRanker], args: argparse.Namespace, results: dict[str, Any]
+) -> list[Claim]:
+    """Compares MAP on WikiQA's test part with that of the same ranker in fp32, or not in int8."""
+    if args.small or not args.ranker:
+        return []
+    try:
+        rows = filter_table(read_split("wikiqa", "test", args.data / "wikiqa"), "clean")
+    except RawFileNotFoundError:
+        return []
+    quality = {
+        name: evaluate(rows, ranker.predict_table(rows).sort_keys, ["AP"])
+        for name, ranker in rankers.items()
+    }
+    results["WikiQA MAP"] = {name: result.measures["AP"] for name, result in quality.items()}
+    claims = []
+    for name, baseline in (
+        ("packed", "packed fp32"),
+        ("packed int8", "packed fp32"),
+        ("cascade int8", "cascade"),
+    ):
+        if name not in quality:
+            continue
+        test = compare_systems(quality[baseline].per_question, quality[name].per_question, "AP")
+        low, high = test.interval
+        measured = f"{test.difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        claim = f"{name} loses <= 0.003 MAP against {baseline} on WikiQA"
+        claims.append(Claim(claim, measured, test.difference >= -0.003))
+    return claims
 
 
 def _measure_quality(ranker: PackedRanker, rows: pa.Table, results: dict[str, Any]) -> Claim:

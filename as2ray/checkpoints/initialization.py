@@ -95,7 +95,8 @@ def init_ranker(
     """
     torch.manual_seed(seed)
     ranker, has_new_head = read_ranker(path, max_length=max_length, make_new_head=True)
-    ranker.calibration, ranker.threshold = (), None  # fitted to weights that will change
+    # Fitted to weights that will change.
+    ranker.calibration, ranker.threshold, ranker.activation_ranges = (), None, ()
     settings = {k: v for k, v in (tokenizer_settings or {}).items() if v is not None}
     ranker.tokenizer = replace(ranker.tokenizer, **settings)
     start_shape = _shape_of_ranker(ranker)

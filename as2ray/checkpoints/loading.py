@@ -23,6 +23,10 @@ with gc_paused():
         AutoTokenizer,
     )
 
+    from as2ray.checkpoints.activation_ranges import (
+        check_activation_ranges,
+        load_activation_ranges,
+    )
     from as2ray.checkpoints.config_checks import check_config, gte_config
     from as2ray.checkpoints.cross_encoder_files import (
         CheckpointFiles,
@@ -76,14 +80,16 @@ def load(
 
     Args:
         path: A folder that `save` or transformers wrote, or a hub id, with or without `@REVISION`.
-        dtype: Number format of matrix products; `auto` depends on the hardware.
+        dtype: Number format of matrix products; `auto` depends on the hardware, and is int8 if the
+            checkpoint has activation ranges and the CPU multiplies bytes natively.
         device: By default the first GPU, or the CPU if there is none.
         max_length: Maximum number of tokens of a pair; by default as in training, or 128.
 
     Raises:
         CheckpointError: There is no ranker at the path, its format is of another version, or its
-            weights are unknown, missing or of another shape.
-        ConfigError: The encoder has fewer positions than `max_length`.
+            weights are unknown, missing or of another shape, or do not fit its activation ranges.
+        ConfigError: The encoder has fewer positions than `max_length`; or int8 is requested without
+            such a CPU, or without ranges.
         pydantic.ValidationError: An argument is out of its range.
     """
     settings = _read_ensemble_settings(path)
@@ -97,8 +103,9 @@ def load(
         return ensemble.eval()
     ranker, _ = read_ranker(path, max_length=max_length, make_new_head=False)
     ranker.dtype, ranker.use_fused_layers = dtype, True
-    ranker.eval()
-    return ranker.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    ranker.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_activation_ranges(ranker, path)
+    return ranker
 
 
 def _read_ensemble_settings(path: str | Path) -> dict[str, Any] | None:
@@ -196,6 +203,7 @@ def read_ranker(
         tokenizer = PairTokenizer(tokenizer_json, **_resolve_settings(config, settings, max_length))
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
+        ranker.activation_ranges = load_activation_ranges(name, **revision)
     return ranker, make_new_head
 
 

@@ -12,6 +12,7 @@ from as2ray.tables.atomic import atomic_folder
 with gc_paused():
     import torch
 
+    from as2ray.checkpoints.activation_ranges import save_activation_ranges
     from as2ray.checkpoints.loading import FORMAT_VERSION, MEMBER_PREFIX
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError
@@ -58,6 +59,14 @@ def save(
     return folder
 
 
+def add_activation_ranges(ranker: Ranker, folder: str | Path) -> None:
+    """Adds the ranges of a ranker to the folder that it was loaded from; nothing else changes."""
+    for index, member in enumerate(getattr(ranker, "members", [])):
+        add_activation_ranges(member, Path(folder) / f"{MEMBER_PREFIX}{index}")
+    if ranker.activation_ranges:
+        save_activation_ranges(ranker, folder)
+
+
 def _check_replaceable(folder: Path) -> None:
     """Checks that no data other than a checkpoint would be lost."""
     is_checkpoint = (folder / "config.json").is_file()
@@ -91,6 +100,8 @@ def _write_checkpoint(
         weights = {name.removeprefix("network."): tensor for name, tensor in weights.items()}
     with silence_transformers():
         ranker.network.save_pretrained(folder, state_dict=weights)
+    if ranker.activation_ranges:
+        save_activation_ranges(ranker, folder)
     if ranker.hf_tokenizer is None:
         (folder / "tokenizer.json").write_text(ranker.tokenizer.tokenizer_json, encoding="utf-8")
     else:

@@ -59,7 +59,8 @@ def load_sentence_encoder(
 
     Args:
         path: A folder of sentence-transformers, a hub id, or the name of the packaged MiniLM.
-        dtype: Number format of matrix products; `auto` depends on the hardware.
+        dtype: Number format of matrix products; `auto` depends on the hardware. An encoder has no
+            int8, so that this is `auto`, too.
         device: By default the first GPU, or the CPU if there is none.
 
     Raises:
@@ -74,7 +75,7 @@ def load_sentence_encoder(
             folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
         modules = _read_modules(name, folder)
         encoder = _build_encoder(name, folder, modules)
-    encoder.dtype = dtype
+    encoder.dtype = "auto" if dtype == "int8" else dtype
     return encoder.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -40,6 +40,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     joint: bool = False,
     joint_epochs: PositiveInt = 3,
     label_weight: Annotated[float, Field(ge=0, le=1)] | None = None,
+    int8: bool = False,
     seed: NonNegativeInt = 0,
 ) -> None:
     """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
@@ -79,6 +80,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         joint_epochs: Epochs of the joint training.
         label_weight: Weight of the labels in the joint training, from 0 to 1; by default 0.5 where
             there are labels.
+        int8: Fit the ranges of activations, too, with which `--dtype auto` is int8 on CPUs with
+            AVX512-VNNI or AMX.
         seed: Seed of the exits' weights and of the division of the questions.
     """
     from as2ray.training.cascade_config import CascadeConfig
@@ -102,11 +105,12 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         joint=joint,
         joint_epochs=joint_epochs,
         label_weight=label_weight,
+        int8=int8,
         seed=seed,
     )
     calibration: pa.Table | None = None
     if pairs is not None:
-        rows = _read_pairs(Path(pairs))
+        rows = read_pairs(Path(pairs))
     elif index is not None:
         rows = _search_index(index, questions, num_candidates, seed)
     else:
@@ -129,7 +133,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     console.print(str(margins.bound))
 
 
-def _read_pairs(path: Path) -> pa.Table:
+def read_pairs(path: Path) -> pa.Table:
     """Reads questions with their candidates from JSON lines.
 
     Raises:

@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "evaluate": ("evaluate", "evaluate", "evaluate a ranker or a run, and test it against another"),
     "calibrate": ("calibrate", "calibrate", "turn scores into probabilities"),
     "cascade": ("cascade", "cascade", "make a cascade of a ranker, with a bound on its loss"),
+    "quantize": ("quantize", "quantize", "fit what int8 needs to know of a ranker"),
+    "info": ("info", "info", "describe a ranker"),
     "cost": ("cost", "cost", "show what dropping candidates saves"),
     "corpora": ("corpora", "Corpora", "list, fetch, verify and prepare public corpora"),
     "convert": ("convert", "convert", "convert a released checkpoint"),

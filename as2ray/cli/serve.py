@@ -36,5 +36,6 @@ def serve(
     paths = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}
     model = str(Path(model).resolve()) if Path(model).exists() else model
     config = ServiceConfig.from_models({model_name: model}, settings.model_copy(update=paths))
-    load(model, device="cpu")  # an invalid checkpoint is reported here, before replicas fail on it
+    # An invalid checkpoint is reported here, before replicas fail on it.
+    load(model, dtype=settings.dtype, device="cpu")
     run_server(config, host, port)

@@ -49,6 +49,11 @@ class EnsembleRanker(Ranker):
             for member in getattr(self, "members", ()):
                 setattr(member, name, value)
 
+    @property
+    def dtype_name(self) -> str:
+        """The formats of the members."""
+        return ", ".join(dict.fromkeys(member.dtype_name for member in self.members))
+
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without calibration."""
         return {"ranker": "ensemble", "weights": self.weights}

@@ -6,20 +6,50 @@ if TYPE_CHECKING:  # The command line needs the names only, and torch takes seco
     import torch
     from torch import Tensor
 
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+from as2ray.errors import ConfigError
+
+Dtype = Literal["auto", "int8", "fp32", "bf16", "fp16"]
 """Number format of matrix products."""
 
+TORCH_NAMES = {"int8": "int8", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Name of each format in torch."""
 
-def resolve_dtype(dtype: Dtype, device: "torch.device | str" = "cpu") -> "torch.dtype":
+
+def resolve_dtype(
+    dtype: Dtype, device: "torch.device | str" = "cpu", has_ranges: bool = False
+) -> "torch.dtype":
     """Returns the torch dtype that `dtype` means on a device.
 
-    `auto` is bf16 on hardware that multiplies it natively (a CPU with AVX512-BF16 or AMX, a GPU
-    since Ampere), and fp32 elsewhere.
+    `auto` is int8 for a ranker with activation ranges on a CPU that multiplies bytes natively.
+    Otherwise it is bf16 on hardware that multiplies it natively (a CPU with AVX512-BF16 or AMX, a
+    GPU since Ampere), and fp32 elsewhere.
+
+    Args:
+        dtype: The requested format.
+        device: Device of the weights.
+        has_ranges: Whether the ranges of activations are known that int8 needs.
+
+    Raises:
+        ConfigError: int8 is requested without such hardware, or without ranges.
     """
     import torch
 
+    if dtype == "int8":
+        if not has_int8(device):
+            raise ConfigError(
+                f"dtype=int8 needs a CPU with AVX512-VNNI or AMX, but {device} has neither",
+                fix="use auto, which takes the best format of the hardware",
+            )
+        if not has_ranges:
+            raise ConfigError(
+                "dtype=int8 needs the ranges of the ranker's activations, which it does not have",
+                fix="fit them with `as2ray quantize`",
+            )
+        return torch.int8
+    if dtype == "auto" and has_ranges and has_int8(device):
+        return torch.int8
     if dtype != "auto":
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+        return getattr(torch, TORCH_NAMES[dtype])  # type: ignore[no-any-return]
     if torch.device(device).type == "cuda":
         has_native_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -27,6 +57,22 @@ def resolve_dtype(dtype: Dtype, device: "torch.device | str" = "cpu") -> "torch.
             torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         )
     return torch.bfloat16 if has_native_bf16 else torch.float32
+
+
+def dtype_name(dtype: "torch.dtype") -> str:
+    """Returns the short name of a number format, such as bf16."""
+    return next(name for name, torch_name in TORCH_NAMES.items() if str(dtype).endswith(torch_name))
+
+
+def has_int8(device: "torch.device | str" = "cpu") -> bool:
+    """Returns whether a device multiplies bytes natively: a CPU with AVX512-VNNI or AMX."""
+    import torch
+
+    return (
+        torch.device(device).type == "cpu"
+        and (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+        and hasattr(torch.ops.onednn, "qlinear_pointwise")
+    )
 
 
 def fp32_head(states: "Tensor") -> "torch.autocast":

@@ -35,7 +35,8 @@ from as2ray.models.encoder.cpu_parallel import (
     parallel_map,
 )
 from as2ray.models.encoder.encoder import Encoder
-from as2ray.models.precision import Dtype, resolve_dtype
+from as2ray.models.encoder.int8 import ActivationRanges
+from as2ray.models.precision import Dtype, dtype_name, resolve_dtype
 from as2ray.models.time_budget import OVERHEAD_MS, LayerSpeed, TimedPass
 from as2ray.outputs import RankedCandidate
 from as2ray.tables.reliability import measure_abstention, measure_reliability
@@ -94,6 +95,9 @@ class Ranker(nn.Module, ABC):
         self.activation: Activation = "sigmoid"
         """What `rank` shows of a candidate without calibration; all other methods give
         probabilities."""
+        self.activation_ranges: tuple[ActivationRanges, ...] = ()
+        """Ranges of the products' inputs of each encoder, which int8 needs. Empty if they were not
+        fitted."""
         self.calibration: tuple[Calibration, ...] = ()
         """Calibration of each stage; without one, scores are returned as they are."""
         self.speeds: dict[int, LayerSpeed] = {}
@@ -174,10 +178,26 @@ class Ranker(nn.Module, ABC):
         for encoder in self.encoders:
             encoder.gradient_checkpointing = enabled
 
+    @property
+    def resolved_dtype(self) -> torch.dtype:
+        """The format that `dtype` means for this ranker.
+
+        Raises:
+            ConfigError: It is int8, and the hardware or the ranges are not there.
+        """
+        has_ranges = self.use_fused_layers and bool(self.activation_ranges)
+        return resolve_dtype(self.dtype, self.device, has_ranges)
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of `resolved_dtype`: what `auto` has picked."""
+        return dtype_name(self.resolved_dtype)
+
     def autocast(self) -> torch.autocast:
         """Returns the autocast context of this ranker's dtype."""
-        dtype = resolve_dtype(self.dtype, self.device)
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+        dtype = self.resolved_dtype
+        is_enabled = dtype in (torch.bfloat16, torch.float16)
+        return torch.autocast(self.device.type, dtype if is_enabled else None, is_enabled)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -185,11 +205,13 @@ class Ranker(nn.Module, ABC):
         was_training = self.training
         if was_training:
             self.eval()
-        dtype = resolve_dtype(self.dtype, self.device)
+        dtype = self.resolved_dtype
+        ranges = self.activation_ranges if dtype == torch.int8 else repeat(None)
         try:
             with self.autocast(), ExitStack() as stack:
-                for encoder in self.encoders if self.use_fused_layers else ():
-                    stack.enter_context(encoder.fused_inference(dtype))
+                for encoder, encoder_ranges in zip(self.encoders, ranges):
+                    if self.use_fused_layers:
+                        stack.enter_context(encoder.fused_inference(dtype, encoder_ranges))
                 yield
         finally:
             if was_training:

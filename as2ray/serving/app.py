@@ -267,6 +267,7 @@ def _add_status_routes(
         model_info = await service.get_model_info(model)
         return Info(
             model_id=model,
+            model_dtype=model_info.dtype,
             max_input_length=model_info.max_length,
             max_batch_tokens=settings.batching.max_batch_tokens,
             max_client_batch_size=settings.limits.max_candidates,

@@ -93,6 +93,7 @@ class RerankEngine:
             network.config.model_type if network is not None else "",
             type(network).__name__ if network is not None else "",
             "sigmoid" if ranker.calibration else ranker.activation,
+            ranker.dtype_name,
         )
 
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:

@@ -310,6 +310,8 @@ class Info(StrictModel):
     """`GET /info`: Text Embeddings Inference's fields, and as2ray's own."""
 
     model_id: str
+    model_dtype: str
+    """Number format of matrix products: what `dtype: auto` has picked, or what was set."""
     model_type: dict[str, Any] = {"reranker": {"id2label": {"0": "LABEL_0"}}}
     max_input_length: int
     max_batch_tokens: int

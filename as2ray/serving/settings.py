@@ -111,7 +111,8 @@ class Settings(ConfigModel):
 
     max_models_per_replica: PositiveInt = 2
     """Models that a replica holds; the least recently used one is evicted."""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    dtype: Literal["auto", "int8", "fp32", "bf16", "fp16"] = "auto"
+    """Number format of matrix products; `/info` says what `auto` has picked."""
     limits: Limits = Limits()
     batching: BatchingConfig = BatchingConfig()
     load_shedding: LoadSheddingConfig = LoadSheddingConfig()

@@ -220,6 +220,8 @@ class ModelInfo:
     """Class of the network with its head."""
     activation: str = "sigmoid"
     """What a score is: a probability, or its logit (`identity`)."""
+    dtype: str = ""
+    """Number format of its matrix products."""
 
 
 @dataclass(frozen=True)

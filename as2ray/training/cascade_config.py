@@ -30,6 +30,9 @@ class CascadeConfig:
     high_confidence: bool = False
     """Let the mean loss stay below the bound with a probability of 90 % over the choice of the
     questions; otherwise the expected loss does. It needs more questions."""
+    int8: bool = False
+    """Fit the ranges of activations that int8 needs. Where the ranker's dtype is then int8, exits
+    and margins are fitted to its scores in int8."""
     joint: bool = False
     """Then train the encoder and all exits together, to give the ranker's logits. The exits become
     better, and the last one is no longer the ranker itself; it takes minutes instead of seconds."""

@@ -29,6 +29,7 @@ from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.pointwise import PointwiseRanker
+from as2ray.models.quantization import fit_activation_ranges
 from as2ray.models.ranker import Ranker
 from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import write_part
@@ -108,12 +109,17 @@ def make_cascade(
             fix="choose a pointwise ranker: a classifier with 1 or 2 labels and no exits",
         )
     cascade = _build_cascade(monolith, config)
+    if config.int8:
+        fit_activation_ranges(cascade, parts.heads, config.seed)
     if len(cascade.exit_layers) > 1:
         log_odds = _fit_heads(cascade, parts.heads, config)
         if config.joint:
+            has_ranges = bool(cascade.activation_ranges)
             with TemporaryDirectory() if scratch is None else nullcontext(scratch) as folder:
                 args = config, train_job, Path(folder)
                 cascade = _train_jointly(cascade, parts, log_odds, *args)
+            if has_ranges:  # Those of before are of other weights.
+                fit_activation_ranges(cascade, parts.heads, config.seed)
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
         calibration = _score(cascade, parts.calibration)
@@ -206,6 +212,7 @@ def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeR
     network = CascadeNetwork.from_classifier(monolith.network, exit_layers)
     cascade = build_ranker(CascadeRanker, network, monolith.tokenizer, monolith.hf_tokenizer)
     assert isinstance(cascade, CascadeRanker)
+    cascade.activation_ranges = monolith.activation_ranges
     if config.drop_ratios is not None:
         ratios = config.drop_ratios
         cascade.drop_ratios = ratios[0] if len(ratios) == 1 else ratios

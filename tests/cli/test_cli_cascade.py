@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import tiny
 
+from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
@@ -183,3 +184,9 @@ def test_bad_input_is_refused_with_the_number_that_would_do(refused, table, tmp_
     assert "UTF-8 text" in refused("--pairs", tmp_path / "nowhere")
     no_ranker = checkpoint("bert", None)
     assert "fix" in refused("--table", table, *BOUND, model=no_ranker)
+
+
+def test_int8_stores_the_ranges_of_activations(call, table, tmp_path):
+    call("--table", table, *BOUND, "--int8", "true")
+    assert (tmp_path / "made" / FILE_NAME).is_file()
+    assert len(load(tmp_path / "made", device="cpu").activation_ranges) == 1

@@ -256,6 +256,7 @@ def test_no_candidates_are_refused_in_each_dialect_s_form(client, path, body):
 def test_info_health_and_metrics_speak_tei(client):
     info = client.get("/info").json()
     assert info["model_id"] == "cascade"
+    assert info["model_dtype"] in ("bf16", "fp32")
     assert info["max_input_length"] == 60
     assert info["exit_layers"] == [1, 2, 3]
     assert client.get("/health").status_code == 200

@@ -26,7 +26,8 @@ from as2ray.models.encoder.families import (
     set_layers,
     token_pooling,
 )
-from as2ray.models.encoder.fused_layers import FusedLayers
+from as2ray.models.encoder.fused_layers import FusedLayers, distinct_layers
+from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, SequenceLayout
 from as2ray.models.encoder.pooling import mean_pool
 from as2ray.text.packing import PackedBatch
@@ -65,18 +66,41 @@ class Encoder:
         self._num_fused_contexts = 0
 
     @contextmanager
-    def fused_inference(self, dtype: torch.dtype) -> Iterator[None]:
-        """Runs fused layers inside the context, in all threads; for inference only."""
+    def fused_inference(
+        self, dtype: torch.dtype, ranges: ActivationRanges | None = None
+    ) -> Iterator[None]:
+        """Runs fused layers inside the context, in all threads; for inference only.
+
+        Args:
+            dtype: Number format of matrix products.
+            ranges: For int8, the ranges of their inputs.
+        """
         with _LOCK:
-            distances = self._distances()
-            if self._fused is None or not self._fused.is_current(self.layers, dtype, distances):
-                self._fused = FusedLayers(self.layers, dtype, distances)
+            current = self.layers, dtype, self._distances(), ranges
+            if self._fused is None or not self._fused.is_current(*current):
+                self._fused = FusedLayers(*current)
             self._num_fused_contexts += 1
         try:
             yield
         finally:
             with _LOCK:
                 self._num_fused_contexts -= 1
+
+    @contextmanager
+    def observe_ranges(self) -> Iterator[FusedLayers]:
+        """Runs fused layers in fp32 inside the context, which keep the ranges of their inputs."""
+        self._fused = None
+        with self.fused_inference(torch.float32):
+            fused = cast(FusedLayers, self._fused)
+            fused.observe()
+            try:
+                yield fused
+            finally:
+                self._fused = None
+
+    def ranges_problem(self, ranges: ActivationRanges) -> str | None:
+        """Returns why ranges do not fit this encoder's weights; None if they do."""
+        return ranges.problem(distinct_layers(self.layers))
 
     def __len__(self) -> int:
         return len(self.layers)

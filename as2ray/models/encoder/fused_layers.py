@@ -1,11 +1,11 @@
 """Encoder layers for inference: the weights of transformers' layers in fewer, cheaper operations.
 
 Query, key and value are one product. Weights are converted to the dtype of the products once and
-reordered once where oneDNN runs them. If a head reads only the first token, the last layer computes
-only that token after its attention, which saves three quarters of its products. For oneDNN, states
-are padded with rows of zeros to a multiple of `ROW_MULTIPLE`: it compiles and keeps a kernel of
-about 1 MB for every number of rows, and packed batches have ever new ones. `Encoder.layers` stays
-the reference that fused layers must equal.
+reordered once where oneDNN runs them; the module `int8` has products of bytes. If a head reads only
+the first token, the last layer computes only that token after its attention, which saves three
+quarters of its products. For oneDNN, states are padded with rows of zeros to a multiple of
+`ROW_MULTIPLE`: it compiles and keeps a kernel of about 1 MB for every number of rows, and packed
+batches have ever new ones. `Encoder.layers` stays the reference that fused layers must equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from as2ray.errors import ConfigError
 from as2ray.models.encoder.disentangled_attention import (
     PositionProjections,
     disentangled_attention,
 )
+from as2ray.models.encoder.int8 import (
+    PRODUCTS,
+    ActivationRanges,
+    Int8Linear,
+    ObservedLinear,
+    OutlierChannels,
+    find_outliers,
+    weights_checksum,
+)
+from as2ray.models.encoder.length_buckets import MAX_MANUAL_LENGTH_FP32
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 Rotations = Mapping[str | None, tuple[Tensor, Tensor]]
@@ -128,31 +139,63 @@ class FusedLayer:
 
     Args:
         layer: A layer of transformers, in evaluation mode.
-        dtype: Number format of weights and states.
+        dtype: Number format of the products. That of states and norms is the same, or fp32 for
+            int8.
         distances: DeBERTa's embeddings of distances, [distances, hidden].
+        ranges: For int8, the ranges of the inputs of each of `PRODUCTS`.
     """
 
     def __init__(
-        self, layer: nn.Module, dtype: torch.dtype, distances: Tensor | None = None
+        self,
+        layer: nn.Module,
+        dtype: torch.dtype,
+        distances: Tensor | None = None,
+        ranges: Mapping[str, Tensor] | None = None,
     ) -> None:
         heads, projections, dense, attention_norm, *feed_forward = _find_modules(layer)
         up, activation, down, output_norm = feed_forward
-        self.qkv_projection = FusedLinear(
-            torch.cat([p.weight for p in projections]),
-            torch.cat([p.bias for p in projections]),
-            dtype,
-        )
-        self.attention_output = FusedLinear(dense.weight, dense.bias, dtype)
-        self.attention_norm = FusedLayerNorm(attention_norm, dtype)
-        self.up = FusedLinear(up.weight, up.bias, dtype)
+        self.head_size, self.heads = heads.attention_head_size, heads
+        self.dtype = torch.float32 if dtype == torch.int8 else dtype
+        self.max_manual_length = MAX_MANUAL_LENGTH_FP32 if dtype == torch.int8 else 0
         self.fused_activation, self.activation = split_activation(activation)
-        self.down = FusedLinear(down.weight, down.bias, dtype)
-        self.output_norm = FusedLayerNorm(output_norm, dtype)
-        self.head_size, self.dtype, self.heads = heads.attention_head_size, dtype, heads
+        self.outliers: OutlierChannels | None = None
+        self.attention_norm = FusedLayerNorm(attention_norm, self.dtype)
+        self.output_norm = FusedLayerNorm(output_norm, self.dtype)
+        qkv = (torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
+        weights = [qkv, *((linear.weight, linear.bias) for linear in (dense, up, down))]
+        products: Any
+        if ranges is None:
+            products = [FusedLinear(*pair, dtype) for pair in weights]
+        else:
+            weights = [(w.detach().float(), b.detach().float()) for w, b in weights]
+            products = self._int8_products(weights, ranges, activation)
+        self.qkv_projection, self.attention_output, self.up, self.down = products
         self.positions: PositionProjections | None = None
         if hasattr(heads, "query_proj"):
             with torch.no_grad():
                 self.positions = PositionProjections.from_layer(heads, distances)
+
+    def _int8_products(
+        self,
+        weights: list[tuple[Tensor, Tensor]],
+        ranges: Mapping[str, Tensor],
+        activation: Callable[[Tensor], Tensor],
+    ) -> tuple[Int8Linear, ...]:
+        qkv, attention_output, up, down = weights
+        inner_ranges, down_weights = ranges["down"], down[0]
+        channels = find_outliers(inner_ranges)
+        if len(channels):
+            self.outliers = OutlierChannels(channels, up, down_weights, activation)
+            inner_ranges, down_weights = inner_ranges.clone(), down_weights.clone()
+            inner_ranges[:, channels], down_weights[:, channels] = 0.0, 0.0
+        # With another activation than GELU the states between the two products are fp32.
+        output_ranges = None if self.fused_activation == "none" else inner_ranges
+        return (
+            Int8Linear(*qkv, ranges["qkv_projection"], is_smoothed=True),
+            Int8Linear(*attention_output, ranges["attention_output"]),
+            Int8Linear(*up, ranges["up"], is_smoothed=True, output_ranges=output_ranges),
+            Int8Linear(down_weights, down[1], inner_ranges),
+        )
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -176,13 +219,22 @@ class FusedLayer:
             )
             return pad_rows(attended, len(hidden))
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
-        attended, _ = packed_attention(self.heads, query, key, value, None, layout=layout)
+        attended, _ = packed_attention(
+            self.heads,
+            query,
+            key,
+            value,
+            None,
+            layout=layout,
+            max_manual_length=self.max_manual_length,
+        )
         return pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_output(attention, residual=hidden))
         inner = self.activation(self.up(hidden, activation=self.fused_activation))
-        return self.output_norm(self.down(inner, residual=hidden))
+        residual = hidden if self.outliers is None else self.outliers(hidden)
+        return self.output_norm(self.down(inner, residual=residual))
 
 
 def split_activation(
@@ -199,8 +251,9 @@ class FusedLayers:
 
     Args:
         layers: Layers of transformers in the order they run; a repeated layer is stored once.
-        dtype: Number format of weights and states.
+        dtype: Number format of the products; see `FusedLayer`.
         distances: DeBERTa's embeddings of distances, [distances, hidden].
+        ranges: For int8, the ranges of the products' inputs.
     """
 
     layers: list[list[Any]]
@@ -210,14 +263,47 @@ class FusedLayers:
         layers: Sequence[nn.Module],
         dtype: torch.dtype,
         distances: Tensor | None = None,
+        ranges: ActivationRanges | None = None,
     ) -> None:
-        self.fingerprint = _weights_fingerprint(layers, dtype, distances)
+        self.fingerprint = _weights_fingerprint(layers, dtype, distances, ranges)
         device = next(layers[0].parameters()).device
-        self.row_multiple = ROW_MULTIPLE if _can_reorder_weights(device, dtype) else 1
+        is_padded = dtype == torch.int8 or _can_reorder_weights(device, dtype)
+        self.row_multiple = ROW_MULTIPLE if is_padded else 1
+        self.modules = distinct_layers(layers)
+        layer_ranges = [None] * len(self.modules) if ranges is None else ranges.layers
         fused = {
-            id(layer): _fuse_layer(layer, dtype, distances) for layer in _unroll_layers(layers)
+            id(layer): _fuse_layer(layer, dtype, distances, layer_range)
+            for layer, layer_range in zip(self.modules, layer_ranges, strict=True)
         }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
+
+    def observe(self) -> None:
+        """Lets all products keep the ranges of their inputs.
+
+        Raises:
+            ConfigError: The layers have other products.
+        """
+        for layer in self._distinct:
+            if not isinstance(layer, FusedLayer):
+                raise ConfigError(
+                    "int8 is not available for encoders with gated layers (ModernBERT, GTE, "
+                    "NomicBert)",
+                    fix="rank in bf16, which `auto` takes",
+                )
+            for name in PRODUCTS:
+                setattr(layer, name, ObservedLinear(getattr(layer, name)))
+
+    def observed_ranges(self) -> ActivationRanges:
+        """Returns the ranges of all inputs since `observe`."""
+        layers = tuple(
+            {name: getattr(layer, name).ranges.cpu() for name in PRODUCTS}
+            for layer in self._distinct
+        )
+        return ActivationRanges(layers, weights_checksum(self.modules))
+
+    @property
+    def _distinct(self) -> list[FusedLayer]:
+        return list({id(layer): layer for layer in chain.from_iterable(self.layers)}.values())
 
     def run_layers(
         self,
@@ -255,18 +341,27 @@ class FusedLayers:
         return pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
 
     def is_current(
-        self, layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+        self,
+        layers: Sequence[nn.Module],
+        dtype: torch.dtype,
+        distances: Tensor | None,
+        ranges: ActivationRanges | None,
     ) -> bool:
-        """Returns whether dtype and weights are unchanged since the layers were fused."""
-        return self.fingerprint == _weights_fingerprint(layers, dtype, distances)
+        """Returns whether dtype, ranges and weights are unchanged since the layers were fused."""
+        return self.fingerprint == _weights_fingerprint(layers, dtype, distances, ranges)
 
 
-def _fuse_layer(layer: Any, dtype: torch.dtype, distances: Tensor | None) -> Any:
+def _fuse_layer(
+    layer: Any,
+    dtype: torch.dtype,
+    distances: Tensor | None,
+    ranges: Mapping[str, Tensor] | None,
+) -> Any:
     if hasattr(layer, "mlp"):
         from as2ray.models.encoder.fused_gated_layer import FusedGatedLayer
 
         return FusedGatedLayer(layer, dtype)
-    return FusedLayer(layer, dtype, distances)
+    return FusedLayer(layer, dtype, distances, ranges)
 
 
 def pad_rows(rows: Tensor, num_rows: int) -> Tensor:
@@ -280,8 +375,16 @@ def _unroll_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [layer for group in layers for layer in getattr(group, "albert_layers", [group])]
 
 
+def distinct_layers(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns each layer once, in the order of their first run."""
+    return list({id(layer): layer for layer in _unroll_layers(layers)}.values())
+
+
 def _weights_fingerprint(
-    layers: Sequence[nn.Module], dtype: torch.dtype, distances: Tensor | None
+    layers: Sequence[nn.Module],
+    dtype: torch.dtype,
+    distances: Tensor | None,
+    ranges: ActivationRanges | None,
 ) -> tuple[object, ...]:
     """Returns values that change when a weight changes: addresses, versions and sums of biases.
 
@@ -291,4 +394,4 @@ def _weights_fingerprint(
     sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
     distance_sum = None if distances is None else float(distances.abs().sum())
     versions = tuple((w.data_ptr(), w._version) for w in weights)
-    return dtype, tuple(sums), versions, distance_sum
+    return dtype, ranges, tuple(sums), versions, distance_sum

@@ -86,6 +86,7 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
+    max_manual_length: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention inside each sequence of a packed batch.
@@ -101,6 +102,7 @@ def packed_attention(
         dropout: Probability of dropping an attention weight.
         sliding_window: Tokens i and j attend to each other only if |i - j| is below it.
         is_causal: Whether a token attends only to those before it; by default as the module says.
+        max_manual_length: See `bucketed_attention`.
         others: Further arguments, of which only `IGNORED_ARGUMENTS` are allowed.
 
     Returns:
@@ -125,7 +127,10 @@ def packed_attention(
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
         return _varlen_attention(q, k, v, layout, scaling, mask)[None], None
-    return bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout, mask)[None], None
+    attended = bucketed_attention(
+        q, k, v, layout.length_buckets, scaling, dropout, mask, max_manual_length
+    )
+    return attended[None], None
 
 
 def _varlen_attention(

@@ -1,0 +1,95 @@
+"""The file with the activation ranges of a checkpoint, which int8 needs beside the fp32 weights."""
+
+from pathlib import Path
+from typing import Any
+
+from as2ray.checkpoints.gc_pause import gc_paused
+from as2ray.tables.atomic import atomic_file
+
+with gc_paused():
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from transformers.utils import cached_file
+
+    from as2ray.errors import CheckpointError
+    from as2ray.models.encoder.int8 import PRODUCTS, ActivationRanges
+    from as2ray.models.ranker import Ranker
+
+FILE_NAME = "activation_ranges.safetensors"
+FILE_VERSION = "1"
+"""Version of the file; others are refused."""
+
+
+def save_activation_ranges(ranker: Ranker, folder: str | Path) -> None:
+    """Writes the ranges of a ranker, which is no ensemble, into its folder."""
+    tensors = {
+        f"encoders.{i}.layers.{j}.{name}": tensor
+        for i, ranges in enumerate(ranker.activation_ranges)
+        for j, layer in enumerate(ranges.layers)
+        for name, tensor in layer.items()
+    }
+    checksums = ",".join(str(ranges.checksum) for ranges in ranker.activation_ranges)
+    metadata = {"version": FILE_VERSION, "checksums": checksums}
+    with atomic_file(Path(folder) / FILE_NAME) as path:
+        save_file(tensors, path, metadata)
+
+
+def load_activation_ranges(name: str, **options: Any) -> tuple[ActivationRanges, ...]:
+    """Reads the ranges of each encoder of a checkpoint; none if it has no such file.
+
+    Args:
+        name: A folder or a hub id.
+        options: The revision of a hub id, if there is one.
+
+    Raises:
+        CheckpointError: The file is damaged, or of another version.
+    """
+    path = cached_file(
+        name,
+        FILE_NAME,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        **options,
+    )
+    if path is None:
+        return ()
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("version") != FILE_VERSION:
+            raise CheckpointError(
+                f"{name}: {FILE_NAME} has version {metadata.get('version')}, but as2ray reads "
+                f"{FILE_VERSION}",
+                fix="fit the ranges again with `as2ray quantize`",
+            )
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    encoders = []
+    for i, checksum in enumerate(metadata["checksums"].split(",")):
+        layers: list[dict[str, torch.Tensor]] = []
+        while f"encoders.{i}.layers.{len(layers)}.{PRODUCTS[0]}" in tensors:
+            prefix = f"encoders.{i}.layers.{len(layers)}"
+            layers.append({product: tensors[f"{prefix}.{product}"] for product in PRODUCTS})
+        encoders.append(ActivationRanges(tuple(layers), int(checksum)))
+    return tuple(encoders)
+
+
+def check_activation_ranges(ranker: Ranker, path: str | Path) -> None:
+    """Checks that the ranges fit the weights, if the ranker uses them.
+
+    Raises:
+        CheckpointError: They do not.
+        ConfigError: int8 is requested, but the hardware or the ranges are not there.
+    """
+    if ranker.resolved_dtype != torch.int8:
+        return
+    problem: str | None = None
+    if len(ranker.activation_ranges) != len(ranker.encoders):
+        num_encoders = len(ranker.activation_ranges)
+        problem = f"they are of {num_encoders} encoders, but it has {len(ranker.encoders)}"
+    for encoder, ranges in zip(ranker.encoders, ranker.activation_ranges):
+        problem = problem or encoder.ranges_problem(ranges)
+    if problem is not None:
+        raise CheckpointError(
+            f"{path}: its activation ranges do not fit its weights: {problem}",
+            fix="fit them again with `as2ray quantize`, or choose another dtype",
+        )

@@ -1,0 +1,62 @@
+"""`as2ray quantize` and `as2ray info`, as a user calls them."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+
+from as2ray.checkpoints.activation_ranges import FILE_NAME
+from as2ray.checkpoints.loading import load
+from as2ray.cli.main import main
+from as2ray.models.precision import has_int8
+
+
+@pytest.fixture
+def model(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint(), tmp_path / "model")
+
+
+@pytest.fixture
+def table(tmp_path):
+    return tiny.write_corpus(tmp_path / "table", tiny.candidates(25))
+
+
+def refused(capsys, *flags):
+    with pytest.raises(SystemExit):
+        main(["quantize", *map(str, flags)])
+    return capsys.readouterr().err
+
+
+def test_ranges_are_added_to_the_folder_and_info_tells_the_dtype(model, table, capsys):
+    names = {path.name for path in model.iterdir()}
+    main(["quantize", "--model", str(model), "--table", str(table)])
+    picked = "int8" if has_int8() else load(model, device="cpu").dtype_name
+    assert f"--dtype auto is {picked} here" in " ".join(capsys.readouterr().out.split())
+    assert {path.name for path in model.iterdir()} == {*names, FILE_NAME}
+    main(["info", "--model", str(model)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["dtype", picked, "(auto", "was", "requested)"] in lines
+    assert ["ranker", "pointwise"] in lines
+    main(["info", "--model", str(model), "--dtype", "fp32"])
+    assert "fp32 (fp32 was requested)" in capsys.readouterr().out
+
+
+def test_pairs_and_a_new_folder_serve_too(model, tmp_path):
+    record = {"question": "What is kovarin?", "candidates": ["Kovarin ba.", "Zelimut la."] * 60}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(record))
+    flags = ["--pairs", str(path), "--output", str(tmp_path / "out")]
+    main(["quantize", "--model", str(model), *flags])
+    assert not (model / FILE_NAME).exists()
+    assert len(load(tmp_path / "out", device="cpu").activation_ranges) == 1
+
+
+def test_bad_input_is_refused_and_writes_nothing(model, table, tmp_path, capsys):
+    few = tiny.write_corpus(tmp_path / "few", tiny.candidates(10))
+    given = ["--model", model]
+    assert "give one of --table, --corpus and --pairs" in refused(capsys, *given)
+    assert "50 pairs are too few" in refused(capsys, *given, "--table", few)
+    assert "nowhere is no folder" in refused(capsys, "--model", "nowhere", "--table", table)
+    assert "exists" in refused(capsys, *given, "--table", table, "--output", few)
+    assert not (model / FILE_NAME).exists()

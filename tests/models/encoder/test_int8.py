@@ -1,0 +1,275 @@
+import json
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from as2ray.checkpoints import activation_ranges
+from as2ray.checkpoints.activation_ranges import FILE_NAME
+from as2ray.checkpoints.initialization import build_sequential, init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import add_activation_ranges, save
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.models import precision
+from as2ray.models.encoder import int8
+from as2ray.models.ensemble import EnsembleRanker
+from as2ray.models.quantization import MIN_PAIRS, fit_activation_ranges
+from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
+
+TABLE = tiny.with_distinct_questions(tiny.candidates(30, each=5))
+
+needs_int8 = pytest.mark.skipif(
+    not precision.has_int8(), reason="needs a CPU with AVX512-VNNI or AMX"
+)
+
+
+@pytest.fixture
+def ranker(checkpoint):
+    """Returns a ranker with activation ranges, whose scores differ: `ranker(family)`."""
+
+    def make(family="bert", **options):
+        start = init_ranker(
+            checkpoint(family, None, initializer_range=0.3), max_length=60, **options
+        )
+        start.use_fused_layers = True
+        fit_activation_ranges(start.eval(), TABLE)
+        return start
+
+    return make
+
+
+def scores(ranker, dtype):
+    ranker.dtype = dtype
+    return ranker.predict_exits(TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist())
+
+
+def assert_scores_are_close(ranker):
+    """Checks that int8 changes the scores, but by little of their differences."""
+    exact, rough = scores(ranker, "fp32"), scores(ranker, "int8")
+    assert np.abs(rough - exact).max() > 0
+    assert np.std(rough - exact) < 0.15 * np.std(exact)
+
+
+def ranges_of(*inputs):
+    return torch.stack([torch.cat(inputs).amin(0), torch.cat(inputs).amax(0)])
+
+
+@needs_int8
+def test_int8_product_is_within_a_step_of_each_factor_of_the_fp32_product():
+    torch.manual_seed(0)
+    x, weights, bias = torch.randn(64, 128), torch.randn(96, 128), torch.randn(96)
+    residual = torch.randn(64, 96)
+    product = int8.Int8Linear(weights, bias, ranges_of(x))
+    expected = functional.linear(x, weights, bias)
+    step = (x.max() - x.min()) / 255
+    bound = (step / 2 * weights.abs().sum(1)).max() + (product.weight_scales / 2).max() * 255 * 128
+    assert 0 < (product(x) - expected).abs().max() < bound
+    assert (product(x) - expected).std() < 0.02 * expected.std()
+    torch.testing.assert_close(product(x, residual=residual), product(x) + residual)
+
+
+@needs_int8
+def test_states_between_the_products_of_a_feed_forward_layer_are_bytes():
+    torch.manual_seed(0)
+    x, weights, bias = torch.randn(64, 128), torch.randn(96, 128) / 10, torch.randn(96)
+    for activation, approximation in (("gelu", "none"), ("gelu_tanh", "tanh")):
+        expected = functional.gelu(functional.linear(x, weights, bias), approximate=approximation)
+        product = int8.Int8Linear(weights, bias, ranges_of(x), output_ranges=ranges_of(expected))
+        inner = product(x, activation=activation)
+        scale, zero_point = product.output
+        assert inner.dtype == torch.uint8
+        assert ((inner.float() - zero_point) * scale - expected).abs().max() < 0.1
+
+
+@needs_int8
+def test_smoothed_inputs_with_a_large_channel_lose_less():
+    torch.manual_seed(0)
+    x, weights = torch.randn(64, 128), torch.randn(96, 128)
+    x[:, 3] *= 100
+    expected = functional.linear(x, weights)
+    plain, smoothed = (
+        int8.Int8Linear(weights, torch.zeros(96), ranges_of(x), is_smoothed=is_smoothed)
+        for is_smoothed in (False, True)
+    )
+    errors = [(product(x) - expected).std() for product in (plain, smoothed)]
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("has_operator", [True, False])
+def test_quantized_values_are_rounded_and_clipped(monkeypatch, has_operator):
+    if not has_operator:
+        monkeypatch.setattr(int8, "_one_pass_operator", lambda: None)
+    x = torch.tensor([[-9.0, -1.0, -0.2, 0.0], [0.2, 0.3, 1.0, 99.0]])
+    codes = int8.quantize(x.T, 0.5, 10)  # not contiguous
+    assert codes.tolist() == [[0, 10], [8, 11], [10, 12], [10, 208]]
+    assert int8.quantize(x, 0.1, 10).max() == 255
+
+
+def test_outliers_are_the_channels_far_above_all_others():
+    ranges = torch.zeros(2, 50)
+    ranges[1] = torch.linspace(1.0, 1.2, 50)
+    assert len(int8.find_outliers(ranges)) == 0
+    ranges[1, 7], ranges[0, 30] = 9.0, -4.0
+    assert int8.find_outliers(ranges).tolist() == [7, 30]
+    assert len(int8.find_outliers(ranges[:, :5])) == 0
+
+
+@needs_int8
+def test_int8_scores_are_close_to_fp32_with_every_family(ranker, family):
+    fitted = ranker(family)
+    assert np.ptp(scores(fitted, "fp32")) > 0.2
+    assert_scores_are_close(fitted)
+
+
+@needs_int8
+@pytest.mark.parametrize("act", ["gelu_new", "relu"])
+def test_int8_layers_have_the_encoder_s_activation(checkpoint, act):
+    path = checkpoint("bert", None, initializer_range=0.3, hidden_act=act)
+    start = init_ranker(path, max_length=60).eval()
+    start.use_fused_layers = True
+    fit_activation_ranges(start, TABLE)
+    assert_scores_are_close(start)
+
+
+@needs_int8
+def test_large_inner_channel_is_computed_in_fp32(ranker, monkeypatch):
+    fitted = ranker()
+    with torch.no_grad():
+        for layer in fitted.encoder.layers:
+            layer.intermediate.dense.bias[5] += 300.0
+            layer.output.dense.weight[:, 5] /= 100.0
+    fit_activation_ranges(fitted, TABLE)
+    exact, rough = scores(fitted, "fp32"), scores(fitted, "int8")
+    monkeypatch.setattr(int8, "MAX_OUTLIERS", 0)
+    fitted.encoder._fused = None
+    without = scores(fitted, "int8")
+    assert np.abs(rough - exact).max() < 0.2 * np.abs(without - exact).max()
+
+
+@needs_int8
+def test_int8_score_of_a_pair_does_not_depend_on_the_others(ranker):
+    fitted = ranker()
+    together = scores(fitted, "int8")[:, 0]
+    texts = TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist()
+    alone = [fitted.predict_exits([q], [c])[0, 0] for q, c in list(zip(*texts))[:12]]
+    np.testing.assert_allclose(alone, together[:12], atol=2e-6)
+
+
+@needs_int8
+@pytest.mark.parametrize("options", [{"exit_layers": [1, 2, 3]}, {}])
+def test_saved_ranges_make_auto_int8_with_equal_scores(ranker, tmp_path, options):
+    fitted = ranker(**options)
+    loaded = load(save(fitted, tmp_path / "saved"), device="cpu")
+    assert loaded.dtype_name == "int8"
+    np.testing.assert_array_equal(scores(loaded, "auto"), scores(fitted, "int8"))
+    weights = load_file(tmp_path / "saved" / "model.safetensors")
+    assert all(weight.dtype == torch.float32 for weight in weights.values())
+
+
+@needs_int8
+def test_cascade_in_int8_that_drops_nothing_ranks_as_its_ranker(ranker, tmp_path):
+    config = CascadeConfig(exit_layers=(1, 2), drop_ratios=(0.0,), epochs=1, int8=True)
+    monolith = ranker()
+    monolith.activation_ranges, monolith.dtype = (), "auto"
+    cascade = make_cascade(monolith, TABLE, tmp_path / "cascade", config=config)
+    assert cascade.dtype_name == "int8"
+    monolith.activation_ranges = cascade.activation_ranges
+    np.testing.assert_array_equal(scores(cascade, "auto")[:, -1], scores(monolith, "int8")[:, 0])
+    assert load(tmp_path / "cascade", device="cpu").dtype_name == "int8"
+
+
+@needs_int8
+def test_heads_sequential_rankers_and_ensembles_rank_in_int8(ranker, checkpoint, tmp_path):
+    heads = ranker(exit_layers=[1], num_ranking_heads=2)
+    assert len(heads.activation_ranges) == 3
+    pair = [init_ranker(checkpoint(), max_length=60, num_layers=n) for n in (1, 2)]
+    sequential = build_sequential(pair).eval()
+    ensemble = EnsembleRanker([ranker(), ranker()]).eval()
+    for fitted in (heads, sequential, ensemble):
+        fitted.use_fused_layers = True
+        fit_activation_ranges(fitted, TABLE)
+        assert_scores_are_close(fitted)
+    folder = save(ensemble, tmp_path / "ensemble")
+    assert load(folder, device="cpu").dtype_name == "int8"
+
+
+def test_checkpoint_without_ranges_has_another_dtype_than_int8(checkpoint, monkeypatch):
+    monkeypatch.setattr(precision, "has_int8", lambda *_: True)
+    assert load(checkpoint(), device="cpu").dtype_name in ("bf16", "fp32")
+    with pytest.raises(ConfigError, match=r"(?s)int8 needs the ranges.*as2ray quantize"):
+        load(checkpoint(), dtype="int8", device="cpu")
+
+
+def test_cpu_without_int8_refuses_it_and_auto_takes_another_dtype(ranker, tmp_path, monkeypatch):
+    folder = save(ranker(), tmp_path / "saved")
+    monkeypatch.setattr(precision, "has_int8", lambda *_: False)
+    assert load(folder, device="cpu").dtype_name in ("bf16", "fp32")
+    with pytest.raises(ConfigError, match=r"int8 needs a CPU with AVX512-VNNI or AMX"):
+        load(folder, dtype="int8", device="cpu")
+
+
+def test_ranges_of_other_weights_are_refused(ranker, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "has_int8", lambda *_: True)
+    folder, other = save(ranker(), tmp_path / "saved"), ranker()
+    with torch.no_grad():
+        other.encoder.layers[-1].output.dense.weight[0, 0] += 1.0
+    save(other, tmp_path / "other")
+    (tmp_path / "other" / FILE_NAME).replace(folder / FILE_NAME)
+    load(folder, device="cpu", dtype="fp32")
+    other.activation_ranges = ()
+    fit_activation_ranges(other, TABLE)
+    add_activation_ranges(other, folder)
+    with pytest.raises(CheckpointError, match=r"do not fit its weights: the weights are others"):
+        load(folder, device="cpu")
+    add_activation_ranges(ranker(num_layers=1), folder)
+    with pytest.raises(CheckpointError, match=r"they are of 1 layers, but the encoder has \d"):
+        load(folder, device="cpu")
+
+
+def test_ranges_of_another_version_are_refused(ranker, tmp_path, monkeypatch):
+    folder = save(ranker(), tmp_path / "saved")
+    tensors = load_file(folder / FILE_NAME)
+    with safe_open(folder / FILE_NAME, "pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, folder / FILE_NAME, {**metadata, "version": "9"})
+    with pytest.raises(CheckpointError, match=r"has version 9, but as2ray reads 1"):
+        load(folder, device="cpu")
+    name = next(iter(tensors))
+    save_file({k: v for k, v in tensors.items() if k != name}, folder / FILE_NAME, metadata)
+    with pytest.raises(CheckpointError):
+        load(folder, device="cpu")
+
+
+def test_ranges_are_added_without_another_change(ranker, checkpoint, tmp_path):
+    fitted = ranker()
+    ranges, fitted.activation_ranges = fitted.activation_ranges, ()
+    folder = save(fitted, tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    fitted.activation_ranges = ranges
+    add_activation_ranges(fitted, folder)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after.pop(FILE_NAME)
+    assert before == after
+    assert json.loads(before["config.json"])["as2ray"]["format_version"] == 2
+    assert activation_ranges.load_activation_ranges(str(folder))[0].checksum == ranges[0].checksum
+
+
+def test_training_drops_ranges_that_its_weights_will_not_fit(ranker, tmp_path):
+    folder = save(ranker(), tmp_path / "saved")
+    assert init_ranker(folder, max_length=60).activation_ranges == ()
+
+
+def test_few_pairs_or_infinite_states_give_no_ranges(ranker):
+    fitted = ranker()
+    with pytest.raises(EvaluationError, match=rf"99 pairs are too few .* {MIN_PAIRS} are needed"):
+        fit_activation_ranges(fitted, TABLE.slice(0, MIN_PAIRS - 1))
+    with torch.no_grad():
+        fitted.encoder.layers[0].output.dense.bias[0] = torch.inf
+    before = fitted.activation_ranges
+    with pytest.raises(EvaluationError, match="not finite"):
+        fit_activation_ranges(fitted, TABLE)
+    assert fitted.activation_ranges is before
