@@ -6,8 +6,6 @@ from pathlib import Path
 from as2ray.cli.console import create_console, read_lines
 from as2ray.errors import ConfigError
 from as2ray.models.precision import Dtype
-from as2ray.retrieval.annotation import CandidateLister, ListedCandidate
-from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.atomic import atomic_file
 
 
@@ -38,6 +36,8 @@ def annotate(
     if Path(output).exists():
         raise ConfigError(f"{output} exists; somebody may have labeled it", fix="name another file")
     from as2ray.checkpoints.loading import load
+    from as2ray.retrieval.annotation import CandidateLister, ListedCandidate
+    from as2ray.retrieval.sentence_index import SentenceIndex
 
     ranker = None if model is None else load(model, dtype=dtype)
     lister = CandidateLister(SentenceIndex.open(index), ranker, num_documents, top_k)

@@ -22,6 +22,8 @@ from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 
 TABLE = tiny.with_distinct_questions(tiny.candidates(30, each=5))
 
+GATED_FAMILIES = ("modernbert", "gte", "nomic_bert")
+
 needs_int8 = pytest.mark.skipif(
     not precision.has_int8(), reason="needs a CPU with AVX512-VNNI or AMX"
 )
@@ -47,11 +49,11 @@ def scores(ranker, dtype):
     return ranker.predict_exits(TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist())
 
 
-def assert_scores_are_close(ranker):
+def assert_scores_are_close(ranker, max_share=0.15):
     """Checks that int8 changes the scores, but by little of their differences."""
     exact, rough = scores(ranker, "fp32"), scores(ranker, "int8")
     assert np.abs(rough - exact).max() > 0
-    assert np.std(rough - exact) < 0.15 * np.std(exact)
+    assert np.std(rough - exact) < max_share * np.std(exact)
 
 
 def ranges_of(*inputs):
@@ -120,9 +122,14 @@ def test_outliers_are_the_channels_far_above_all_others():
 
 @needs_int8
 def test_int8_scores_are_close_to_fp32_with_every_family(ranker, family):
+    if family in GATED_FAMILIES:
+        with pytest.raises(ConfigError, match="gated layers"):
+            ranker(family)
+        return
     fitted = ranker(family)
     assert np.ptp(scores(fitted, "fp32")) > 0.2
-    assert_scores_are_close(fitted)
+    # DeBERTa multiplies queries and keys by positions, too.
+    assert_scores_are_close(fitted, 0.25 if family == "deberta-v2" else 0.15)
 
 
 @needs_int8
