@@ -12,13 +12,16 @@ from as2ray.cli.main import main
 
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
-ANSWERS = {"own_documents": ("krill", "1,000 meters")}
+ANSWERS = {
+    "own_documents": ("krill", "1,000 meters"),
+    "own_table": ("bm25", "The whale eats krill.", "The whale lives"),
+}
 """What the commands of a tutorial print, in their order."""
 
 
 def read_commands(tutorial: str) -> list[str]:
     """Returns the lines of a tutorial's shell blocks, in their order."""
-    text = (TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8")
+    text = (TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8").replace("\\\n", "")
     return "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)).splitlines()
 
 

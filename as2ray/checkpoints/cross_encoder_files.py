@@ -25,6 +25,9 @@ HEAD_ACTIVATIONS = {"GELU": "gelu", "ReLU": "relu", "Tanh": "tanh", "SiLU": "sil
 POOLING = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 """`config.classifier_pooling` by the pooling's mode, in new files and in old ones."""
 
+EMBEDDING_MODULES = {"Transformer", "Pooling", "Normalize"}
+"""Modules of a sentence encoder, whose network a ranker can start from."""
+
 HEAD_MODULES = ["Transformer", "Pooling", "Dense", "LayerNorm", "Dense"]
 
 
@@ -110,7 +113,7 @@ class ModuleHead:
         """
         entries = files.read_json("modules.json") or []
         names = [entry["type"].rpartition(".")[2] for entry in entries]
-        if len(names) < 2:
+        if set(names) <= EMBEDDING_MODULES:
             return None
         if names != HEAD_MODULES or config.model_type != "modernbert":
             raise CheckpointError(

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel
 
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.families import FAMILIES
@@ -125,7 +128,7 @@ def test_modules_that_are_not_supported_are_refused_by_name(make_encoder, checkp
         load_sentence_encoder(path)
     with pytest.raises(CheckpointError, match=r"no modules\.json"):
         load_sentence_encoder(checkpoint("bert", None))
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is no folder, and no hub id"):
         load_sentence_encoder(tmp_path / "none")
 
 
@@ -138,3 +141,12 @@ def test_packaged_encoder_gives_similar_texts_similar_embeddings():
     )
     assert question @ near > 0.4
     assert question @ far < 0.2
+
+
+def test_ranker_starts_from_the_network_of_a_sentence_encoder(sentence_encoder):
+    ranker = init_ranker(sentence_encoder, max_length=60)
+    network = AutoModel.from_pretrained(sentence_encoder)
+    words = ranker.network.get_input_embeddings().weight
+    torch.testing.assert_close(words, network.get_input_embeddings().weight)
+    with pytest.raises(CheckpointError):
+        load(sentence_encoder)
