@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from as2ray.cascade.cost import EncoderShape
+from as2ray.corpora.registry import CORPORA
 from as2ray.experiments import cost_model
 from as2ray.experiments.cost_model import (
     Cost,
@@ -49,6 +50,8 @@ PIPELINES = {
     "cerberus_*": "distill",
     "two_in_one_*": "two_in_one",
     "pseudo_label_*": "pseudo_label",
+    "mokrii_epochs": "search",
+    "mokrii_*": "pseudo_label",
 }
 """Pipeline of each recipe; the first pattern counts."""
 
@@ -126,7 +129,8 @@ def build_stages(path: Path) -> list[Stage]:
     module = next(name for pattern, name in PIPELINES.items() if path.match(f"{pattern}.yaml"))
     pipeline = import_module(f"pipelines.{module}").PIPELINE
     recipe, _ = read_recipe(pipeline.recipe_type, ["--config", str(path), "--output", "-"])
-    return sorted_stages(pipeline.build(recipe, {}).targets)
+    data_dirs = dict.fromkeys(CORPORA, "data")  # nothing is read, so nothing is missing
+    return sorted_stages(pipeline.build(recipe, data_dirs).targets)
 
 
 def stage_cost(stage: Stage) -> Cost:

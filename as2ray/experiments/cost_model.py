@@ -111,7 +111,8 @@ class TableSize(NamedTuple):
 def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     """Returns the published size of a table, or what is known of its corpus, after sampling.
 
-    Without counts for its question filter, they are those of all questions.
+    Without counts for its question filter, they are those of all questions. A sample of a split
+    whose size is not known has as many questions as it asks for.
 
     Args:
         spec: The table.
@@ -126,7 +127,7 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     options: Any = corpus.parse_options(spec.corpus_options)
     filters = (spec.question_filter, "raw")
     counts = [corpus.published_count(spec.split, each, options) for each in filters]
-    num_questions = known.get("questions", {}).get(spec.split, math.nan)
+    num_questions = known.get("questions", {}).get(spec.split, spec.num_questions or math.nan)
     num_pairs = num_questions * known.get("candidates", math.nan)
     num_positives = num_questions * known.get("positives", 1.0)
     if published := counts[0] or counts[1]:

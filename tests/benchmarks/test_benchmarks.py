@@ -138,10 +138,10 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
     results = small("ranking")["results"]
     for kind in ("text", "tokens"):
         compared = results[f"8 candidates, from {kind}"]
-        assert set(compared) == {"packed", "cascade"}
-        for of in compared.values():
-            assert set(of) == {"default", "bf16"}
-            assert all(side["ratio"]["median"] > 0 for side in of.values())
+        assert {"packed", "packed fp32", "cascade"} <= set(compared)
+        for name in ("packed", "cascade"):
+            assert {"default", "bf16"} <= set(compared[name])
+            assert all(side["ratio"]["median"] > 0 for side in compared[name].values())
     assert results["part of the GEMM rate"]["part"] > 0
     assert results["quality"]["questions"] > 0
 

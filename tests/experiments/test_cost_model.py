@@ -202,7 +202,8 @@ def test_size_of_a_table_follows_from_published_counts(spec, pairs):
 
 
 def test_unknown_sizes_are_none_and_no_error(tmp_path):
-    assert table_pairs(TableSpec("msmarco", "listed", num_questions=10)) is None
+    assert table_pairs(TableSpec("msmarco", "listed")) is None
+    assert table_pairs(TableSpec("msmarco", "listed", num_questions=10)) == 1_000
     (ranker,) = _rankers("org/unknown", only=_run())
     cost = training_cost(ranker)
     assert (cost.num_updates, cost.hours, scoring_cost(TableScores(ranker, ranker.dev)).hours) == (
