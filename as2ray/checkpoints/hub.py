@@ -39,8 +39,9 @@ def check_hub(name: str, revision: str | None = None) -> None:
         port = hub.port or {"http": 80}.get(hub.scheme, 443)
         create_connection((str(hub.hostname), port), HUB_TIMEOUT_S).close()
     except OSError as error:
+        model = name if revision is None else f"{name}@{revision}"
         raise CheckpointError(
-            f"{name} is no folder, is not in the cache of the hub, and {constants.ENDPOINT} cannot "
+            f"{model} is no folder, is not in the cache of the hub, and {constants.ENDPOINT} cannot "
             f"be reached ({error})",
             fix="name a folder with config.json, model.safetensors and a tokenizer, or connect",
         ) from error
