@@ -41,7 +41,7 @@ def check_hub(name: str, revision: str | None = None) -> None:
     except OSError as error:
         model = name if revision is None else f"{name}@{revision}"
         raise CheckpointError(
-            f"{model} is no folder, is not in the cache of the hub, and {constants.ENDPOINT} cannot "
-            f"be reached ({error})",
+            f"{model} is no folder, is not in the cache of the hub, and {constants.ENDPOINT} "
+            f"cannot be reached ({error})",
             fix="name a folder with config.json, model.safetensors and a tokenizer, or connect",
         ) from error
