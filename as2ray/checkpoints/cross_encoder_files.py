@@ -48,13 +48,13 @@ class CheckpointFiles:
             "_raise_exceptions_for_missing_entries": False,
             "_raise_exceptions_for_connection_errors": False,
         }
-        found = cached_file(self.name, path, **self.revision, **optional)
-        return None if found is None else Path(found)
+        file = cached_file(self.name, path, **self.revision, **optional)
+        return None if file is None else Path(file)
 
     def read_json(self, path: str) -> Any:
         """Returns the content of a JSON file, or an empty dict if there is none."""
-        found = self.find(path)
-        return {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+        file = self.find(path)
+        return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
 
     def require(self, path: str) -> Path:
         """Returns the path of a file that `modules.json` needs.
@@ -62,10 +62,10 @@ class CheckpointFiles:
         Raises:
             CheckpointError: The checkpoint has no such file.
         """
-        found = self.find(path)
-        if found is None:
+        file = self.find(path)
+        if file is None:
             raise CheckpointError(f"{self.name}: modules.json names {path}, which is missing")
-        return found
+        return file
 
 
 def read_activation(files: CheckpointFiles, config: Any) -> Activation:
@@ -83,15 +83,15 @@ def read_activation(files: CheckpointFiles, config: Any) -> Activation:
             f"{files.name}: default_prompt_name={settings['default_prompt_name']!r} puts a prompt "
             "before each pair, which as2ray does not do for an encoder"
         )
-    own = getattr(config, "sentence_transformers", None) or {}
+    declared = getattr(config, "sentence_transformers", None) or {}
     old = getattr(config, "sbert_ce_default_activation_function", None)
-    name = settings.get("activation_fn") or own.get("activation_fn") or old
+    name = settings.get("activation_fn") or declared.get("activation_fn") or old
     if name is None or config.num_labels != 1:
         return "sigmoid"
     kind = name.rpartition(".")[2]
     if kind not in ACTIVATIONS or not name.startswith("torch."):
         raise CheckpointError(f"{files.name}: activation_fn={name!r} is none of {[*ACTIVATIONS]}")
-    config.sentence_transformers = {**own, "activation_fn": name}
+    config.sentence_transformers = {**declared, "activation_fn": name}
     return ACTIVATIONS[kind]
 
 

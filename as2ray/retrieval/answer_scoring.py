@@ -133,15 +133,13 @@ class AnswerScoring:
         """Reads what `write` stored beside a ranker; None if there is nothing.
 
         Args:
-            checkpoint: A folder or a hub id, with or without `@REVISION`.
+            checkpoint: A folder. Of a hub model nothing is read.
 
         Raises:
             CheckpointError: The file is damaged.
         """
-        path: Path | None = Path(checkpoint) / FILE
-        if not Path(checkpoint).exists():
-            path = _fetch(str(checkpoint))
-        if path is None or not path.is_file():
+        path = Path(checkpoint) / FILE
+        if not path.is_file():
             return None
         try:
             scoring = TypeAdapter(cls).validate_json(path.read_bytes())
@@ -240,22 +238,6 @@ class AnswerScoring:
         if self.answer_model is None or not len(parts["bm25"]):
             return None
         return float(self.answer_model.probability(answer_features(parts, self.score(parts))))
-
-
-def _fetch(hub_id: str) -> Path | None:
-    """Returns the path of a hub model's scoring in the local cache; None if it has none."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
-
-    name, _, revision = hub_id.partition("@")
-    try:
-        return Path(hf_hub_download(name, FILE, revision=revision or None))
-    except (EntryNotFoundError, HFValidationError, RepositoryNotFoundError):
-        return None
 
 
 def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:

@@ -34,11 +34,11 @@ def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float
         The bound; None if no question can be generated.
     """
     index = SentenceIndex.open(folder, load_encoder)
-    own = [query.text for query in generate_queries(index, max_questions=NUM_QUESTIONS)]
-    others = OFF_TOPIC_QUESTIONS.read_text(encoding="utf-8").splitlines()
+    own_questions = [query.text for query in generate_queries(index, max_questions=NUM_QUESTIONS)]
+    other_questions = OFF_TOPIC_QUESTIONS.read_text(encoding="utf-8").splitlines()
     own_parts, other_parts = (
         [{"similarity": np.array([index.embeddings.nearest_similarity(q)])} for q in questions]
-        for questions in (own, others)
+        for questions in (own_questions, other_questions)
     )
     bound = fit_min_similarity(AnswerScoring({}), own_parts, other_parts).min_similarity
     manifest = {**index.manifest, MIN_SIMILARITY: bound}

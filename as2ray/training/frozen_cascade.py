@@ -116,8 +116,7 @@ def make_cascade(
         if config.joint:
             has_ranges = bool(cascade.activation_ranges)
             with TemporaryDirectory() if scratch is None else nullcontext(scratch) as folder:
-                args = config, train_job, Path(folder)
-                cascade = _train_jointly(cascade, parts, log_odds, *args)
+                cascade = _train_jointly(cascade, parts, log_odds, config, train_job, Path(folder))
             if has_ranges:  # Those of before are of other weights.
                 fit_activation_ranges(cascade, parts.heads, config.seed)
     if config.drop_ratios is None:

@@ -130,18 +130,3 @@ def test_few_questions_are_all_near_enough():
     )
     scoring = fit_min_similarity(AnswerScoring({}), own, others)
     assert (scoring.min_similarity, scoring.dev_quality["answered"]) == (0.4, 1.0)
-
-
-def test_scoring_of_a_hub_model_is_read_from_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    commit = "c0ffee" + "0" * 34
-    snapshot = tmp_path / "models--org--ranker" / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text(commit)
-    scoring = AnswerScoring({"similarity": 2.0})
-    scoring.write(snapshot)
-    assert AnswerScoring.read("org/ranker") == scoring
-    assert AnswerScoring.read(f"org/ranker@{commit}") == scoring
-    assert AnswerScoring.read("org/other") is None
-    assert AnswerScoring.read("no/such/folder") is None
