@@ -3,14 +3,20 @@
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from patience import start_patiently
 from ray._private.node import Node
+from ray._raylet import GcsClientOptions, GlobalStateAccessor
 from ray.cluster_utils import Cluster
+from ray.core.generated import common_pb2
+from ray.core.generated.gcs_pb2 import TaskEvents
 
 from as2ray.training.tracking import read_metrics
+
+_ENDS = {common_pb2.FINISHED, common_pb2.FAILED}
 
 
 class PatientCluster(Cluster):
@@ -65,9 +71,42 @@ def workers() -> list[psutil.Process]:
     return _find_processes("RayTrainWorker")
 
 
-def packing_tasks() -> list[psutil.Process]:
-    """The processes that pack batches on the nodes of this process' cluster."""
-    return _find_processes("_pack_windows")
+@dataclass(frozen=True)
+class Task:
+    """A task or an actor's call that has ended.
+
+    Attributes:
+        name: Of its function, or `Actor.method`.
+        job: Of its driver; later drivers have greater ones.
+        node_id: Where it ran, in hexadecimal; empty for an actor's start.
+        started_at: In nanoseconds of the clock.
+        ended_at: The same.
+    """
+
+    name: str
+    job: str
+    node_id: str
+    started_at: int
+    ended_at: int
+
+
+def ended_tasks(cluster: Cluster) -> list[Task]:
+    """What has ended on a cluster, as its head has recorded it.
+
+    A look at processes misses tasks that are short, and sees workers that are about to exit.
+    """
+    options = GcsClientOptions.create(cluster.address, None, True, False)
+    accessor = GlobalStateAccessor(options)
+    assert accessor.connect()
+    tasks = []
+    for event in map(TaskEvents.FromString, accessor.get_task_events()):
+        states, info = event.state_updates, event.task_info
+        times = states.state_ts_ns
+        if common_pb2.RUNNING in times and (ends := {*times} & _ENDS):
+            [end, *_] = ends
+            job, node = event.job_id.hex(), states.node_id.hex()
+            tasks.append(Task(info.name, job, node, times[common_pb2.RUNNING], times[end]))
+    return tasks
 
 
 def count_nodes() -> int:
