@@ -13,6 +13,7 @@ os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 # a minute and starts another one, which is as slow.
 os.environ["RAY_worker_register_timeout_seconds"] = "900"  # noqa: SIM112 - as Ray spells it
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,9 +48,43 @@ LONGEST_FILES = (
 )
 """Files of tests that take longest, of which none uses this process' own Ray."""
 
+DURATIONS = "as2ray/durations"
+"""Where pytest's cache keeps the seconds that each test took when it ran last."""
+
 # On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
+
+
+def pytest_addoption(parser):
+    """Adds `--at-most SECONDS`."""
+    text = "skip tests that took longer when they ran last; tests that never ran are run"
+    parser.addoption("--at-most", type=float, metavar="SECONDS", help=text)
+
+
+def pytest_configure(config):
+    """Notes the seconds that tests take, in the process that hears of all of them."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(config.cache))
+
+
+class Durations:
+    """Notes the seconds that each test takes.
+
+    Args:
+        cache: Where they are kept between runs.
+    """
+
+    def __init__(self, cache: pytest.Cache) -> None:
+        self._cache, self._seconds = cache, Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Adds what one phase of a test took."""
+        self._seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Keeps them."""
+        self._cache.set(DURATIONS, {**self._cache.get(DURATIONS, {}), **self._seconds})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,11 +106,16 @@ def pytest_xdist_make_scheduler(config, log):
     return ClusterScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Runs the longest files first, then folders with slow tests, so that processes end together.
 
     Tests that connect to a cluster come before those that start this process' own Ray.
     """
+    if (limit := config.getoption("at_most")) is not None:
+        seconds = config.cache.get(DURATIONS, {})
+        long = [item for item in items if seconds.get(item.nodeid, 0.0) > limit]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if seconds.get(item.nodeid, 0.0) <= limit]
     for item in items:
         if {"ray_local", "cluster"} & set(item.fixturenames) and not starts_ray(item.path):
             raise pytest.UsageError(f"{item.path} starts Ray; add it to tests/scheduling.py")

@@ -26,7 +26,8 @@ def test_margin_equals_torch_s_over_the_pairs(margin):
     assert MarginRankingLoss(margin).compute(one, TARGETS, CONTEXT) == pytest.approx(
         float(expected)
     )
-    two = torch.cat([torch.full((6, 1), 0.5), one + 0.5], 1)
+    other_logits = torch.tensor([[0.5], [-2.0], [4.0], [0.0], [1.0], [-3.0]])
+    two = torch.cat([other_logits, one + other_logits], 1)
     assert MarginRankingLoss(margin).compute(two, TARGETS, CONTEXT) == pytest.approx(
         float(expected)
     )
@@ -40,7 +41,7 @@ def test_margin_that_is_kept_has_no_gradient():
 
 def test_batch_that_keeps_workers_in_step_weighs_nothing():
     targets = {"list": torch.zeros(1), "label": torch.zeros(1), "row": torch.tensor([-1])}
-    assert MarginRankingLoss().compute(torch.ones(1, 2), targets, CONTEXT) == 0
+    assert MarginRankingLoss().compute(torch.ones(1, 1), targets, CONTEXT) == 0
 
 
 def test_margin_of_unpaired_batches_or_several_outputs_is_refused():
