@@ -139,6 +139,8 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     elif spec.corpus == "squad":
         per_question = known["candidates_of_scope"][options.candidate_scope]
         num_pairs = num_questions * min(per_question, options.max_candidates or math.inf)
+    if getattr(options, "run_depth", None) == 0:
+        num_pairs = num_positives  # the relevant candidates alone
     if spec.max_negatives is not None:
         num_pairs = min(num_pairs, num_positives + num_questions * spec.max_negatives)
     if by_passages:
