@@ -4,6 +4,17 @@ Both sides score the same token sequences, questions with 400 sentences each, wi
 in bf16. The padded side is transformers' SDPA attention over sequences sorted by length, in batches
 of as many tokens, including padding, as the packed side. The weights are random, because time does
 not depend on them. A cascade's saving does, so it needs a trained cascade (`--cascade`).
+
+With 30 minutes of a GPU, run in this order. Speed comes first, because no large pretrained weights
+are at hand. Train the cascade before, on CPUs (`pipelines.cascade`, `cascade_minilm.yaml`).
+
+    python -m benchmarks.gpu --small          does everything run on this machine?
+    python -m benchmarks.gpu --cascade DIR    pairs/s, share of one product (MFU), memory, saving
+    python -m benchmarks.plan --device cuda   operations a second of training, hours of the papers
+    python -m pipelines.transfer_adapt --config pipelines/recipes/tanda_minilm.yaml --profile node
+                                              one paper end to end (with --output DIR)
+
+There is no 8-bit format on GPUs: int8 is for CPUs, and fp8 is not built.
 """
 
 import argparse

@@ -16,7 +16,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +35,6 @@ from as2ray.experiments.cost_model import (
     training_cost,
 )
 from as2ray.experiments.executor import run_graph
-from as2ray.experiments.few_shot import FewShotConfig
 from as2ray.experiments.rankers import TableScores, TrainedRanker
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.stage import Label, Result, Stage, sorted_stages
@@ -60,68 +59,11 @@ PAPERS = {
     "Cascade Transformer": "cascade_t*",
     "CERBERUS": "cerberus_table*",
     "Two-in-One": "two_in_one_t*",
+    "Pseudo-labels and transfer": "mokrii_[dmy]*",
 }
-"""Recipes of each paper. "Pseudo-labels and transfer" has no recipe of full size; see
-`PSEUDO_LABEL_CORPORA`."""
-
-PSEUDO_LABEL_PAPER = "Pseudo-labels and transfer"
-PSEUDO_LABEL_CORPORA = {
-    "Yahoo! Answers": (100_000, 78),
-    "MS MARCO doc": (357_000, 465),
-    "MS MARCO pass": (788_700, 95),
-    "DPR NQ": (53_900, 160),
-    "DPR SQuAD": (73_700, 160),
-}
-"""Training queries (the paper's Table 2) and tokens per pair; documents are cut at 445 tokens."""
-
-NUM_SAMPLES, NUM_STARTS = 3, 6
-"""Samples of each few-shot size, and rankers from which each is trained."""
-NUM_TESTED_PAIRS = 1_500 * 100
-"""Pairs of the test queries of a corpus."""
+"""Recipes of each paper."""
 
 DEVICE_COUNTS = (1, 8, 64)
-
-
-@dataclass(frozen=True, eq=False)
-class EstimatedWork(Stage):
-    """Training and scoring of a paper that has no recipe of full size."""
-
-    RESOURCES = "gang"
-
-    name: str
-    work_hours: float
-    """Hours of one device."""
-    max_devices: float
-    start: Stage | None = None
-    """What it builds on."""
-
-    def hours(self) -> float:
-        """See `Stage`."""
-        return self.work_hours
-
-
-def iter_pseudo_label_stages() -> Iterator[Stage]:
-    """Yields what Mokrii et al. train: every source, BM25's labels, and the few-shot curves."""
-    shape, num_epochs = EncoderShape(), FewShotConfig().num_epochs
-    rates = device_rates.get(shape.hidden_size, device_rates[None])
-
-    def work(name: str, start: Stage | None, num_queries: int, num_tokens: int) -> Stage:
-        pair_flops = shape.num_layers * float(shape.layer_flops(np.array([num_tokens]))[0])
-        # A query has a positive and a negative candidate.
-        train_s = 3 * 2 * num_queries * num_epochs(num_queries) * pair_flops / rates.train_flops
-        score_s = NUM_TESTED_PAIRS * pair_flops / rates.score_flops
-        max_devices = 2 * 16 / cost_model.MIN_PAIRS_PER_DEVICE
-        return EstimatedWork(name, (train_s + score_s) / 3_600, max_devices, start)
-
-    for corpus, (num_queries, num_tokens) in PSEUDO_LABEL_CORPORA.items():
-        bm25 = work(f"{corpus}, BM25's labels", None, num_queries, num_tokens)
-        yield bm25
-        sizes = [32 << n for n in range(int(math.log2(num_queries / 32)) + 1)]
-        for start in range(NUM_STARTS):
-            yield work(f"{corpus}, all, start {start}", bm25, num_queries, num_tokens)
-            for size in sizes:
-                for sample in range(NUM_SAMPLES):
-                    yield work(f"{corpus}, {size}-{sample}, start {start}", bm25, size, num_tokens)
 
 
 def build_stages(path: Path) -> list[Stage]:
@@ -139,18 +81,12 @@ def stage_cost(stage: Stage) -> Cost:
         return training_cost(stage)
     if isinstance(stage, TableScores):
         return scoring_cost(stage)
-    if isinstance(stage, EstimatedWork):
-        return Cost(None, stage.work_hours, stage.max_devices)
     return Cost(None, 0.0 if stage.RESOURCES == "cpu" else stage.hours(), fixed_hours=0.0)
-
-
-TRAINING = (TrainedRanker, EstimatedWork)
-"""Kinds of stages that train."""
 
 
 def count_runs(stages: Sequence[Stage]) -> int:
     """Returns the number of training runs among stages."""
-    return sum(isinstance(stage, TRAINING) for stage in stages)
+    return sum(isinstance(stage, TrainedRanker) for stage in stages)
 
 
 @dataclass
@@ -214,7 +150,8 @@ def estimate_hours(costs: Mapping[Stage, Cost]) -> dict[int, dict[str, float]]:
     """Returns the hours in sequence and side by side, and the best size of a gang, by devices."""
     hours = {}
     # Further devices of a gang would stay idle.
-    largest = max((c.max_devices for s, c in costs.items() if isinstance(s, TRAINING)), default=1)
+    gangs = (cost.max_devices for stage, cost in costs.items() if stage.RESOURCES == "gang")
+    largest = max(gangs, default=1)
     for n in DEVICE_COUNTS:
         sizes = [2**k for k in range(int(math.log2(n)) + 1) if 2**k < 2 * largest]
         side_by_side, gang_size = min((simulate(costs, n, size), size) for size in sizes)
@@ -295,8 +232,6 @@ ASSUMPTIONS = (
     "training runs and scoring pools hold equally many devices, whose best number is shown; in "
     "sequence: each stage has all devices",
     "stages that recipes of a paper share run once",
-    f"pseudo-labels: 32, 64, ... queries, {NUM_SAMPLES} samples x {NUM_STARTS} starts, then all "
-    "queries; 1,500 test queries each",
 )
 
 
@@ -314,8 +249,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     for paper, pattern in PAPERS.items():
         stages = [s for name, each in recipes.items() if Path(name).match(pattern) for s in each]
         results["papers"][paper] = _summarize(sorted_stages(stages), count_runs(stages))
-    stages = list(iter_pseudo_label_stages())
-    results["papers"][PSEUDO_LABEL_PAPER] = _summarize(stages, count_runs(stages))
     claims = [
         Claim(
             f"hidden size {size or 'of any other encoder'}",
@@ -344,7 +277,7 @@ def _summarize(stages: Sequence[Stage], num_listed: int) -> dict[str, Any]:
         "runs": count_runs(stages),
         "runs listed": num_listed,
         "stages of unknown size": sum(cost.hours is None for cost in costs.values()),
-        "training": total(TRAINING),
+        "training": total(TrainedRanker),
         "scoring": total(TableScores),
         "hours": estimate_hours(costs),
     }

@@ -1,4 +1,4 @@
-"""Renders docs/reproduction.md: what of the five papers is built, row by row.
+"""Renders docs/reproduction.md: what of the five papers is built, and sizes of their data.
 
 python -m benchmarks.reproduction
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from as2ray.corpora.registry import CORPORA
 from as2ray.evaluation.report import markdown_table
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -43,7 +44,40 @@ def render(rows: list[dict[str, Any]]) -> str:
             tuple(str(row.get(key, "")) for key in keys) for row in rows if row["paper"] == paper
         ]
         parts += [f"## {paper}", markdown_table(("#", *keys[1:]), cells)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *render_data_tables()]) + "\n"
+
+
+def render_data_tables() -> list[str]:
+    """Returns the section of published sizes, which a split must have when it is prepared."""
+    rows, collections = [], []
+    for corpus in CORPORA.values():
+        for entry in corpus.published_counts:
+            options = (f"{name}: {value}" for name, value in entry.options.items())
+            counts = entry.counts
+            numbers = (counts.num_questions, counts.num_pairs, counts.num_positives)
+            rows.append(
+                (
+                    corpus.name,
+                    entry.split,
+                    ", ".join([entry.question_filter, *options]),
+                    *(f"{number:,}" for number in numbers),
+                    f"{counts.num_pairs / counts.num_questions:.1f}",
+                    "no" if entry.is_private else "yes",
+                )
+            )
+        for name, (size, _) in corpus.collection_sizes.items():
+            collections.append((corpus.name, name, f"{size:,}"))
+    columns = ("corpus", "split", "filter", "questions", "pairs", "positives")
+    return [
+        "## Data tables",
+        "Sizes that papers and publishers print (TANDA, Tables 1 and 2; Cascade Transformer and "
+        "CERBERUS, Table 1). A split that is prepared must have them; "
+        "`as2ray corpora verify` compares the releases at hand, also those of HotpotQA, SQuAD and "
+        "others whose counts are of files; `as2ray corpora stats` has lengths.",
+        markdown_table((*columns, "pairs a question", "public"), rows),
+        "Texts of whole collections, as Mokrii et al. round them (Table 2):",
+        markdown_table(("corpus", "collection", "texts"), collections),
+    ]
 
 
 if __name__ == "__main__":

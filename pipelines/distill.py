@@ -4,17 +4,18 @@
 
 Runs are trained as in any recipe: a student is a run with `teachers`. This pipeline adds ensembles,
 whose weights are searched on the dev table; a search for the drop ratios of students with several
-exits; the agreement of students' heads with their teachers; and measured times.
+exits; the agreement of students' heads with their teachers; the confidence of teachers that are
+ensembles; and measured times.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, field
 from dataclasses import dataclass as stage_dataclass
-from dataclasses import field
 from functools import partial
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, NonNegativeInt
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from as2ray.distributed.score import read_scores
@@ -32,14 +33,18 @@ from as2ray.experiments.comparison import check_members, start_experiment
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import (
     RANKER,
+    EnsembleLogits,
     TableScores,
+    TrainedRanker,
     evaluation,
     trained_rankers,
 )
 from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import RunSpec
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import leak_checks, read_table
+from as2ray.tables.schema import LOGIT_COLUMNS
 from tune_spaces import ensembles
 
 TIMED_PAIRS = 2_048
@@ -47,6 +52,18 @@ TIMED_PAIRS = 2_048
 
 PAPER_BATCH = 128
 """Pairs of a batch of Table 5; the other times are of batches that are packed by tokens."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Savings:
+    """What a system saves compared with another one."""
+
+    parameters: PositiveFloat
+    """How many times as many parameters the other one has."""
+    size: float
+    """Share of its size that is saved."""
+    latency: float
+    """Share of its time that is saved, in batches of `PAPER_BATCH`."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -63,10 +80,14 @@ class Recipe(BaseRecipe):
     """Students with one head per teacher, whose heads are compared with them (Figure 3)."""
     measure_speed: bool = True
     """Whether to measure time too, with the rankers of the first seed (Table 5)."""
+    published_savings: dict[str, Savings] = field(default_factory=dict)
+    """What the paper says that the baseline saves, by the system that it is compared with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_members(self, "ensemble", self.ensembles, self.runs)
+        if unknown := sorted(self.published_savings.keys() - set(self.systems())):
+            raise ConfigError(f"published_savings of {unknown}; the systems are {self.systems()}")
         for name in self.teacher_agreement:
             run = self.runs.get(name)
             if run is None or not 0 < run.num_ranking_heads == len(run.teaching_runs):
@@ -83,6 +104,12 @@ class Recipe(BaseRecipe):
         """Returns the runs whose drop ratios are searched."""
         return [name for name in self.runs if len(self.exits_of(name)) > 1]
 
+
+NUM_CONFIDENCE_BINS = 20
+"""Bins of the histogram of teachers' probabilities."""
+
+CONFIDENT = 0.95
+"""A teacher is confident of a pair if one of both labels has at least this probability."""
 
 StoredScores = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Scores [rows, members], question ids [rows] and labels [rows] of a dev table."""
@@ -172,6 +199,47 @@ class TeacherAgreement(Stage):
 
 
 @stage_dataclass(frozen=True, eq=False)
+class TeacherConfidence(Stage):
+    """How the probabilities of teachers are spread over a training table (CERBERUS, section 3.2).
+
+    There an ensemble of large models is no good teacher, because most of its probabilities are
+    close to 0 or 1.
+    """
+
+    teachers: dict[str, Stage]
+    """Logits of the table by teacher."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Counts the positive label's probabilities in equal bins."""
+        from scipy.special import expit
+
+        outputs = {}
+        for name, stage in self.teachers.items():
+            stored = read_scores(context.path(stage))
+            negative, positive = (stored[column].to_numpy() for column in LOGIT_COLUMNS)
+            outputs[name] = summarize_confidence(expit(positive.astype(float) - negative))
+        return outputs
+
+
+def summarize_confidence(probabilities: np.ndarray) -> dict[str, Any]:
+    """Summarizes probabilities of the positive label, shape [pairs].
+
+    Returns:
+        The share of pairs in each bin, the share of which the teacher is confident, and the mean
+        entropy in bits, which is 0 for hard labels.
+    """
+    from scipy.special import entr
+
+    counts, _ = np.histogram(probabilities, NUM_CONFIDENCE_BINS, (0, 1))
+    both = np.stack([probabilities, 1 - probabilities])
+    return {
+        "shares": (counts / len(probabilities)).tolist(),
+        "confident": float((both.max(0) >= CONFIDENT).mean()),
+        "entropy": float(entr(both).sum(0).mean() / np.log(2)),
+    }
+
+
+@stage_dataclass(frozen=True, eq=False)
 class RankingTimes(Stage):
     """Parameters of several rankers, and their times compared with the first one's."""
 
@@ -227,6 +295,8 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
             heads = TableScores(trained[name, seed], tables[test], "heads")
             agreement = TeacherAgreement(heads, scores_of.pop(name), scores_of)
             experiment.add(f"agreement/{test}-{name}", agreement)
+    for name, run in recipe.runs.items():
+        _add_confidence(experiment, name, run, trained[name, recipe.seeds_of(name)[0]])
     if recipe.measure_speed:
         first_test = recipe.tests[0]
         order = sorted(recipe.systems(), key=lambda name: name != recipe.against(first_test))
@@ -235,26 +305,46 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     return experiment
 
 
+def _add_confidence(experiment: Experiment, name: str, run: RunSpec, student: Stage) -> None:
+    """Compares each teacher of a run that is an ensemble with its members, on each table."""
+    assert isinstance(student, TrainedRanker)
+    for teacher, by_table in zip(run.teachers, student.teacher_logits):
+        if isinstance(teacher, str):
+            continue
+        for table, logits in zip(run.train, by_table):
+            assert isinstance(logits, EnsembleLogits)
+            teachers: dict[str, Stage] = dict(zip(teacher, logits.members))
+            confidence = TeacherConfidence({**teachers, "ensemble": logits})
+            experiment.add(f"confidence/{table}-{name}", confidence)
+
+
 def report(recipe: Recipe, finished: Finished) -> None:
-    """Writes the reports: systems, agreement with teachers, times."""
+    """Writes the reports: systems, agreement with teachers, their confidence, times."""
     write_reports(recipe, finished)
     for name, stage in finished.named("agreement/").items():
         _write_agreement(finished, name, finished.outputs(stage))
+    for name, stage in finished.named("confidence/").items():
+        _write_confidence(finished, name, finished.outputs(stage))
     for stage in finished.named("latency").values():
-        finished.write("latency.md", _format_latencies(finished.outputs(stage)))
+        latencies = _format_latencies(finished.outputs(stage), recipe.published_savings)
+        finished.write("latency.md", latencies)
 
 
-def _format_latencies(systems: Outputs) -> str:
-    """Formats Table 5, and what the first system saves compared with each other one.
+def _format_latencies(systems: Outputs, published: Mapping[str, Savings]) -> str:
+    """Formats Table 5, what the first system saves compared with each other one, and claims.
 
-    The paper's claims are CERBERUS's against RoBERTa-large: 2.7 times fewer parameters, 64 % less
-    in size and 60 % in latency.
+    A claim holds if as much is saved as the paper prints, to its digits.
     """
-    rows, first = [], next(iter(systems.values()))
+    rows, claims, first = [], [], next(iter(systems.values()))
     for system, values in systems.items():
         times = [values[key] for key in ("latency_us", "batched_latency_us")]
         ratio = values["num_parameters"] / first["num_parameters"]
         saved_time = 1 - first["batched_latency_us"][0] / values["batched_latency_us"][0]
+        if system in published:
+            ours = Savings(round(ratio, 1), round(1 - 1 / ratio, 2), round(saved_time, 2))
+            for (name, value), printed in zip(asdict(ours).items(), astuple(published[system])):
+                holds = "holds" if value >= printed else "does not hold"
+                claims.append((system, name, f"{printed:g}", f"{value:g}", holds))
         rows.append(
             (
                 system,
@@ -268,7 +358,26 @@ def _format_latencies(systems: Outputs) -> str:
         *("system", "parameters", "µs a pair", f"in batches of {PAPER_BATCH}"),
         *("times the baseline's", "times its parameters", "it saves in size", "in latency"),
     )
-    return markdown_table(columns, rows)
+    table = markdown_table(columns, rows)
+    if not claims:
+        return table
+    names = ("the baseline saves against", "of", "published", "ours", "claim")
+    return f"{table}\n\n{markdown_table(names, claims)}"
+
+
+def _write_confidence(finished: Finished, name: str, outputs: Outputs) -> None:
+    """Writes the histogram of teachers' probabilities, and what it shows in numbers."""
+    from as2ray.evaluation import plots
+
+    shares = {teacher: values["shares"] for teacher, values in outputs.items()}
+    labels = ("probability of the positive label", "share of pairs")
+    plots.histogram(shares, name, *labels, finished.output / f"{name}-confidence.png")
+    rows = [
+        (teacher, f"{values['confident']:.1%}", f"{values['entropy']:.3f}")
+        for teacher, values in outputs.items()
+    ]
+    columns = ("teacher", f"a label has at least {CONFIDENT}", "entropy, bits")
+    finished.write(f"{name}-confidence.md", markdown_table(columns, rows))
 
 
 def _write_agreement(finished: Finished, name: str, outputs: Outputs) -> None:

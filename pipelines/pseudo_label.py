@@ -9,6 +9,7 @@ ends. `python -m pipelines.table_1` puts the ends of several targets side by sid
 """
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
@@ -17,12 +18,17 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as config_dataclass
 
-from as2ray.errors import ConfigError
+from as2ray.corpora.preparation import release_path
+from as2ray.corpora.registry import get_corpus
+from as2ray.errors import ConfigError, lookup
 from as2ray.evaluation.presets import parse_measure
 from as2ray.experiments.bm25 import (
     BM25Grid,
+    BM25Run,
     BM25Scores,
     CandidateIndex,
+    CollectionIndex,
+    CollectionTexts,
     LabelledTable,
     RetrievedTable,
 )
@@ -52,6 +58,7 @@ from as2ray.losses.exits import ExitLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.filters import QuestionFilter
+from as2ray.text.bm25 import TermConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
@@ -73,6 +80,20 @@ PAPER = TrainingConfig(
 )
 """Section 4: learning rates of encoder and head, batch size, weight decay, a learning rate that
 grows for a fifth of the run and then stays, and no clipping, of which the paper says nothing."""
+
+
+@config_dataclass(frozen=True, config=STRICT)
+class CollectionSpec:
+    """A collection of a corpus."""
+
+    corpus: str
+    name: str
+    """Name of the collection, such as `passages` of MS MARCO."""
+    verify: bool = True
+    """Whether its number of texts must be the published one."""
+
+    def __post_init__(self) -> None:
+        lookup(get_corpus(self.corpus).collections, self.name, f"{self.corpus} collection")
 
 
 @config_dataclass(frozen=True, config=STRICT)
@@ -99,6 +120,14 @@ class Study:
     """Other corpora to transfer from, by the names of their starts."""
     extra_documents: list[TableSpec] = field(default_factory=list)
     """Tables whose candidates BM25 indexes too, beside those of `train`, `dev` and the tests."""
+    bm25_terms: TermConfig = field(default_factory=TermConfig)
+    """What BM25 counts as a term: `stop_words` removes them, `lemmas` replaces words by theirs."""
+    bm25_grid: Annotated[list[tuple[float, float]], NON_EMPTY] = field(default_factory=param_grid)
+    """Pairs of k1 and b, of which dev chooses one; a single pair is taken as it is. More than one
+    needs all indexed texts in memory."""
+    collection: CollectionSpec | None = None
+    """A whole collection to retrieve from, instead of the candidates of all tables. It needs
+    `retrieval_depth`, and the tables only the relevant candidates of each question."""
     retrieval_depth: PositiveInt | None = None
     """Rank this number of candidates that BM25 retrieves from all, instead of each question's own;
     100 in the paper. A question whose positives are all missed counts as 0, so `question_filter`
@@ -150,6 +179,11 @@ class Study:
                 "models with exits, and a study has no teachers and no joint models",
                 fix="choose a loss such as 'margin_ranking', or with exits 'uniform_exit'",
             )
+        if self.collection and (self.extra_documents or not self.retrieval_depth):
+            raise ConfigError(
+                "collection needs retrieval_depth, and replaces extra_documents",
+                fix="set retrieval_depth: 100, and leave out extra_documents",
+            )
         keep_own = list(self.out_of_domain_tests)
         if self.retrieval_depth and (keep_own or self.question_filter != "raw"):
             raise ConfigError(
@@ -200,18 +234,28 @@ class _StudyExperiment(Experiment):
             self.add(f"tables/{name}", table)
         names = ["train", "unlabeled_questions", "dev", *study.tests]
         names += [name for name in self.tables if name.startswith("documents-")]
+        indexed: tuple[Stage, ...]
         indexed = tuple(self.tables[name] for name in names if name in self.tables)
-        depth = study.retrieval_depth
-        grid = BM25Grid(self.tables["dev"], tuple(param_grid()))
+        depth, collection = study.retrieval_depth, study.collection
+        if collection is not None:
+            source = release_path(get_corpus(collection.corpus), data_dirs.get(collection.corpus))
+            folder = os.path.abspath(source)
+            texts = CollectionTexts(
+                collection.corpus, collection.name, folder, check_size=collection.verify
+            )
+            indexed = (self.add("collection", texts),)
+        grid = BM25Grid(self.tables["dev"], tuple(study.bm25_grid), terms=study.bm25_terms)
         if depth is not None:
             grid = replace(grid, collection=indexed, depth=depth)
         bm25 = self.add("bm25", grid)
-        self.index = self.add("index", CandidateIndex(indexed, bm25))
+        kind = CandidateIndex if collection is None else CollectionIndex
+        self.index = self.add("index", kind(indexed, bm25))
         if depth is None:
             return
         for name in ("train", "dev", *study.tests):
-            table = RetrievedTable(self.tables[name], self.index, depth, name == "train")
-            self.tables[name] = self.add(f"retrieved/{name}", table)
+            run = self.add(f"bm25-runs/{name}", BM25Run(self.tables[name], self.index, depth))
+            retrieved = RetrievedTable(run, append_missed=name == "train")
+            self.tables[name] = self.add(f"retrieved/{name}", retrieved)
 
     def add_ranker(
         self, name: str, table: Stage, start: Stage | None = None, sample: int = 0

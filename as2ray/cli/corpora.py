@@ -79,7 +79,9 @@ class Corpora:
         manifest = prepare_splits(corpus, data_dir, output, splits, verify, **options)
         create_console().print_json(json.dumps(manifest))
 
-    def fetch(self, corpus: str, splits: builtins.list[str]) -> None:
+    def fetch(
+        self, corpus: str, splits: builtins.list[str], hub_revision: str | None = None
+    ) -> None:
         """Downloads a corpus from the Hugging Face hub and compares its counts.
 
         The copy is in the cache of `datasets`; recipes read it with `--data_dirs.CORPUS hub`. An
@@ -89,11 +91,13 @@ class Corpora:
         Args:
             corpus: Name of a corpus that is on the hub.
             splits: Its splits.
+            hub_revision: Commit, branch or ref of the copy; by default its newest one.
         """
         console, each = create_console(), get_corpus(corpus)
         console.print(f"{corpus}: {each.hub or 'not on the hub'}, license {each.license}")
         for split in splits:
-            options, counts, num_bytes = each.parse_options({}), TableCounts(0, 0, 0), 0
+            options = each.parse_options({"hub_revision": hub_revision})
+            counts, num_bytes = TableCounts(0, 0, 0), 0
             for table in each.read_tables(split, HUB, options):
                 counts, num_bytes = add_counts(counts, count_table(table)), num_bytes + table.nbytes
             status = "as published" if each.check_counts(split, "raw", counts, options) else ""

@@ -17,6 +17,8 @@ def index(
     output: str,
     k1: float = 0.9,
     b: float = 0.4,
+    stop_words: bool = False,
+    lemmas: bool = False,
     sentence_splitter: str = "syntok",
     columns: dict[str, str] = {},  # noqa: B006
     encoder: str = MINILM_NAME,
@@ -31,6 +33,8 @@ def index(
         output: Folder of the index.
         k1: BM25's k1: how soon further occurrences of a word stop to count.
         b: BM25's b: how much a long sentence is penalized, 0 to 1.
+        stop_words: Whether BM25 leaves out English stop words.
+        lemmas: Whether BM25 replaces English words by their lemmas: "mice" by "mouse".
         sentence_splitter: Name of the sentence splitter.
         columns: Names of a table's columns, such as {"text": "body", "id": "url"}.
         encoder: Sentence encoder whose embeddings find candidates beside BM25: a folder of
@@ -43,7 +47,7 @@ def index(
     from as2ray.retrieval.subject_bound import store_min_similarity
 
     settings = {
-        "bm25": {"k1": k1, "b": b},
+        "bm25": {"k1": k1, "b": b, "stop_words": stop_words, "lemmas": lemmas},
         "sentence_splitter": sentence_splitter,
         "columns": columns,
         "encoder": None if encoder == "none" else encoder,

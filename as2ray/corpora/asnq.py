@@ -95,7 +95,7 @@ def read_tables(split: str, source: Source, options: ASNQOptions) -> Iterator[pa
         options: Options of the corpus.
     """
     grades = pa.array([*options.negative_grades, POSITIVE_GRADE], pa.int8())
-    rows = _read_release(split, source)
+    rows = _read_release(split, source, options.hub_revision)
     # Ids come before any selection: a question has the same id in dev-all, dev and test.
     tables = assign_question_ids(group_on_disk(rows) if options.ungrouped else rows, str(source))
     if split in ("dev", "test"):
@@ -164,10 +164,10 @@ def _build_table(question: pa.Array, sentence: pa.Array, grade: pa.Array) -> pa.
     return set_column(table, "label", pc.equal(grade, POSITIVE_GRADE).cast(pa.int8()))
 
 
-def _read_release(split: str, source: Source) -> Iterator[pa.Table]:
+def _read_release(split: str, source: Source, revision: str | None) -> Iterator[pa.Table]:
     if source == HUB:
         hub_split = "train" if split == "train" else "validation"
-        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split))
+        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split, revision=revision))
     path = raw_files.require_file(Path(source), FILES[split])
     return from_release_rows(raw_files.read_tsv(path, COLUMNS, has_header=False), str(path))
 

@@ -28,7 +28,11 @@ Source = Path | str
 
 @pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CorpusOptions:
-    """Options of a corpus. The base class has none; a corpus with options derives its own."""
+    """Options of every corpus; a corpus with other options derives its own."""
+
+    hub_revision: str | None = None
+    """Commit, branch or ref of the copy on the hub, by default its newest one. A commit pins the
+    data; `refs/convert/parquet` is the hub's own conversion of a copy that needs a script."""
 
 
 Reader = Callable[[str, Source, Any], Iterator[pa.Table]]
@@ -74,6 +78,10 @@ class RecordConversion(NamedTuple):
     record has none. `source` is for error texts."""
 
 
+CollectionReader = Callable[[str, Path], Iterator[pa.Array]]
+"""`reader(name, source)` yields the texts of a collection in chunks of large strings."""
+
+
 class ReleaseCount(NamedTuple):
     """A count of a raw release that its candidates tables do not show, such as its articles."""
 
@@ -81,6 +89,11 @@ class ReleaseCount(NamedTuple):
     name: str
     published: int
     actual: int
+
+
+def no_collection(name: str, source: Path) -> Iterator[pa.Array]:
+    """Yields nothing: the texts of a corpus without collections."""
+    yield from ()
 
 
 def no_release_counts(source: Path) -> Iterator[ReleaseCount]:
@@ -108,6 +121,11 @@ class Corpus:
     """Record conversion of a release of pages with marked answers."""
     version: str = ""
     """Version of the content, for a corpus that has no files: it tells when tables are outdated."""
+    collections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Possible file names of each collection that candidates are retrieved from."""
+    collection_reader: CollectionReader = no_collection
+    collection_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Published number of texts of a collection, and half of the unit it is rounded to."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -122,8 +140,7 @@ class Corpus:
         """
         names = [option.name for option in fields(self.options_type)]
         if unknown := sorted(set(options) - set(names)):
-            accepted = names or "no options"
-            raise ConfigError(f"unknown options {unknown}; corpus {self.name!r} has {accepted}")
+            raise ConfigError(f"unknown options {unknown}; corpus {self.name!r} has {names}")
         try:
             return self.options_type(**options)
         except ValidationError as error:
@@ -152,6 +169,34 @@ class Corpus:
         tables = self.reader(split, source, options or self.options_type())
         name = f"{self.name}/{split} from {source}"
         return whole_questions(_validate_tables(tables, name), name)
+
+    def read_collection(self, name: str, source: Source) -> Iterator[list[str]]:
+        """Reads the texts of a collection in chunks, each text on one line.
+
+        Args:
+            name: One of `collections`.
+            source: The folder of the release, or the file.
+
+        Raises:
+            ConfigError: Unknown collection.
+            CorpusError: A missing or damaged file.
+        """
+        lookup(self.collections, name, f"{self.name} collection")
+        for texts in self.collection_reader(name, Path(source)):
+            lines = (" ".join(text.split()) for text in texts.to_pylist())
+            yield [line for line in lines if line]
+
+    def check_collection_size(self, name: str, num_texts: int) -> bool:
+        """Compares a collection's number of texts with the published one; returns if there is one.
+
+        Raises:
+            CountMismatchError: The numbers differ by more than the rounding.
+        """
+        published, tolerance = self.collection_sizes.get(name, (num_texts, 0))
+        if abs(num_texts - published) > tolerance:
+            problem = f"{self.name}/{name} has {num_texts:,} texts; published are {published:,}"
+            raise CountMismatchError(problem, fix="use the published file, or set verify: false")
+        return name in self.collection_sizes
 
     def published_count(
         self, split: str, question_filter: str, options: CorpusOptions

@@ -33,6 +33,8 @@ FILES: Final = {
     "sample": ("biencoder_sample.json",),
 }
 PASSAGE_FILES: Final = ("psgs_w100.tsv",)
+COLLECTIONS: Final = {"psgs_w100": PASSAGE_FILES}
+"""Its size is that of Mokrii et al., Table 2."""
 
 ContextList = Literal["positive_ctxs", "hard_negative_ctxs", "negative_ctxs"]
 CONTEXT_LISTS: Final[tuple[ContextList, ...]] = get_args(ContextList)
@@ -53,7 +55,8 @@ class DPROptions(CorpusOptions):
     """Lists of the release whose passages are candidates."""
     run_file: str | None = None
     """Name of a TREC run beside the release, best first, which replaces its lists: the paper's is
-    BM25's top 100 of `psgs_w100.tsv`. Questions that are not in the run are left out."""
+    BM25's top 100 of `psgs_w100.tsv`. Questions that are not in the run are left out; training
+    questions also have the relevant passages that it missed."""
     run_depth: PositiveInt = 100
     """Maximum number of candidates of a question that are taken from the run."""
 
@@ -119,14 +122,21 @@ def _read_run_candidates(
             id, source = f"{split}-{number}", f"{path}, {number}"
             keys = ["question", CONTEXT_LISTS[0]]
             question, positives = raw_files.require_keys(record, keys, source)
-            relevant = {_parse_context(context, source)[0] for context in positives}
+            contexts = (_parse_context(context, source) for context in positives)
+            relevant = {passage: (text, title) for passage, title, text in contexts}
             ids = run.get(id, [])
             texts = passages.read_texts(np.array(ids, np.int64))
             titles_and_texts = [text.split("\t", 1) for text in texts]
-            yield [
+            rows = [
                 (id, question, f"{id}-{passage}", text, int(str(passage) in relevant), title)
                 for passage, (title, text) in zip(ids, titles_and_texts)
             ]
+            if rows and split.endswith("-train"):
+                missed = {p: texts for p, texts in relevant.items() if int(p) not in ids}
+                rows += [
+                    (id, question, f"{id}-{p}", *t, 1, title) for p, (*t, title) in missed.items()
+                ]
+            yield rows
 
 
 def _read_run(path: Path, depth: int) -> dict[str, list[int]]:
@@ -150,6 +160,12 @@ def _read_passages(path: Path) -> Iterator[pa.Table]:
         yield pa.table({"id": ids, "text": texts}, schema=COLLECTION_SCHEMA)
 
 
+def read_collection(name: str, source: Path) -> Iterator[pa.Array]:
+    """Reads the text of each passage of Wikipedia, without its title."""
+    for table in _read_passages(raw_files.require_file(source, COLLECTIONS[name])):
+        yield pc.replace_substring_regex(table["text"], "^[^\t]*\t", "")
+
+
 def _unquote(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Removes the quotes that Python's csv module, which wrote the release, put around fields."""
     is_quoted = pc.match_substring_regex(column, '^".*"$')
@@ -164,4 +180,7 @@ CORPUS: Final = Corpus(
     files=FILES,
     reader=read_tables,
     options_type=DPROptions,
+    collections=COLLECTIONS,
+    collection_reader=read_collection,
+    collection_sizes={"psgs_w100": (21_000_000, 500_000)},
 )

@@ -105,7 +105,9 @@ def read_tables(split: str, source: Source, options: HotpotQAOptions) -> Iterato
         source: The folder, one file, or the hub.
         options: Options of the corpus.
     """
-    every_question = read_questions(split, source, options.complete_facts_only)
+    every_question = read_questions(
+        split, source, options.complete_facts_only, options.hub_revision
+    )
     for questions in batched(every_question, QUESTIONS_PER_TABLE):
         with raw_files.value_errors(f"questions {questions[0].id} to {questions[-1].id}"):
             rows = (_build_rows(question, options.passages) for question in questions)
@@ -114,7 +116,10 @@ def read_tables(split: str, source: Source, options: HotpotQAOptions) -> Iterato
 
 
 def read_questions(
-    split: str, source: Source, complete_facts_only: bool = False
+    split: str,
+    source: Source,
+    complete_facts_only: bool = False,
+    hub_revision: str | None = None,
 ) -> Iterator[RawQuestion]:
     """Reads the questions of a split as they were published, without blanks around texts.
 
@@ -122,6 +127,7 @@ def read_questions(
         split: One of `FILES`.
         source: The folder, one file, or the hub.
         complete_facts_only: See `HotpotQAOptions`.
+        hub_revision: See `CorpusOptions`.
 
     Raises:
         CorpusError: A record lacks a key or has values of other types.
@@ -129,7 +135,7 @@ def read_questions(
     records: Iterable[Any]
     if source == HUB:
         config, hub_split = HUB_SPLITS[split]
-        tables = raw_files.read_hub(HUB_DATASET, hub_split, config)
+        tables = raw_files.read_hub(HUB_DATASET, hub_split, config, hub_revision)
         records = chain.from_iterable(table.to_pylist() for table in tables)
         source = f"{HUB_DATASET}/{config}/{hub_split}"
     else:
@@ -144,10 +150,14 @@ def read_questions(
 
 
 def read_gold_questions(
-    split: str, source: Source, complete_facts_only: bool = False, **options: Any
+    split: str,
+    source: Source,
+    complete_facts_only: bool = False,
+    hub_revision: str | None = None,
+    **options: Any,
 ) -> dict[str, RawQuestion]:
     """Reads the questions of a split by their ids, for the evaluation of predictions."""
-    questions = read_questions(split, source, complete_facts_only)
+    questions = read_questions(split, source, complete_facts_only, hub_revision)
     return {question.id: question for question in questions}
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.corpus import Corpus, CorpusOptions, ReleaseCount, Source
@@ -67,6 +67,8 @@ FILES: Final = {
 
 PASSAGE_FILES: Final = ("collection.tsv",)
 DOCUMENT_FILES: Final = ("msmarco-docs.tsv",)
+COLLECTIONS: Final = {"passages": PASSAGE_FILES, "documents": DOCUMENT_FILES}
+"""Their sizes are those of Mokrii et al., Table 2."""
 DL19_FILE: Final = "bm25_top100_dl19.json"
 DL19_QRELS: Final = "qrels.dl19-passage.txt"
 LISTED_FILES: Final = ("train_sample.jsonl", "train.jsonl")
@@ -79,8 +81,9 @@ DL19_MIN_RELEVANT_GRADE: Final = 2
 class MSMARCOOptions(CorpusOptions):
     """Options of MS MARCO."""
 
-    run_depth: PositiveInt = 100
-    """Maximum number of candidates of a question that are taken from the run."""
+    run_depth: NonNegativeInt = 100
+    """Maximum number of candidates of a question that are taken from the run. With 0 there need be
+    no run: candidates are the relevant passages, and queries without one are left out."""
 
 
 class RawQuestion(NamedTuple):
@@ -128,24 +131,34 @@ def _build_rows(question: RawQuestion, min_relevant_grade: int) -> list[tuple[ob
 
 def _join_files(folder: Path, split: str, depth: int) -> Iterator[RawQuestion]:
     """Joins run, queries, judgments and collection, some queries at a time."""
-    run_path, query_path, qrels_path = (raw_files.require_file(folder, n) for n in FILES[split])
+    run_names, *names_of_others = FILES[split]
+    query_path, qrels_path = (raw_files.require_file(folder, names) for names in names_of_others)
+    run_path = raw_files.require_file(folder, run_names) if depth else None
     is_document, is_train = split.startswith("doc-"), split.endswith("train")
     names = DOCUMENT_FILES if is_document else PASSAGE_FILES
     collection_path = raw_files.require_file(folder, names)
     query_texts, qrels = _read_queries(query_path), _read_qrels(qrels_path)
     tables = _read_passages(collection_path, is_document)
     with open_collection(tables, str(collection_path)) as passages:
-        for query, lines in groupby(_read_run(run_path), key=lambda line: line[0]):
+        lines_of_run = ([q, 0] for q in qrels) if run_path is None else _read_run(run_path)
+        for query, lines in groupby(lines_of_run, key=lambda line: line[0]):
             if query not in query_texts:
                 problem = f"query {query} of the run is not among the queries"
                 raise CorpusError(problem, fix="use run and queries of the same release")
             grades = qrels.get(query, {})
             ids = [passage for _, passage in islice(lines, depth)]
-            if is_train:
+            if is_train or not depth:
                 ids += [id for id, grade in grades.items() if grade > 0 and id not in ids]
             texts = passages.read_texts(np.array(ids, np.int64))
             candidates = [(str(id), text, grades.get(id, 0)) for id, text in zip(ids, texts)]
             yield RawQuestion(str(query), query_texts[query], candidates)
+
+
+def read_collection(name: str, source: Path) -> Iterator[pa.Array]:
+    """Reads the text of each passage or document."""
+    path = raw_files.require_file(source, COLLECTIONS[name])
+    for table in _read_passages(path, name == "documents"):
+        yield table["text"]
 
 
 def _read_passages(path: Path, is_document: bool) -> Iterator[pa.Table]:
@@ -236,4 +249,7 @@ CORPUS: Final = Corpus(
     reader=read_tables,
     options_type=MSMARCOOptions,
     count_release=count_release,
+    collections=COLLECTIONS,
+    collection_reader=read_collection,
+    collection_sizes={"passages": (8_800_000, 50_000), "documents": (3_200_000, 50_000)},
 )

@@ -26,7 +26,8 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
     """Reads a split, rows of the same question grouped; ids count the questions from 0."""
     if source == HUB:
         hub_split = "validation" if split == "dev" else split
-        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split, config="qnli"))
+        tables = raw_files.read_hub(HUB_DATASET, hub_split, "qnli", options.hub_revision)
+        return from_hub_rows(tables)
     path = raw_files.require_file(Path(source), FILES[split])
     rows = raw_files.read_tsv(path, COLUMNS, has_header=True)
     return _build_tables(rows, LABEL_VALUES, str(path))

@@ -72,7 +72,7 @@ def read_tables(split: str, source: Source, options: SQuADOptions) -> Iterator[p
         if source != HUB:
             yield from convert_strictly(CONVERSION, split, source, options)
             return
-        for article in _read_hub_articles(split):
+        for article in _read_hub_articles(split, options.hub_revision):
             if (table := _convert_article(json.dumps(article), HUB_DATASET, options)) is not None:
                 yield table
 
@@ -86,9 +86,10 @@ def _read_records(path: Path) -> Iterator[Record]:
         yield Record(f"{path}, article {number}", json.dumps(article))
 
 
-def _read_hub_articles(split: str) -> Iterator[dict[str, Any]]:
+def _read_hub_articles(split: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Reads the hub's copy, whose rows are questions, in the structure of the release."""
-    tables = raw_files.read_hub(HUB_DATASET, "validation" if split == "dev" else split)
+    hub_split = "validation" if split == "dev" else split
+    tables = raw_files.read_hub(HUB_DATASET, hub_split, revision=revision)
     rows = (row for table in tables for row in table.to_pylist())
     for title, of_article in groupby(rows, key=itemgetter("title")):
         paragraphs = []

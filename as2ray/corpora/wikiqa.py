@@ -60,7 +60,8 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
     """Reads a split from `WikiQA-<split>.tsv` or from the hub's `microsoft/wiki_qa`."""
     if source == HUB:
         hub_split = "validation" if split == "dev" else split
-        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split))
+        revision = options.hub_revision
+        return from_hub_rows(raw_files.read_hub(HUB_DATASET, hub_split, revision=revision))
     path = raw_files.require_file(Path(source), FILES[split])
     rows = raw_files.read_tsv(path, COLUMNS, has_header=True)
     return _build_tables(rows, CANDIDATE_COLUMNS, str(path))

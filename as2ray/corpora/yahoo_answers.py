@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from xml.etree import ElementTree
 
 import pyarrow as pa
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.corpus import Corpus, CorpusOptions, ReleaseCount, Source
 from as2ray.corpora.reader_utils import assign_split_by_hash
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
-from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, chunked_tables
+from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, batched, chunked_tables
 from as2ray.text.word_overlap import word_set
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ L6_PREFIX: Final = "l6-"
 FILES: Final = dict.fromkeys(SPLITS, FILE_NAMES) | {
     f"{L6_PREFIX}{split}": L6_FILE_NAMES for split in SPLITS
 }
+COLLECTIONS: Final = {"answers": FILE_NAMES, "l6-answers": L6_FILE_NAMES}
 QUESTIONS_PER_TABLE: Final = 64
 
 
@@ -50,8 +51,9 @@ QUESTIONS_PER_TABLE: Final = 64
 class YahooAnswersOptions(CorpusOptions):
     """Options of Yahoo! Answers."""
 
-    run_depth: PositiveInt = 100
-    """Number of answers that BM25 finds for a question and that become its candidates."""
+    run_depth: NonNegativeInt = 100
+    """Number of answers that BM25 finds for a question and that become its candidates; with 0 it
+    has its own answers alone."""
 
 
 class RawQuestion(NamedTuple):
@@ -81,7 +83,7 @@ def read_tables(split: str, source: Source, options: YahooAnswersOptions) -> Ite
         texts = list(dict.fromkeys(text for question in questions for text in question.answers))
         if not texts:
             raise CorpusError(f"{path}: no question has an answer", fix="use the published file")
-        index = BM25().build_index(texts)
+        index = BM25().build_index(texts) if options.run_depth else None
         groups = (
             _build_rows(question, texts, index, options.run_depth)
             for question in questions
@@ -136,14 +138,22 @@ def _clean(text: str | None) -> str:
 
 
 def _build_rows(
-    question: RawQuestion, texts: Sequence[str], index: "BM25Index", depth: int
+    question: RawQuestion, texts: Sequence[str], index: "BM25Index | None", depth: int
 ) -> list[tuple[str, str, str, str, int]]:
-    hits = (texts[hit.index] for hit in index.search(question.question, depth))
-    candidates = dict.fromkeys([*question.answers, *hits])
+    hits = [] if index is None else index.search(question.question, depth)
+    candidates = dict.fromkeys([*question.answers, *(texts[hit.index] for hit in hits)])
     return [
         (question.id, question.question, f"{question.id}-{k}", text, int(text in question.answers))
         for k, text in enumerate(candidates)
     ]
+
+
+def read_collection(name: str, source: Path) -> Iterator[pa.Array]:
+    """Reads the answers to all questions of nfL6 or L6."""
+    path = raw_files.require_file(source, COLLECTIONS[name])
+    questions = _read_l6(path) if name == "l6-answers" else _read_questions(path)
+    for group in batched(questions, 4_096):
+        yield pa.array([text for question in group for text in question.answers], pa.large_string())
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
@@ -163,4 +173,6 @@ CORPUS: Final = Corpus(
     reader=read_tables,
     options_type=YahooAnswersOptions,
     count_release=count_release,
+    collections=COLLECTIONS,
+    collection_reader=read_collection,
 )

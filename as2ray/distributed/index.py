@@ -71,10 +71,20 @@ def map_on_ray(
     function: Callable[[Any], T], arguments: Iterable[Any], num_cpus: float = 1.0
 ) -> list[T]:
     """Calls a function with each argument, in tasks; returns the results in order."""
+    return list(iter_on_ray(function, arguments, num_cpus))
+
+
+def iter_on_ray(
+    function: Callable[[Any], T], arguments: Iterable[Any], num_cpus: float = 1.0
+) -> Iterator[T]:
+    """Calls a function with each argument, in tasks; yields each result when those before it are.
+
+    Results stay on the cluster until they are asked for.
+    """
     task, function_ref = ray.remote(num_cpus=num_cpus)(_call), ray.put(function)
     with unwrap_ray_errors():
-        results: list[T] = ray.get([task.remote(function_ref, value) for value in arguments])
-    return results
+        for ref in [task.remote(function_ref, value) for value in arguments]:
+            yield ray.get(ref)
 
 
 def _call(function: Callable[[Any], T], argument: Any) -> T:

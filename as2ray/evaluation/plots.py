@@ -139,6 +139,25 @@ def pareto_plot(panels: Sequence[Sequence[ParetoPanel]], title: str, path: Path 
     return _save_figure(figure, path, legend=False)
 
 
+def histogram(
+    series: Mapping[str, Sequence[float]], title: str, x_label: str, y_label: str, path: Path | str
+) -> Figure:
+    """Plots the shares of equal bins from 0 to 1 as steps, on a logarithmic axis.
+
+    Args:
+        series: Share of each bin by system.
+        title: Heading.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
+        path: File to write, `.png` or `.svg`.
+    """
+    figure, axes = _create_figure(title, x_label, y_label)
+    for name, shares in series.items():
+        axes.stairs(shares, np.linspace(0, 1, len(shares) + 1), label=name, linewidth=1.5)
+    axes.set_yscale("log")
+    return _save_figure(figure, path, legend=len(series) > 1)
+
+
 def heatmap(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, path: Path | str
 ) -> Figure:

@@ -4,11 +4,11 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from as2ray.errors import ConfigError
+from as2ray.corpora.registry import get_corpus
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.rankers import StoredScores
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import TABLE, read_table, write_table
-from as2ray.retrieval.documents import list_parts
+from as2ray.experiments.tables import TABLE, read_table, write_table, write_tables
+from as2ray.retrieval.documents import DocumentColumns, list_parts
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.pseudo_labels import (
     PseudoLabelConfig,
@@ -33,10 +34,12 @@ from as2ray.retrieval.pseudo_labels import (
     merge_pseudo_labels,
 )
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables import raw_files
+from as2ray.tables.atomic import atomic_file
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.schema import CANDIDATE_SCHEMA, batched, count_table, from_rows, question_offsets
-from as2ray.text.bm25 import BM25
+from as2ray.text.bm25 import BM25, TermConfig
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +59,15 @@ QUESTION_SCHEMA = pa.schema(
 )
 """Columns of stored questions without candidates: the fields of `Query`."""
 
+RUN_SCHEMA = pa.schema(
+    [("question_id", pa.string()), ("sentence", pa.int64()), ("score", pa.float32())]
+)
+"""Columns of a run: a sentence is its index in the index that was searched."""
+
 
 @dataclass(frozen=True, eq=False)
 class BM25Grid(Stage):
-    """The point of a grid of k1 and b that ranks the dev table best."""
+    """The point of a grid of k1 and b that ranks the dev table best; a single point is given."""
 
     dev: Stage
     points: tuple[tuple[float, float], ...]
@@ -71,34 +79,46 @@ class BM25Grid(Stage):
     candidates are ranked."""
     depth: int = 100
     """Number of candidates to retrieve from the collection."""
+    terms: TermConfig = field(default_factory=TermConfig)
+    """What counts as a term."""
 
     def run(self, context: StageContext) -> Outputs:
         """Ranks with each point; of equal points the first one wins."""
+        if len(self.points) == 1:
+            return self._outputs(*self.points[0])
         rows, queries = read_table(context.path(self.dev)), read_queries(context.path(self.dev))
         is_search = bool(self.collection)
         texts = _distinct_texts(context, self.collection)
-        term_counts = BM25().count_terms(texts if is_search else rows["candidate"].to_pylist())
+        candidates = texts if is_search else rows["candidate"].to_pylist()
+        term_counts = self._bm25().count_terms(candidates)
         grid = []
         for k1, b in self.points:
             if is_search:
-                index = BM25(k1, b).build_from_counts(term_counts)
+                index = self._bm25(k1, b).build_from_counts(term_counts)
                 hits = (index.search(query.text, self.depth) for query in queries)
                 results = ({texts[hit.index]: hit.score for hit in found} for found in hits)
-                ranked, scores, _ = _retrieved_rows(rows, queries, results, append_missed=False)
+                positives = _positive_texts(rows)
+                ranked, scores, _ = _retrieved_rows(positives, queries, results, False)
             else:
-                ranked, scores = rows, BM25(k1, b).score_candidates(rows, term_counts)
+                ranked, scores = rows, self._bm25(k1, b).score_candidates(rows, term_counts)
             kept: QuestionFilter = "raw" if is_search else "no_all_negative"
             result = evaluate(ranked, scores, [self.measure], question_filter=kept)
             grid.append((k1, b, result.measures[self.measure]))
         k1, b, quality = max(grid, key=lambda point: point[2])
         log.info("BM25: dev %s %.4f with k1 %g, b %g", self.measure, quality, k1, b)
-        content = f"k1={k1:g}, b={b:g}"
-        return {"k1": k1, "b": b, self.measure: quality, "grid": grid, "content": content}
+        return {**self._outputs(k1, b), self.measure: quality, "grid": grid}
 
     def chosen(self, context: StageContext) -> BM25:
         """Returns BM25 with the chosen k1 and b."""
         outputs = context.outputs(self)
-        return BM25(outputs["k1"], outputs["b"])
+        return self._bm25(outputs["k1"], outputs["b"])
+
+    def _outputs(self, k1: float, b: float) -> dict[str, Any]:
+        changed = [name for name, is_set in asdict(self.terms).items() if is_set]
+        return {"k1": k1, "b": b, "content": ", ".join([f"k1={k1:g}", f"b={b:g}", *changed])}
+
+    def _bm25(self, k1: float = BM25.k1, b: float = BM25.b) -> BM25:
+        return BM25(k1, b, **asdict(self.terms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +136,58 @@ class CandidateIndex(Stage):
         pq.write_table(pa.table({"text": texts}), source)
         config = IndexConfig(self.bm25.chosen(context), sentence_splitter="lines")
         return write_stage_index(context, source, config)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectionTexts(Stage):
+    """The texts of a whole collection of a corpus, each on one line, as a Parquet file."""
+
+    corpus: str
+    name: str
+    """One of the corpus' `collections`."""
+    data_dir: str = field(metadata=NOT_IDENTITY)
+    """Absolute folder of the release."""
+    check_size: bool = True
+    """Whether the number of texts must be the published one, as far as that is not rounded."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Writes the texts as they are read; a row group is the unit of the index's shards."""
+        num_texts, schema = 0, pa.schema([("candidate", pa.large_string())])
+        corpus = get_corpus(self.corpus)
+        with pq.ParquetWriter(context.output / TABLE, schema, compression="zstd") as writer:
+            for texts in corpus.read_collection(self.name, self.data_dir):
+                writer.write_table(pa.table({"candidate": texts}, schema=schema))
+                num_texts += len(texts)
+        if not num_texts:
+            problem = f"{self.corpus}/{self.name} in {self.data_dir} has no texts"
+            raise CorpusError(problem, fix="use the published file")
+        is_verified = self.check_size and corpus.check_collection_size(self.name, num_texts)
+        return {"num_texts": num_texts, "verified": is_verified}
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `Stage`."""
+        corpus = get_corpus(self.corpus)
+        found = raw_files.find_file(Path(self.data_dir), corpus.collections[self.name])
+        state = "" if found else f"missing ({' or '.join(corpus.collections[self.name])}): "
+        source = f"{state}{self.corpus} ({corpus.license}): {self.data_dir}"
+        return {"data": f"{self.corpus}/{self.name}", "source": source}
+
+
+@dataclass(frozen=True, eq=False)
+class CollectionIndex(CandidateIndex):
+    """An index of one `CollectionTexts`, whose texts need not fit into memory.
+
+    A text that the collection has twice is found twice, and is then one candidate.
+    """
+
+    RESOURCES = "pool"
+
+    def run(self, context: StageContext) -> Outputs:
+        """Indexes the texts, with one task of Ray per shard if there are workers."""
+        columns = DocumentColumns(text="candidate")
+        config = IndexConfig(self.bm25.chosen(context), "lines", columns)
+        num_shards = max(1, context.workers.num_workers)
+        return write_stage_index(context, context.path(self.tables[0]) / TABLE, config, num_shards)
 
 
 def _distinct_texts(context: StageContext, tables: Iterable[Stage]) -> list[str]:
@@ -230,7 +302,8 @@ class LabelledTable(Stage):
         """
         queries = read_queries(context.path(self.queries))
         label = partial(_label_queries, context.store, context.path(self.index), self.config)
-        labelled = merge_pseudo_labels(_map_queries(context, label, queries))
+        groups = list(batched(queries, QUERIES_PER_TASK))
+        labelled = merge_pseudo_labels(list(_map_queries(context, label, groups)))
         counts, left_out = count_table(labelled.table), dict(labelled.skipped)
         log.info("pseudo-labels: %s, left out %s", counts, left_out)
         if (number := counts.num_questions) < self.min_questions:
@@ -252,15 +325,16 @@ def _open_index(store: Store, folder: Path) -> SentenceIndex:
 
 
 def _map_queries(
-    context: StageContext, function: Callable[[Sequence[Query]], T], queries: Iterable[Query]
-) -> list[T]:
+    context: StageContext,
+    function: Callable[[Sequence[Query]], T],
+    groups: Sequence[Sequence[Query]],
+) -> Iterator[T]:
     """Calls a function with groups of questions, in tasks of Ray if there are workers."""
-    groups = list(batched(queries, QUERIES_PER_TASK))
     if not context.workers.num_workers:
-        return [function(group) for group in groups]
-    from as2ray.distributed.index import map_on_ray
+        return map(function, groups)
+    from as2ray.distributed.index import iter_on_ray
 
-    return map_on_ray(function, groups)
+    return iter_on_ray(function, groups)
 
 
 def too_few_questions(problem: str) -> ConfigError:
@@ -311,55 +385,124 @@ def read_queries(folder: Path) -> list[Query]:
 
 
 @dataclass(frozen=True, eq=False)
-class RetrievedTable(Stage):
-    """The candidates that BM25 retrieves, instead of each question's own."""
+class BM25Run(Stage):
+    """BM25's first sentences of an index for each question of a table, without their texts.
+
+    A part has the questions of one task. It is complete or does not exist, so that a run which was
+    interrupted searches only for what is missing.
+    """
 
     RESOURCES = "pool"
 
     table: Stage
-    """The questions. Their positives are recognized by their text."""
+    """The questions."""
     index: CandidateIndex
     depth: int
-    """Number of candidates to retrieve."""
+    """Number of sentences of a question."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Searches for the questions of the parts that an interrupted attempt has not written."""
+        context.store.restore(context.output)
+        search = partial(_search, context.store, context.path(self.index), self.depth)
+        parts = {
+            context.output / f"part-{number:05d}.parquet": queries
+            for number, queries in enumerate(
+                batched(read_queries(context.path(self.table)), QUERIES_PER_TASK)
+            )
+        }
+        missing = [path for path in parts if not path.exists()]
+        hits_of_parts = _map_queries(context, search, [parts[path] for path in missing])
+        for path, hits in zip(missing, hits_of_parts):
+            with atomic_file(path) as temporary:
+                pq.write_table(hits, temporary, compression="zstd")
+            context.store.publish(path)
+        return {"num_parts": len(parts), "num_searched_parts": len(missing)}
+
+
+def _search(store: Store, index: Path, depth: int, queries: Sequence[Query]) -> pa.Table:
+    """Returns the rows of a run: BM25's first sentences for each question, best first."""
+    sentences = _open_index(store, index)
+    rows = (
+        (query.id, hit.index, hit.score)
+        for query in queries
+        for hit in sentences.search(query.text, depth)
+    )
+    return from_rows(rows, RUN_SCHEMA)
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievedTable(Stage):
+    """The candidates of a run of BM25, instead of each question's own."""
+
+    bm25_run: BM25Run
+    """The questions and what BM25 found. Their positives are recognized by their text."""
     append_missed: bool
     """Whether positives that BM25 missed are appended, as for training."""
 
     def run(self, context: StageContext) -> Outputs:
-        """Retrieves, and stores BM25's scores; those of missed positives are 0.
+        """Joins the texts, a part of the run at a time, and stores BM25's scores.
 
-        The outputs count the questions for which BM25 finds nothing, which the table cannot
-        contain, and those for which it misses all positives, which `no_all_negative` removes.
+        The scores of missed positives are 0. The outputs count the questions for which BM25 finds
+        nothing, which the table cannot contain, and those for which it misses all positives, which
+        `no_all_negative` removes.
         """
-        rows = read_table(context.path(self.table))
-        queries = read_queries(context.path(self.table))
-        retrieve = partial(_retrieve, context.store, context.path(self.index), self.depth)
-        results = chain.from_iterable(_map_queries(context, retrieve, queries))
-        table, scores, counts = _retrieved_rows(rows, queries, results, self.append_missed)
-        log.info("of BM25's first %d, %s", self.depth, counts)
-        np.save(context.output / BM25_SCORES, scores)
-        return {**write_table(table, context.output), "bm25": counts}
+        run, counts, scores = self.bm25_run, Counter[str](), []
+        rows, folder = read_table(context.path(run.table)), context.path(run)
+        positives, queries = _positive_texts(rows), read_queries(context.path(run.table))
+        sentences = _open_index(context.store, context.path(run.index))
+
+        def read_parts() -> Iterator[pa.Table]:
+            for number, group in enumerate(batched(queries, QUERIES_PER_TASK)):
+                hits = pq.read_table(folder / f"part-{number:05d}.parquet")
+                results = _join_texts(sentences, hits, group)
+                table, part_scores, part_counts = _retrieved_rows(
+                    positives, group, results, self.append_missed
+                )
+                scores.append(part_scores)
+                counts.update(part_counts)
+                yield table
+
+        outputs = write_tables(read_parts(), context.output)
+        log.info("of BM25's first %d, %s", run.depth, dict(counts))
+        np.save(context.output / BM25_SCORES, np.concatenate(scores))
+        return {**outputs, "bm25": dict(counts)}
+
+
+def _join_texts(
+    index: SentenceIndex, hits: pa.Table, queries: Sequence[Query]
+) -> Iterator[dict[str, float]]:
+    """Yields the texts of a run for each question, with their scores."""
+    found: dict[str, dict[str, float]] = {query.id: {} for query in queries}
+    texts = index.texts(hits["sentence"].to_pylist())
+    for id, text, score in zip(hits["question_id"].to_pylist(), texts, hits["score"].to_pylist()):
+        found[id][text] = score
+    yield from found.values()
+
+
+def _positive_texts(rows: pa.Table) -> dict[str, list[str]]:
+    """Returns the distinct texts of the positives of each question, on one line each."""
+    positives: dict[str, dict[str, None]] = {}
+    rows = rows.filter(pc.equal(rows["label"], 1))
+    for id, text in zip(rows["question_id"].to_pylist(), rows["candidate"].to_pylist()):
+        positives.setdefault(id, {})[" ".join(text.split())] = None
+    return {id: list(texts) for id, texts in positives.items()}
 
 
 def _retrieved_rows(
-    rows: pa.Table,
+    positives: Mapping[str, Sequence[str]],
     queries: Sequence[Query],
     results: Iterable[dict[str, float]],
     append_missed: bool,
 ) -> tuple[pa.Table, np.ndarray, dict[str, int]]:
-    """Labels the texts that were retrieved for each question by the positives of a table.
+    """Labels the texts that were retrieved for each question by its positives.
 
     Returns the candidates, their scores, and counts of the questions without.
     """
-    positives: dict[str, dict[str, float]] = {}
-    names = ("question_id", "candidate", "label")
-    for id, text, label in zip(*(rows[name].to_pylist() for name in names)):
-        if label:
-            positives.setdefault(id, {}).setdefault(" ".join(text.split()), 0.0)
     retrieved: list[tuple[str, str, str, str, int]] = []
     scores: list[float] = []
     counts = {"finds nothing": 0, "misses all positives": 0}
     for (id, question, *_), candidates in zip(queries, results):
-        answers = positives.get(id, {})
+        answers = dict.fromkeys(positives.get(id, ()), 0.0)
         has_none = answers.keys().isdisjoint(candidates)
         counts["finds nothing"] += not candidates
         counts["misses all positives"] += bool(answers) and has_none
@@ -371,19 +514,6 @@ def _retrieved_rows(
             for number, text in enumerate(candidates)
         ]
     return from_rows(retrieved, CANDIDATE_SCHEMA), np.array(scores), counts
-
-
-def _retrieve(
-    store: Store, index: Path, depth: int, queries: Sequence[Query]
-) -> list[dict[str, float]]:
-    """Returns the texts that BM25 retrieves for each question, with their scores."""
-    sentences = _open_index(store, index)
-    retrieved = []
-    for query in queries:
-        hits = sentences.search(query.text, depth)
-        texts = sentences.texts([hit.index for hit in hits])
-        retrieved.append({text: hit.score for text, hit in zip(texts, hits)})
-    return retrieved
 
 
 @dataclass(frozen=True, eq=False)

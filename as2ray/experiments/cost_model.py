@@ -139,6 +139,8 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     elif spec.corpus == "squad":
         per_question = known["candidates_of_scope"][options.candidate_scope]
         num_pairs = num_questions * min(per_question, options.max_candidates or math.inf)
+    if getattr(options, "run_depth", None) == 0:
+        num_pairs = num_positives  # the relevant candidates alone
     if spec.max_negatives is not None:
         num_pairs = min(num_pairs, num_positives + num_questions * spec.max_negatives)
     if by_passages:
@@ -214,14 +216,21 @@ def ranker_layers(ranker: Stage) -> list[RankerLayers]:
 
 
 def _stage_size(table: Stage, by_passages: bool) -> TableSize:
-    """Returns the size of a table; one made of another is as large, unless it is a sample."""
-    limits = [math.inf]
+    """Returns the size of a table; one made of another is as large, unless it is a sample.
+
+    A table that BM25 retrieves has `depth` candidates of each question.
+    """
+    limits, depth = [math.inf], None
     while not isinstance(table, PreparedTable):
         limits.append(getattr(table, "num_questions", math.inf))
+        depth = depth or getattr(table, "depth", None)
         if not table.inputs:
             return TableSize(math.nan, math.nan)
-        table = table.inputs[0]
+        # Of a table that BM25 labels the first input is the index.
+        table = getattr(table, "queries", table.inputs[0])
     size = table_size(table.spec, by_passages)
+    if depth is not None:
+        size = size._replace(num_pairs=size.num_questions * depth)
     share = min(1.0, min(limits) / size.num_questions)
     return size._replace(num_questions=size.num_questions * share, num_pairs=size.num_pairs * share)
 

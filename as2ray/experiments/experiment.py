@@ -58,7 +58,8 @@ class Experiment:
             names.setdefault(stage, f"{system}-seed{seed} on {test}")
         for stage in reversed(sorted_stages(self.targets)):
             for each in stage.inputs:
-                names.setdefault(each, f"{each.kind} for {names[stage]}")
+                user = names[stage].removeprefix(f"{stage.kind} for ")
+                names.setdefault(each, f"{each.kind} for {user}")
         return names
 
 

@@ -136,7 +136,7 @@ def max_questions(table: Stage, results: Mapping[Stage, Result]) -> int | None:
     if table in results:
         return int(results[table].outputs["counts"]["num_questions"])
     if isinstance(table, RetrievedTable):
-        return max_questions(table.table, results)
+        return max_questions(table.bm25_run.table, results)
     if not isinstance(table, PreparedTable) or table.spec.path is not None:
         return None
     spec, corpus = table.spec, get_corpus(table.spec.corpus)

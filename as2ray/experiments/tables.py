@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import file_digest, sha256
@@ -20,16 +20,16 @@ from as2ray.corpora.page_grades import PageOptions
 from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import flip_labels, sample_questions, select_split
-from as2ray.corpora.verification import DATA_ROOT_VARIABLE
+from as2ray.corpora.verification import DATA_ROOT_VARIABLE, add_counts
 from as2ray.errors import CorpusError, StaleStageError
 from as2ray.experiments.recipe import FILE_KEYS, Recipe, TableSpec
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.tables.filters import QuestionFilter, filter_mask
-from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.fingerprint import Fingerprint
 from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
 from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
-from as2ray.tables.schema import count_table
+from as2ray.tables.schema import TableCounts, count_table
 from as2ray.text.sentences import versioned_name
 
 TABLE = "part-00000.parquet"
@@ -243,9 +243,21 @@ def filtered_table(folder: Path, question_filter: QuestionFilter) -> pa.Table:
 
 def write_table(rows: pa.Table, folder: Path) -> dict[str, Any]:
     """Writes a table as one Parquet file; returns its counts and fingerprint."""
-    write_part(rows, folder / TABLE)
-    content = fingerprint(rows)
-    return {"counts": asdict(count_table(rows)), "fingerprint": content, "content": content}
+    return write_tables([rows], folder)
+
+
+def write_tables(tables: Iterable[pa.Table], folder: Path) -> dict[str, Any]:
+    """Writes a table that arrives in chunks of whole questions, a Parquet file for each.
+
+    Returns:
+        Its counts and fingerprint, which do not depend on the chunks.
+    """
+    counts, fingerprint = TableCounts(0, 0, 0), Fingerprint()
+    for number, rows in enumerate(tables):
+        write_part(rows, folder / f"part-{number:05d}.parquet", counts.num_pairs)
+        counts, fingerprint = add_counts(counts, count_table(rows)), fingerprint.update(rows)
+    content = fingerprint.hexdigest()
+    return {"counts": asdict(counts), "fingerprint": content, "content": content}
 
 
 def prepared_table(

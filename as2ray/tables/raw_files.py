@@ -220,12 +220,20 @@ def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ..
     return tuple(record[k] for k in keys)
 
 
-def read_hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Table]:
+def read_hub(
+    name: str, split: str, config: str | None = None, revision: str | None = None
+) -> Iterator[pa.Table]:
     """Reads a split of a dataset from the Hugging Face hub as Arrow tables.
 
     `datasets` downloads with a progress bar, resumes, and maps its copy on disk into memory, so the
     dataset may be larger than the memory. Without a network it reads `AS2RAY_HUB/OWNER/NAME`, a
-    copy of the repository, if there is one.
+    copy of the repository, if there is one, which has no revisions.
+
+    Args:
+        name: Owner and name of the repository.
+        split: Name of the split there.
+        config: Name of the configuration there.
+        revision: A commit, branch or ref; by default the newest commit.
 
     Raises:
         CorpusError: The dataset cannot be read.
@@ -235,12 +243,17 @@ def read_hub(name: str, split: str, config: str | None = None) -> Iterator[pa.Ta
     copy = Path(os.environ.get(HUB_COPIES, "")) / name
     is_copied = HUB_COPIES in os.environ and copy.is_dir()
     try:
-        dataset = load_dataset(str(copy) if is_copied else name, config, split=split)
+        path, revision = (str(copy), None) if is_copied else (name, revision)
+        dataset = load_dataset(path, config, split=split, revision=revision)
     except Exception as error:  # many types, of files, networks and formats
+        at_revision = f"{name}@{revision}" if revision else name
+        fix = f"connect to the network, or put a copy of the repository into {HUB_COPIES}/{name}"
+        if "scripts are no longer supported" in str(error):
+            fix = "read the hub's conversion: corpus_options.hub_revision=refs/convert/parquet"
         raise CorpusError(
-            f"the dataset {name} cannot be read from the hub: {type(error).__name__}: "
+            f"the dataset {at_revision} cannot be read from the hub: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}",
-            fix=f"connect to the network, or put a copy of the repository into {HUB_COPIES}/{name}",
+            fix=fix,
         ) from error
     yield from iter_arrow(dataset)
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat
 from pydantic.dataclasses import dataclass as config_dataclass
 from scipy import sparse
 
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.text.term_counts import CollectionStatistics, TermCounts, build_bm25s
 
 
@@ -26,8 +26,19 @@ class SearchHit:
     """BM25, above 0."""
 
 
+@config_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class TermConfig:
+    """What counts as a term of a text: its lower-cased words of at least two letters."""
+
+    stop_words: bool = False
+    """Whether English stop words (bm25s's list) are removed."""
+    lemmas: bool = False
+    """Whether English words are replaced by their lemmas ("mice" by "mouse"), as FlexNeuART does
+    (Boytsov and Nyberg 2020). simplemma's dictionary decides, without the word's context."""
+
+
 @config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class BM25:
+class BM25(TermConfig):
     """Settings of BM25, in Lucene's variant.
 
     The defaults are Anserini's, the usual baseline for short passages. On TREC-QA dev they gave a
@@ -38,8 +49,6 @@ class BM25:
     """Term frequency saturation: with a low value, repetitions of a word add little."""
     b: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Strength of the length normalization."""
-    stop_words: bool = False
-    """Whether English stop words are removed."""
 
     def build_index(self, texts: Sequence[str]) -> "BM25Index":
         """Builds an index of the texts.
@@ -60,7 +69,11 @@ class BM25:
         return BM25Index(self, build_bm25s(term_counts, statistics, self.k1, self.b))
 
     def count_terms(self, texts: Sequence[str]) -> TermCounts:
-        """Counts the words of each text: lower-cased, with at least two letters."""
+        """Counts the terms of each text, as `TermConfig` says.
+
+        Raises:
+            ConfigError: `lemmas` without the package simplemma.
+        """
         tokenized = self._bm25s_tokenize(texts, return_ids=True)
         return TermCounts.from_token_ids(tokenized.ids, tokenized.vocab)
 
@@ -70,9 +83,13 @@ class BM25:
         return words
 
     def _bm25s_tokenize(self, texts: Sequence[str], return_ids: bool) -> Any:
-        stop_words = "english" if self.stop_words else None
         return bm25s.tokenize(
-            list(texts), stopwords=stop_words, return_ids=return_ids, show_progress=False
+            list(texts),
+            stopwords="english" if self.stop_words else None,
+            # bm25s calls it once for each distinct word, after the stop words are removed.
+            stemmer=_lemmatize_words if self.lemmas else None,
+            return_ids=return_ids,
+            show_progress=False,
         )
 
     def score_candidates(
@@ -137,3 +154,15 @@ def select_hits(scores: npt.NDArray[np.float32], k: int) -> list[SearchHit]:
     candidates = np.flatnonzero((scores >= min_score) & (scores > 0))
     order = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
     return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]
+
+
+def _lemmatize_words(words: Sequence[str]) -> list[str]:
+    """Returns the lemma of each lower-cased English word; a word without one is its own."""
+    try:
+        from simplemma import lemmatize
+    except ImportError:
+        raise ConfigError(
+            "lemmas need the package simplemma", fix="pip install 'as2ray[lemmas]'"
+        ) from None
+    # Names are capitalized in the dictionary.
+    return [lemmatize(word, lang="en").lower() for word in words]

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,8 +11,24 @@ import torch
 from as2ray.cascade.cost import EncoderShape
 from as2ray.experiments.cost_model import SCALING_EFFICIENCY, Cost, device_rates
 from as2ray.experiments.rankers import TrainedRanker
+from as2ray.experiments.stage import Stage
 from benchmarks import plan
-from benchmarks.plan import EstimatedWork, build_stages, measure_rates, simulate, stage_cost
+from benchmarks.plan import build_stages, measure_rates, simulate, stage_cost
+
+
+@dataclass(frozen=True, eq=False)
+class Work(Stage):
+    """A run that takes hours on one device."""
+
+    RESOURCES = "gang"
+
+    name: str
+    work_hours: float
+    max_devices: float
+    start: Stage | None = None
+
+    def hours(self):
+        return self.work_hours
 
 
 @pytest.fixture(autouse=True)
@@ -27,30 +44,30 @@ def _costs(*stages):
 
 
 def test_independent_stages_share_the_devices():
-    costs = _costs(*(EstimatedWork(f"run {n}", 1.0, 1.0) for n in range(5)))
+    costs = _costs(*(Work(f"run {n}", 1.0, 1.0) for n in range(5)))
     assert [simulate(costs, n, 1) for n in (1, 2, 4, 8)] == [5.0, 3.0, 2.0, 1.0]
 
 
 def test_longest_chain_goes_first():
-    short = [EstimatedWork(f"short {n}", 1.0, 1.0) for n in range(4)]
-    first = EstimatedWork("first", 2.0, 1.0)
-    costs = _costs(*short, first, EstimatedWork("second", 2.0, 1.0, start=first))
+    short = [Work(f"short {n}", 1.0, 1.0) for n in range(4)]
+    first = Work("first", 2.0, 1.0)
+    costs = _costs(*short, first, Work("second", 2.0, 1.0, start=first))
     assert simulate(costs, 2, 1) == 4.0
 
 
 def test_gang_waits_for_all_its_devices_and_is_not_passed():
-    class Scored(EstimatedWork):
+    class Scored(Work):
         RESOURCES = "device"
 
     long, small = Scored("long", 3.0, 1.0), Scored("small", 1.0, 1.0)
-    gang = EstimatedWork("gang", 2.0, 2.0)
+    gang = Work("gang", 2.0, 2.0)
     # The gang waits for the long stage; the small one, which has room beside it, waits behind it.
     costs = _costs(long, gang, small)
     assert simulate(costs, 2, 2) == pytest.approx(3.0 + 2.0 / (2 * SCALING_EFFICIENCY) + 1.0)
 
 
 def test_hours_fall_with_devices_and_side_by_side():
-    costs = _costs(*(EstimatedWork(f"run {n}", 1.0, 4.0) for n in range(16)))
+    costs = _costs(*(Work(f"run {n}", 1.0, 4.0) for n in range(16)))
     hours = plan.estimate_hours(costs)
     assert hours[1]["in sequence"] == hours[1]["side by side"] == 16.0
     assert hours[64]["in sequence"] == hours[8]["in sequence"]  # a run feeds four devices
@@ -87,13 +104,10 @@ def test_plan_names_every_paper_and_scales_with_the_rate(tmp_path, monkeypatch):
         shutil.copy(plan.RECIPES / f"{name}.yaml", recipes)
     monkeypatch.setattr(plan, "RECIPES", recipes)
     monkeypatch.setattr(plan, "DEVICE_COUNTS", (1, 8))
-    monkeypatch.setattr(
-        plan, "iter_pseudo_label_stages", lambda: iter([EstimatedWork("all", 1.0, 1.0)])
-    )
     for rate in ("100", "200"):
         plan.main(["--teraflops", rate, "--output", str(tmp_path / rate)])
     slow, fast = (json.loads((tmp_path / rate).read_text())["results"] for rate in ("100", "200"))
-    assert set(slow["papers"]) == {*plan.PAPERS, plan.PSEUDO_LABEL_PAPER}
+    assert set(slow["papers"]) == {*plan.PAPERS}
     assert set(slow["recipes"]) == {path.stem for path in recipes.iterdir()}
     for name, summary in slow["recipes"].items():
         assert sorted(map(int, summary["hours"])) == [1, 8]
@@ -102,7 +116,11 @@ def test_plan_names_every_paper_and_scales_with_the_rate(tmp_path, monkeypatch):
         assert summary["training"] == pytest.approx(2 * fast["recipes"][name]["training"], rel=0.05)
 
 
-def test_pseudo_label_paper_has_all_its_runs():
-    stages = list(plan.iter_pseudo_label_stages())
-    assert len(stages) == len(set(stages)) == 1_187
-    assert all(stage.hours() > 0 for stage in stages)
+def test_pseudo_label_paper_has_all_its_runs_and_each_source_once():
+    paths = sorted(plan.RECIPES.glob("mokrii_[dmy]*.yaml"))
+    stages = [stage for path in paths for stage in build_stages(path)]
+    runs = [stage for stage in stages if isinstance(stage, TrainedRanker)]
+    assert len(paths) == 5
+    # Four sources, pseudo-labels, and six starts with three samples of ten sizes, and all queries.
+    assert len(runs) == 5 * (4 + 1 + 6 * (3 * 10 + 1))
+    assert len(set(runs)) == len(runs) - 5 * 4 + 5

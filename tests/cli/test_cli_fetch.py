@@ -7,6 +7,7 @@ import tiny
 from as2ray.cli.main import main
 from as2ray.corpora import wikiqa
 from as2ray.corpora.preparation import read_split
+from as2ray.errors import CorpusError
 from as2ray.tables.raw_files import HUB_COPIES
 
 
@@ -45,3 +46,7 @@ def test_without_a_network_fetching_ends_with_one_sentence(tmp_path, monkeypatch
     told = capsys.readouterr().err
     assert "microsoft/wiki_qa cannot be read from the hub" in told
     assert "Traceback" not in told
+    revision = {"hub_revision": "refs/convert/parquet"}
+    for corpus in ("wikiqa", "asnq", "qnli", "squad", "hotpotqa"):
+        with pytest.raises(CorpusError, match=r"@refs/convert/parquet cannot be read"):
+            read_split(corpus, "train", "hub", **revision)

@@ -3,6 +3,7 @@ import csv
 import pytest
 
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError
 
 
@@ -58,6 +59,25 @@ def test_run_s_passages_are_candidates_in_their_place(release):
     assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-0", "nq-dev-0-4", 1)]
     assert table["candidate"].to_pylist() == ["text 9", "text 4"]
     assert table["document_id"].to_pylist() == ["T9", "T4"]
+
+
+def test_training_questions_have_the_relevant_passages_that_the_run_missed(release):
+    (release / "biencoder-nq-dev.json").rename(release / "biencoder-nq-train.json")
+    lines = (release / "bm25.trec").read_text().replace("nq-dev", "nq-train")
+    (release / "bm25.trec").write_text(lines)
+    table = read_split("dpr", "nq-train", release, run_file="bm25.trec", run_depth=1)
+    assert rows(table) == [
+        ("nq-train-0", "nq-train-0-9", 0),
+        ("nq-train-0", "nq-train-0-4", 1),
+        ("nq-train-0", "nq-train-0-2", 1),
+    ]
+    assert table["candidate"].to_pylist() == ["text 9", "text 4", "text 2"]
+    assert table["document_id"].to_pylist() == ["T9", "T4", "T2"]
+
+
+def test_collection_has_the_texts_without_titles(release):
+    [texts] = get_corpus("dpr").read_collection("psgs_w100", release)
+    assert texts[0] == "text 4"
 
 
 def test_passages_are_read_as_the_csv_module_wrote_them(release):

@@ -5,7 +5,8 @@ import pytest
 
 from as2ray.corpora.leaks import near_duplicate_questions
 from as2ray.corpora.preparation import read_split
-from as2ray.errors import CorpusError
+from as2ray.corpora.registry import get_corpus
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.filters import filter_table
 
 
@@ -54,6 +55,27 @@ def test_depth_cuts_the_run_and_queries_without_relevant_go_by_the_filter(releas
     assert [r[1].split()[1] for r in cut] == ["3", "9", "7", "1"]
     kept = filter_table(read_split("msmarco", "train", release), "no_all_negative")
     assert set(kept["question_id"].to_pylist()) == {"20"}
+
+
+def test_relevant_passages_alone_need_no_run(release):
+    (release / "run.train.tsv").unlink()
+    (release / "run.dev.small.tsv").unlink()
+    table = read_split("msmarco", "train", release, run_depth=0)
+    assert rows(table) == [("20", "passage 9 of cats", 1), ("20", "passage 7 of cats", 1)]
+    assert rows(read_split("msmarco", "dev", release, run_depth=0)) == [
+        ("30", "passage 9 of cats", 1)
+    ]
+
+
+def test_collections_are_read_a_text_a_line(release, write):
+    write("msmarco/msmarco-docs.tsv", "D4\thttp://x\tCats\tThey  purr.\n")
+    corpus = get_corpus("msmarco")
+    [texts] = corpus.read_collection("passages", release)
+    assert texts == [f"passage {i} of cats" for i in (9, 3, 5, 7, 1)]
+    assert list(corpus.read_collection("documents", release)) == [["Cats They purr."]]
+    assert corpus.check_collection_size("passages", 8_841_823)  # the paper prints 8.8M
+    with pytest.raises(ConfigError, match="unknown msmarco collection 'pages'"):
+        list(corpus.read_collection("pages", release))
 
 
 def test_documents_have_title_and_body(write, tmp_path):

@@ -2,6 +2,7 @@ import pytest
 
 from as2ray.corpora.leaks import near_duplicate_questions
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.yahoo_answers import SPLITS, assign_split
 from as2ray.errors import ConfigError, CorpusError
 
@@ -28,6 +29,14 @@ def test_own_answers_are_relevant_and_the_rest_is_what_bm25_finds(release):
         assert row["label"] == int(text in own)
     sizes = {q: table["question"].to_pylist().count(q) for q in set(table["question"].to_pylist())}
     assert set(sizes.values()) == {6}  # two of its own, one of them found, and four others
+
+
+def test_own_answers_alone_need_no_index_and_the_collection_has_all_answers(release):
+    table = read_split("yahoo_answers", "train", release, run_depth=0)
+    assert set(table["label"].to_pylist()) == {1}
+    [texts] = get_corpus("yahoo_answers").read_collection("answers", release)
+    assert len(texts) == 2 * len(QUESTIONS)
+    assert set(table["candidate"].to_pylist()) < set(texts)
 
 
 def test_splits_share_no_question_and_hold_all(release):
@@ -60,8 +69,8 @@ def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
         write("y/nfL6.json", [{"id": "1", "question": "how?", "nbestanswers": answers}])
         with pytest.raises(CorpusError, match=r"nfL6\.json: \w+Error"):
             read_split("yahoo_answers", assign_split("how?"), tmp_path / "y")
-    with pytest.raises(ConfigError, match="run_depth=0"):
-        read_split("yahoo_answers", "train", tmp_path / "y", run_depth=0)
+    with pytest.raises(ConfigError, match="run_depth=-1"):
+        read_split("yahoo_answers", "train", tmp_path / "y", run_depth=-1)
 
 
 def test_real_sample_splits_have_no_near_duplicates(real):

@@ -1,20 +1,24 @@
 """Stages of BM25: grid, indexes, candidates, labels, parts of a table, scores."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow.parquet as pq
 import pytest
 
 from as2ray.distributed.score import read_scores
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import ConfigError, CorpusError, CountMismatchError
 from as2ray.evaluation.measures import evaluate
+from as2ray.experiments import bm25
 from as2ray.experiments.bm25 import (
     INDEX,
     BM25Grid,
+    BM25Run,
     BM25Scores,
     CandidateIndex,
+    CollectionIndex,
+    CollectionTexts,
     DocumentIndex,
     LabelledTable,
     RetrievedTable,
@@ -32,7 +36,7 @@ from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
-from as2ray.text.bm25 import BM25
+from as2ray.text.bm25 import BM25, TermConfig
 from tune_spaces.bm25 import param_grid
 
 ROWS = (
@@ -88,16 +92,39 @@ def test_grid_takes_the_best_of_its_points(complete):
 def test_grid_over_a_collection_ranks_what_the_index_retrieves(complete):
     """Every question's own candidates rank well; among all texts a distractor comes first."""
     others = Rows((("x", "noise", "x-0", "Which birds hunt mice? Which birds hunt?", 0),))
-    points = ((0.9, 0.4),)
+    points = ((0.9, 0.4), (0.9, 0.5))
     assert complete(BM25Grid(Rows(ROWS[:2]), points))[0]["RR"] == 1.0
     source = Rows(ROWS[:2])
     grid = BM25Grid(source, points, collection=(source, others), depth=10)
     outputs, _ = complete(grid)
     assert outputs["RR"] == 0.5
     index = CandidateIndex((source, others), grid)
-    table = RetrievedTable(source, index, 10, append_missed=False)
+    table = RetrievedTable(BM25Run(source, index, 10), append_missed=False)
     stored, _ = complete(TableEvaluation(BM25Scores(table, index), ("RR",)))
     assert stored["evaluations"][""]["measures"]["RR"] == outputs["RR"]
+
+
+def test_single_point_is_taken_without_ranking(complete):
+    outputs, _ = complete(GRID)
+    assert outputs == {"k1": 0.9, "b": 0.4, "content": "k1=0.9, b=0.4"}
+
+
+def test_whole_collection_is_indexed_like_the_candidates_of_a_table(complete, tmp_path):
+    passages = dict.fromkeys(" ".join(row[3].split()) for row in ROWS)
+    lines = [f"{number}\t{text}\n" for number, text in enumerate(passages)]
+    (tmp_path / "collection.tsv").write_text("".join(lines))
+    collection = CollectionTexts("msmarco", "passages", str(tmp_path), check_size=False)
+    outputs, _ = complete(collection)
+    assert outputs == {"num_texts": 4, "verified": False}
+    with pytest.raises(CountMismatchError, match="has 4 texts; published are 8,800,000"):
+        complete(replace(collection, check_size=True))
+    index = CollectionIndex((collection,), GRID)
+    found, expected = (
+        complete(RetrievedTable(BM25Run(SOURCE, each, 10), append_missed=True))[0]
+        for each in (index, CANDIDATES)
+    )
+    assert found == expected
+    assert "missing (collection.tsv)" in replace(collection, data_dir="/x").describe()["source"]
 
 
 def test_grids_that_choose_alike_make_one_index(complete):
@@ -111,27 +138,62 @@ def test_grids_that_choose_alike_make_one_index(complete):
 
 def test_retrieved_candidates_come_from_all_and_keep_their_labels(complete):
     assert complete(CANDIDATES)[0]["sentences"] == 4  # one text stands twice, with other blanks
-    _, tested = complete(RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=False))
+    _, tested = complete(RetrievedTable(BM25Run(SOURCE, CANDIDATES, 10), append_missed=False))
     validate_table(read_table(tested), "retrieved")
     assert texts(tested) == [
         ("a", "Owls hunt mice.", 1),
         ("a", "Mice run.", 0),
         ("b", "Cats sleep.", 0),
     ]
-    _, trained = complete(RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=True))
+    _, trained = complete(RetrievedTable(BM25Run(SOURCE, CANDIDATES, 10), append_missed=True))
     assert texts(trained)[-2:] == [("b", "Cats sleep.", 0), ("b", "All day long.", 1)]
-    outputs, first = complete(RetrievedTable(SOURCE, CANDIDATES, 1, append_missed=False))
+    outputs, first = complete(RetrievedTable(BM25Run(SOURCE, CANDIDATES, 1), append_missed=False))
     assert len(texts(first)) == 2
     assert outputs["bm25"] == {"finds nothing": 0, "misses all positives": 1}
 
 
 def test_retrieved_candidates_have_the_scores_of_the_index_that_found_them(complete):
-    table = RetrievedTable(SOURCE, CANDIDATES, 10, append_missed=True)
+    table = RetrievedTable(BM25Run(SOURCE, CANDIDATES, 10), append_missed=True)
     _, folder = complete(BM25Scores(table, CANDIDATES))
     index = SentenceIndex.open(complete(CANDIDATES)[1] / INDEX)
     hits = [hit.score for row in (ROWS[0], ROWS[2]) for hit in index.search(row[1], 10)]
     # The last is a positive that BM25 missed.
     assert read_scores(folder)["score"].to_pylist() == [*hits, 0.0]
+
+
+def test_interrupted_run_goes_on_behind_its_last_complete_part(complete, monkeypatch):
+    expected, _ = complete(RetrievedTable(BM25Run(SOURCE, CANDIDATES, 10), append_missed=True))
+    monkeypatch.setattr(bm25, "QUERIES_PER_TASK", 1)
+    run = BM25Run(SOURCE, CANDIDATES, 9)  # another run than the one above
+    search, searched = bm25._search, []
+
+    def search_until_lost(store, index, depth, queries):
+        if len(searched) == 1:
+            raise CorpusError("the node is lost")
+        searched.extend(queries)
+        return search(store, index, depth, queries)
+
+    monkeypatch.setattr(bm25, "_search", search_until_lost)
+    with pytest.raises(CorpusError, match="lost"):
+        complete(run)
+    monkeypatch.setattr(bm25, "_search", search)
+    outputs, folder = complete(run)
+    assert outputs == {"num_parts": 2, "num_searched_parts": 1}
+    assert [query.id for query in searched] == ["a"]
+    assert read_table(folder)["question_id"].unique().to_pylist() == ["a", "b"]
+    retrieved, folder = complete(RetrievedTable(run, append_missed=True))
+    assert len(list(folder.glob("*.parquet"))) == 2
+    # Parts change neither rows nor counts.
+    assert retrieved == expected
+
+
+def test_grid_and_index_count_terms_as_the_recipe_says(complete):
+    grid = BM25Grid(SOURCE, ((0.9, 0.4),), terms=TermConfig(stop_words=True))
+    assert complete(grid)[0]["content"] == "k1=0.9, b=0.4, stop_words"
+    _, folder = complete(CandidateIndex((SOURCE,), grid))
+    index = SentenceIndex.open(folder / INDEX)
+    assert not index.search("of the")
+    assert folder != complete(CANDIDATES)[1]
 
 
 def test_own_candidates_are_scored_with_the_words_of_the_whole_table(complete):
@@ -153,7 +215,7 @@ def test_bm25_is_evaluated_like_a_ranker(complete):
 
 def test_questions_that_find_nothing_are_counted(complete):
     zebras = Rows(tuple((row[0], "zebra?", *row[2:]) for row in ROWS))
-    outputs, _ = complete(RetrievedTable(zebras, CANDIDATES, 10, append_missed=False))
+    outputs, _ = complete(RetrievedTable(BM25Run(zebras, CANDIDATES, 10), append_missed=False))
     assert outputs["bm25"] == {"finds nothing": 2, "misses all positives": 2}
     assert outputs["counts"]["num_questions"] == 0
 

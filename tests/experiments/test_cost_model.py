@@ -8,6 +8,14 @@ import pytest
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.checkpoints.packaged import resolve_model_path
+from as2ray.experiments.bm25 import (
+    BM25Grid,
+    BM25Run,
+    CollectionIndex,
+    CollectionTexts,
+    LabelledTable,
+    RetrievedTable,
+)
 from as2ray.experiments.cascades import SequentialRanker
 from as2ray.experiments.cost_model import (
     ENCODER_SHAPES,
@@ -15,6 +23,7 @@ from as2ray.experiments.cost_model import (
     START_HOURS,
     Cost,
     DeviceRates,
+    _stage_size,
     describe_source,
     device_rates,
     encoder_shape,
@@ -30,6 +39,7 @@ from as2ray.experiments.tables import PreparedTable, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 
@@ -246,3 +256,14 @@ def test_source_says_what_is_missing_and_how_to_get_it(tmp_path):
     assert describe_source(spec, "hub")["source"] == "microsoft/wiki_qa on the hub"
     # The text of this corpus comes with the interpreter.
     assert describe_source(TableSpec("python_reference", "train"), None)["is_present"]
+
+
+def test_retrieved_tables_have_as_many_candidates_as_are_retrieved():
+    spec = TableSpec("yahoo_answers", "l6-train", corpus_options={"run_depth": 0})
+    questions = PreparedTable(spec)
+    grid = BM25Grid(questions, ((0.9, 0.4),))
+    index = CollectionIndex((CollectionTexts("yahoo_answers", "l6-answers", "data"),), grid)
+    own = _stage_size(questions, False)
+    retrieved = _stage_size(RetrievedTable(BM25Run(questions, index, 100), False), False)
+    assert retrieved.num_pairs == 100 * own.num_questions > own.num_pairs
+    assert _stage_size(LabelledTable(index, questions, PseudoLabelConfig()), False) == own

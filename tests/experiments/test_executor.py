@@ -54,6 +54,13 @@ def test_equal_stages_of_two_recipes_are_one_whoever_made_them(store, log):
     assert runs(log) == ["shared", "a", "b"]
 
 
+def test_stages_without_a_name_are_named_by_the_named_one_that_uses_them():
+    target = Cell("a", (Cell("b", (Cell("c"),)),))
+    experiment = Experiment()
+    experiment.add("table", target)
+    assert sorted(experiment.names().values()) == ["Cell for table", "Cell for table", "table"]
+
+
 def test_place_and_log_are_no_identity_but_fields_and_inputs_are():
     stage = Cell("a")
     assert stage == Cell("a", seconds=3.0, log="/tmp")

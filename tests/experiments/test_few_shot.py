@@ -14,7 +14,7 @@ from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.score_mixing import best_bm25_weight, mix_scores
-from as2ray.experiments.bm25 import BM25Grid, BM25Scores, CandidateIndex, RetrievedTable
+from as2ray.experiments.bm25 import BM25Grid, BM25Run, BM25Scores, CandidateIndex, RetrievedTable
 from as2ray.experiments.few_shot import (
     BM25Weight,
     FewShotConfig,
@@ -119,7 +119,7 @@ def test_sample_is_refused_before_anything_runs_if_the_size_of_its_table_is_know
     assert max_questions(limited, {}) == 50
     assert max_questions(PreparedTable(TableSpec("squad", "train", num_questions=9)), {}) == 9
     index = CandidateIndex((limited,), BM25Grid(limited, ()))
-    assert max_questions(RetrievedTable(limited, index, 5, True), {}) == 50
+    assert max_questions(RetrievedTable(BM25Run(limited, index, 5), True), {}) == 50
     assert max_questions(Candidates(4), {}) is None
     SampledTable(limited, 50, 0, False).check({})
     with pytest.raises(ConfigError, match="has 51, but the target has at most 50"):

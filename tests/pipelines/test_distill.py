@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from as2ray.checkpoints.loading import load
@@ -15,7 +16,7 @@ from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.ensemble import EnsembleRanker
-from pipelines.distill import PIPELINE, Recipe, _format_latencies
+from pipelines.distill import PIPELINE, Recipe, Savings, _format_latencies, summarize_confidence
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -51,6 +52,33 @@ def recipe(checkpoint, common, learn):
         baseline="first",
         seeds=[0],
     )
+
+
+@pytest.mark.slow
+def test_confidence_of_an_ensemble_is_drawn_beside_that_of_its_members(recipe, tmp_path, learn):
+    student = RunSpec(teachers=[["first", "second"]], loss=DistillationLoss(), **learn)
+    runs = {name: recipe.runs[name] for name in ("first", "second")} | {"student": student}
+    recipe = replace(recipe, runs=runs, ensembles={}, teacher_agreement=[], measure_speed=False)
+    out = tmp_path / "out"
+    PIPELINE.run(recipe, out, HERE)
+    lines = (out / "target-student-confidence.md").read_text().splitlines()[2:]
+    names = [line.split("|")[1].strip() for line in lines]
+    assert names == ["first", "second", "ensemble"]
+    assert (out / "target-student-confidence.png").stat().st_size > 0
+    stored = json.loads((out / "confidence" / "target-student" / "manifest.json").read_text())
+    outputs = stored["outputs"]
+    # The mean of probabilities is never surer than its members are in the mean (Jensen).
+    members = [outputs[name]["entropy"] for name in names[:2]]
+    assert outputs["ensemble"]["entropy"] >= sum(members) / 2 - 1e-6
+    assert sum(outputs["ensemble"]["shares"]) == pytest.approx(1)
+
+
+def test_confidence_is_the_share_of_probabilities_close_to_0_or_1():
+    summary = summarize_confidence(np.array([0.5, 0.96, 0.01, 0.9]))
+    assert summary["confident"] == 0.5
+    assert np.flatnonzero(summary["shares"]).tolist() == [0, 10, 18, 19]
+    assert summarize_confidence(np.array([0.5, 0.5]))["entropy"] == pytest.approx(1)
+    assert summarize_confidence(np.array([0.0, 1.0]))["entropy"] == 0
 
 
 @pytest.mark.slow
@@ -90,8 +118,19 @@ def test_latencies_have_the_paper_s_claims_as_columns():
         return {"num_parameters": num_parameters, **times, "slowdown": ""}
 
     systems = {"cerberus": values(124_000_000, 1.0), "large": values(335_000_000, 2.5)}
-    cells = _format_latencies(systems).splitlines()[-1].split(" | ")
+    cells = _format_latencies(systems, {}).splitlines()[-1].split(" | ")
     assert cells[-3:] == ["2.70", "63%", "60% |"]
+    claims = _format_latencies(systems, {"large": Savings(2.7, 0.64, 0.6)}).splitlines()[-3:]
+    assert claims == [
+        "| large | parameters | 2.7 | 2.7 | holds |",
+        "| large | size | 0.64 | 0.63 | does not hold |",
+        "| large | latency | 0.6 | 0.6 | holds |",
+    ]
+
+
+def test_savings_of_an_unknown_system_are_refused(recipe):
+    with pytest.raises(ConfigError, match=r"published_savings of \['large'\]"):
+        replace(recipe, published_savings={"large": Savings(2.7, 0.64, 0.6)})
 
 
 def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):

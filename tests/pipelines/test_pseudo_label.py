@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 from pydantic import ValidationError
 
 from as2ray.distributed.score import read_scores
@@ -24,7 +25,7 @@ from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.schema import question_offsets
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
-from pipelines.pseudo_label import PAPER, PIPELINE, Study, build
+from pipelines.pseudo_label import PAPER, PIPELINE, CollectionSpec, Study, build
 
 HERE = WorkersConfig(num_workers=0)
 RECIPES = sorted(
@@ -203,6 +204,52 @@ def test_bm25_of_retrieved_candidates_is_the_order_they_were_found_in(small, tmp
         assert 1 <= end - start <= 5
         assert (np.diff(scores[start:end]) <= 0).all()
     assert systems(out / "test.json") >= {"BM25", "pseudo+8", "pseudo+8, with BM25"}
+
+
+@pytest.mark.slow
+def test_candidates_are_retrieved_from_a_whole_collection(small, tmp_path, monkeypatch):
+    """A passage that is a candidate of no question is retrieved too."""
+    root = tmp_path / "data" / "msmarco"
+    root.mkdir(parents=True)
+    rows = tiny.candidates(30, seed=3).to_pylist()
+    texts = [*dict.fromkeys(row["candidate"] for row in rows), rows[0]["question"]]
+    ids = {text: number for number, text in enumerate(texts)}
+    lines = (f"{number}\t{text}\n" for text, number in ids.items())
+    (root / "collection.tsv").write_text("".join(lines))
+    questions = {row["question_id"]: row["question"] for row in rows}
+    numbers = {question: number for number, question in enumerate(questions)}
+    for name, part in (("train", 0), ("dev.small", 1)):
+        chosen = {q: text for q, text in questions.items() if numbers[q] % 2 == part}
+        lines = (f"{numbers[q]}\t{text} {q}\n" for q, text in chosen.items())
+        (root / f"queries.{name}.tsv").write_text("".join(lines))
+        judged = (r for r in rows if r["label"] and r["question_id"] in chosen)
+        lines = (f"{numbers[r['question_id']]}\t0\t{ids[r['candidate']]}\t1\n" for r in judged)
+        (root / f"qrels.{name}.tsv").write_text("".join(lines))
+    monkeypatch.setenv("AS2RAY_DATA", str(root.parent))
+    relevant = {"corpus_options": {"run_depth": 0}}
+    study = replace(
+        small,
+        train=TableSpec("msmarco", "train", **relevant),
+        dev=TableSpec("msmarco", "train", num_questions=5, **relevant),
+        tests={"test": TableSpec("msmarco", "dev", **relevant)},
+        collection=CollectionSpec("msmarco", "passages", verify=False),
+        bm25_grid=[(0.9, 0.4)],
+        retrieval_depth=6,
+        question_filter="raw",
+        few_shot=replace(small.few_shot, num_questions=(None,), remedies=()),
+    )
+    out = tmp_path / "out"
+    PIPELINE.run(study, out, HERE)
+    assert {"BM25", "pseudo", "scratch+all"} <= systems(out / "test.json")
+    assert texts[-1] in read_table(out / "retrieved" / "train")["candidate"].to_pylist()
+    assert outputs(out / "index")["sentences"] == len(texts)
+
+
+def test_collection_without_a_depth_or_of_another_name_is_refused(small):
+    with pytest.raises(ConfigError, match="collection needs retrieval_depth"):
+        replace(small, collection=CollectionSpec("msmarco", "passages"))
+    with pytest.raises(ConfigError, match="unknown msmarco collection 'pages'"):
+        CollectionSpec("msmarco", "pages")
 
 
 def test_remedy_chosen_under_another_filter_is_not_taken_for_this_one(small, tmp_path):

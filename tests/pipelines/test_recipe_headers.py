@@ -33,6 +33,8 @@ def list_problems(text: str) -> list[str]:
     trainings = [run["training"] for run in recipe.get("runs", {}).values()]
     trainings += [recipe["training"]] if "training" in recipe else []
     is_clipped = any(training.get("max_grad_norm", 1.0) for training in trainings)
+    if "published_results" in recipe and "reproduces" not in recipe:
+        problems.append("its report does not compare with what is printed: no `reproduces`")
     # What no paper says and a run does.
     for pattern, applies in {
         "clip": is_clipped,

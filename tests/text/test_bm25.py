@@ -1,10 +1,12 @@
+import sys
+
 import bm25s
 import numpy as np
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.text.bm25 import BM25
 
 TEXTS = [
@@ -69,6 +71,26 @@ def test_stop_words_count_unless_left_out():
     texts = ["the cat", "a dog of the house"]
     assert BM25().build_index(texts).search("the")
     assert not BM25(stop_words=True).build_index(texts).search("the")
+
+
+def test_lemmas_find_other_forms_of_a_word_and_count_as_one_term():
+    pytest.importorskip("simplemma")
+    texts = ["Owls hunted mice in Paris.", "the birds sing"]
+    assert not BM25().build_index(texts).search("mouse hunts")
+    lemmas = BM25(lemmas=True)
+    assert lemmas.tokenize(["Mice, a mouse; PARIS"]) == [["mouse", "mouse", "paris"]]
+    assert [hit.index for hit in lemmas.build_index(texts).search("mouse hunts")] == [0]
+    once, twice = lemmas.count_terms(["mouse", "mouse mice"]).matrix.toarray()
+    assert (once, twice) == ([1], [2])
+    scores = lemmas.score_candidates(table(["mouse", "mouse"], texts))
+    assert scores[0] > scores[1] == 0
+    assert BM25(lemmas=True, stop_words=True).tokenize(["the mice of it"]) == [["mouse"]]
+
+
+def test_lemmas_without_their_package_are_refused_by_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simplemma", None)
+    with pytest.raises(ConfigError, match=r"pip install 'as2ray\[lemmas\]'"):
+        BM25(lemmas=True).build_index(TEXTS)
 
 
 @pytest.mark.parametrize("texts", [[], ["", "a ?"]])
