@@ -2,9 +2,11 @@
 
 All sides rank the same sentences with the same weights: questions of SQuAD's dev part with 400 and
 with 100 sentences of the article. The baselines run in their own processes and wait while others
-are measured. `--peers` names the Python of an environment with
-`sentence-transformers[onnx,openvino]`, which conflicts with as2ray's environment; without it only
-the default and bf16 are measured. A cascade is the same encoder trained with exits (`--cascade`);
+are measured. `--peers` names the Python of another environment for the baselines that need more:
+`sentence-transformers[onnx,openvino]`, which conflicts with as2ray's environment, for its backends,
+and the packages of as2ray's extra `peers` for networks in int8 (OpenVINO by NNCF, ONNX Runtime).
+What is not installed is not measured. Each baseline but the default has the best of several batch
+sizes. A cascade is the same encoder trained with exits (`--cascade`);
 its MAP is compared with its own MAP when nothing is dropped.
 
 `--family NAME`, once or several times, compares families of encoders instead: random weights of the
@@ -55,9 +57,19 @@ PEER_BACKENDS = {
     "bf16": ("torch", {"dtype": "bfloat16"}),
     "ONNX": ("onnx", {}),
     "OpenVINO": ("openvino", {}),
+    "ONNX int8": ("onnx_int8", {}),
+    "OpenVINO int8": ("openvino_int8", {}),
 }
-"""Backend and keyword arguments of each baseline; the last two need `--peers`."""
+"""Backend and keyword arguments of each baseline."""
 
+INT8_PEERS = ("ONNX int8", "OpenVINO int8")
+"""Baselines in int8, whose MAP is measured, too."""
+
+BATCH_SIZES = (8, 16, 32, 64)
+"""Batch sizes of which a baseline takes its best."""
+
+DEFAULT_BATCH_SIZE = 32
+"""CrossEncoder's default."""
 
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1},
@@ -102,17 +114,20 @@ class Size:
     """Questions per pass, by the number of candidates of each."""
     num_repeats: int
     num_quality_questions: int
-    """Questions on which the cascade's MAP is compared."""
+    """Questions on which the cascade's MAP is compared; with 0 no MAP is computed."""
+    kinds: tuple[str, ...] = ("text", "tokens")
+    """What is ranked."""
 
 
 FULL = Size({400: 4, 100: 12}, 5, 150)
+BRIEF = Size({400: 1}, 5, 0, ("text",))
 SMALL = Size({8: 2}, 1, 6)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    size = SMALL if args.small else FULL
+    size = SMALL if args.small else BRIEF if args.brief else FULL
     limit_cores(args.cores)
     if args.family:
         write_report("ranking", args, *_compare_families(args, size))
@@ -135,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rankers[f"{name} int8"] = _load_int8(paths[name], table)
         for candidates, questions in size.num_questions.items():
             rows = select_questions(table, candidates, questions)
-            for kind, ratios in _compare(rankers, model, rows, args, size.num_repeats).items():
+            for kind, ratios in _compare(rankers, model, rows, args, size).items():
                 results[f"{candidates} candidates, from {kind}"] = {
                     name: {peer: ratio.as_json() for peer, ratio in ratios_by_peer.items()}
                     for name, ratios_by_peer in ratios.items()
@@ -150,8 +165,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 claims.append(
                     Claim("packed reaches >= 60 % of GEMM", measured, gemm["part"] >= 0.6)
                 )
-        claims += _compare_quality(rankers, args, results)
-        if args.cascade:
+        if size.num_quality_questions:
+            claims += _compare_quality(rankers, model, args, results)
+        if args.cascade and size.num_quality_questions:
             quality_rows = select_questions(
                 table, max(size.num_questions), size.num_quality_questions
             )
@@ -165,6 +181,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", action="append", choices=FAMILY_SHAPES, help="family with random weights"
     )
+    parser.add_argument("--brief", action="store_true", help="one question, from text, no MAP")
     parser.add_argument("--without_peers", action="store_true", help="compare as2ray's own alone")
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
 
@@ -180,7 +197,7 @@ def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim]
         with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
             model = _write_random_ranker(family, Path(folder) / "model", args.small)
             ranker = as_packed_ranker(load(model, device="cpu", dtype="bf16"))
-            compared = _compare({"packed": ranker}, model, rows, args, size.num_repeats)
+            compared = _compare({"packed": ranker}, model, rows, args, size)
         for kind, ratios in compared.items():
             best = min(ratios["packed"], key=lambda peer: ratios["packed"][peer].median)
             ratio = ratios["packed"][best]
@@ -256,15 +273,13 @@ def _compare(
     model_path: Path,
     rows: pa.Table,
     args: argparse.Namespace,
-    num_repeats: int,
+    size: Size,
 ) -> dict[str, dict[str, dict[str, SpeedRatio]]]:
     """Returns the ratio of each ranker to each baseline, from text and from tokens."""
-    names = [name for name in PEER_BACKENDS if args.peers or PEER_BACKENDS[name][0] == "torch"]
-    names = [] if args.without_peers else names
-    peers = {name: _PeerProcess(name, model_path, rows, args) for name in names}
+    peers = _start_peers(model_path, rows, args)
     results = {}
     try:
-        for kind in ("text", "tokens"):
+        for kind in size.kinds:
             workloads = {
                 name: _build_ranker_workload(ranker, rows, kind) for name, ranker in rankers.items()
             }
@@ -272,7 +287,7 @@ def _compare(
                 name: peer.build_workload(kind, rows.num_rows) for name, peer in peers.items()
             }
             first, *others = workloads.values()
-            ratios = measure_alternately(first, others, num_repeats)
+            ratios = measure_alternately(first, others, size.num_repeats)
             rates = dict(
                 zip(workloads, [ratios[0].rates, *(ratio.baseline_rates for ratio in ratios)])
             )
@@ -284,6 +299,8 @@ def _compare(
                 }
                 for name in rankers
             }
+        for name, peer in peers.items():
+            print(f"{name}: batch size {peer.batch_size}, peak memory {peer.peak_mb:,.0f} MB")
     finally:
         for peer in peers.values():
             peer.close()
@@ -306,14 +323,30 @@ def _build_ranker_workload(ranker: PackedRanker, rows: pa.Table, kind: str) -> C
     return workload
 
 
+def _start_peers(
+    model_path: Path, rows: pa.Table, args: argparse.Namespace, names: Sequence[str] = ()
+) -> dict[str, "_PeerProcess"]:
+    """Starts the baselines, by default all whose packages are there."""
+    if args.without_peers:
+        return {}
+    names = names or tuple(PEER_BACKENDS)
+    peers = {name: _PeerProcess(name, model_path, rows, args) for name in names}
+    for name, peer in peers.items():
+        if peer.missing:
+            peer.close()
+            print(f"{name} is not measured: {', '.join(peer.missing)} is not installed")
+    return {name: peer for name, peer in peers.items() if not peer.missing}
+
+
 class _PeerProcess:
-    """A process that ranks with one of sentence-transformers' backends whenever it is asked to."""
+    """A process that ranks with another library whenever it is asked to."""
 
     def __init__(
         self, name: str, model_path: Path, rows: pa.Table, args: argparse.Namespace
     ) -> None:
         backend, keywords = PEER_BACKENDS[name]
-        python = sys.executable if backend == "torch" else str(args.peers)
+        python = sys.executable if backend == "torch" else str(args.peers or sys.executable)
+        takes_default = name == "default" or args.small
         script = Path(__file__).with_name("ranking_peer.py")
         self.process = subprocess.Popen(
             [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -327,19 +360,32 @@ class _PeerProcess:
                     "model_kwargs": keywords,
                     "cores": select_cores(args.cores),
                     "questions": group_by_question(rows),
+                    "batch_sizes": [DEFAULT_BATCH_SIZE] if takes_default else BATCH_SIZES,
                 }
             )
         )
-        self._receive()
+        message = self._receive()
+        self.missing: list[str] = message.get("missing", [])
+        """Packages that it needs and that are not installed."""
+        self.batch_size: int | None = message.get("batch_size")
+        self.peak_mb = 0.0
+        """Largest resident memory of the process after its last pass."""
 
     def build_workload(self, kind: str, num_pairs: int) -> Callable[[], float]:
         """Returns a workload that ranks all pairs once; its rate is pairs per second."""
 
         def workload() -> float:
             self._send(kind)
-            return num_pairs / float(self._receive()["seconds"])
+            message = self._receive()
+            self.peak_mb = float(message["peak_mb"])
+            return num_pairs / float(message["seconds"])
 
         return workload
+
+    def predict(self) -> np.ndarray:
+        """Returns the score of each pair, shape [pairs]."""
+        self._send("scores")
+        return np.array(self._receive()["scores"])
 
     def close(self) -> None:
         """Ends the process."""
@@ -382,6 +428,15 @@ def _load_int8(path: Path, table: pa.Table) -> PackedRanker:
 
 def _build_claims(setting: str, ratios: dict[str, dict[str, SpeedRatio]]) -> list[Claim]:
     claims = []
+    for name, peer, goal in (
+        ("packed int8", "OpenVINO int8", 1.2),
+        ("cascade int8", "OpenVINO int8", 3.0),
+        ("cascade int8", "default", 16.0),
+    ):
+        if peer in ratios.get(name, {}):
+            ratio = ratios[name][peer]
+            claim = f"{name}, {setting}: >= {goal:g} x {peer}"
+            claims.append(Claim(claim, str(ratio), ratio.median >= goal))
     for name in ("packed", "cascade"):
         if f"{name} int8" in ratios:
             ratio = ratios[f"{name} int8"][name]
@@ -401,7 +456,7 @@ def _build_claims(setting: str, ratios: dict[str, dict[str, SpeedRatio]]) -> lis
                 default.median >= min_to_default,
             )
         )
-        peers = [peer for peer in ratios[name] if peer in PEER_BACKENDS]
+        peers = [peer for peer in ratios[name] if peer in PEER_BACKENDS and peer not in INT8_PEERS]
         best = min(peers, key=lambda peer: ratios[name][peer].median)
         ratio = ratios[name][best]
         claims.append(
@@ -443,7 +498,10 @@ def _measure_gemm_share(ranker: PackedRanker, rows: pa.Table, num_repeats: int) 
 
 
 def _compare_quality(
-    rankers: dict[str, PackedRanker], args: argparse.Namespace, results: dict[str, Any]
+    rankers: dict[str, PackedRanker],
+    model_path: Path,
+    args: argparse.Namespace,
+    results: dict[str, Any],
 ) -> list[Claim]:
     """Compares MAP on WikiQA's test part with that of the same ranker in fp32, or not in int8."""
     if args.small or not args.ranker:
@@ -456,6 +514,9 @@ def _compare_quality(
         name: evaluate(rows, ranker.predict_table(rows).sort_keys, ["AP"])
         for name, ranker in rankers.items()
     }
+    for name, peer in _start_peers(model_path, rows, args, INT8_PEERS).items():
+        quality[name] = evaluate(rows, peer.predict(), ["AP"])
+        peer.close()
     results["WikiQA MAP"] = {name: result.measures["AP"] for name, result in quality.items()}
     claims = []
     for name, baseline in (

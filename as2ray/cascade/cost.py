@@ -59,6 +59,16 @@ class EncoderShape:
         dense = 4 * self.hidden_size**2 + feed_forward
         return np.asarray(2.0 * lengths * dense + 4.0 * lengths * lengths * self.hidden_size)
 
+    def pooled_layer_flops(self, lengths: np.ndarray) -> np.ndarray:
+        """Counts the FLOPs of a last layer of which a head reads the first token only.
+
+        Query, key, value and attention are computed of all tokens, the rest of one token. Packed
+        rankers run it so; `relative_flops` counts a whole layer.
+        """
+        one_token = self.layer_flops(np.ones(1)) - 4.0 * self.hidden_size
+        projections = 2.0 * (lengths - 1) * 3 * self.hidden_size**2
+        return np.asarray(one_token + projections + 4.0 * lengths * lengths * self.hidden_size)
+
     def embedding_flops(self, lengths: np.ndarray) -> np.ndarray:
         """Counts the FLOPs before the first layer, shape [sequences]."""
         has_projection = self.embedding_size != self.hidden_size

@@ -85,3 +85,12 @@ def test_operations_of_heads_and_partial_classifiers_equal_a_count_by_hand():
     head = shape.layer_flops(lengths[1]).sum() + 2 * (4 * 4 + 4 * 2)
     found = count_flops(shape, [2, 3], lengths)
     assert found == body + 3 * partial_classifier + 3 * head
+
+
+def test_last_layer_of_a_head_that_reads_one_token_has_a_quarter_of_the_dense_products():
+    shape = EncoderShape(hidden_size=8, intermediate_size=32)
+    one, many = np.ones(1), np.array([50.0])
+    np.testing.assert_array_equal(shape.pooled_layer_flops(one), shape.layer_flops(one))
+    attention, dense = 4 * 50 * 50 * 8, 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    assert shape.layer_flops(many) == 50 * dense + attention
+    assert shape.pooled_layer_flops(many) == 50 * dense / 4 + attention + dense * 3 / 4

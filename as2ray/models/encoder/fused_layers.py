@@ -30,7 +30,7 @@ from as2ray.models.encoder.int8 import (
     find_outliers,
     weights_checksum,
 )
-from as2ray.models.encoder.length_buckets import MAX_MANUAL_LENGTH_FP32
+from as2ray.models.encoder.length_buckets import bucketed_self_attention
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 Rotations = Mapping[str | None, tuple[Tensor, Tensor]]
@@ -106,6 +106,11 @@ class FusedLinear:
         return functional.gelu(product, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def _has_bf16_outputs() -> bool:
+    """Returns whether oneDNN's products on this CPU can have results in bf16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _can_reorder_weights(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether oneDNN can reorder weights of this dtype once, ahead of its products."""
     return (
@@ -113,7 +118,7 @@ def _can_reorder_weights(device: torch.device, dtype: torch.dtype) -> bool:
         and dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and _has_bf16_outputs()
     )
 
 
@@ -156,7 +161,8 @@ class FusedLayer:
         up, activation, down, output_norm = feed_forward
         self.head_size, self.heads = heads.attention_head_size, heads
         self.dtype = torch.float32 if dtype == torch.int8 else dtype
-        self.max_manual_length = MAX_MANUAL_LENGTH_FP32 if dtype == torch.int8 else 0
+        has_relative_positions = hasattr(heads, "query_proj")
+        self.is_bucketed = dtype in (torch.int8, torch.bfloat16) and not has_relative_positions
         self.fused_activation, self.activation = split_activation(activation)
         self.outliers: OutlierChannels | None = None
         self.attention_norm = FusedLayerNorm(attention_norm, self.dtype)
@@ -171,7 +177,7 @@ class FusedLayer:
             products = self._int8_products(weights, ranges, activation)
         self.qkv_projection, self.attention_output, self.up, self.down = products
         self.positions: PositionProjections | None = None
-        if hasattr(heads, "query_proj"):
+        if has_relative_positions:
             with torch.no_grad():
                 self.positions = PositionProjections.from_layer(heads, distances)
 
@@ -191,7 +197,13 @@ class FusedLayer:
         # With another activation than GELU the states between the two products are fp32.
         output_ranges = None if self.fused_activation == "none" else inner_ranges
         return (
-            Int8Linear(*qkv, ranges["qkv_projection"], is_smoothed=True),
+            Int8Linear(
+                *qkv,
+                ranges["qkv_projection"],
+                is_smoothed=True,
+                # Attention converts its inputs to fp32, and reads half as many bytes.
+                output_dtype=torch.bfloat16 if _has_bf16_outputs() else torch.float32,
+            ),
             Int8Linear(*attention_output, ranges["attention_output"]),
             Int8Linear(*up, ranges["up"], is_smoothed=True, output_ranges=output_ranges),
             Int8Linear(down_weights, down[1], inner_ranges),
@@ -207,9 +219,22 @@ class FusedLayer:
     ) -> Tensor:
         """Returns states of some tokens after the layer, [n, hidden]."""
         hidden = hidden.to(self.dtype)
-        return self._finish_layer(self._attend(hidden, layout)[token_index], hidden[token_index])
+        if self.is_bucketed and hidden.is_cpu and layout.are_first_tokens(token_index):
+            attended = self._attend(hidden, layout, len(token_index))
+        else:
+            attended = self._attend(hidden, layout)[token_index]
+        return self._finish_layer(attended, hidden[token_index])
 
-    def _attend(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def _attend(
+        self, hidden: Tensor, layout: SequenceLayout, num_first_rows: int | None = None
+    ) -> Tensor:
+        """Returns the results of attention, [rows, hidden].
+
+        Args:
+            hidden: Packed states, [rows, hidden].
+            layout: Positions of the sequences in them.
+            num_first_rows: Number of rows if only the first token of each sequence attends.
+        """
         projected = self.qkv_projection(hidden)[: layout.num_tokens].view(
             layout.num_tokens, 3, -1, self.head_size
         )
@@ -218,16 +243,16 @@ class FusedLayer:
                 self.heads, projected.unbind(1), layout, self.positions
             )
             return pad_rows(attended, len(hidden))
+        if self.is_bucketed and projected.is_cpu:
+            return bucketed_self_attention(
+                projected,
+                layout.length_buckets,
+                num_first_rows or len(hidden),
+                self.dtype,
+                num_first_rows is not None,
+            )
         query, key, value = (x.transpose(0, 1)[None] for x in projected.unbind(1))
-        attended, _ = packed_attention(
-            self.heads,
-            query,
-            key,
-            value,
-            None,
-            layout=layout,
-            max_manual_length=self.max_manual_length,
-        )
+        attended, _ = packed_attention(self.heads, query, key, value, None, layout=layout)
         return pad_rows(attended[0].flatten(1), len(hidden))
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:

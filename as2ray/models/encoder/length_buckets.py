@@ -20,11 +20,8 @@ LengthBuckets = tuple[tuple[int, int], ...]
 """(number of sequences, tokens of each) of each run of adjacent sequences of equal length."""
 
 MAX_MANUAL_LENGTH = 128
-"""Longest sequence for which `_manual_attention` is used in bf16 on a CPU. It is three times as
+"""Longest sequence for which attention in bf16 on a CPU is computed by hand. It is three times as
 fast as torch's fused kernel at 40 tokens, twice at 128, and slower at 256."""
-
-MAX_MANUAL_LENGTH_FP32 = 64
-"""The same for the fp32 states of int8 layers."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,6 @@ def bucketed_attention(
     scale: float | None,
     dropout: float,
     mask: AttentionMask = UNMASKED,
-    max_manual_length: int = 0,
 ) -> Tensor:
     """Computes attention inside each sequence; all tensors have [tokens, heads, head size].
 
@@ -76,15 +72,12 @@ def bucketed_attention(
         scale: Factor of the products; by default 1 / sqrt(head size).
         dropout: Probability of dropping an attention weight.
         mask: Which tokens of its sequence a token attends to.
-        max_manual_length: Longest sequence for which `_manual_attention` is used. On a CPU it is
-            `MAX_MANUAL_LENGTH` in bf16.
     """
     if dropout > 0.0:
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         return _DropoutAttention.apply(q, k, v, buckets, factor, dropout, mask)  # type: ignore[no-any-return, no-untyped-call]
     outputs = []
-    if q.dtype == torch.bfloat16 and not q.is_cuda:
-        max_manual_length = MAX_MANUAL_LENGTH
+    max_manual_length = MAX_MANUAL_LENGTH if q.dtype == torch.bfloat16 and not q.is_cuda else 0
     for query, key, value in split_buckets(buckets, q, k, v):
         use_manual = query.shape[2] <= max_manual_length
         attend = _manual_attention if use_manual else functional.scaled_dot_product_attention
@@ -111,6 +104,60 @@ def _manual_attention(
     if attn_mask is not None:
         scores = scores.masked_fill_(~attn_mask, float("-inf"))
     return torch.bmm(scores.softmax(-1), v).view(query.shape).to(value.dtype)
+
+
+def bucketed_self_attention(
+    qkv: Tensor,
+    buckets: LengthBuckets,
+    num_rows: int,
+    dtype: torch.dtype,
+    first_queries: bool = False,
+) -> Tensor:
+    """Computes attention inside each sequence, in fp32 on a CPU, for inference.
+
+    Query, key and value of a bucket are copied and converted at once, and the results are written
+    where they belong, which takes half the time of `bucketed_attention` besides its products.
+
+    Args:
+        qkv: Query, key and value of each token, shape [tokens, 3, heads, head size].
+        buckets: The sequences that the tokens belong to.
+        num_rows: Number of rows of the result; those after the last query are zeros.
+        dtype: Number format of the result.
+        first_queries: Whether only the first token of each sequence attends.
+
+    Returns:
+        Shape [rows, heads * head size].
+    """
+    num_heads, head_size = qkv.shape[2:]
+    output = torch.empty(num_rows, num_heads, head_size, dtype=dtype)
+    start = first_token = 0
+    for count, length in buckets:
+        part = qkv[first_token : first_token + count * length]
+        first_token += count * length
+        states = part.view(count, length, 3, num_heads, head_size).permute(2, 0, 3, 1, 4)
+        num_queries = 1 if first_queries else length
+        if length > MAX_MANUAL_LENGTH:
+            query, key, value = states
+            attended = functional.scaled_dot_product_attention(
+                query[:, :, :num_queries], key, value
+            )
+        else:
+            query, key, value = states.float().contiguous().flatten(1, 2)
+            scores = torch.baddbmm(
+                query.new_empty(1),
+                query[:, :num_queries],
+                key.mT,
+                beta=0.0,
+                alpha=head_size**-0.5,
+            )
+            attended = torch.bmm(scores.softmax(-1), value)
+            attended = attended.view(count, num_heads, num_queries, head_size)
+        end = start + count * num_queries
+        rows = output[start:end].view(count, num_queries, num_heads, head_size)
+        rows.copy_(attended.transpose(1, 2))
+        start = end
+    output[start:].zero_()
+    return output.flatten(1)
 
 
 def split_buckets(buckets: LengthBuckets, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -63,6 +63,11 @@ class SequenceLayout:
         """Index of each sequence's first token, shape [sequences]."""
         return self.cu_seqlens[:-1]
 
+    def are_first_tokens(self, token_index: Tensor) -> bool:
+        """Returns whether these are all sequences' first tokens, and after them only zeros."""
+        first_tokens, padding = token_index.tensor_split([len(self.first_tokens)])
+        return torch.equal(first_tokens.int(), self.first_tokens) and not bool(padding.any())
+
     @cached_property
     def positions(self) -> Tensor:
         """Position of each token in its sequence, from 0, shape [tokens]."""
@@ -86,7 +91,6 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
-    max_manual_length: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention inside each sequence of a packed batch.
@@ -102,7 +106,6 @@ def packed_attention(
         dropout: Probability of dropping an attention weight.
         sliding_window: Tokens i and j attend to each other only if |i - j| is below it.
         is_causal: Whether a token attends only to those before it; by default as the module says.
-        max_manual_length: See `bucketed_attention`.
         others: Further arguments, of which only `IGNORED_ARGUMENTS` are allowed.
 
     Returns:
@@ -127,9 +130,7 @@ def packed_attention(
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
         return _varlen_attention(q, k, v, layout, scaling, mask)[None], None
-    attended = bucketed_attention(
-        q, k, v, layout.length_buckets, scaling, dropout, mask, max_manual_length
-    )
+    attended = bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout, mask)
     return attended[None], None
 
 

@@ -18,6 +18,7 @@ from as2ray.models import precision
 from as2ray.models.encoder import int8
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.quantization import MIN_PAIRS, fit_activation_ranges
+from as2ray.tables.schema import question_indices
 from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 
 TABLE = tiny.with_distinct_questions(tiny.candidates(30, each=5))
@@ -187,6 +188,31 @@ def test_cascade_in_int8_that_drops_nothing_ranks_as_its_ranker(ranker, tmp_path
     monolith.activation_ranges = cascade.activation_ranges
     np.testing.assert_array_equal(scores(cascade, "auto")[:, -1], scores(monolith, "int8")[:, 0])
     assert load(tmp_path / "cascade", device="cpu").dtype_name == "int8"
+
+
+@needs_int8
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("albert", {"exit_layers": [1, 2, 3]}),
+        ("bert", {"exit_layers": [1, 2], "num_ranking_heads": 2}),
+    ],
+)
+def test_cascades_in_int8_drop_almost_the_same_candidates(ranker, family, options):
+    fitted = ranker(family, **options)
+    texts = TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist()
+    ranked = {}
+    for dtype in ("fp32", "int8"):
+        fitted.dtype = dtype
+        ranked[dtype] = fitted.predict_pairs(*texts, question_indices(TABLE), 0.4)
+    stages = [ranked[dtype].stage_index for dtype in ("fp32", "int8")]
+    assert set(stages[1]) == set(range(len(fitted.exit_layers)))
+    assert np.mean(stages[0] == stages[1]) > 0.8
+    difference = ranked["int8"].scores - ranked["fp32"].scores
+    assert 0 < np.abs(difference[stages[0] == stages[1]]).max() < 0.1
+    question, *_ = TABLE["question"].to_pylist()
+    in_time = fitted.rank(question, texts[1][:5], budget_ms=60_000)
+    assert {candidate.exit_layer for candidate in in_time} <= set(fitted.exit_layers)
 
 
 @needs_int8

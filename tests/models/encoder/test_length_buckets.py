@@ -1,7 +1,11 @@
 import pytest
 import torch
 
-from as2ray.models.encoder.length_buckets import bucketed_attention
+from as2ray.models.encoder.length_buckets import (
+    MAX_MANUAL_LENGTH,
+    bucketed_attention,
+    bucketed_self_attention,
+)
 from as2ray.models.encoder.packed_attention import SequenceLayout
 
 RUNS = ((2, 5), (1, 3), (4, 1))
@@ -113,3 +117,32 @@ def test_layout_of_lengths_groups_neighbours_of_equal_length():
     assert layout.first_tokens.tolist() == [0, 5, 10, 13, 14, 15]
     assert layout.max_seqlen == 5
     assert layout.num_tokens == 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("first_queries", [False, True])
+def test_self_attention_of_buckets_equals_attention_of_each_sequence_alone(dtype, first_queries):
+    lengths = [MAX_MANUAL_LENGTH + 1, 5, 5, 3]
+    layout = SequenceLayout.from_lengths(lengths, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 2, 8, generator=generator).to(dtype)
+    buckets = layout.length_buckets
+    expected = bucketed_attention(*qkv.float().unbind(1), buckets, None, 0.0).flatten(1)
+    expected = expected[layout.first_tokens] if first_queries else expected
+    num_rows = len(expected) + 3
+    result = bucketed_self_attention(qkv, buckets, num_rows, torch.float32, first_queries)
+    assert result[-3:].count_nonzero() == 0
+    num_long = 1 if first_queries else lengths[0]
+    torch.testing.assert_close(result[num_long:-3], expected[num_long:], atol=1e-6, rtol=1e-5)
+    long_tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # torch's kernel, in bf16
+    torch.testing.assert_close(
+        result[:num_long], expected[:num_long], atol=long_tolerance, rtol=1e-5
+    )
+
+
+def test_layout_knows_its_first_tokens_with_zeros_after_them():
+    layout = SequenceLayout.from_lengths([3, 3, 2], torch.device("cpu"))
+    assert layout.are_first_tokens(torch.tensor([0, 3, 6]))
+    assert layout.are_first_tokens(torch.tensor([0, 3, 6, 0, 0]))
+    for others in ([0, 3], [0, 3, 7], [0, 3, 6, 4]):
+        assert not layout.are_first_tokens(torch.tensor(others))
