@@ -21,7 +21,7 @@ def ask_with_urllib() -> list[str]:
     headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
     request = urllib.request.Request(f"{ADDRESS}/rank", body, headers)
     with urllib.request.urlopen(request) as response:
-        return [TEXTS[result["index"]] for result in json.load(response)["results"]]
+        return [TEXTS[ranked["index"]] for ranked in json.load(response)["ranking"]]
 
 
 def ask_with_cohere() -> list[str]:

@@ -15,5 +15,6 @@ table = as2ray.load_table(
     columns={"question": "q", "candidate": "text", "label": "y"},
 )
 training = {"epochs": 3, "global_batch_size": 8, "learning_rate": 1e-4}
-result = as2ray.distill(TEACHER, table, "output/examples/student", model=STUDENT, training=training)
+options = {"max_length": 64, "training": training}
+result = as2ray.distill(TEACHER, table, "output/examples/student", model=STUDENT, **options)
 print(result)

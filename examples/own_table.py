@@ -14,7 +14,7 @@ table = as2ray.load_table(
 )
 # A tenth of the questions selects the checkpoint, and a tenth is reported.
 training = {"epochs": 3, "global_batch_size": 8, "learning_rate": 1e-4}
-result = as2ray.train(table, OUTPUT, model=ENCODER, training=training)
+result = as2ray.train(table, OUTPUT, model=ENCODER, max_length=64, training=training)
 print(result)
 
 for answer in result.load().rank(
