@@ -94,7 +94,7 @@ def test_pushed_folder_is_uploaded_whole_and_loads_again(hub, checkpoint, tmp_pa
     )
     assert address.endswith("/commit/" + "1" * 40)
     [created] = hub.created
-    assert (created["name"], created["private"]) == ("ranker", True)
+    assert (created["name"], created["visibility"]) == ("ranker", "private")
     kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".log"}
     assert hub.files == kept
     copy = tmp_path / "copy"
