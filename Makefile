@@ -1,20 +1,27 @@
 # Two commands for a newcomer: `make quickstart` and `make test`.
-# Each needs Python 3.11+, make and a package index, and makes .venv from constraints.txt.
+# Each needs Python 3.11+, make and a package index, and makes .venv from constraints.txt. The quickstart
+# installs only what it needs; all other targets install every extra.
 
 PYTHON ?= python3
 BIN := .venv/bin
+QUICKSTART_STAMP := .venv/quickstart-installed
 STAMP := .venv/installed
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
 .PHONY: quickstart test fast mutants lint docs size clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(QUICKSTART_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,integrations,clients,site]'
+	$(PIP) torch
+	$(PIP) --editable '.[quickstart]'
 	touch $@
 
-quickstart: $(STAMP)
+$(STAMP): $(QUICKSTART_STAMP)
+	$(PIP) --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,integrations,clients,site]'
+	touch $@
+
+quickstart: $(QUICKSTART_STAMP)
 	$(BIN)/python -m pipelines.quickstart
 
 # Three processes, a file of tests to one of them: many tests wait for other processes more than they

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from as2ray.checkpoints.initialization import init_ranker
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import save
+    from as2ray.checkpoints.upload import push_to_hub
+    from as2ray.corpora.registry import register_corpus
     from as2ray.evaluation.measures import evaluate
     from as2ray.experiments.table_training import TrainingResult, train
     from as2ray.models.ranker import Ranker
@@ -45,6 +47,8 @@ _MODULES = {
     "load": "as2ray.checkpoints.loading",
     "load_table": "as2ray.tables.loading",
     "make_cascade": "as2ray.training.frozen_cascade",
+    "push_to_hub": "as2ray.checkpoints.upload",
+    "register_corpus": "as2ray.corpora.registry",
     "save": "as2ray.checkpoints.saving",
     "train": "as2ray.experiments.table_training",
 }
@@ -72,6 +76,8 @@ __all__ = [
     "load",
     "load_table",
     "make_cascade",
+    "push_to_hub",
+    "register_corpus",
     "save",
     "serve",
     "train",

@@ -59,6 +59,22 @@ def test_evaluation_is_printed_in_one_line(table):
     assert repr(result) == "AP 0.2000, RR 0.2000, P@1 0.0000: 30 questions (raw), ties pessimistic"
 
 
+def test_evaluation_is_drawn_as_a_histogram_of_the_questions(table):
+    result = as2ray.evaluate(table, [0.0] * len(table), ["AP", "P@1"])
+    html = result._repr_html_()
+    assert html.count("<svg") == 2
+    assert "<td>AP</td><td>0.2000</td>" in html
+    assert html.count("<title>30</title>") == 2  # all questions have the same value
+    assert html.count("<title>0</title>") == 38
+
+
+def test_ranker_is_described_in_one_line(checkpoint):
+    ranker = as2ray.init_ranker(checkpoint("bert", None), max_length=40, exit_layers=[1, 2])
+    text = repr(ranker)
+    assert text.startswith("CascadeRanker(0.")
+    assert "M weights, exits after layers [1, 2], at most 40 tokens, cpu)" in text
+
+
 def test_ranker_is_evaluated_as_its_scores_are(table, checkpoint):
     ranker = as2ray.load(checkpoint("bert"), dtype="fp32")
     result = as2ray.evaluate(table, ranker)

@@ -1,6 +1,11 @@
 """What a wheel holds: the packages without benchmarks, and every file that they read."""
 
+import os
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -52,3 +57,85 @@ def test_guide_names_every_extra_and_the_readme_only_commands_that_exist():
     commands = {line.split()[1] for line in lines if line.startswith("    as2ray ")}
     assert commands
     assert commands <= COMMANDS.keys()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Folder with the content of a wheel that was built from this checkout."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("as2ray", "pipelines", "tune_spaces", "serve_configs", "benchmarks", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    code = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    [path] = (source / "dist").glob("*.whl")
+    folder = tmp_path_factory.mktemp("wheel")
+    zipfile.ZipFile(path).extractall(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_built_wheel_has_its_packages_data_command_and_metadata(wheel):
+    assert {path.name for path in wheel.iterdir() if not path.name.endswith(".dist-info")} == {
+        *("as2ray", "pipelines", "tune_spaces", "serve_configs"),
+    }
+    recipes = {path.name for path in (ROOT / "pipelines/recipes").glob("*.yaml")}
+    assert {path.name for path in (wheel / "pipelines/recipes").iterdir()} == recipes
+    configs = {path.name for path in (ROOT / "serve_configs").iterdir() if path.is_file()}
+    assert {path.name for path in (wheel / "serve_configs").iterdir()} == configs
+    assert (wheel / "as2ray/serving/static/index.html").is_file()
+    [info] = wheel.glob("*.dist-info")
+    assert info.name == f"as2ray-{as2ray.__version__}.dist-info"
+    assert "as2ray = as2ray.cli.main:main" in (info / "entry_points.txt").read_text()
+    metadata = (info / "METADATA").read_text()
+    for extra in SETTINGS["project"]["optional-dependencies"]:
+        assert f"Provides-Extra: {extra}\n" in metadata
+    assert "License-Expression: Apache-2.0\n" in metadata
+
+
+@pytest.mark.slow
+def test_built_wheel_ranks_and_plans_a_recipe_in_an_empty_folder(wheel, checkpoint, tmp_path):
+    (tmp_path / "sentences.txt").write_text("Kovarin.\nBadesso lala.\n")
+    lines = [
+        "import as2ray, sys",
+        "from as2ray.cli.main import main",
+        f"assert as2ray.__file__.startswith({str(wheel)!r})",
+        "main(['--version'])",
+        f"main(['rank', '--model', {str(checkpoint('bert'))!r}, '--question', 'Kovarin?',"
+        " '--candidates', 'sentences.txt'])",
+        "from pipelines.transfer_adapt import PIPELINE",
+        "sys.argv = ['x', '--config', 'tanda_minilm.yaml', '--output', 'o', '--dry_run']",
+        "PIPELINE.command()",
+    ]
+    process = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    version, *printed = process.stdout.splitlines()
+    assert version == f"as2ray {as2ray.__version__}"
+    assert {line.split()[-1] for line in printed[:2]} == {"Kovarin.", "lala."}
+    assert " stages, 0 stored; " in process.stdout
+
+
+def test_quickstart_installs_only_its_extra_and_shows_what_pip_does(tmp_path):
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    plan = {
+        target: subprocess.run(
+            ["make", "--dry-run", target], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("quickstart", "test")
+    }
+    assert "--editable '.[quickstart]'" in plan["quickstart"]
+    assert "development" not in plan["quickstart"]
+    assert "development" in plan["test"]
+    assert "--quiet" not in "".join(plan.values())

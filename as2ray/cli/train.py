@@ -37,7 +37,8 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
         max_bad_records: Rows of each table that may be left out because they cannot be used.
         model: Folder or hub id of an encoder or ranker.
         max_length: Maximum number of tokens of a pair.
-        loss: Name of a loss, such as cross_entropy or listwise_cross_entropy.
+        loss: Name of a loss, such as cross_entropy or listwise_cross_entropy, or module:name of a
+            function of your own, in a module of this folder or an installed one.
         training: Hyperparameters.
         teacher: Folder or hub id of a ranker whose scores are learned beside the labels
             (distillation), instead of loss.

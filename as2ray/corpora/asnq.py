@@ -190,6 +190,7 @@ CORPUS: Final = Corpus(
     name="asnq",
     description="Questions of Google's log; every sentence of a Wikipedia page, graded 1 to 4",
     license="CC BY-NC-SA 3.0 (its README says CC BY-SA 3.0)",
+    urls=("https://wqa-public.s3.amazonaws.com/tanda-aaai-2020/data/asnq.tar",),
     files=FILES,
     reader=read_tables,
     options_type=ASNQOptions,

@@ -1,6 +1,7 @@
 """A corpus: its splits and files, its reader, its options and its published counts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from as2ray.errors import (
     from_validation_error,
     lookup,
 )
+from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import TableCounts, validate_table
 
 HUB = "hub"
@@ -117,6 +119,10 @@ class Corpus:
     count_release: Callable[[Path], Iterator[ReleaseCount]] = no_release_counts
     hub: str | None = None
     """Its name on the Hugging Face hub, if the reader can read that copy."""
+    urls: tuple[str, ...] = ()
+    """Addresses of the files of the release."""
+    homepage: str = ""
+    """Page of the release, if its files have no address: it asks to accept a license."""
     conversion: RecordConversion | None = None
     """Record conversion of a release of pages with marked answers."""
     version: str = ""
@@ -166,9 +172,46 @@ class Corpus:
             problem = f"corpus {self.name!r} is not on the hub"
             raise CorpusError(problem, fix="download the release and give its folder")
         source = source if source == HUB else Path(source)
-        tables = self.reader(split, source, options or self.options_type())
         name = f"{self.name}/{split} from {source}"
-        return whole_questions(_validate_tables(tables, name), name)
+        with self._missing_file_named(split, source):
+            tables = self.reader(split, source, options or self.options_type())
+        return self._whole_questions(_validate_tables(tables, name), split, source)
+
+    def _whole_questions(
+        self, tables: Iterable[pa.Table], split: str, source: Source
+    ) -> Iterator[pa.Table]:
+        with self._missing_file_named(split, source):  # readers may open files when they are read
+            yield from whole_questions(tables, f"{self.name}/{split} from {source}")
+
+    def fetch_command(self, split: str, folder: Source) -> str:
+        """Returns the command that gets the release of a split, or says where to ask for it.
+
+        Args:
+            split: One of `splits`.
+            folder: Where the release shall be.
+        """
+        if self.hub:
+            splits = f"'[\"{split}\"]'"
+            return (
+                f"as2ray corpora fetch --corpus {self.name} --splits {splits}, "
+                f"then --data_dirs.{self.name} {HUB}"
+            )
+        if self.urls:
+            return f"curl -L --create-dirs --output-dir {folder} --remote-name-all " + " ".join(
+                self.urls
+            )
+        return f"see {self.homepage}" if self.homepage else "put the file there"
+
+    @contextmanager
+    def _missing_file_named(self, split: str, source: Source) -> Iterator[None]:
+        """Adds the corpus and the command that gets it to the error of a missing file."""
+        try:
+            yield
+        except RawFileNotFoundError as error:
+            raise RawFileNotFoundError(
+                f"corpus {self.name!r}, split {split!r}: {error.problem}",
+                fix=f"{self.fetch_command(split, source)}\n  or: {error.fix}",
+            ) from error
 
     def read_collection(self, name: str, source: Source) -> Iterator[list[str]]:
         """Reads the texts of a collection in chunks, each text on one line.

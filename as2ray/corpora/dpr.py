@@ -177,6 +177,11 @@ CORPUS: Final = Corpus(
     name="dpr",
     description="Questions of NQ and SQuAD; Wikipedia passages, some of which contain the answer",
     license="CC BY-NC 4.0 (passages and questions: CC BY-SA)",
+    urls=(
+        "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-nq-train.json.gz",
+        "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-nq-dev.json.gz",
+        "https://dl.fbaipublicfiles.com/dpr/wikipedia_split/psgs_w100.tsv.gz",
+    ),
     files=FILES,
     reader=read_tables,
     options_type=DPROptions,

@@ -223,6 +223,11 @@ CORPUS: Final = Corpus(
     name="hotpotqa",
     description="questions over two Wikipedia passages, with the sentences that support the answer",
     license="CC BY-SA 4.0",
+    urls=(
+        "http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_train_v1.1.json",
+        "http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json",
+        "http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_fullwiki_v1.json",
+    ),
     files=FILES,
     reader=read_tables,
     options_type=HotpotQAOptions,

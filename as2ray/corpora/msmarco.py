@@ -244,6 +244,7 @@ CORPUS: Final = Corpus(
     name="msmarco",
     description="Queries of a search engine; passages or documents found by BM25, sparsely judged",
     license="non-commercial research",
+    urls=("https://msmarco.z22.web.core.windows.net/msmarcoranking/collectionandqueries.tar.gz",),
     files={split: names.runs for split, names in FILES.items()}
     | {"dl19": (DL19_FILE,), "listed": LISTED_FILES},
     reader=read_tables,

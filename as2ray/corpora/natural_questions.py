@@ -283,6 +283,10 @@ CORPUS: Final = Corpus(
     name="nq",
     description="Questions of Google's log; every sentence of a Wikipedia page, graded as ASNQ",
     license="CC BY-SA 3.0",
+    urls=(
+        "https://storage.googleapis.com/natural_questions/v1.0-simplified/simplified-nq-train.jsonl.gz",
+        "https://storage.googleapis.com/natural_questions/v1.0-simplified/nq-dev-all.jsonl.gz",
+    ),
     files=FILES,
     reader=read_tables,
     options_type=NaturalQuestionsOptions,

@@ -58,6 +58,7 @@ CORPUS: Final = Corpus(
     name="qnli",
     description="SQuAD questions, each with single sentences of its paragraph",
     license="CC BY-SA 4.0",
+    urls=("https://dl.fbaipublicfiles.com/glue/data/QNLIv2.zip",),
     files=FILES,
     reader=read_tables,
     count_release=count_release,

@@ -179,6 +179,10 @@ CORPUS: Final = Corpus(
     name="squad",
     description="Crowd questions on Wikipedia paragraphs; sentences of the article, graded as ASNQ",
     license="CC BY-SA 4.0",
+    urls=(
+        "https://rajpurkar.github.io/SQuAD-explorer/dataset/train-v1.1.json",
+        "https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v1.1.json",
+    ),
     files=FILES,
     reader=read_tables,
     options_type=SQuADOptions,

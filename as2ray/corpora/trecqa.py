@@ -135,6 +135,7 @@ CORPUS: Final = Corpus(
     name="trecqa",
     description="TREC 8-13 questions; newswire sentences that share words with them",
     license="none stated (newswire, research only)",
+    urls=("http://cs.jhu.edu/~xuchen/packages/jacana-qa-naacl2013-data-results.tar.bz2",),
     files=FILES,
     reader=read_tables,
     options_type=TRECQAOptions,

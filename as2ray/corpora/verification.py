@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from as2ray.corpora.corpus import Corpus, PublishedCounts
-from as2ray.corpora.registry import CORPORA
+from as2ray.corpora.registry import all_corpora
 from as2ray.errors import CorpusError
 from as2ray.tables.filters import filter_table
 from as2ray.tables.raw_files import RawFileNotFoundError
@@ -58,7 +58,7 @@ def list_corpora() -> list[CorpusInfo]:
     """Returns all corpora with their splits and options."""
     return [
         CorpusInfo(c.name, c.description, c.license, c.splits, asdict(c.options_type()), c.hub)
-        for c in CORPORA.values()
+        for c in all_corpora().values()
     ]
 
 
@@ -69,7 +69,7 @@ def verify_releases(root: str | Path | None = None) -> list[CountCheck]:
         root: The data root; by default `data_root()`.
     """
     checks: list[CountCheck] = []
-    for corpus in CORPORA.values():
+    for corpus in all_corpora().values():
         source = (data_root() if root is None else Path(root)) / corpus.name
         if source.is_dir():
             checks += _check_release_counts(corpus, source)

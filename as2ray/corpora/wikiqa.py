@@ -83,6 +83,7 @@ CORPUS: Final = Corpus(
     name="wikiqa",
     description="Questions of Bing's log; sentences of a Wikipedia introduction, labeled by hand",
     license="Microsoft Research Data License (research only)",
+    homepage="https://www.microsoft.com/en-us/download/details.aspx?id=52419",
     files=FILES,
     reader=read_tables,
     published_counts=PUBLISHED_COUNTS,

@@ -11,6 +11,7 @@ import pyarrow as pa
 from ir_measures import AP, RR, P
 
 from as2ray.errors import EvaluationError
+from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.presets import Measure, parse_measure
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import fingerprint
@@ -59,6 +60,16 @@ class EvaluationResult:
         means = ", ".join(f"{name} {value:.4f}" for name, value in self.measures.items())
         count = f"{self.counts.num_questions:,} questions ({self.question_filter})"
         return f"{means}: {count}, ties {self.ties}"
+
+    def _repr_html_(self) -> str:
+        """Returns a table with the mean of each measure and the histogram of its questions."""
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{mean:.4f}</td>"
+            f"<td>{histogram_svg(self.per_question[name].to_numpy())}</td></tr>"
+            for name, mean in self.measures.items()
+        )
+        head = "<tr><th>measure</th><th>mean</th><th>questions by value, 0 to 1</th></tr>"
+        return f"<table>{head}{rows}</table><p>{self.counts} ({self.question_filter})</p>"
 
 
 def evaluate(

@@ -310,6 +310,6 @@ def describe_source(spec: TableSpec, data_dir: str | None) -> Mapping[str, Any]:
     entry |= {"source": str(Path(source).absolute()), "is_present": True, "fix": ""}
     if names and find_file(Path(source), names) is None:
         fix = f"put {' or '.join(names)} (or with .gz) there, or set --data_dirs.{corpus.name}"
-        fix += f" (`{HUB}` downloads it)" if corpus.hub else ""
+        fix += f"; {corpus.fetch_command(spec.split, source)}"
         entry |= {"is_present": False, "fix": fix}
     return entry

@@ -25,7 +25,9 @@ from as2ray.experiments.recipe import LossSpec, Recipe
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Resources, Result, Stage, StageContext
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import TABLE, filtered_table
+from as2ray.losses import source_digest
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.plugins import is_import_path
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import write_part
 from as2ray.tables.ranking_order import TieBreaking
@@ -75,8 +77,13 @@ class TrainedRanker(Stage):
     """Checks that must succeed first."""
 
     def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
-        """Adds the version of the order of examples; leaves out the path of an unused model."""
+        """Adds the version of the order of examples, and the source of a loss of the user's own.
+
+        Leaves out the path of an unused model.
+        """
         identity = {**super().identity(fingerprints), "order_version": ORDER_VERSION}
+        if isinstance(self.loss, str) and is_import_path(self.loss):
+            identity["loss_source"] = source_digest(self.loss)
         if self.init_from is not None:
             identity["model"]["path"] = ""
         return identity

@@ -34,6 +34,7 @@ from as2ray.losses.exits import ExitLoss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.plugins import is_import_path
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
@@ -66,8 +67,8 @@ def _loss_type(loss: Any) -> str | None:
 
 
 def _check_loss_name(loss: Any) -> Any:
-    if isinstance(loss, str) and loss not in LOSSES:
-        accepted = f"accepted are {sorted(LOSSES)}, or settings with a `type`"
+    if isinstance(loss, str) and loss not in LOSSES and not is_import_path(loss):
+        accepted = f"accepted are {sorted(LOSSES)}, `module:name`, or settings with a `type`"
         raise ValueError("; ".join(filter(None, ["unknown loss", accepted, suggest(loss, LOSSES)])))
     return loss
 
@@ -86,7 +87,8 @@ LossSpec = Annotated[
     ),
     AfterValidator(_check_loss_name),
 ]
-"""`loss: NAME`, or a loss with settings: `loss: {type: distillation, alpha: 0.5}`."""
+"""`loss: NAME`, a loss with settings, `loss: {type: distillation, alpha: 0.5}`, or one of your own,
+`loss: my_losses:focal`: a function of the logits and the targets, or a `Loss`."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -94,7 +96,7 @@ class TableSpec:
     """A table to train or evaluate on: a split of a corpus or of a file, and how it is changed."""
 
     corpus: str = ""
-    """Name of a corpus (`as2ray corpora list`)."""
+    """Name of a corpus (`as2ray corpora list`), or `module:name` of one of your own."""
     split: str = ""
     """One of its splits; of `path` one of `split_shares` or `train`, by default all rows."""
     question_filter: QuestionFilter = "raw"
@@ -167,7 +169,8 @@ class RunSpec:
     num_ranking_heads: NonNegativeInt = 0
     """CERBERUS's heads after the last exit; each is a copy of the layers above it."""
     loss: LossSpec = "cross_entropy"
-    """Name of a loss (the Cascade Transformer's is `uniform_exit`), or a loss with settings."""
+    """Name of a loss (the Cascade Transformer's is `uniform_exit`), a loss with settings, or
+    `module:name` of one of your own."""
     teachers: list[str | Annotated[list[str], NON_EMPTY]] = field(default_factory=list)
     """Earlier runs whose rankers are the teachers; a list of runs is one teacher, with the mean of
     their probabilities (CERBERUS, section 3.2)."""

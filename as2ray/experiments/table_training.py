@@ -1,6 +1,6 @@
 """Trains a ranker on tables of the user's own, in this process, and compares it with baselines."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import hash_table, leak_checks
+from as2ray.losses import import_path
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
 from as2ray.text.bm25 import BM25
@@ -128,7 +129,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
     max_bad_records: int = 0,
     model: str = MINILM_NAME,
     max_length: int = 128,
-    loss: LossSpec = "cross_entropy",
+    loss: LossSpec | Callable[..., Any] = "cross_entropy",
     training: TrainingConfig | Mapping[str, Any] = TrainingConfig(),  # noqa: B008
     teacher: str | Path | None = None,
     on_leak: LeakPolicy = "error",
@@ -151,7 +152,8 @@ def train(  # noqa: PLR0913 - every argument is a flag
         max_bad_records: Rows of each table that may be left out because they cannot be used.
         model: Folder or hub id of an encoder or ranker.
         max_length: Maximum number of tokens of a pair.
-        loss: Name of a loss, or a loss with settings.
+        loss: Name of a loss, a loss with settings, `module:name` of one of your own, or a function
+            of the logits [pairs, 2] and the targets that returns the loss summed over the batch.
         training: Hyperparameters.
         teacher: Folder or hub id of a ranker whose scores are learned beside the labels
             (distillation), instead of `loss`.
@@ -178,6 +180,8 @@ def train(  # noqa: PLR0913 - every argument is a flag
         tables[name] = tables.get(name, tables["train"]) | split
     if not isinstance(training, Mapping):
         training = asdict(training)
+    if callable(loss):
+        loss = import_path(loss)
     recipe = validate(
         TableRecipe,
         {

@@ -275,7 +275,8 @@ def prepared_table(
         is_hub = spec.path.startswith(HUB_PREFIX)
         path = spec.path if is_hub else os.path.abspath(spec.path)
         return LoadedTable(replace(spec, path=path), without, similarity)
-    source = release_path(get_corpus(spec.corpus), data_dirs.get(spec.corpus))
+    corpus = get_corpus(spec.corpus)
+    source = release_path(corpus, data_dirs.get(corpus.name))
     data_dir = HUB if source == HUB else os.path.abspath(source)
     return PreparedTable(spec, without, similarity, data_dir)
 

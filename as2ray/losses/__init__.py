@@ -1,12 +1,14 @@
 """Losses over the outputs of models, one per file; no knowledge of models or Ray."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from inspect import getsource
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from as2ray.errors import lookup
-from as2ray.losses.base import Loss
+from as2ray.errors import ConfigError, lookup
+from as2ray.losses.base import FunctionLoss, Loss, LossFunction
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import (
     ExitLoss,
@@ -19,6 +21,7 @@ from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.pointwise import CrossEntropyLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.plugins import import_object, is_import_path
 
 ConfigurableLoss = Annotated[
     DistillationLoss | ListwiseLoss | MarginRankingLoss | TwoInOneLoss, Field(discriminator="type")
@@ -38,10 +41,52 @@ LOSSES: Mapping[str, Loss] = {
 """Losses without settings, or with default settings, by name."""
 
 
-def get_loss(loss: str | ConfigurableLoss) -> Loss:
-    """Returns the loss with this name; a loss with settings is returned as it is.
+def get_loss(loss: str | ConfigurableLoss | Loss | LossFunction | type[Loss]) -> Loss:
+    """Returns the loss that is meant.
+
+    Args:
+        loss: A name of `LOSSES`; `module:name` of a loss of your own; a loss; or a function of the
+            output of the model and the targets, which returns the loss summed over the batch.
 
     Raises:
-        ConfigError: Unknown name.
+        ConfigError: Unknown name, or no loss.
     """
-    return lookup(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+    if isinstance(loss, str):
+        if is_import_path(loss):
+            return get_loss(import_object(loss, "loss"))
+        return lookup(LOSSES, loss, "loss")
+    if isinstance(loss, type) and issubclass(loss, Loss):
+        return loss()
+    if isinstance(loss, Loss):
+        return loss
+    if callable(loss) and not isinstance(loss, type):
+        return FunctionLoss(loss)
+    raise ConfigError(f"{loss!r} is no loss", fix="a loss is a name, a `Loss` or a function")
+
+
+def import_path(loss: Callable[..., Any]) -> str:
+    """Returns `module:name` of a loss that recipes and other processes can import.
+
+    Raises:
+        ConfigError: It is a lambda, an inner function or an object without a name.
+    """
+    path = f"{getattr(loss, '__module__', None)}:{getattr(loss, '__qualname__', '')}"
+    if "<" in path or path.startswith("None") or path.endswith(":"):
+        problem = f"the loss {loss!r} has no name by which it can be imported"
+        raise ConfigError(problem, fix="define a function or class at the top of a module")
+    return path
+
+
+def source_digest(loss: str) -> str:
+    """Returns a hash of the source text of a loss that is named by `module:name`.
+
+    Raises:
+        ConfigError: It cannot be imported, or its source text is not known.
+    """
+    value = import_object(loss, "loss")
+    try:
+        text = getsource(type(value) if isinstance(value, Loss) else value)
+    except (OSError, TypeError) as error:
+        fix = "define it in a file, or in a cell of a notebook"
+        raise ConfigError(f"loss {loss!r}: its source text is not known", fix=fix) from error
+    return sha256(text.encode()).hexdigest()[:16]

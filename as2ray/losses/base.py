@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,3 +66,18 @@ class Loss(ABC):
             targets: Labels and other data of each sequence.
             context: The step.
         """
+
+
+LossFunction = Callable[[Any, Targets], "Tensor"]
+"""`function(output, targets)`: the loss summed over the examples of a batch; see `Loss.compute`."""
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A loss that is a function."""
+
+    function: LossFunction
+
+    def compute(self, output: Any, targets: Targets, context: StepContext) -> Tensor:
+        """Calls the function."""
+        return self.function(output, targets)

@@ -114,6 +114,14 @@ class Ranker(nn.Module, ABC):
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""
 
+    def __repr__(self) -> str:
+        num_weights = sum(weights.numel() for weights in self.parameters())
+        exits = f", exits after layers {list(self.exit_layers)}" if self.exit_layers else ""
+        return (
+            f"{type(self).__name__}({num_weights / 1e6:.1f}M weights{exits}, "
+            f"at most {self.tokenizer.max_length} tokens, {self.device})"
+        )
+
     @property
     def encoder(self) -> Encoder:
         """The first encoder."""

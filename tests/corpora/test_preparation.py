@@ -1,5 +1,6 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -7,8 +8,11 @@ import pytest
 
 from as2ray.corpora import preparation
 from as2ray.corpora.preparation import prepare_splits, read_split
-from as2ray.corpora.registry import CORPORA
-from as2ray.errors import CorpusError, CountMismatchError
+from as2ray.corpora.registry import CORPORA, get_corpus, register_corpus
+from as2ray.corpora.verification import list_corpora
+from as2ray.errors import ConfigError, CorpusError, CountMismatchError
+from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.tables import prepared_table
 from as2ray.tables import parquet
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
@@ -111,3 +115,71 @@ def test_every_corpus_names_its_options_files_and_license():
         assert all(entry.split in corpus.splits for entry in corpus.published_counts)
         options = asdict(corpus.parse_options({}))
         assert all(set(entry.options) <= set(options) for entry in corpus.published_counts)
+
+
+OWN_CORPUS = """
+from dataclasses import replace
+from as2ray.corpora import wikiqa
+
+CORPUS = replace(wikiqa.CORPUS, name="faq", hub=None, published_counts=())
+"""
+
+
+def test_own_corpus_is_known_by_its_module_its_entry_point_and_its_registration(
+    wikiqa, tmp_path, monkeypatch
+):
+    (tmp_path / "corpus_of_mine.py").write_text(OWN_CORPUS)
+    installed = tmp_path / "mine-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[as2ray.corpora]\nfaq = corpus_of_mine:CORPUS\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = read_split("wikiqa", "dev", wikiqa, verify=False)
+    for name in ("corpus_of_mine:CORPUS", "faq"):
+        assert read_split(name, "dev", wikiqa).equals(expected)
+    assert "faq" in {corpus.name for corpus in list_corpora()}
+    with pytest.raises(ConfigError, match="did you mean 'faq'"):
+        get_corpus("fak")
+    spec = TableSpec(corpus="corpus_of_mine:CORPUS", split="dev")
+    assert prepared_table(spec, {"faq": str(wikiqa)}).data_dir == str(wikiqa)
+    monkeypatch.setattr("as2ray.corpora.registry.CORPORA", dict(CORPORA))
+    register_corpus(replace(get_corpus("faq"), name="another"))
+    assert read_split("another", "dev", wikiqa).equals(expected)
+
+
+def test_corpus_that_takes_the_name_of_another_or_is_none_is_an_error():
+    for wrong in (replace(CORPORA["wikiqa"], license="mine"), "wikiqa"):
+        with pytest.raises(ConfigError):
+            register_corpus(wrong)
+    for name in ("as2ray.corpora.wikiqa:FILES", "as2ray.corpora.wikiqa:absent", "absent:CORPUS"):
+        with pytest.raises(ConfigError):
+            get_corpus(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "command"),
+    [
+        ("wikiqa", "dev", "as2ray corpora fetch --corpus wikiqa --splits '[\"dev\"]'"),
+        ("nq", "train", "curl -L --create-dirs --output-dir {folder} --remote-name-all https://"),
+        ("trecqa", "dev", "curl -L --create-dirs --output-dir {folder} --remote-name-all http://"),
+        ("annotated", "dev", "put the file there"),
+    ],
+)
+def test_missing_release_is_an_error_with_file_folder_and_the_command_that_gets_it(
+    name, split, command, tmp_path
+):
+    with pytest.raises(CorpusError) as raised:
+        read_split(name, split, tmp_path)
+    first_line, fix, *_ = str(raised.value).splitlines()
+    assert first_line.startswith(f"corpus {name!r}, split {split!r}: no ")
+    assert str(tmp_path) in first_line
+    assert CORPORA[name].files[split][0] in first_line
+    assert fix.startswith(f"  fix: {command.format(folder=tmp_path)}")
+    assert len(str(raised.value).splitlines()) <= 6
+
+
+def test_guide_says_where_each_corpus_comes_from():
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    for corpus in CORPORA.values():
+        sources = {*corpus.urls, *filter(None, (corpus.hub, corpus.homepage)), f"`{corpus.name}`"}
+        assert not [source for source in sources if source not in guide], corpus.name

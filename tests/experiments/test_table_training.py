@@ -10,9 +10,11 @@ import tiny
 from pyarrow import csv
 
 import as2ray
+from as2ray import losses
 from as2ray.cli.main import main
-from as2ray.errors import As2rayError, StaleStageError
+from as2ray.errors import As2rayError, ConfigError, StaleStageError
 from as2ray.experiments.table_training import train
+from as2ray.losses.pointwise import cross_entropy
 from as2ray.training import run_job
 from as2ray.training.checkpoint_store import BEST
 from as2ray.training.config import TrainingConfig
@@ -59,6 +61,32 @@ def test_train_on_a_csv_prints_the_report_against_bm25_and_the_similarity(
     assert "3 questions / 15 pairs" in printed
     assert printed.splitlines()[-1] == f"ranker: {output / 'ranker'}"
     assert (output / "test.md").is_file()
+
+
+def half_cross_entropy(output, targets):
+    return cross_entropy(output, targets) / 2
+
+
+def test_train_with_a_function_as_loss_is_another_run_when_its_source_changes(
+    rows, sentence_encoder, tmp_path, monkeypatch
+):
+    def options(loss):
+        return {
+            "columns": COLUMNS,
+            "model": str(sentence_encoder),
+            "max_length": 40,
+            "training": {"epochs": 1},
+            "loss": loss,
+        }
+
+    monkeypatch.chdir(tmp_path)
+    as2ray.train(rows, "out", **options(half_cross_entropy))
+    assert "half_cross_entropy" in (tmp_path / "out/ranker/README.md").read_text()
+    with pytest.raises(ConfigError, match="no name"):
+        as2ray.train(rows, "other", **options(lambda output, targets: 0))
+    monkeypatch.setattr(losses, "getsource", lambda value: "another source")
+    with pytest.raises(As2rayError, match="loss_source"):
+        as2ray.train(rows, "out", **options(half_cross_entropy))
 
 
 def test_trained_ranker_has_a_model_card_and_files_that_all_can_read(output):

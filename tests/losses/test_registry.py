@@ -2,9 +2,12 @@ import pickle
 from dataclasses import asdict
 
 import pytest
+import torch
 from pydantic import TypeAdapter, ValidationError
 
-from as2ray.losses import LOSSES, ConfigurableLoss, get_loss
+from as2ray.errors import ConfigError
+from as2ray.losses import LOSSES, ConfigurableLoss, get_loss, import_path, source_digest
+from as2ray.losses.base import StepContext
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
@@ -34,3 +37,28 @@ def test_error_in_a_loss_names_the_field_of_that_loss_alone():
 def test_losses_with_settings_that_have_a_name_are_registered_under_their_type():
     for name, loss in LOSSES.items():
         assert getattr(loss, "type", name) == name
+
+
+def test_own_loss_is_a_function_a_class_or_an_instance_named_by_its_module(tmp_path, monkeypatch):
+    lines = ["from as2ray.losses.pointwise import CrossEntropyLoss, cross_entropy", ""]
+    lines += ["def doubled(output, targets):", "    return 2 * cross_entropy(output, targets)", ""]
+    lines += ["class Own(CrossEntropyLoss):", "    pass", "", "own = Own()", "number = 3"]
+    (tmp_path / "losses_of_mine.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)  # console scripts do not search this folder themselves
+    logits, targets = torch.tensor([[0.0, 1.0]]), {"label": torch.tensor([1])}
+
+    def value(name):
+        return float(get_loss(name).compute(logits, targets, StepContext()))
+
+    cross_entropy = value("cross_entropy")
+    assert value("losses_of_mine:doubled") == pytest.approx(2 * cross_entropy)
+    assert value("losses_of_mine:Own") == value("losses_of_mine:own") == cross_entropy
+    function = get_loss("losses_of_mine:doubled").function
+    assert value(function) == pytest.approx(2 * cross_entropy)
+    assert import_path(function) == "losses_of_mine:doubled"
+    assert source_digest("losses_of_mine:own") == source_digest("losses_of_mine:Own")
+    for wrong in ("losses_of_mine:number", "losses_of_mine:absent", "absent_module:loss", "a:"):
+        with pytest.raises(ConfigError):
+            get_loss(wrong)
+    with pytest.raises(ConfigError, match="no name"):
+        import_path(lambda output, targets: 0)

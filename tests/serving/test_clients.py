@@ -1,6 +1,9 @@
 """The clients that people already run, unchanged, against the service on a socket."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 from served import CANDIDATES, QUESTION
@@ -105,6 +108,19 @@ def test_haystack_s_rankers_rank(address, order, kind):
     found = ranker.run(query=QUESTION, documents=documents, top_k=len(CANDIDATES))["documents"]
     assert [one.content for one in found] == [CANDIDATES[i] for i in order]
     assert all(one.score is not None for one in found)
+
+
+def test_example_of_clients_gets_the_same_order_from_each(address, cascade, monkeypatch, capsys):
+    path = Path(__file__).parents[2] / "examples" / "clients.py"
+    monkeypatch.setattr(sys, "argv", [str(path), address, "any"])
+    example = runpy.run_path(str(path))
+    ranked = load(cascade, device="cpu").rank(example["QUESTION"], example["TEXTS"])
+    expected = [example["TEXTS"][one.index] for one in ranked]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(example["CLIENTS"])
+    assert lines[0].endswith(str(expected))
+    for line in lines[1:]:
+        assert line.endswith(str(expected)) or "not installed" in line
 
 
 def test_benchmark_of_budgets_asks_a_service_by_several_clients(

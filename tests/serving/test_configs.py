@@ -1,8 +1,10 @@
 """The files that a platform team deploys, against Ray's own schema and ours."""
 
 import inspect
+import os
 import re
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -16,7 +18,26 @@ import as2ray
 from as2ray.distributed.plan import check_capacity
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.serving import deployment, metrics, proxy
+from as2ray.serving.middleware import PUBLIC_PATHS
 from as2ray.serving.settings import ServiceConfig
+
+KUBERNETES = "1.33"
+"""Version of Kubernetes whose schema the files must have."""
+
+KUBERAY_FIELDS = {
+    "RayService": {"serveConfigV2", "upgradeStrategy", "rayClusterConfig"},
+    "RayJob": {
+        *("entrypoint", "runtimeEnvYAML", "backoffLimit", "shutdownAfterJobFinishes"),
+        *("ttlSecondsAfterFinished", "rayClusterSpec"),
+    },
+    "RayCluster": {
+        *("rayVersion", "enableInTreeAutoscaling", "authOptions", "gcsFaultToleranceOptions"),
+        *("headGroupSpec", "workerGroupSpecs"),
+    },
+    "group": {"rayStartParams", "template"},
+    "workers": {"groupName", "replicas", "minReplicas", "maxReplicas"},
+}
+"""Fields of KubeRay's resources (ray.io/v1) that the files use; a typo is none of them."""
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "serve_configs"
@@ -99,6 +120,103 @@ def test_kubernetes_files_name_the_versions_that_are_pinned(name):
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
 
 
+def pod_of(group: dict, namespace: str = "default") -> dict:
+    """A Pod with the template of a group of pods, to compare with Kubernetes' own schema."""
+    template = group["template"]
+    metadata = {"name": "ray", "namespace": namespace, **template.get("metadata", {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+@pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
+def test_pods_and_fields_of_kuberay_have_the_types_of_kubernetes(name):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra `development`")
+    found = yaml.safe_load((CONFIGS / name).read_text())
+    spec = found["spec"].get("rayClusterConfig") or found["spec"]["rayClusterSpec"]
+    assert found["spec"].keys() <= KUBERAY_FIELDS[found["kind"]]
+    assert spec.keys() <= KUBERAY_FIELDS["RayCluster"]
+    assert spec["headGroupSpec"].keys() <= KUBERAY_FIELDS["group"]
+    for group in spec["workerGroupSpecs"]:
+        assert group.keys() <= KUBERAY_FIELDS["group"] | KUBERAY_FIELDS["workers"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        kubernetes_validate.validate(pod_of(group), KUBERNETES, strict=True)
+        assert {type(value) for value in group["rayStartParams"].values()} <= {str}
+    credential = spec.get("gcsFaultToleranceOptions", {}).get("redisPassword")
+    variable = {"name": "x", **credential} if credential else {"name": "x", "value": ""}
+    pod = pod_of(spec["headGroupSpec"])
+    [container] = pod["spec"]["containers"]
+    pod["spec"] = {"containers": [{**container, "env": [variable]}]}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.skipif("AS2RAY_CRDS" not in os.environ, reason="no folder of KubeRay's CRDs")
+@pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
+def test_kuberay_file_has_the_schema_of_its_custom_resource(name):
+    jsonschema = pytest.importorskip("jsonschema")
+    found = yaml.safe_load((CONFIGS / name).read_text())
+    crd = Path(os.environ["AS2RAY_CRDS"]) / f"ray.io_{found['kind'].lower()}s.yaml"
+    versions = yaml.safe_load(crd.read_text())["spec"]["versions"]
+    [schema] = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1"]
+    jsonschema.validate(found, schema)
+
+
+def test_ingress_passes_what_the_service_takes_and_a_canary_is_another_service():
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra `development`")
+    args = ServiceConfig.model_validate(config("rayservice.yaml")["applications"][0]["args"])
+    name = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["metadata"]["name"]
+    stable, canary = yaml.safe_load_all((CONFIGS / "ingress.yaml").read_text())
+    for ingress, service in ((stable, name), (canary, f"{name}-canary")):
+        kubernetes_validate.validate(ingress, KUBERNETES, strict=True)
+        [rule] = ingress["spec"]["rules"]
+        [path] = rule["http"]["paths"]
+        backend = path["backend"]["service"]
+        assert backend == {"name": f"{service}-serve-svc", "port": {"number": 8000}}
+        assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"]]
+        given = ingress["metadata"]["annotations"]
+        assert int(given["nginx.ingress.kubernetes.io/proxy-body-size"]) == (
+            args.limits.max_body_bytes
+        )
+        timeout_s = int(given["nginx.ingress.kubernetes.io/proxy-read-timeout"])
+        assert timeout_s >= args.limits.request_timeout_s
+    assert given["nginx.ingress.kubernetes.io/canary"] == "true"
+
+
+def test_pod_monitor_finds_the_pods_and_alerts_use_metrics_that_the_service_has():
+    promql = pytest.importorskip("promql_parser")
+    monitor, rules = yaml.safe_load_all((CONFIGS / "monitoring.yaml").read_text())
+    spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        labels = group["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        [container] = group["template"]["spec"]["containers"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    plotted = set(re.findall(r"\bray_[a-z0-9_]+", (CONFIGS / "grafana.json").read_text()))
+    [group] = rules["spec"]["groups"]
+    for rule in group["rules"]:
+        promql.parse(rule["expr"])
+        used = set(re.findall(r"\bray_[a-z0-9_]+", rule["expr"]))
+        assert used, rule
+        assert used <= plotted  # tests/serving/test_metrics.py finds these in a running service
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_pods_of_the_service_run_without_privileges_and_are_ready_when_it_is():
+    spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    probe, ports = container["readinessProbe"]["httpGet"], container["ports"]
+    assert probe["path"] in PUBLIC_PATHS  # probes have no token
+    assert {"name": probe["port"], "containerPort": 8000} in ports
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert spec["gcsFaultToleranceOptions"]["redisAddress"]
+
+
 def test_rayservice_may_grow_to_its_replicas_and_every_pod_sees_the_tokens():
     spec = yaml.safe_load((CONFIGS / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
     args = ServiceConfig.model_validate(config("rayservice.yaml")["applications"][0]["args"])
@@ -124,6 +242,10 @@ def test_rayjob_runs_a_pipeline_with_a_recipe_that_are_there():
 
 def test_containerfile_copies_what_is_there_and_pins_ray():
     text = (CONFIGS / "Containerfile").read_text()
+    [extras] = re.findall(r"^ARG EXTRAS=(.+)$", text, re.M)
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= given["optional-dependencies"].keys()
+    assert '".[$EXTRAS]"' in text
     assert f"rayproject/ray:{RAY}-" in text
     for line in re.findall(r"^COPY --chown=\S+ (.+)$", text, re.M):
         assert all((ROOT / source).exists() for source in line.split()[:-1])
