@@ -18,6 +18,9 @@ from as2ray.text.packing import PackedBatch, Prefixes, TokenSequences, pack_sequ
 MAX_PREFIX_TOKENS = 8_192
 """Tokens of prefixes whose keys and values are kept at the same time."""
 
+MAX_CONTINUED_TOKENS = 1_024
+"""Longest text behind a shared prefix: its attention holds all products of its tokens in memory."""
+
 
 class PackedRanker(Ranker):
     """A ranker whose network reads packed pairs, tokenized by one tokenizer."""
@@ -60,13 +63,14 @@ class PackedRanker(Ranker):
 
         Args:
             sequences: Whole sequences. They are returned as they are if the ranker does not share
-                prefixes, or if there are fewer than two sequences for each.
+                prefixes, if there are fewer than two sequences for each, or if one is too long.
         """
         prefixes = sequences.prefixes
         if prefixes is None or not self.shares_prefixes:
             return sequences
         used, index = np.unique(prefixes.index, return_inverse=True)
-        if len(sequences) < 2 * len(used):
+        longest = int((sequences.lengths - prefixes.lengths[prefixes.index]).max(initial=0))
+        if len(sequences) < 2 * len(used) or longest > MAX_CONTINUED_TOKENS:
             return sequences
         prefixes = Prefixes(index, prefixes.lengths[used])
         heads, rest = replace(sequences, prefixes=prefixes).split_prefixes()

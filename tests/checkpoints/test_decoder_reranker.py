@@ -16,6 +16,8 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.evaluation.measures import evaluate
+from as2ray.losses.base import StepContext
+from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 from as2ray.training.job import ModelSpec, TrainingJob
@@ -188,6 +190,31 @@ def test_decoder_learns_to_rank(short, corpus, tmp_path):
     assert ranker.tokenizer.prompt == tuple(SHORT["prompt"])
     unseen = tiny.candidates(40, seed=1)
     assert evaluate(unseen, ranker.predict_table(unseen).scores, ["AP"]).measures["AP"] > 0.8
+
+
+@pytest.mark.parametrize("side", ["teacher", "student"])
+def test_decoder_teaches_an_encoder_and_is_taught(short, checkpoint, side):
+    paths = (
+        (short, checkpoint("bert", None)) if side == "teacher" else (checkpoint("bert", 1), short)
+    )
+    teacher = load(paths[0], dtype="fp32", device="cpu")
+    student = init_ranker(paths[1], max_length=60).eval()
+    pairs = [QUESTION] * len(TEXTS), TEXTS
+    sequences = teacher.tokenizer.encode(*pairs)
+    logits = teacher.predict_logits(teacher.pack(sequences), len(TEXTS))
+    rows = np.arange(len(TEXTS))
+    batch = student.tokenizer.encode(*pairs).pack(rows, {"row": rows})
+    teacher_logits = torch.from_numpy(logits[batch.sequence_data["row"]])
+    targets = {"label": torch.zeros(len(TEXTS), dtype=torch.long), "teacher_logits": teacher_logits}
+    optimizer, losses = torch.optim.AdamW(student.parameters(), 3e-3), []
+    for step in range(6):
+        losses.append(
+            DistillationLoss(alpha=0.0).compute(student(batch), targets, StepContext(step))
+        )
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
 
 
 def test_cascade_of_a_decoder_is_saved_with_its_prompt(short, tmp_path):

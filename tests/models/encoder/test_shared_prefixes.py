@@ -42,6 +42,15 @@ def test_scores_with_shared_prefixes_are_those_of_whole_sequences(ranker, is_fus
     assert np.std(whole) > 0.05
 
 
+def test_long_candidates_and_single_ones_stay_whole(ranker, monkeypatch):
+    sequences = ranker.tokenizer.encode(*TEXTS)
+    assert ranker.share_prefixes(sequences) is not sequences
+    single = sequences.take(np.arange(0, 48, 6))
+    assert ranker.share_prefixes(single) is single
+    monkeypatch.setattr("as2ray.models.packed_ranker.MAX_CONTINUED_TOKENS", 20)
+    assert ranker.share_prefixes(sequences) is sequences
+
+
 def test_prefixes_in_several_parts_are_those_of_one(ranker, monkeypatch):
     sequences = ranker.tokenizer.encode(*TEXTS)
     expected = logits(ranker, sequences)
