@@ -111,8 +111,9 @@ def _compare_prompts(
 ) -> float:
     """Returns the largest difference of a decoder's logits, pair by pair over the whole prompt."""
     name, revision = split_revision(model)
-    config, tokenizer, hf_tokenizer = read_config(model), ranker.tokenizer, ranker.hf_tokenizer
-    auto_class = AutoModelForSequenceClassification
+    config, tokenizer = read_config(model), ranker.tokenizer
+    hf_tokenizer: Any = ranker.hf_tokenizer
+    auto_class: Any = AutoModelForSequenceClassification
     if is_generating(config):
         auto_class = AutoModelForCausalLM
         answers = read_answer_ids(CheckpointFiles(name, revision), config, hf_tokenizer)
@@ -123,7 +124,7 @@ def _compare_prompts(
         for segment in tokenizer.prompt:
             text = segment.replace("{instruction}", tokenizer.instruction)
             text = text.replace("{question}", question).replace("{candidate}", candidate)
-            ids += hf_tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
+            ids += hf_tokenizer(text, add_special_tokens=False)["input_ids"]
         logits = network(torch.tensor([ids])).logits[0]
         if is_generating(config):
             logits = logits[-1, answers]

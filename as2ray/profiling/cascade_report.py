@@ -55,7 +55,8 @@ def rank_padded(ranker: PointwiseRanker) -> RankQuestion:
         with transformers_attention(ranker.network), ranker.autocast():
             logits = predict_padded(ranker.network, sequences)
         values = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0.0)
-        return np.argsort(-values, kind="stable").tolist()
+        order: list[int] = np.argsort(-values, kind="stable").tolist()
+        return order
 
     return rank
 
