@@ -183,6 +183,7 @@ def short(checkpoint, tmp_path, request):
     return path
 
 
+@pytest.mark.parametrize("short", ["qwen3"], indirect=True)
 def test_decoder_learns_to_rank(short, corpus, tmp_path):
     config = TrainingConfig(epochs=4, global_batch_size=8, learning_rate=3e-3)
     job = TrainingJob(ModelSpec(str(short), 32), (str(corpus),), {"dev": str(corpus)}, config)
