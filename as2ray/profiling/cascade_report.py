@@ -2,13 +2,16 @@
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
-from as2ray.models.padded_reference import predict_padded, transformers_attention
+from as2ray.models.padded_reference import predict_padded
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Ranker
 from as2ray.tables.schema import question_offsets
@@ -48,12 +51,19 @@ class SystemReport:
 
 
 def rank_padded(ranker: PointwiseRanker) -> RankQuestion:
-    """Returns what ranks with the ranker's network as transformers runs it."""
+    """Returns what ranks with a copy of the ranker's network as transformers runs it.
+
+    The copy is in bf16 if the ranker's products are, and else in fp32.
+    """
+    network: Any = deepcopy(ranker.network)
+    if network.config._attn_implementation != "eager":  # DeBERTa knows no other
+        network.set_attn_implementation("sdpa")
+    if ranker.resolved_dtype == torch.bfloat16:
+        network.to(torch.bfloat16)
 
     def rank(question: str, candidates: Sequence[str]) -> list[int]:
         sequences = ranker.tokenizer.encode([question] * len(candidates), candidates)
-        with transformers_attention(ranker.network), ranker.autocast():
-            logits = predict_padded(ranker.network, sequences)
+        logits = predict_padded(network, sequences)
         values = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0.0)
         order: list[int] = np.argsort(-values, kind="stable").tolist()
         return order

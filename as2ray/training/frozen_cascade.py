@@ -108,9 +108,9 @@ def make_cascade(
         check_new_path(output)
     parts = _divide(table, calibration_table, config)
     monolith = check_pointwise(load(model) if isinstance(model, str | Path) else model)
+    cascade = _build_cascade(monolith, config)
     pairs = _limit_pairs(parts.heads, MAX_CHECKED_QUESTION_PAIRS, config.seed)
     check_packed_scores(monolith, monolith.tokenizer.encode(*_texts(pairs)))
-    cascade = _build_cascade(monolith, config)
     if config.int8:
         fit_activation_ranges(cascade, parts.heads, config.seed)
     if len(cascade.exit_layers) > 1:
