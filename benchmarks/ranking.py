@@ -11,7 +11,8 @@ its MAP is compared with its own MAP when nothing is dropped.
 
 `--family NAME`, once or several times, compares families of encoders instead: random weights of the
 real shapes (XLM-R base, ModernBERT base, DeBERTa-v3 small and others), texts of WikiQA, 100
-candidates for each question, the tokenizer of MiniLM, in bf16.
+candidates for each question, the tokenizer of MiniLM, in bf16. A decoder is compared with itself
+without shared prefixes instead, because sentence-transformers cannot run it with this tokenizer.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +49,7 @@ from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import RawFileNotFoundError
 from as2ray.tables.schema import question_indices, question_offsets
+from as2ray.text.packing import TokenSequences
 from benchmarks import asnq_shaped
 from benchmarks.report import Claim, limit_cores, parse_arguments, select_cores, write_report
 from benchmarks.wikiqa_candidates import load_wikiqa_table, sample_candidates
@@ -91,8 +93,18 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "intermediate_size": 3_072,
     },
+    "qwen3": {
+        "hidden_size": 1_024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3_072,
+        "tie_word_embeddings": True,
+    },
 }
-"""Settings of the real shapes that are not transformers' defaults; DeBERTa's is v3 small."""
+"""Settings of the real shapes that are not transformers' defaults; DeBERTa's is v3 small, Qwen3's
+Qwen3-Reranker-0.6B."""
 
 SMALL_SHAPE = {
     "hidden_size": 32,
@@ -182,13 +194,17 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--family", action="append", choices=FAMILY_SHAPES, help="family with random weights"
     )
     parser.add_argument("--brief", action="store_true", help="one question, from text, no MAP")
+    parser.add_argument("--questions", type=int, default=2, help="with --family: questions")
+    parser.add_argument("--repeats", type=int, help="with --family: passes of each side")
+    parser.add_argument("--backends", nargs="*", help="peers' backends; by default all there are")
     parser.add_argument("--without_peers", action="store_true", help="compare as2ray's own alone")
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
 
 
 def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim], dict[str, Any]]:
     """Compares a random ranker of each family with sentence-transformers."""
-    num_questions, num_candidates = (1, 8) if args.small else (2, 100)
+    num_questions, num_candidates = (1, 8) if args.small else (args.questions, 100)
+    size = replace(size, num_repeats=args.repeats or size.num_repeats)
     table = load_wikiqa_table(args.data, args.small)
     rows = sample_candidates(table, num_questions, num_candidates)
     claims: list[Claim] = []
@@ -197,6 +213,11 @@ def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim]
         with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
             model = _write_random_ranker(family, Path(folder) / "model", args.small)
             ranker = as_packed_ranker(load(model, device="cpu", dtype="bf16"))
+            if ranker.tokenizer.prompt:
+                claims.append(
+                    _compare_shared_prefixes(family, ranker, rows, size.num_repeats, results)
+                )
+                continue
             compared = _compare({"packed": ranker}, model, rows, args, size)
         for kind, ratios in compared.items():
             best = min(ratios["packed"], key=lambda peer: ratios["packed"][peer].median)
@@ -216,12 +237,43 @@ def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim]
     return claims, results
 
 
+def _compare_shared_prefixes(
+    family: str, ranker: PackedRanker, rows: pa.Table, num_repeats: int, results: dict[str, Any]
+) -> Claim:
+    """Compares a decoder with itself, where each pair repeats the prefix of its question."""
+    texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
+    question, shared = question_indices(rows), ranker.tokenizer.encode(*texts)
+    prefixes = shared.prefixes
+    assert prefixes is not None
+
+    def build_workload(sequences: TokenSequences) -> Callable[[], float]:
+        def workload() -> float:
+            started_at = time.perf_counter()
+            ranker.predict_sequences(sequences, question)
+            return rows.num_rows / (time.perf_counter() - started_at)
+
+        return workload
+
+    workloads = [build_workload(part) for part in (shared, replace(shared, prefixes=None))]
+    [ratio] = measure_alternately(workloads[0], workloads[1:], num_repeats)
+    tokens = int(prefixes.lengths[prefixes.index].sum()) / int(shared.lengths.sum())
+    results[f"{family}, prefixes once per question"] = {
+        **ratio.as_json(),
+        "share of prefix tokens": tokens,
+    }
+    rate = float(np.median(ratio.rates))
+    name = f"{family} ({rate:,.0f} pairs/s): prefixes once per question, {tokens:.0%} of the tokens"
+    return Claim(f"{name}: > 1 x whole prompts", str(ratio), ratio.median > 1)
+
+
 def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
     """Writes a classifier with random weights of the real shape, and MiniLM's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
     shape = {**FAMILY_SHAPES[family], **(SMALL_SHAPE if small else {})}
     if family == "distilbert" and small:
         shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+    if family == "qwen3" and small:
+        shape |= {"num_key_value_heads": 1, "head_dim": 16}
     if family == "modernbert":
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
         shape |= dict.fromkeys(("bos_token_id", "cls_token_id"), first)
@@ -329,7 +381,7 @@ def _start_peers(
     """Starts the baselines, by default all whose packages are there."""
     if args.without_peers:
         return {}
-    names = names or tuple(PEER_BACKENDS)
+    names = [x for x in names or PEER_BACKENDS if args.backends is None or x in args.backends]
     peers = {name: _PeerProcess(name, model_path, rows, args) for name in names}
     for name, peer in peers.items():
         if peer.missing:

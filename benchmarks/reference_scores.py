@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from as2ray.checkpoints.cross_encoder_files import CheckpointFiles
+from as2ray.checkpoints.decoder_reranker import is_generating, read_answer_ids
 from as2ray.checkpoints.loading import load, read_config, split_revision
 from as2ray.models.encoder.families import max_sequence_length
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
@@ -67,8 +69,7 @@ def _select_short_pairs(ranker: PackedRanker, rows: pa.Table, num_pairs: int) ->
     tokenizer = ranker.tokenizer
     questions = tokenizer.tokenize_texts(rows["question"].to_pylist(), 10**6).lengths
     candidates = tokenizer.tokenize_texts(rows["candidate"].to_pylist(), 10**6).lengths
-    num_special = len(tokenizer.special_token_layout) - 2
-    fits = questions + candidates + num_special <= tokenizer.max_length
+    fits = questions + candidates + tokenizer.num_special_tokens <= tokenizer.max_length
     fits &= questions <= tokenizer.max_question_length
     short = rows.filter(pa.array(fits)).slice(0, num_pairs)
     if not short.num_rows:
@@ -82,6 +83,8 @@ def _compare_transformers(
 ) -> float | None:
     """Returns the largest difference of logits; None if the head is not transformers' own."""
     name, revision = split_revision(model)
+    if ranker.tokenizer.prompt:
+        return _compare_prompts(ranker, model, questions, candidates)
     architectures = read_config(model).architectures or []
     if not any("ForSequenceClassification" in architecture for architecture in architectures):
         return None
@@ -102,6 +105,36 @@ def _compare_transformers(
     return float(np.abs(found - expected).max())
 
 
+@torch.inference_mode()
+def _compare_prompts(
+    ranker: PackedRanker, model: str, questions: list[str], candidates: list[str]
+) -> float:
+    """Returns the largest difference of a decoder's logits, pair by pair over the whole prompt."""
+    name, revision = split_revision(model)
+    config, tokenizer = read_config(model), ranker.tokenizer
+    hf_tokenizer: Any = ranker.hf_tokenizer
+    auto_class: Any = AutoModelForSequenceClassification
+    if is_generating(config):
+        auto_class = AutoModelForCausalLM
+        answers = read_answer_ids(CheckpointFiles(name, revision), config, hf_tokenizer)
+    network = auto_class.from_pretrained(name, dtype=torch.float32, **revision).eval()
+    expected = []
+    for question, candidate in zip(questions, candidates):
+        ids: list[int] = []
+        for segment in tokenizer.prompt:
+            text = segment.replace("{instruction}", tokenizer.instruction)
+            text = text.replace("{question}", question).replace("{candidate}", candidate)
+            ids += hf_tokenizer(text, add_special_tokens=False)["input_ids"]
+        logits = network(torch.tensor([ids])).logits[0]
+        if is_generating(config):
+            logits = logits[-1, answers]
+        expected.append(float(logits[0] - logits[1]) if len(logits) == 2 else float(logits[0]))
+    sequences = tokenizer.encode(questions, candidates)
+    found = ranker.predict_logits(ranker.pack(sequences), len(sequences))
+    sign = 1 if network.config.num_labels == 1 or is_generating(config) else -1
+    return float(np.abs(found[:, 1] - found[:, 0] - sign * np.array(expected)).max())
+
+
 def _compare_cross_encoder(
     ranker: PackedRanker, model: str, questions: list[str], candidates: list[str], length: int
 ) -> float | None:
@@ -109,6 +142,8 @@ def _compare_cross_encoder(
     try:
         from sentence_transformers import CrossEncoder
     except ImportError:
+        return None
+    if ranker.tokenizer.prompt:  # it does not know the prompt of a published decoder
         return None
     name, revision = split_revision(model)
     theirs = CrossEncoder(name, device="cpu", max_length=length, **revision)

@@ -76,9 +76,12 @@ def write_tokens(path: str | Path, tokenizer: PairTokenizer, folder: str | Path)
 
 
 def _tokenize(table: pa.Table, tokenizer: PairTokenizer) -> pa.Table:
-    max_lengths = {"question": tokenizer.max_question_length, "candidate": tokenizer.max_length}
-    for name, max_length in max_lengths.items():
-        texts = tokenizer.tokenize_texts(table[name].to_pylist(), max_length)
+    tokenize = {
+        "question": tokenizer.tokenize_questions,
+        "candidate": tokenizer.tokenize_candidates,
+    }
+    for name, tokenize_column in tokenize.items():
+        texts = tokenize_column(table[name].to_pylist())
         indices = np.repeat(texts.starts, texts.lengths) + ragged_arange(texts.lengths)
         offsets = pa.array(np.concatenate([[0], np.cumsum(texts.lengths)]).astype(np.int32))
         tokens = pa.ListArray.from_arrays(offsets, pa.array(texts.token_ids[indices]))

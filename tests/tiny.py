@@ -32,6 +32,10 @@ FAMILIES = (
     "gte",
     "nomic_bert",
     "deberta-v2",
+    "qwen3",
+    "qwen2",
+    "gemma",
+    "llama",
 )
 
 TOPICS = ("kovarin", "zelimut", "badesso", "quintol")
@@ -139,9 +143,47 @@ def published_tokenizer(family: str) -> transformers.PreTrainedTokenizerBase:
     if family == "deberta-v2":
         special = [(piece, 0.0) for piece in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
         return transformers.DebertaV2Tokenizer(vocab=[*special, *_unigram()[5:], ("[MASK]", 0.0)])
-    if family == "modernbert":
-        return _modernbert_tokenizer()
+    if family in DECODERS or family == "modernbert":
+        return _decoder_tokenizer() if family in DECODERS else _modernbert_tokenizer()
     return transformers.BertTokenizer(vocab=_wordpiece())
+
+
+DECODERS = ("qwen3", "qwen2", "gemma", "llama")
+"""Families whose pairs stand in a prompt, which is longer than the lengths of most tests."""
+
+
+def _decoder_tokenizer() -> transformers.PreTrainedTokenizerBase:
+    """Returns byte-level BPE as Qwen's: no special tokens around texts, merges across words."""
+    import transformers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+
+    vocabulary, merges = _bpe()
+    merges = [*merges, ("?", "Ċ"), (".", "Ċ"), ("Ċ", "Ċ"), (":", "Ġ"), (">", ":"), (">:", "Ġ")]
+    merges += [("y", "e"), ("ye", "s"), ("n", "o"), ("Y", "e"), ("Ye", "s")]
+    for left, right in merges:
+        vocabulary.setdefault(left + right, len(vocabulary))
+    # Its words begin with a space, which the first word of a text has not.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<bos>"]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+    )
 
 
 def _modernbert_tokenizer() -> transformers.PreTrainedTokenizerBase:
@@ -196,6 +238,8 @@ def config_of(family: str, vocabulary: int, **changes: object) -> transformers.P
             **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
         },
         "gte": {"pad_token_id": 1},
+        # Two heads share their keys.
+        **{name: {"pad_token_id": 1, "num_key_value_heads": 2, "head_dim": 8} for name in DECODERS},
         "nomic_bert": {},
         # As DeBERTa-v3: no positions and types in the embeddings, distances in growing buckets.
         "deberta-v2": {

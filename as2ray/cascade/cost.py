@@ -8,12 +8,24 @@ import numpy as np
 
 from as2ray.cascade.pruning import Rounding, num_kept
 
-GATED_MODEL_TYPES = frozenset({"modernbert", "gte", "nomic_bert"})
+GATED_MODEL_TYPES = frozenset(
+    {"modernbert", "gte", "nomic_bert", "qwen2", "qwen3", "gemma", "llama"}
+)
 """Values of `config.model_type` whose feed-forward blocks have a gate."""
 
 
 def _read(config: Any, name: str, distilbert_name: str) -> int:
     return int(getattr(config, name, None) or getattr(config, distilbert_name))
+
+
+def _read_attention_sizes(config: Any) -> dict[str, int]:
+    """Returns the sizes of queries and keys of a decoder, whose heads may share keys."""
+    num_key_heads = getattr(config, "num_key_value_heads", None)
+    if num_key_heads is None:
+        return {}
+    num_heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return {"query_size": num_heads * size, "key_size": num_key_heads * size}
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,10 @@ class EncoderShape:
     """Layers of each ranking head; the whole encoder has as many above the last exit."""
     feed_forward_products: int = 2
     """Products of a feed-forward block: 3 if it has a gate."""
+    query_size: int | None = None
+    """Size of all queries of a token; by default `hidden_size`."""
+    key_size: int | None = None
+    """Size of all keys of a token, and of all values; by default that of the queries."""
 
     @classmethod
     def from_config(cls, config: Any) -> "EncoderShape":
@@ -51,13 +67,16 @@ class EncoderShape:
             feed_forward_products=3
             if getattr(config, "model_type", "") in GATED_MODEL_TYPES
             else 2,
+            **_read_attention_sizes(config),
         )
 
     def layer_flops(self, lengths: np.ndarray) -> np.ndarray:
         """Counts the FLOPs of one layer for sequences of these lengths, shape [sequences]."""
         feed_forward = self.feed_forward_products * self.hidden_size * self.intermediate_size
-        dense = 4 * self.hidden_size**2 + feed_forward
-        return np.asarray(2.0 * lengths * dense + 4.0 * lengths * lengths * self.hidden_size)
+        query_size = self.query_size or self.hidden_size
+        key_size = self.key_size or query_size
+        dense = 2 * self.hidden_size * (query_size + key_size) + feed_forward
+        return np.asarray(2.0 * lengths * dense + 4.0 * lengths * lengths * query_size)
 
     def pooled_layer_flops(self, lengths: np.ndarray) -> np.ndarray:
         """Counts the FLOPs of a last layer of which a head reads the first token only.

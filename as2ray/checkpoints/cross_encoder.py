@@ -9,16 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from as2ray.checkpoints.cross_encoder_files import ACTIVATION_FUNCTIONS
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.ranker import Ranker
-
-ACTIVATION_FUNCTIONS = {
-    "sigmoid": "torch.nn.modules.activation.Sigmoid",
-    "identity": "torch.nn.modules.linear.Identity",
-}
-"""The function that `CrossEncoder` applies to logits, by the activation of a ranker."""
 
 POSITIVE_LABEL = "answer"
 """Name of the only label; transformers' pipeline gives its probability."""
@@ -56,9 +51,10 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
     if exported.hf_tokenizer is not None:  # CrossEncoder truncates pairs to its length
         exported.hf_tokenizer.model_max_length = ranker.tokenizer.max_length
     if network.config.num_labels == 2:
-        head = network.classifier
+        name = "score" if hasattr(network, "score") else "classifier"  # decoders: score
+        head = getattr(network, name)
         if isinstance(head, nn.Linear):
-            network.classifier = _subtract_logits(head)
+            setattr(network, name, _subtract_logits(head))
         else:  # RoBERTa and ELECTRA
             head.out_proj = _subtract_logits(head.out_proj)
         network.num_labels = network.config.num_labels = 1
@@ -68,8 +64,13 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
 
 def _subtract_logits(head: nn.Linear) -> nn.Linear:
     """Returns a layer whose only logit is the second minus the first."""
-    layer = nn.Linear(head.in_features, 1, device=head.weight.device, dtype=head.weight.dtype)
+    has_bias, like = (
+        head.bias is not None,
+        {"device": head.weight.device, "dtype": head.weight.dtype},
+    )
+    layer = nn.Linear(head.in_features, 1, has_bias, **like)
     with torch.no_grad():
         layer.weight.copy_(head.weight[1:] - head.weight[:1])
-        layer.bias.copy_(head.bias[1:] - head.bias[:1])
+        if has_bias:
+            layer.bias.copy_(head.bias[1:] - head.bias[:1])
     return layer

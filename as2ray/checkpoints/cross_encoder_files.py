@@ -14,10 +14,17 @@ from safetensors.torch import load_file
 from transformers.utils import cached_file
 
 from as2ray.errors import CheckpointError
+from as2ray.models.encoder.families import token_pooling
 from as2ray.models.ranker import Activation
 
 ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "identity"}
 """What a score is, by the class of torch that `activation_fn` names."""
+
+ACTIVATION_FUNCTIONS: dict[Activation, str] = {
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
+"""The function that `CrossEncoder` applies to logits, by the activation of a ranker."""
 
 HEAD_ACTIVATIONS = {"GELU": "gelu", "ReLU": "relu", "Tanh": "tanh", "SiLU": "silu"}
 """`config.classifier_activation` for the class of torch that a dense layer's activation is."""
@@ -68,17 +75,24 @@ class CheckpointFiles:
         return file
 
 
-def read_activation(files: CheckpointFiles, config: Any) -> Activation:
+def read_activation(
+    files: CheckpointFiles, config: Any, default: Activation = "sigmoid"
+) -> Activation:
     """Returns what the scores of a checkpoint with one label are, and stores it in its config.
 
     As in sentence-transformers, the file `config_sentence_transformers.json` comes before
-    `config.json`, and without both it is the sigmoid. Scores of two labels are probabilities.
+    `config.json`. Scores of two labels are probabilities.
+
+    Args:
+        files: The checkpoint.
+        config: Its configuration.
+        default: What the scores are if neither file says it.
 
     Raises:
         CheckpointError: The activation is another.
     """
     settings = files.read_json("config_sentence_transformers.json")
-    if settings.get("default_prompt_name"):
+    if settings.get("default_prompt_name") and token_pooling(config) != "last":
         raise CheckpointError(
             f"{files.name}: default_prompt_name={settings['default_prompt_name']!r} puts a prompt "
             "before each pair, which as2ray does not do for an encoder"
@@ -86,8 +100,9 @@ def read_activation(files: CheckpointFiles, config: Any) -> Activation:
     declared = getattr(config, "sentence_transformers", None) or {}
     old = getattr(config, "sbert_ce_default_activation_function", None)
     name = settings.get("activation_fn") or declared.get("activation_fn") or old
-    if name is None or config.num_labels != 1:
+    if config.num_labels != 1 or (name is None and default == "sigmoid"):
         return "sigmoid"
+    name = name or ACTIVATION_FUNCTIONS[default]
     kind = name.rpartition(".")[2]
     if kind not in ACTIVATIONS or not name.startswith("torch."):
         raise CheckpointError(f"{files.name}: activation_fn={name!r} is none of {[*ACTIVATIONS]}")

@@ -99,6 +99,11 @@ def init_ranker(
     ranker.calibration, ranker.threshold, ranker.activation_ranges = (), None, ()
     settings = {k: v for k, v in (tokenizer_settings or {}).items() if v is not None}
     ranker.tokenizer = replace(ranker.tokenizer, **settings)
+    if is_joint and ranker.tokenizer.prompt:
+        raise ConfigError(
+            f"is_joint=True, but a joint model reads passages without a prompt, and "
+            f"model_type={ranker.network.config.model_type!r} has one"
+        )
     start_shape = _shape_of_ranker(ranker)
     check_model_spec(
         _ShapeOptions(num_layers, exit_layers, num_ranking_heads),

@@ -33,6 +33,13 @@ with gc_paused():
         ModuleHead,
         read_activation,
     )
+    from as2ray.checkpoints.decoder_reranker import (
+        default_activation,
+        is_decoder,
+        is_generating,
+        load_score,
+        resolve_prompt,
+    )
     from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.packaged import resolve_model_path
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
@@ -75,6 +82,7 @@ def load(
     dtype: Dtype = "auto",
     device: str | torch.device | None = None,
     max_length: PositiveInt | None = None,
+    instruction: str | None = None,
 ) -> Ranker:
     """Loads a ranker for ranking.
 
@@ -83,7 +91,9 @@ def load(
         dtype: Number format of matrix products; `auto` depends on the hardware, and is int8 if the
             checkpoint has activation ranges and the CPU multiplies bytes natively.
         device: By default the first GPU, or the CPU if there is none.
-        max_length: Maximum number of tokens of a pair; by default as in training, or 128.
+        max_length: Maximum number of tokens of a pair; by default as in training, or 128 and those
+            of a decoder's prompt.
+        instruction: What a decoder is told to do; by default as in its prompt.
 
     Raises:
         CheckpointError: There is no ranker at the path, its format is of another version, or its
@@ -96,12 +106,19 @@ def load(
     if settings is not None:
         # Sorted by name, member-10 would come before member-2.
         folders = [Path(path) / f"{MEMBER_PREFIX}{i}" for i in range(len(settings["weights"]))]
-        options: Any = {"dtype": dtype, "device": device, "max_length": max_length}
+        options: Any = {
+            "dtype": dtype,
+            "device": device,
+            "max_length": max_length,
+            "instruction": instruction,
+        }
         members = [load(folder, **options) for folder in folders]
         ensemble = EnsembleRanker(members, settings["weights"])
         _load_calibration(ensemble, settings)
         return ensemble.eval()
-    ranker, _ = read_ranker(path, max_length=max_length, make_new_head=False)
+    ranker, _ = read_ranker(
+        path, max_length=max_length, make_new_head=False, instruction=instruction
+    )
     ranker.dtype, ranker.use_fused_layers = dtype, True
     ranker.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     check_activation_ranges(ranker, path)
@@ -150,7 +167,11 @@ def build_ranker(
 
 
 def read_ranker(
-    path: str | Path, *, max_length: int | None, make_new_head: bool
+    path: str | Path,
+    *,
+    max_length: int | None,
+    make_new_head: bool,
+    instruction: str | None = None,
 ) -> tuple[Ranker, bool]:
     """Reads a ranker that is no ensemble.
 
@@ -158,6 +179,7 @@ def read_ranker(
         path: A folder or a hub id.
         max_length: Maximum number of tokens of a pair; by default as in training, or 128.
         make_new_head: Whether an encoder, or a classifier of another task, gets a new head.
+        instruction: What a decoder is told to do; by default as in its prompt.
 
     Returns:
         The ranker, and whether its head is new.
@@ -171,16 +193,20 @@ def read_ranker(
         network_type, ranker_type = RANKER_TYPES[kind]
         name, revision = split_revision(path)
         files = CheckpointFiles(name, revision)
-        module_head = ModuleHead.read(files, config) if kind == "pointwise" else None
+        generates = kind == "pointwise" and is_generating(config)
+        has_modules = kind == "pointwise" and not generates
+        module_head = ModuleHead.read(files, config) if has_modules else None
         is_classifier = kind != "pointwise" or any(
             "SequenceClassification" in name for name in config.architectures or []
         )
-        is_classifier = is_classifier or module_head is not None
+        is_classifier = is_classifier or module_head is not None or generates
+        if generates:
+            config.num_labels = 1
         # A classifier of another task can be a starting point: TANDA's RoBERTa-large is from MNLI.
         make_new_head = make_new_head and not (is_classifier and config.num_labels <= 2)
         if make_new_head or not is_classifier:
             config.num_labels = 2
-        read_activation(files, config)
+        read_activation(files, config, default_activation(files, config))
         network, loading_info = network_type.from_pretrained(
             name,
             **revision,
@@ -190,7 +216,7 @@ def read_ranker(
             dtype=torch.float32,
             **_attention_option(config),
         )
-        has_new_head = make_new_head or module_head is not None
+        has_new_head = make_new_head or module_head is not None or generates
         check_loaded_weights(path, loading_info, network, has_new_head)
         if module_head is not None:
             module_head.load_into(network)
@@ -199,8 +225,14 @@ def read_ranker(
             name, config=config, trust_remote_code=False, **revision
         )
         _check_tokenizer(path, hf_tokenizer, config.vocab_size)
+        if generates:
+            load_score(files, network, hf_tokenizer)
+        settings = resolve_prompt(files, config, hf_tokenizer, settings, instruction)
+        if is_decoder(config) and config.pad_token_id is None:
+            # transformers looks for the last token in front of it.
+            network.config.pad_token_id = hf_tokenizer.pad_token_id
         tokenizer_json = hf_tokenizer.backend_tokenizer.to_str()
-        tokenizer = PairTokenizer(tokenizer_json, **_resolve_settings(config, settings, max_length))
+        tokenizer = _build_pair_tokenizer(tokenizer_json, config, settings, max_length)
         ranker = build_ranker(ranker_type, network, tokenizer, hf_tokenizer)
         _load_calibration(ranker, settings)
         ranker.activation_ranges = load_activation_ranges(name, **revision)
@@ -265,13 +297,21 @@ def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> N
         )
 
 
-def _resolve_settings(
-    config: Any, settings: Mapping[str, Any], max_length: int | None
-) -> dict[str, Any]:
-    """Returns settings of a `PairTokenizer`: as requested, as in training, or 128 and 64."""
+def _build_pair_tokenizer(
+    tokenizer_json: str, config: Any, settings: Mapping[str, Any], max_length: int | None
+) -> PairTokenizer:
+    """Builds a tokenizer with lengths as requested, as in training, or 128 and 64.
+
+    Without a length, those of a prompt are added.
+    """
     max_positions = max_sequence_length(config)
+    stored = {name: settings[name] for name in TOKENIZER_SETTINGS if name in settings}
+    num_prompt_tokens = 0
+    if stored.get("prompt"):
+        whole = {**stored, "max_length": 10**6, "max_question_length": 1}
+        num_prompt_tokens = PairTokenizer(tokenizer_json, **whole).num_special_tokens
     if max_length is None:
-        max_length = settings.get("max_length", min(128, max_positions))
+        max_length = settings.get("max_length", min(128 + num_prompt_tokens, max_positions))
     if max_length > max_positions:
         raise ConfigError(
             f"{max_length=} exceeds the encoder's {max_positions} positions "
@@ -279,9 +319,9 @@ def _resolve_settings(
         )
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):
-        max_question_length = min(max_question_length, max_length // 2)
-    stored = {name: settings[name] for name in TOKENIZER_SETTINGS if name in settings}
-    return {**stored, "max_length": max_length, "max_question_length": max_question_length}
+        max_question_length = min(max_question_length, (max_length - num_prompt_tokens) // 2)
+    lengths = {"max_length": max_length, "max_question_length": max_question_length}
+    return PairTokenizer(tokenizer_json, **{**stored, **lengths})
 
 
 @contextmanager

@@ -1,15 +1,33 @@
 """`as2ray cascade`: makes a cascade of a finished ranker."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
+from rich.console import Console
 
-from as2ray.cli.console import create_console, load_table, parse_drop_ratios, parse_numbers
+from as2ray.cli.console import (
+    create_console,
+    create_console_table,
+    load_table,
+    parse_drop_ratios,
+    parse_numbers,
+)
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+
+if TYPE_CHECKING:
+    from as2ray.checkpoints.model_facts import ModelFacts
+    from as2ray.models.cascade import CascadeRanker
+    from as2ray.models.pointwise import PointwiseRanker
+    from as2ray.models.ranker import Ranker
+
+FULL_FOLDER = "full"
+"""Folder inside the cascade's with the whole ranker, which transformers loads."""
 
 MAX_GENERATED_QUESTIONS = 1_000
 """Questions that are made of an index for which none are given."""
@@ -41,6 +59,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     joint_epochs: PositiveInt = 3,
     label_weight: Annotated[float, Field(ge=0, le=1)] | None = None,
     int8: bool = False,
+    report: bool = True,
+    compare: str | None = None,
     seed: NonNegativeInt = 0,
 ) -> None:
     """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
@@ -82,10 +102,21 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
             there are labels.
         int8: Fit the ranges of activations, too, with which `--dtype auto` is int8 on CPUs with
             AVX512-VNNI or AMX.
+        report: Measure the cascade on this machine beside the ranker, and write `report.md` and
+            `report.png` into the output; it takes about a minute.
+        compare: Checkpoint folder or hub id of another ranker, such as a smaller one, that the
+            report shows, too.
         seed: Seed of the exits' weights and of the division of the questions.
     """
+    from as2ray.checkpoints.cross_encoder import export_cross_encoder
+    from as2ray.checkpoints.loading import load
+    from as2ray.checkpoints.model_facts import read_model_facts
+    from as2ray.checkpoints.saving import check_new_path
+    from as2ray.models.pointwise import PointwiseRanker
     from as2ray.training.cascade_config import CascadeConfig
-    from as2ray.training.frozen_cascade import make_cascade
+    from as2ray.training.frozen_cascade import check_pointwise, held_out_questions, make_cascade
+
+    check_new_path(output)
 
     sources = {"table": table, "corpus": corpus, "pairs": pairs, "index": index}
     if sum(source is not None for source in sources.values()) != 1:
@@ -119,18 +150,125 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
             calibration = load_table(calibration_table, None, "", None, {})
         elif corpus is not None and calibration_split is not None:
             calibration = load_table(None, corpus, calibration_split, data_dir, corpus_options)
-    ranker = make_cascade(model, rows, output, calibration_table=calibration, config=config)
     console = create_console()
+    monolith = check_pointwise(load(model))
+    facts = read_model_facts(model, monolith)
+    for name, value in asdict(facts).items():
+        console.print(f"{name}: {value or 'not stated'!r}")
+    if facts.warning:
+        console.print(f"warning: {facts.warning}")
+    smaller = None if compare is None else load(compare)
+    ranker = make_cascade(monolith, rows, output, calibration_table=calibration, config=config)
     console.print(f"exits after layers {', '.join(map(str, ranker.exit_layers))}")
+    lines = _describe_dropping(ranker)
+    console.print("\n".join(lines))
+    if type(monolith) is PointwiseRanker:
+        export_cross_encoder(monolith, Path(output) / FULL_FOLDER)
+        console.print(f"{output}/{FULL_FOLDER} is the whole ranker for transformers")
+    if report:
+        held_out = held_out_questions(rows, calibration, config)
+        others = {} if smaller is None else {str(compare): smaller}
+        write_report(Path(output), monolith, ranker, held_out, facts, lines, others, console)
+
+
+def _describe_dropping(ranker: "CascadeRanker") -> list[str]:
     margins = ranker.margins
     if margins is None or margins.bound is None:
-        console.print(f"drop ratios {', '.join(f'{ratio:g}' for ratio in ranker.drop_ratios)}")
-        return
+        return [f"drop ratios {', '.join(f'{ratio:g}' for ratio in ranker.drop_ratios)}"]
     if margins.values:
-        console.print(f"margins {', '.join(f'{m:.2f}' for m in margins.values)} (log-odds)")
-    else:
-        console.print("no exit can drop candidates within the bound, so nothing is dropped")
-    console.print(str(margins.bound))
+        values = ", ".join(f"{margin:.2f}" for margin in margins.values)
+        return [f"margins {values} (log-odds)", str(margins.bound)]
+    nothing = "no exit can drop candidates within the bound, so nothing is dropped"
+    return [nothing, str(margins.bound)]
+
+
+def write_report(
+    folder: Path,
+    ranker: "PointwiseRanker",
+    cascade: "CascadeRanker",
+    table: pa.Table,
+    facts: "ModelFacts",
+    notes: Sequence[str],
+    others: "Mapping[str, Ranker]",
+    console: Console,
+) -> None:
+    """Measures a cascade beside its ranker; writes `report.md` and `report.png`, and prints them.
+
+    Args:
+        folder: Folder of the cascade.
+        ranker: The ranker that it was made of.
+        cascade: The cascade.
+        table: Questions that did not train the exits.
+        facts: What the ranker is.
+        notes: Sentences about what is dropped.
+        others: Further rankers to measure.
+        console: Where the table is printed.
+    """
+    from as2ray.evaluation.plots import speed_plot
+    from as2ray.profiling.cascade_report import CASCADE, TOP, measure_systems
+
+    int8 = _load_int8(folder, table)
+    systems = {**({} if int8 is None else {f"{CASCADE} int8": int8}), **others}
+    reports = measure_systems(ranker, cascade, table, systems)
+    columns = ("", "pairs/s", "p50 ms", "p95 ms", f"overlap of the first {TOP}")
+    lines = [
+        (
+            each.name,
+            f"{each.pairs_per_second:,.0f}",
+            f"{each.percentile_ms(50):.1f}",
+            f"{each.percentile_ms(95):.1f}",
+            f"{each.overlap:.3f}",
+        )
+        for each in reports
+    ]
+    shown = create_console_table(*columns)
+    for line in lines:
+        shown.add_row(*line)
+    console.print(shown)
+    num_questions = len(reports[0].times_ms)
+    title = f"{num_questions} questions, {reports[0].num_pairs:,} pairs, {ranker.dtype_name}"
+    threads = f"{ranker.num_threads} threads of {ranker.device.type}"
+    points = {
+        each.name: (
+            each.pairs_per_second,
+            each.overlap,
+            each.percentile_ms(50),
+            each.percentile_ms(95),
+        )
+        for each in reports
+    }
+    speed_plot(points, f"{facts.head}: {title}", folder / "report.png")
+    rows = [columns, ["---"] * len(columns), *lines]
+    parts = [
+        f"# Cascade of {facts.head}",
+        "\n".join(f"- {name}: {value or 'not stated'!r}" for name, value in asdict(facts).items()),
+        *([f"**Warning:** {facts.warning}."] if facts.warning else []),
+        f"Exits after layers {', '.join(map(str, cascade.exit_layers))}. {'. '.join(notes)}.",
+        f"Measured on {title}, {threads}, in turns. Overlap is with transformers' first {TOP}. "
+        "Fewer candidates: as many of a question's first ones as take the cascade's time.",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        "![Speed, time of a question and overlap](report.png)",
+    ]
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _load_int8(folder: Path, table: pa.Table) -> "Ranker | None":
+    """Returns the cascade in int8, or None where it is not available."""
+    from as2ray.checkpoints.loading import load
+    from as2ray.models.precision import has_int8
+    from as2ray.models.quantization import MIN_PAIRS, fit_activation_ranges
+
+    ranker = load(folder, dtype="fp32")
+    is_ready = bool(ranker.activation_ranges)
+    if not has_int8() or ranker.device.type != "cpu" or table.num_rows < MIN_PAIRS:
+        return None
+    try:
+        if not is_ready:
+            fit_activation_ranges(ranker, table)
+    except ConfigError:  # of this family there is no int8
+        return None
+    ranker.dtype = "int8"
+    return ranker
 
 
 def read_pairs(path: Path) -> pa.Table:

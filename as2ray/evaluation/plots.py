@@ -158,6 +158,38 @@ def histogram(
     return _save_figure(figure, path, legend=len(series) > 1)
 
 
+def speed_plot(
+    systems: Mapping[str, tuple[float, float, float, float]], title: str, path: Path | str
+) -> Figure:
+    """Plots what systems keep over their speed, and the time of a question beside it.
+
+    Args:
+        systems: Pairs per second, overlap with the reference from 0 to 1, and the 50th and 95th
+            percentile of the time of a question in milliseconds, by system.
+        title: Heading.
+        path: File to write, `.png` or `.svg`.
+    """
+    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.add_subplot(1, 2, 1, xlabel="pairs per second", ylabel="overlap of the first 10")
+    bars = figure.add_subplot(1, 2, 2, xlabel="milliseconds of a question (p50, p95)")
+    for part in (axes, bars):
+        _style_axes(part)
+    for number, (name, (speed, overlap, p50, p95)) in enumerate(systems.items()):
+        color = _COLORS[number % len(_COLORS)]
+        axes.scatter(speed, overlap, s=45, color=color, label=name, zorder=3)
+        bars.barh(number, p95, color=color, alpha=0.35)
+        bars.barh(number, p50, color=color)
+        bars.text(p95, number, f" {p50:.0f}, {p95:.0f}", va="center", fontsize=8)
+    axes.set_xlim(left=0)
+    axes.set_ylim(top=1.02)
+    bars.set_yticks(range(len(systems)), systems)
+    bars.invert_yaxis()
+    bars.margins(x=0.2)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return _save_figure(figure, path, legend=False)
+
+
 def heatmap(
     values: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, path: Path | str
 ) -> Figure:

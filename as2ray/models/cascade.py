@@ -25,7 +25,7 @@ from as2ray.models.encoder.encoder import (
     set_depth,
     truncate,
 )
-from as2ray.models.encoder.families import dense_dropout, get_family
+from as2ray.models.encoder.families import dense_dropout, get_family, token_pooling
 from as2ray.models.encoder.packed_attention import SequenceLayout
 from as2ray.models.encoder.pooling import mean_pool
 from as2ray.models.feed_forward import build_feed_forward
@@ -36,9 +36,10 @@ from as2ray.models.ranking_heads import ClassifierHead, RankingHeads, ScoreAvera
 from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
-Pooling = Literal["mean_of_rest", "mean", "first", "mean_first"]
+Pooling = Literal["mean_of_rest", "mean", "first", "mean_first", "last"]
 """Input of a partial classifier: the mean of all token states but the first (the paper's l = 1..m),
-of all states, the first state, or the mean of all and the first."""
+of all states, the first state, the mean of all and the first, or the last state, which a decoder's
+classifiers always read."""
 
 
 class PartialClassifier(nn.Module):
@@ -72,8 +73,9 @@ class PartialClassifier(nn.Module):
 
     def pool(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Returns its input [sequences, hidden or 2 * hidden] in fp32."""
-        if self.pooling == "first":
-            return hidden[layout.first_tokens].float()
+        if self.pooling in ("first", "last"):
+            is_first = self.pooling == "first"
+            return hidden[layout.first_tokens if is_first else layout.last_tokens].float()
         mean = mean_pool(hidden, layout, self.pooling == "mean_of_rest")
         if self.pooling != "mean_first":
             return mean
@@ -156,7 +158,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             "ranker": "cascade",
             "exit_layers": list(exit_layers),
             "drop_ratios": [0.0] * (len(exit_layers) - 1),
-            "pooling": pooling,
+            "pooling": "last" if token_pooling(body.config) == "last" else pooling,
         }
         if num_ranking_heads:
             settings["num_ranking_heads"] = num_ranking_heads
@@ -195,7 +197,7 @@ class CascadeNetwork(PreTrainedModel):  # type: ignore[misc]
             "ranker": "cascade",
             "exit_layers": list(exit_layers),
             "drop_ratios": [0.0] * (len(exit_layers) - 1),
-            "pooling": "mean_first",
+            "pooling": "last" if token_pooling(config) == "last" else "mean_first",
             "has_classifier": True,
         }
         setattr(config, CONFIG_KEY, settings)
@@ -229,7 +231,8 @@ class _CascadePass(StagePass):
                 hidden, layout = ranker.encoder.embed(self.sequences.pack(indices, {}))
             else:
                 lengths = self.sequences.lengths[indices]
-                layout = SequenceLayout.from_lengths(lengths, ranker.device)
+                prefixes = self.sequences.continued_prefixes(indices)
+                layout = SequenceLayout.from_lengths(lengths, ranker.device, prefixes)
                 hidden = self.hidden[tokens]
             hidden, logits = ranker.run_exit(stage_index, hidden, layout, start_layer)
             return None if is_last else hidden, head.score(logits)
@@ -287,6 +290,11 @@ class CascadeRanker(MultiStageRanker):
                 f"exits {self.exit_layers} do not end at the last layer, {len(self.encoder)}",
                 fix="create the cascade with CascadeNetwork.from_encoder",
             )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """See `PackedRanker`."""
+        return len(self.encoders) == 1 and self.encoder.can_share_prefixes
 
     def prune_exits(self, exit_layers: Sequence[int]) -> None:
         """Removes the partial classifiers of all exits but some.

@@ -171,7 +171,13 @@ class MultiStageRanker(PackedRanker):
                 questions, pass_question_index = np.unique(
                     question_index[rows], return_inverse=True
                 )
-                scorer = self.stage_pass(self, sequences, rows, pass_question_index)
+                remaining, remaining_rows = sequences, rows
+                if self.shares_prefixes and sequences.prefixes is not None:
+                    remaining = self.share_prefixes(sequences.take(rows))
+                    order = np.argsort(-remaining.lengths, kind="stable")
+                    rows, pass_question_index = rows[order], pass_question_index[order]
+                    remaining_rows = order
+                scorer = self.stage_pass(self, remaining, remaining_rows, pass_question_index)
                 scores[rows], stage_index[rows] = prune(scorer, pruning.select(questions))
         return StagedScores(scores, stage_index)
 

@@ -2,6 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,13 @@ from torch.nn import functional
 from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
 from as2ray.errors import CheckpointError
 from as2ray.models.ranker import Ranker, positive_probability
-from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
+from as2ray.text.packing import PackedBatch, Prefixes, TokenSequences, pack_sequences
+
+MAX_PREFIX_TOKENS = 8_192
+"""Tokens of prefixes whose keys and values are kept at the same time."""
+
+MAX_CONTINUED_TOKENS = 1_024
+"""Longest text behind a shared prefix: its attention holds all products of its tokens in memory."""
 
 
 class PackedRanker(Ranker):
@@ -21,9 +29,61 @@ class PackedRanker(Ranker):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Returns logits, shape [sequences, labels]."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prefixes of prompts can be computed once per question."""
+        return False
+
     def pack(self, sequences: TokenSequences) -> Iterator[PackedBatch]:
-        """Packs sequences into batches for scoring, divided evenly among the threads."""
-        return pack_sequences(sequences, self.balanced_budget(sequences.lengths))
+        """Packs sequences into batches for scoring, divided evenly among the threads.
+
+        Prefixes that several sequences share are computed when a batch is taken, if the ranker
+        `shares_prefixes`.
+        """
+        for rows in self._split_by_prefixes(sequences):
+            part = self.share_prefixes(sequences if rows is None else sequences.take(rows))
+            for batch in pack_sequences(part, self.balanced_budget(part.lengths)):
+                if rows is not None:
+                    data = {"row": rows[batch.sequence_data["row"]]}
+                    batch = replace(batch, sequence_data=data)
+                yield batch
+
+    def _split_by_prefixes(self, sequences: TokenSequences) -> Iterator[np.ndarray | None]:
+        """Yields the rows whose prefixes are kept at the same time; None for all rows."""
+        if sequences.prefixes is None or not self.shares_prefixes:
+            yield None
+            return
+        part = np.cumsum(sequences.prefixes.lengths) // MAX_PREFIX_TOKENS
+        part_of_row = part[sequences.prefixes.index]
+        for number in np.unique(part_of_row):
+            yield np.flatnonzero(part_of_row == number)
+
+    def share_prefixes(self, sequences: TokenSequences) -> TokenSequences:
+        """Computes the prefixes that sequences share, and returns what follows them.
+
+        Args:
+            sequences: Whole sequences. They are returned as they are if the ranker does not share
+                prefixes, if there are fewer than two sequences for each, or if one is too long.
+        """
+        prefixes = sequences.prefixes
+        if prefixes is None or not self.shares_prefixes:
+            return sequences
+        used, index = np.unique(prefixes.index, return_inverse=True)
+        longest = int((sequences.lengths - prefixes.lengths[prefixes.index]).max(initial=0))
+        if len(sequences) < 2 * len(used) or longest > MAX_CONTINUED_TOKENS:
+            return sequences
+        prefixes = Prefixes(index, prefixes.lengths[used])
+        heads, rest = replace(sequences, prefixes=prefixes).split_prefixes()
+        states: list[Any] = [None] * len(used)
+        batches = pack_sequences(heads, self.balanced_budget(heads.lengths))
+
+        def compute(batch: PackedBatch) -> tuple[PackedBatch, list[Any]]:
+            return batch, self.encoder.compute_prefixes(batch)
+
+        for batch, parts in self.map_batches(compute, batches):
+            for row, part in zip(batch.sequence_data["row"], parts):
+                states[row] = part
+        return replace(rest, prefixes=replace(prefixes, states=states))
 
     def predict_batch(self, batch: PackedBatch) -> Tensor:
         """Returns the probability of being an answer without dropping, shape [sequences]."""

@@ -47,6 +47,11 @@ class PointwiseRanker(PackedRanker):
         self.network = network
         self.encoders = [Encoder(network)]
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """See `PackedRanker`."""
+        return self.encoder.can_share_prefixes
+
     def forward(self, batch: PackedBatch) -> Tensor:
         """Returns logits, shape [sequences, labels]."""
         hidden, layout = self.encoder.embed(batch)

@@ -1,11 +1,28 @@
 """Packs token sequences end to end without padding, in batches of a token budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from as2ray.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The tokens that sequences begin with and share, as those of one question do in a prompt."""
+
+    index: np.ndarray
+    """Index of each sequence's prefix, shape [sequences]."""
+    lengths: np.ndarray
+    """Number of tokens of each prefix, shape [prefixes]."""
+    states: Any = None
+    """What a model has computed of each prefix; None while the sequences contain them."""
+
+    def select(self, indices: np.ndarray) -> "Prefixes":
+        """Returns the prefixes of some of the sequences."""
+        return replace(self, index=self.index[indices])
 
 
 @dataclass(frozen=True)
@@ -21,7 +38,7 @@ class PackedBatch:
     token_types: np.ndarray
     """0 for the question and its separators, 1 for the candidate, shape [tokens]."""
     positions: np.ndarray
-    """Position of each token in its sequence, from 0, shape [tokens]."""
+    """Position of each token in its sequence, from 0 or behind its prefix, shape [tokens]."""
     lengths: np.ndarray
     """Number of tokens of each sequence, shape [sequences]."""
     sequence_data: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -30,6 +47,8 @@ class PackedBatch:
     """Indices of tokens that represent parts of sequences, such as sentences, shape [markers]."""
     marker_data: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Data of each marker, first axis [markers]."""
+    prefixes: Prefixes | None = None
+    """What the sequences continue, if it was computed apart."""
 
     @property
     def num_tokens(self) -> int:
@@ -47,9 +66,44 @@ class TokenSequences:
     token_ids: np.ndarray
     token_types: np.ndarray
     lengths: np.ndarray
+    prefixes: Prefixes | None = None
+    """What sequences of the same question share; None if that is nothing or is not known."""
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def continued_prefixes(self, indices: np.ndarray) -> Prefixes | None:
+        """Returns what some sequences continue; None if they are whole."""
+        is_whole = self.prefixes is None or self.prefixes.states is None
+        return None if is_whole else self.prefixes.select(indices)  # type: ignore[union-attr]
+
+    def take(self, indices: np.ndarray) -> "TokenSequences":
+        """Returns some sequences, in this order."""
+        batch = self._gather(indices)
+        prefixes = None if self.prefixes is None else self.prefixes.select(indices)
+        return TokenSequences(*batch, self.lengths[indices], prefixes)
+
+    def split_prefixes(self) -> "tuple[TokenSequences, TokenSequences]":
+        """Returns each prefix once, and what follows it in each sequence."""
+        assert self.prefixes is not None
+        index, lengths = self.prefixes.index, self.prefixes.lengths
+        _, examples = np.unique(index, return_index=True)
+        starts = np.cumsum(self.lengths) - self.lengths
+        is_prefix = ragged_arange(self.lengths) < np.repeat(lengths[index], self.lengths)
+        source = np.repeat(starts[examples], lengths) + ragged_arange(lengths)
+        parts = ((x[source], x[~is_prefix]) for x in (self.token_ids, self.token_types))
+        (prefix_ids, ids), (prefix_types, types) = parts
+        rest = (self.lengths - lengths[index]).astype(np.int32)
+        return (
+            TokenSequences(prefix_ids, prefix_types, lengths.astype(np.int32)),
+            TokenSequences(ids, types, rest, self.prefixes),
+        )
+
+    def _gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = self.lengths[indices]
+        starts = (np.cumsum(self.lengths) - self.lengths)[indices]
+        source = np.repeat(starts, lengths) + ragged_arange(lengths)
+        return self.token_ids[source], self.token_types[source]
 
     def pack(self, indices: np.ndarray, sequence_data: Mapping[str, np.ndarray]) -> PackedBatch:
         """Packs the selected sequences into one batch, longest first.
@@ -60,12 +114,11 @@ class TokenSequences:
         """
         indices = indices[np.argsort(-self.lengths[indices], kind="stable")]
         lengths = self.lengths[indices].astype(np.int32)
-        starts = (np.cumsum(self.lengths) - self.lengths)[indices]
-        positions = ragged_arange(lengths)
-        source = np.repeat(starts, lengths) + positions
-        token_ids, token_types = self.token_ids[source], self.token_types[source]
+        positions, prefixes = ragged_arange(lengths), self.continued_prefixes(indices)
+        if prefixes is not None:
+            positions = positions + np.repeat(prefixes.lengths[prefixes.index], lengths)
         data = {name: values[indices] for name, values in sequence_data.items()}
-        return PackedBatch(token_ids, token_types, positions, lengths, data)
+        return PackedBatch(*self._gather(indices), positions, lengths, data, prefixes=prefixes)
 
 
 def ragged_arange(lengths: np.ndarray) -> np.ndarray:
@@ -121,4 +174,15 @@ def concatenate_sequences(parts: Sequence[TokenSequences]) -> TokenSequences:
         np.concatenate([part.token_ids for part in parts]),
         np.concatenate([part.token_types for part in parts]),
         np.concatenate([part.lengths for part in parts]),
+        _concatenate_prefixes([part.prefixes for part in parts]),
     )
+
+
+def _concatenate_prefixes(parts: Sequence[Prefixes | None]) -> Prefixes | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    lengths = np.concatenate([part.lengths for part in known])
+    offsets = np.cumsum([0, *(len(part.lengths) for part in known)])
+    index = np.concatenate([part.index + offset for part, offset in zip(known, offsets)])
+    return Prefixes(index, lengths)

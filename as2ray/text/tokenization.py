@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from as2ray.errors import CheckpointError, ConfigError
-from as2ray.text.packing import TokenSequences, ragged_arange
+from as2ray.text.packing import Prefixes, TokenSequences, ragged_arange
+from as2ray.text.prompts import PromptParts, divide_prompt, ends_tokens
 
 QUESTION, CANDIDATE = -1, -2
 """Stand for the tokens of a text in `PairTokenizer.special_token_layout`."""
@@ -20,6 +21,8 @@ TOKENIZER_SETTINGS = (
     "max_question_length",
     "max_candidate_length",
     "single_separator",
+    "prompt",
+    "instruction",
 )
 """Fields of a `PairTokenizer` that a checkpoint stores."""
 
@@ -36,6 +39,12 @@ def _load_tokenizer(tokenizer_json: str) -> Any:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+@lru_cache(maxsize=8)
+def _divide_prompt(tokenizer_json: str, prompt: tuple[str, ...], instruction: str) -> PromptParts:
+    """Divides a prompt; cached because some thousand texts are tokenized to find its parts."""
+    return divide_prompt(prompt, instruction, partial(ends_tokens, _load_tokenizer(tokenizer_json)))
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,26 @@ class PairTokenizer:
     """Maximum number of tokens of a candidate; by default all that is left."""
     single_separator: bool = False
     """Whether one separator is between the texts, of RoBERTa too. Other libraries put its two."""
+    prompt: tuple[str, ...] = ()
+    """A decoder's prompt instead of special tokens, in segments that are tokenized apart, with the
+    fields `{question}`, `{candidate}` and `{instruction}`."""
+    instruction: str = ""
+    """What stands for `{instruction}`."""
 
     def __post_init__(self) -> None:
-        num_special = len(self.special_token_layout) - 2
+        object.__setattr__(self, "prompt", tuple(self.prompt))  # JSON has lists
+        num_special = self.num_special_tokens
+        if self.prompt and self.max_length < num_special + 2:
+            raise ConfigError(
+                f"max_length={self.max_length} has no place for a question and a candidate: the "
+                f"prompt alone takes {num_special} tokens",
+                fix=f"raise max_length above {num_special + self.max_question_length}",
+            )
         if not 0 < self.max_question_length < self.max_length - num_special:
             raise ConfigError(
                 f"max_question_length={self.max_question_length} must be above 0 and below "
-                f"max_length={self.max_length} minus {num_special} special tokens",
+                f"max_length={self.max_length} minus {num_special} "
+                f"{'tokens of the prompt' if self.prompt else 'special tokens'}",
                 fix="raise max_length or lower max_question_length",
             )
 
@@ -113,6 +135,15 @@ class PairTokenizer:
 
         The marker is `QUESTION` or `CANDIDATE`.
         """
+        if self.prompt:
+            parts = self._prompt_parts
+            return [
+                *((token_id, 0) for text in parts.before for token_id in self._token_ids(text)),
+                (QUESTION, 0),
+                *((token_id, 0) for text in parts.between for token_id in self._token_ids(text)),
+                (CANDIDATE, 0),
+                *((token_id, 0) for text in parts.after for token_id in self._token_ids(text)),
+            ]
         pair = self._tokenizer.encode("question", "candidate")
         layout: list[tuple[int, int]] = []
         for token_id, token_type, text in zip(pair.ids, pair.type_ids, pair.sequence_ids):
@@ -124,6 +155,54 @@ class PairTokenizer:
             del layout[question + 1 : candidate - 1]
         return layout
 
+    def _token_ids(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    @cached_property
+    def _prompt_parts(self) -> PromptParts:
+        return _divide_prompt(self.tokenizer_json, self.prompt, self.instruction)
+
+    @cached_property
+    def num_special_tokens(self) -> int:
+        """Number of tokens of a pair that belong to neither text."""
+        num_special = len(self.special_token_layout) - 2
+        if not self.prompt:
+            return num_special
+        parts = self._prompt_parts
+        around = "a".join(parts.question), parts.candidate + "a"
+        return num_special + sum(len(self._token_ids(text)) - 1 for text in around)
+
+    def id_to_token(self, token_id: int) -> str:
+        """Returns a token of the vocabulary."""
+        token: str = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def tokenize_questions(self, questions: Sequence[str]) -> TokenizedTexts:
+        """Tokenizes questions, at most `max_question_length` tokens of each.
+
+        With a prompt, the part around the question is tokenized with it and not truncated.
+        """
+        if not self.prompt:
+            return self.tokenize_texts(questions, self.max_question_length)
+        head, tail = self._prompt_parts.question
+        short = {text: self._truncate_text(text) for text in dict.fromkeys(questions)}
+        return self.tokenize_texts([f"{head}{short[text]}{tail}" for text in questions], 10**9)
+
+    def tokenize_candidates(self, candidates: Sequence[str]) -> TokenizedTexts:
+        """Tokenizes candidates, with a prompt after the text that is tokenized with them."""
+        if self.prompt:
+            head = self._prompt_parts.candidate
+            candidates = [head + text for text in candidates]
+        return self.tokenize_texts(candidates, self.max_length)
+
+    def _truncate_text(self, text: str) -> str:
+        """Returns the characters of a question's first `max_question_length` tokens."""
+        offsets = self.char_offsets(text)
+        if len(offsets) <= self.max_question_length:
+            return text
+        return text[: offsets[self.max_question_length][0]]
+
     def encode(self, questions: Sequence[str], candidates: Sequence[str]) -> TokenSequences:
         """Tokenizes pairs, in order.
 
@@ -131,8 +210,9 @@ class PairTokenizer:
             questions: Shape [pairs]; repeated questions are tokenized once.
             candidates: Shape [pairs].
         """
-        question_tokens = self.tokenize_texts(questions, self.max_question_length)
-        return self.join_pairs(question_tokens, self.tokenize_texts(candidates, self.max_length))
+        return self.join_pairs(
+            self.tokenize_questions(questions), self.tokenize_candidates(candidates)
+        )
 
     def tokenize_texts(self, texts: Sequence[str], max_length: int) -> TokenizedTexts:
         """Tokenizes texts without special tokens, each distinct text once.
@@ -182,4 +262,11 @@ class PairTokenizer:
             else:
                 token_ids[cursor], token_types[cursor] = token_id, token_type
                 cursor = cursor + 1
-        return TokenSequences(token_ids, token_types, lengths.astype(np.int32))
+        prefixes = self._find_prefixes(questions) if self.prompt else None
+        return TokenSequences(token_ids, token_types, lengths.astype(np.int32), prefixes)
+
+    def _find_prefixes(self, questions: TokenizedTexts) -> Prefixes:
+        """Returns the prefixes of a prompt: the tokens before the candidate, once per question."""
+        _, first, index = np.unique(questions.starts, return_index=True, return_inverse=True)
+        num_before = self.special_token_layout.index((CANDIDATE, 0)) - 1
+        return Prefixes(index, questions.lengths[first] + num_before)

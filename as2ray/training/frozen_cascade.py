@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from as2ray.evaluation.margin_path import fit_margins, measure_last_exit
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.packed_ranker import PackedRanker
+from as2ray.models.padded_reference import check_packed_scores
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.quantization import fit_activation_ranges
 from as2ray.models.ranker import Ranker
@@ -45,6 +47,8 @@ BATCH_SIZE = 256
 JOINT_BATCH_SIZE, JOINT_TEMPERATURE = 32, 3.0
 """Pairs of a step of the joint training, and by what its logits are divided: at 1, pairs of which
 the ranker is sure teach nothing."""
+MAX_CHECKED_QUESTION_PAIRS = 1_000
+"""Pairs of which the longest and the shortest are scored by transformers, too."""
 MAX_DEV_PAIRS = 1_000
 """Pairs that are evaluated after each epoch of the joint training; they select nothing."""
 
@@ -93,7 +97,8 @@ def make_cascade(
         scratch: New folder for the files of the joint training; by default a temporary one.
 
     Raises:
-        CheckpointError: The model is no pointwise ranker, or the output exists.
+        CheckpointError: The model is no pointwise ranker, its packed scores are not those of
+            transformers on pairs of the table, or the output exists.
         ConfigError: Exits that the encoder does not have, or drop ratios that do not fit them.
         EvaluationError: Too few questions with two or more candidates for the bound, or labels of
             one kind alone.
@@ -102,13 +107,10 @@ def make_cascade(
     if output is not None:
         check_new_path(output)
     parts = _divide(table, calibration_table, config)
-    monolith = load(model) if isinstance(model, str | Path) else model
-    if not isinstance(monolith, PointwiseRanker):
-        raise CheckpointError(
-            f"{type(monolith).__name__} cannot become a cascade",
-            fix="choose a pointwise ranker: a classifier with 1 or 2 labels and no exits",
-        )
+    monolith = check_pointwise(load(model) if isinstance(model, str | Path) else model)
     cascade = _build_cascade(monolith, config)
+    pairs = _limit_pairs(parts.heads, MAX_CHECKED_QUESTION_PAIRS, config.seed)
+    check_packed_scores(monolith, monolith.tokenizer.encode(*_texts(pairs)))
     if config.int8:
         fit_activation_ranges(cascade, parts.heads, config.seed)
     if len(cascade.exit_layers) > 1:
@@ -142,6 +144,28 @@ def make_cascade(
     if output is not None:
         save(cascade, output)
     return cascade
+
+
+def check_pointwise(ranker: Ranker) -> PointwiseRanker:
+    """Returns the ranker if it can become a cascade.
+
+    Raises:
+        CheckpointError: It is no pointwise ranker.
+    """
+    if not isinstance(ranker, PointwiseRanker):
+        raise CheckpointError(
+            f"{type(ranker).__name__} cannot become a cascade",
+            fix="choose a pointwise ranker: a classifier with 1 or 2 labels and no exits",
+        )
+    return ranker
+
+
+def held_out_questions(
+    table: pa.Table, calibration_table: pa.Table | None, config: CascadeConfig
+) -> pa.Table:
+    """Returns the questions with which `make_cascade` chooses the margins; all if it does not."""
+    rows = _divide(table, calibration_table, config).calibration
+    return rows if rows.num_rows else _usable_rows(table)
 
 
 def _divide(table: pa.Table, calibration_table: pa.Table | None, config: CascadeConfig) -> _Parts:
@@ -204,7 +228,7 @@ def _limit_pairs(table: pa.Table, max_pairs: int, seed: int) -> pa.Table:
 
 def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeRanker:
     num_layers = monolith.network.config.num_hidden_layers
-    exit_layers = config.exit_layers or tuple(range(1, num_layers + 1))
+    exit_layers = config.exit_layers or _default_exits(monolith.network.config)
     if exit_layers[-1] < num_layers:
         exit_layers = (*exit_layers, num_layers)
     torch.manual_seed(config.seed)
@@ -216,6 +240,15 @@ def _build_cascade(monolith: PointwiseRanker, config: CascadeConfig) -> CascadeR
         ratios = config.drop_ratios
         cascade.drop_ratios = ratios[0] if len(ratios) == 1 else ratios
     return _score_like(monolith, cascade)
+
+
+def _default_exits(config: Any) -> tuple[int, ...]:
+    """Returns all layers; of an encoder with windows those in which each token sees all others."""
+    num_layers = config.num_hidden_layers
+    types = getattr(config, "layer_types", None) or []
+    is_mixed = "full_attention" in types and len(set(types)) > 1
+    exits = range(1, num_layers + 1)
+    return tuple(n for n in exits if not is_mixed or types[n - 1] == "full_attention")
 
 
 def _score_like(ranker: PackedRanker, cascade: CascadeRanker) -> CascadeRanker:

@@ -65,7 +65,7 @@ def run_job(
     )
     settings = asdict(job)
     model = dict(settings["model"])
-    names = [name for name in TOKENIZER_SETTINGS if name != "max_length"]
+    names = [name for name in TOKENIZER_SETTINGS if name in model and name != "max_length"]
     ranker = init_ranker(
         tokenizer_settings={name: model.pop(name) for name in names},
         **model,

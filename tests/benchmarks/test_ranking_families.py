@@ -25,7 +25,8 @@ def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
     texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
     assert len(texts[0]) == 12
     assert _compare_transformers(ranker, path, *texts) < 1e-5
-    assert _compare_cross_encoder(ranker, path, *texts, 128) < 1e-5
+    difference = _compare_cross_encoder(ranker, path, *texts, 128)
+    assert difference is None if ranker.tokenizer.prompt else difference < 1e-5
     with torch.no_grad():
         for weights in ranker.parameters():
             weights.add_(torch.randn_like(weights) * 0.1)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import tiny
+import transformers
 
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
@@ -23,6 +24,7 @@ def call(checkpoint, tmp_path, capsys):
 
     def run(*flags, model=None):
         model = str(model or checkpoint())
+        flags = flags if "--report" in flags else [*flags, "--report", "false"]
         main(["cascade", "--model", model, "--output", str(tmp_path / "made"), *map(str, flags)])
         return capsys.readouterr().out
 
@@ -66,6 +68,45 @@ def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table
     costs = capsys.readouterr().out
     assert "operations over 360 pairs" in costs
     assert str(made.margins.bound) in " ".join(costs.split())
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+def test_report_names_the_model_and_measures_it_beside_what_one_would_do_otherwise(
+    call, checkpoint, table, tmp_path, family
+):
+    sizes = {"max_position_embeddings": 600, "initializer_range": 0.2}
+    model = shutil.copytree(checkpoint(family, 1, **sizes), tmp_path / "model")
+    (model / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    other = ["--compare", checkpoint("bert")]
+    shown = call("--table", table, *BOUND, "--report", "true", *other, model=model)
+    assert f"family: '{family}'" in shown
+    assert "warning: license cc-by-nc-4.0: not for commercial use" in shown
+    pooling = {"bert": "first token", "modernbert": "mean of all tokens", "qwen3": "last token"}
+    made, report = tmp_path / "made", (tmp_path / "made" / "report.md").read_text()
+    for part in (f"pooling: '{pooling[family]}'", "activation: 'sigmoid'", "**Warning:**"):
+        assert part in report
+    names = ["transformers, padded", "packed", "cascade", str(other[1]), "packed, fewer candidates"]
+    rows = [line.split(" | ") for line in report.splitlines() if line.startswith("| ")]
+    systems = [row[0].removeprefix("| ") for row in rows[2:]]
+    assert [name for name in systems if name != "cascade int8"] == names
+    overlaps = {name: float(row[-1].rstrip(" |")) for name, row in zip(systems, rows[2:])}
+    assert overlaps["transformers, padded"] == 1.0
+    assert overlaps["packed"] > 0.9
+    assert (made / "report.png").stat().st_size > 10_000
+    ranker = load(model, device="cpu", dtype="fp32")
+    whole = load(made / "full", device="cpu", dtype="fp32")
+    pair = ["What is kovarin?"], ["Kovarin ne kovarin."]
+    assert whole.predict_exits(*pair) == pytest.approx(ranker.predict_exits(*pair), abs=1e-6)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(made / "full")
+    assert type(theirs) is type(ranker.network)
+
+
+def test_license_that_allows_commercial_use_gives_no_warning(call, table, checkpoint, tmp_path):
+    model = shutil.copytree(checkpoint(), tmp_path / "model")
+    (model / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    shown = call("--table", table, *BOUND, model=model)
+    assert "license: 'apache-2.0'" in shown
+    assert "warning" not in shown
 
 
 def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Each dialect's requests and responses, over HTTP in process."""
 
+import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from served import CANDIDATES, QUESTION
 
 from as2ray.checkpoints.loading import load
+from as2ray.models.encoder.families import FAMILIES
 from as2ray.outputs import RankedCandidate
 from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScoredText
 from as2ray.serving.types import CandidateScore, RerankResult
@@ -139,6 +142,34 @@ def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
     assert client.post("/rerank", json=asked).status_code == 200
     asked = {"query": QUESTION, "documents": CANDIDATES, "top_n": 0}  # vLLM's default
     assert len(client.post("/rerank", json=asked).json()["results"]) == len(CANDIDATES)
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_each_family_scores_in_all_dialects_as_its_activation_says(
+    serve, checkpoint, tmp_path, family, activation
+):
+    sizes = {"initializer_range": 0.3, "max_position_embeddings": 600}
+    path = shutil.copytree(checkpoint(family, 1, **sizes), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    declared = {"activation_fn": f"torch.nn.modules.{activation}"}
+    config["sentence_transformers"] = declared
+    (path / "config.json").write_text(json.dumps(config))
+    ranking = load(path, device="cpu").rank(QUESTION, CANDIDATES)
+    order, scores = [one.index for one in ranking], [one.score for one in ranking]
+    client = serve(models={"m": str(path)})
+    info = client.get("/info").json()
+    assert (info["family"], info["activation"]) == (family, activation.lower())
+    assert info["head"] == config["architectures"][0]
+    asked = {"model": "m", "query": QUESTION, "documents": CANDIDATES}
+    cohere = client.post("/v2/rerank", json=asked).json()["results"]
+    tei = client.post("/rerank", json={"query": QUESTION, "texts": CANDIDATES}).json()
+    own = client.post("/rank", json={"question": QUESTION, "candidates": CANDIDATES}).json()
+    for results, name in ((cohere, "relevance_score"), (tei, "score"), (own["ranking"], "score")):
+        assert [one["index"] for one in results] == order
+        assert [one[name] for one in results] == pytest.approx(scores, abs=1e-5)
+    is_probability = [0 <= score <= 1 for score in scores]
+    assert all(is_probability) if activation == "Sigmoid" else not all(is_probability)
 
 
 def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():

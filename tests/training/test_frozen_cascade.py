@@ -12,6 +12,8 @@ from as2ray.cascade.pruning import Pruning, log_odds
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.models.encoder import encoder as encoder_module
+from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION
 from as2ray.models.ranker import Ranker
 from as2ray.training import frozen_cascade
 from as2ray.training.cascade_config import CascadeConfig
@@ -50,7 +52,8 @@ def test_nothing_dropped_ranks_bit_for_bit_as_the_ranker(
     config = CascadeConfig(drop_ratios=(0.5,), epochs=1)
     made = make_cascade(ranker, TABLE[:70], tmp_path / "cascade", config=config)
     for cascade in (made, load(tmp_path / "cascade", dtype=dtype, device="cpu")):
-        assert cascade.exit_layers == (1, 2, 3)
+        # Of ModernBERT only global layers, and the last one.
+        assert cascade.exit_layers == ((1, 3) if family == "modernbert" else (1, 2, 3))
         cascade.max_batch_tokens = ranker.max_batch_tokens = 200  # several batches
         expected = ranker.rank(QUESTION, CANDIDATES)
         ranked = cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)
@@ -58,11 +61,23 @@ def test_nothing_dropped_ranks_bit_for_bit_as_the_ranker(
         scores = cascade.predict_table(TABLE, 0.0).scores
         assert np.array_equal(scores, ranker.predict_table(TABLE).scores)
         dropped = cascade.rank(QUESTION, CANDIDATES)
-        assert {r.exit_layer for r in dropped} == {1, 2, 3}
+        assert {r.exit_layer for r in dropped} == set(cascade.exit_layers)
         by_index = {r.index: r.score for r in expected}
         assert [r.score for r in dropped if r.exit_layer == 3] == pytest.approx(
             [by_index[r.index] for r in dropped if r.exit_layer == 3], abs=0.02
         )
+
+
+def test_ranker_whose_packed_scores_are_not_those_of_transformers_is_refused(
+    checkpoint, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(encoder_module, "first_position", lambda _: 0)
+    ranker = loaded(checkpoint("roberta", initializer_range=0.3))
+    with pytest.raises(CheckpointError, match=r"RobertaForSequenceClassification differ.*padded"):
+        make_cascade(ranker, TABLE, tmp_path / "cascade", config=CONFIG)
+    assert not (tmp_path / "cascade").exists()
+    assert ranker.network.config._attn_implementation == ATTENTION_IMPLEMENTATION
+    assert ranker.dtype == "fp32"
 
 
 def test_ranker_is_not_changed_and_training_follows_its_seed(monolith, cascade):

@@ -6,6 +6,7 @@ The papers run parts of an encoder: the first 4 layers, then 2 more for the rema
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from as2ray.models.encoder.fused_layers import FusedLayers, distinct_layers
 from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, SequenceLayout
 from as2ray.models.encoder.pooling import mean_pool
+from as2ray.models.encoder.shared_prefixes import LayerStates, split_states
 from as2ray.text.packing import PackedBatch
 
 _LOCK = Lock()
@@ -125,7 +127,22 @@ class Encoder:
             ids, **{name: inputs[name] for name in self.family.embedding_inputs}
         )
         hidden = hidden if self.embedding_projection is None else self.embedding_projection(hidden)
-        return hidden[0], SequenceLayout.from_lengths(batch.lengths, self.device)
+        layout = SequenceLayout.from_lengths(batch.lengths, self.device, batch.prefixes)
+        return hidden[0], layout
+
+    @property
+    def can_share_prefixes(self) -> bool:
+        """Whether the states of a sequence's first tokens do not depend on its later ones."""
+        return self.pooling == "last" and not any(
+            getattr(layer.self_attn, "sliding_window", None) for layer in self.layers
+        )
+
+    def compute_prefixes(self, batch: PackedBatch) -> list[LayerStates]:
+        """Returns the keys and values of each sequence in all layers, which others continue."""
+        hidden, layout = self.embed(batch)
+        recorded: LayerStates = {}
+        self.run_layers(hidden, replace(layout, recorded=recorded), 0, len(self))
+        return split_states(recorded, batch.lengths.tolist())
 
     def run_layers(
         self,
@@ -213,7 +230,8 @@ class Encoder:
         """
         if self.pooling == "mean":
             return mean_pool(self.run_layers(hidden, layout, start_layer), layout)
-        return self.run_to_tokens(layout.first_tokens, hidden, layout, start_layer)
+        tokens = layout.first_tokens if self.pooling == "first" else layout.last_tokens
+        return self.run_to_tokens(tokens, hidden, layout, start_layer)
 
     def run_to_tokens(
         self, token_index: Tensor, hidden: Tensor, layout: SequenceLayout, start_layer: int = 0

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from as2ray.errors import CheckpointError
 
-TokenPooling = Literal["first", "mean"]
-"""What a head reads: the first token's state, or the mean of all states."""
+TokenPooling = Literal["first", "mean", "last"]
+"""What a head reads: the first token's state, the mean of all states, or the last token's state."""
 
 Head = Callable[[Any, Tensor], Tensor]
 """Maps a `...ForSequenceClassification` model and pooled states [n, hidden] to logits."""
@@ -47,6 +47,10 @@ def _modernbert_head(network: Any, pooled: Tensor) -> Tensor:
 def _deberta_head(network: Any, pooled: Tensor) -> Tensor:
     pooled = network.pooler(pooled[:, None])
     return network.classifier(network.dropout(pooled))  # type: ignore[no-any-return]
+
+
+def _decoder_head(network: Any, pooled: Tensor) -> Tensor:
+    return network.score(pooled)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,17 @@ class Family:
 
 _ROBERTA = Family(_roberta_head, starts_after_padding_id=True)
 _ROTARY = Family(layers="layers", positions="rotary")
+_DECODER = Family(
+    _decoder_head,
+    layers="layers",
+    embeddings="embed_tokens",
+    embedding_inputs=(),
+    positions="rotary",
+    final_norm="norm",
+    pooling="last",
+    has_pooler_option=False,
+    has_linear_head=False,
+)
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(),
@@ -111,6 +126,10 @@ FAMILIES: dict[str, Family] = {
     "gte": _ROTARY,
     "nomic_bert": _ROTARY,
     "deberta-v2": Family(_deberta_head, positions="relative", has_pooler_option=False),
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "gemma": _DECODER,
+    "llama": _DECODER,
 }
 """The supported families, by `config.model_type`."""
 

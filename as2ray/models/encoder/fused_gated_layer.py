@@ -13,7 +13,7 @@ from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attent
 class FusedGatedLayer:
     """A layer over packed states, for inference. Rows after the last token are padding.
 
-    Where norms stand before the products (ModernBERT), states between layers are fp32, as
+    Where norms stand before the products (ModernBERT, decoders), states between layers are fp32, as
     under autocast; elsewhere (GTE, NomicBert) they have the dtype of the products.
 
     Args:
@@ -33,13 +33,23 @@ class FusedGatedLayer:
             self.gate_and_up, self.down = _fuse([mlp.Wi], dtype), _fuse([mlp.Wo], dtype)
             self.activation = mlp.act
         else:
-            self.norms = (layer.post_attention_layernorm, layer.post_mlp_layernorm)
+            self.norms = (
+                (layer.input_layernorm, layer.post_attention_layernorm)
+                if self.is_pre_norm  # decoders
+                else (layer.post_attention_layernorm, layer.post_mlp_layernorm)
+            )
             projections = [self.heads.q_proj, self.heads.k_proj, self.heads.v_proj]
             self.qkv_projection = _fuse(projections, dtype)
             self.attention_output = _fuse([self.heads.o_proj], dtype)
             self.gate_and_up = _fuse([mlp.gate_proj, mlp.up_proj], dtype)
             self.down, self.activation = _fuse([mlp.down_proj], dtype), mlp.act_fn
         self.head_size = self.heads.head_dim
+        groups = getattr(self.heads, "num_key_value_groups", 1)
+        num_heads = self.attention_output.weights.shape[1] // self.head_size
+        self.num_heads = [num_heads, num_heads // groups, num_heads // groups]
+        self.head_norms = [
+            getattr(self.heads, name, nn.Identity()) for name in ("q_norm", "k_norm")
+        ]  # Qwen3
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -62,8 +72,9 @@ class FusedGatedLayer:
         if self.is_pre_norm:
             hidden = self.norms[0](hidden).to(self.dtype)
         projected = self.qkv_projection(hidden)[:num_tokens]
-        heads = projected.view(num_tokens, 3, -1, self.head_size)
-        query, key, value = (x.transpose(0, 1)[None] for x in heads.unbind(1))
+        heads = projected.view(num_tokens, -1, self.head_size).split(self.num_heads, 1)  # type: ignore[no-untyped-call]
+        query, key = (norm(x) for norm, x in zip(self.head_norms, heads))
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, heads[2]))
         cosines, sines = rotations[self.layer_type]
         query, key = (_rotate(x, cosines, sines).to(self.dtype) for x in (query, key))
         attended, _ = packed_attention(
@@ -73,6 +84,7 @@ class FusedGatedLayer:
             value,
             None,
             layout=layout,
+            scaling=getattr(self.heads, "scaling", None),
             sliding_window=getattr(self.heads, "sliding_window", None),
         )
         return pad_rows(attended[0].flatten(1), num_rows)

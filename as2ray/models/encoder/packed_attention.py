@@ -23,11 +23,14 @@ from as2ray.models.encoder.length_buckets import (
     LengthBuckets,
     bucketed_attention,
 )
+from as2ray.models.encoder.shared_prefixes import LayerStates, attend_to_prefixes
+from as2ray.text.packing import Prefixes
 
 ATTENTION_IMPLEMENTATION = "as2ray_packed"
 
-IGNORED_ARGUMENTS = frozenset({"deterministic"})
-"""Arguments of transformers' layers that change no result here: ModernBERT's choice of a kernel."""
+IGNORED_ARGUMENTS = frozenset({"deterministic", "use_cache"})
+"""Arguments of layers that change no result here: ModernBERT's choice of a kernel, and whether a
+decoder keeps its keys and values."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,31 @@ class SequenceLayout:
     """Index of each sequence's first token, and the number of tokens; int32, [sequences + 1]."""
     max_seqlen: int
     """Number of tokens of the longest sequence."""
+    prefixes: Prefixes | None = None
+    """What the sequences continue, with `states`; None if they are whole."""
+    recorded: LayerStates | None = None
+    """Keeps the keys and values of each layer, if they are to be continued."""
 
     @classmethod
     def from_lengths(
-        cls, lengths: Sequence[int] | np.ndarray, device: torch.device
+        cls,
+        lengths: Sequence[int] | np.ndarray,
+        device: torch.device,
+        prefixes: Prefixes | None = None,
     ) -> "SequenceLayout":
-        """Creates the layout of sequences of these lengths, in order; shape [sequences]."""
+        """Creates the layout of sequences.
+
+        Args:
+            lengths: Number of tokens of each, in order, shape [sequences].
+            device: The device of the states.
+            prefixes: What they continue, if their prefixes were computed apart.
+        """
         lengths = np.asarray(lengths)
         starts = np.flatnonzero(np.diff(lengths, prepend=-1))
         counts = np.diff(np.append(starts, len(lengths)))
         buckets = tuple((int(n), int(length)) for n, length in zip(counts, lengths[starts]))
         cu_seqlens = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
-        return cls(buckets, cu_seqlens.to(device), int(lengths.max()))
+        return cls(buckets, cu_seqlens.to(device), int(lengths.max()), prefixes)
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +79,11 @@ class SequenceLayout:
         """Index of each sequence's first token, shape [sequences]."""
         return self.cu_seqlens[:-1]
 
+    @property
+    def last_tokens(self) -> Tensor:
+        """Index of each sequence's last token, shape [sequences]."""
+        return self.cu_seqlens[1:] - 1
+
     def are_first_tokens(self, token_index: Tensor) -> bool:
         """Returns whether these are all sequences' first tokens, and after them only zeros."""
         first_tokens, padding = token_index.tensor_split([len(self.first_tokens)])
@@ -70,13 +91,17 @@ class SequenceLayout:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Position of each token in its sequence, from 0, shape [tokens]."""
+        """Position of each token in its sequence, from 0 or behind its prefix, shape [tokens]."""
         device = self.cu_seqlens.device
         parts = [
             torch.arange(length, device=device).repeat(count)
             for count, length in self.length_buckets
         ]
-        return torch.cat(parts)
+        positions = torch.cat(parts)
+        if self.prefixes is None:
+            return positions
+        starts = torch.from_numpy(self.prefixes.lengths[self.prefixes.index]).to(device)
+        return positions + starts.repeat_interleave(self.cu_seqlens.diff())
 
 
 def packed_attention(
@@ -97,7 +122,8 @@ def packed_attention(
 
     Args:
         module: The calling layer; it may say `is_causal`.
-        query: Shape [1, heads, tokens, head size]; `key` and `value` alike.
+        query: Shape [1, heads, tokens, head size]; `key` and `value` alike, but each of their heads
+            may serve several heads of the query.
         key: See `query`.
         value: See `query`.
         attention_mask: Must be None, because packed batches have no padding.
@@ -127,6 +153,14 @@ def packed_attention(
     mask = AttentionMask(is_causal, sliding_window)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     q, k = q.to(v.dtype), k.to(v.dtype)  # rotation may have returned fp32
+    if layout.recorded is not None:
+        layout.recorded[cast(Any, module).layer_idx] = k, v
+    if layout.prefixes is not None:
+        prefix_states = [states[cast(Any, module).layer_idx] for states in layout.prefixes.states]
+        attended = attend_to_prefixes(q, k, v, layout, prefix_states, scaling)
+        return attended[None], None
+    if k.shape[1] < q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     # The variable-length kernel has neither dropout nor fp32.
     if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
         return _varlen_attention(q, k, v, layout, scaling, mask)[None], None

@@ -71,6 +71,12 @@ def packed_logits(network, batch: PackedBatch) -> torch.Tensor:
     return classify(network, encoder.run_to_pooled(*encoder.embed(batch)))
 
 
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    """Name of each family, also of those that other tests leave out."""
+    return request.param
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_packed_logits_equal_those_of_padded_sequences(family, attention):
     batch, inputs = tokens(family)
@@ -137,6 +143,15 @@ def test_window_that_is_ignored_shows_above_65_tokens(monkeypatch):
     is_long = torch.from_numpy(batch.lengths > 65)
     assert changed[is_long].max() > 1e-3
     assert changed[~is_long].max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", tiny.DECODERS)
+def test_causality_that_is_ignored_shows(family, monkeypatch):
+    batch, inputs = tokens(family)
+    with torch.no_grad():
+        expected = build(family)(**inputs).logits
+    without_mask(monkeypatch, "causality")
+    assert (packed_logits(build(family), batch) - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
