@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from as2ray.errors import SentenceIndexError, from_validation_error
 from as2ray.retrieval.embeddings import Embeddings, LoadEncoder
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
-from as2ray.text.bm25 import BM25, BM25Index, SearchHit
+from as2ray.text.bm25 import BM25, BM25Index, SearchHit, select_hits
 
 SIMILARITY_WEIGHT = 0.7
 """Weight of the similarity in the fused order of candidates; BM25 has the rest. Each is divided by
@@ -152,12 +152,7 @@ class SentenceIndex:
 
         Of sentences with equal scores, the earlier one comes first.
         """
-        hits = [
-            SearchHit(offset + hit.index, hit.score)
-            for offset, shard in zip(self.shard_bounds, self.shards)
-            for hit in shard.bm25.search(question, k)
-        ]
-        return sorted(hits, key=lambda hit: (-hit.score, hit.index))[:k]
+        return select_hits(self.score_sentences(question), k)
 
     def score_sentences(self, question: str) -> np.ndarray:
         """Returns BM25 of every sentence; float32, shape [sentences]."""
@@ -199,12 +194,13 @@ class SentenceIndex:
         if method == "auto":
             embeddings = self.stored_embeddings
             method = "hybrid" if embeddings and embeddings.load_encoder else "bm25"
+        bm25 = self.score_sentences(question)
         query = None if method == "bm25" else self.embeddings.encode_query(question)
-        found = [] if method == "dense" else [hit.index for hit in self.search(question, k)]
+        found = [] if method == "dense" else [hit.index for hit in select_hits(bm25, k)]
         if query is not None:
             found += self.embeddings.search(query, k).tolist()
         indices = np.unique(np.array(found, np.int64))
-        order = self._score_rows(question, indices)
+        order = bm25[indices]
         if query is not None:
             similarities = self.embeddings.similarities(query, indices)
             fused = SIMILARITY_WEIGHT * _scale(similarities)
@@ -219,8 +215,7 @@ class SentenceIndex:
         values: list[Any] = [None] * len(rows)
         if query is not None:
             values = self.embeddings.similarities(query, rows).tolist()
-        bm25 = self._score_rows(question, rows).tolist()
-        return list(map(Candidate, rows.tolist(), bm25, values))
+        return list(map(Candidate, rows.tolist(), bm25[rows].tolist(), values))
 
     def sentence(self, index: int) -> IndexedSentence:
         """Returns a sentence with its source."""
@@ -248,16 +243,6 @@ class SentenceIndex:
             starts = np.flatnonzero(np.diff(shard.paragraph_index, prepend=-1)).tolist()
             for start, end in pairwise([*starts, len(shard.sentences)]):
                 yield shard.sentence(start), list(range(offset + start, offset + end))
-
-    def _score_rows(self, question: str, indices: np.ndarray) -> np.ndarray:
-        """Returns BM25 of some sentences; float32, shape [indices]."""
-        scores = np.empty(len(indices), np.float32)
-        numbers = np.searchsorted(self.shard_bounds, indices, side="right") - 1
-        for number in np.unique(numbers):
-            is_here = numbers == number
-            rows = indices[is_here] - self.shard_bounds[number]
-            scores[is_here] = self.shards[number].bm25.score_rows(question, rows)
-        return scores
 
     def _locate(self, index: int) -> tuple[IndexShard, int]:
         """Returns the shard of a sentence, and the index of the sentence in the shard."""
