@@ -97,7 +97,7 @@ def _make_candidates(
 @lru_cache(maxsize=1)
 def _load_texts(data_root: Path | None) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Returns questions, and the first and second halves of sentences."""
-    questions, sentences = _generate_texts() if data_root is None else _read_real_texts(data_root)
+    questions, sentences = generate_texts() if data_root is None else _read_real_texts(data_root)
     words = [s.split() for s in sentences]
     first_halves = [" ".join(w[: len(w) // 2]) for w in words]
     second_halves = [" ".join(w[len(w) // 2 :]) for w in words]
@@ -114,7 +114,8 @@ def _read_real_texts(data_root: Path) -> tuple[list[str], list[str]]:
     return (data_root / QUESTION_FILE).read_text().splitlines(), sentences
 
 
-def _generate_texts() -> tuple[list[str], list[str]]:
+def generate_texts() -> tuple[list[str], list[str]]:
+    """Returns questions and sentences of made-up words."""
     random = np.random.default_rng(0)
     syllables = np.array([c + v for c in "bdfglmnprst" for v in "aeiou"])
     sizes = random.integers(1, 3, 5_000)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -86,12 +87,22 @@ def write_report(
             "small": args.small,
             "cores": args.cores,
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": _read_commit(),
             "machine": _describe_machine(),
             "claims": [asdict(claim) for claim in claims],
             "results": results,
         }
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_commit() -> str | None:
+    """Returns the commit of the checkout, with a `+` where files differ; None without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _describe_machine() -> dict[str, Any]:

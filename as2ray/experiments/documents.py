@@ -162,7 +162,7 @@ class FittedScoring(Stage):
     """How the parts of the score of a retrieved candidate are combined."""
 
     RESOURCES = "device"
-    VERSION = 2
+    VERSION = 3
 
     index: Stage
     """Index with embeddings."""

@@ -119,6 +119,9 @@ class AnswerScoring:
     """Weight of each part, standardized within the question; a part without one is not computed."""
     max_similarity_gap: float | None = None
     """Candidates whose similarity is lower than the best one by more never reach the ranker."""
+    max_ranked: Annotated[int, Field(ge=1)] | None = None
+    """Maximum number of candidates that reach the ranker: those with the highest scores without it;
+    None for all."""
     min_similarity: float | None = None
     """Similarity that the best candidate needs; lower ones are of questions on other subjects."""
     dev_quality: dict[str, float] = field(default_factory=dict)
@@ -163,6 +166,8 @@ class AnswerScoring:
         """Returns lines for people: the sum, its quality on dev, and why a ranker is not asked."""
         weights = " + ".join(f"{weight:.3g} {name}" for name, weight in self.weights.items())
         lines = [f"score: {weights}"]
+        if self.max_ranked is not None:
+            lines += [f"at most {self.max_ranked} candidates reach the ranker"]
         if self.dev_quality:
             quality = ", ".join(f"{name} {value:.4f}" for name, value in self.dev_quality.items())
             lines += [f"on dev: {quality}"]
@@ -187,10 +192,21 @@ class AnswerScoring:
 
     def kept_rows(self, parts: Parts) -> np.ndarray:
         """Returns the rows of the candidates that reach the ranker."""
-        similarity = parts.get("similarity")
-        if similarity is None or self.max_similarity_gap is None:
-            return np.arange(len(parts["bm25"]))
-        return np.flatnonzero(similarity >= similarity.max(initial=0.0) - self.max_similarity_gap)
+        similarity, rows = parts.get("similarity"), np.arange(len(parts["bm25"]))
+        if similarity is not None and self.max_similarity_gap is not None:
+            bound = similarity.max(initial=0.0) - self.max_similarity_gap
+            rows = np.flatnonzero(similarity >= bound)
+        if self.max_ranked is None or len(rows) <= self.max_ranked:
+            return rows
+        weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
+        cheap = {name: parts[name][rows] for name in PARTS if name in parts and name != "ranker"}
+        scores = AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
+        return np.sort(rows[np.argsort(-scores, kind="stable")[: self.max_ranked]])
+
+    def keep(self, parts: Parts) -> Parts:
+        """Returns the parts of the candidates that reach the ranker."""
+        rows = self.kept_rows(parts)
+        return {name: values[rows] for name, values in parts.items()}
 
     def score(self, parts: Parts) -> np.ndarray:
         """Returns the weighted sum of the parts, shape [candidates]; a missing part is left out."""
@@ -225,8 +241,7 @@ class AnswerScoring:
 
     def order(self, parts: Parts) -> list[int]:
         """Returns the candidates, best first, where all parts of all candidates are known."""
-        rows = self.kept_rows(parts)
-        sums = self.score({name: values[rows] for name, values in parts.items()})
+        rows, sums = self.kept_rows(parts), self.score(self.keep(parts))
         return self._order(rows, sums, len(parts["bm25"]))
 
     @staticmethod
@@ -323,6 +338,7 @@ def fit_answer_scoring(
         encoder=encoder,
     )
     scoring = fit_min_similarity(scoring, [parts for parts, _ in questions], off_topic)
+    scoring = replace(scoring, max_ranked=fit_max_ranked(scoring, answered))
     model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
     return replace(scoring, answer_model=model)
 
@@ -414,6 +430,27 @@ def fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float |
     return float(np.quantile(gaps, 1 - MISSED_SHARE, method="higher")) if gaps else None
 
 
+def fit_max_ranked(
+    scoring: AnswerScoring, questions: Sequence[tuple[Parts, np.ndarray]]
+) -> int | None:
+    """Returns the fewest candidates to rank at which MAP is within `MISSED_SHARE` of that with all.
+
+    None if the ranker is not asked, or if no question has an answer.
+    """
+    answered = [(parts, labels) for parts, labels in questions if labels.any()]
+    if not scoring.uses_ranker or not answered:
+        return None
+
+    def quality(max_ranked: int) -> float:
+        limited = replace(scoring, max_ranked=max_ranked)
+        places = [labels[limited.order(parts)] for parts, labels in answered]
+        return float(np.mean([average_precision(-np.arange(len(p)), p) for p in places]))
+
+    max_size = max(len(labels) for _, labels in answered)
+    enough = (1 - MISSED_SHARE) * quality(max_size)
+    return next(size for size in range(1, max_size + 1) if quality(size) >= enough)
+
+
 def answer_features(parts: Parts, scores: np.ndarray) -> np.ndarray:
     """Returns the features of a question for its `AnswerModel`, shape [features].
 
@@ -449,9 +486,10 @@ def fit_answer_model(
     unlabeled = [(parts, np.zeros(len(parts["bm25"]))) for parts in off_topic]
     for parts, labels in [*questions, *unlabeled]:
         if len(labels):
-            scores = scoring.score(parts)
-            features.append(answer_features(parts, scores))
-            is_right.append(bool(labels[np.argmax(scores)]))
+            kept = scoring.keep(parts)
+            scores = scoring.score(kept)
+            features.append(answer_features(kept, scores))
+            is_right.append(bool(labels[scoring.kept_rows(parts)[np.argmax(scores)]]))
     x, y = np.array(features), np.array(is_right)
     if scoring.min_similarity is not None:  # Others are not answered, whatever the probability.
         is_close = x[:, FEATURES.index("similarity")] >= scoring.min_similarity

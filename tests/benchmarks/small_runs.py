@@ -24,9 +24,16 @@ def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def report(path: Path, name: str) -> dict:
     """What a small run wrote."""
     found = json.loads(path.read_text())
-    assert {"benchmark", "small", "cores", "created_at", "machine", "claims", "results"} == set(
-        found
-    )
+    assert {
+        "benchmark",
+        "small",
+        "cores",
+        "created_at",
+        "commit",
+        "machine",
+        "claims",
+        "results",
+    } == set(found)
     assert (found["benchmark"], found["small"]) == (name, True)
     assert all({"claim", "measured", "holds"} == set(claim) for claim in found["claims"])
     return found

@@ -1,5 +1,7 @@
 """Combined scores on made-up questions whose best part is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from as2ray.retrieval.answer_scoring import (
     AnswerScoring,
     average_precision,
     fit_answer_scoring,
+    fit_max_ranked,
     fit_min_similarity,
     fit_similarity_gap,
     standardize,
@@ -73,6 +76,28 @@ def test_stage_zero_keeps_the_answers_of_all_but_few_questions():
     assert np.mean([y[rows].any() for rows, (_, y) in zip(kept, test)]) > 0.96
     assert np.mean([len(rows) for rows in kept]) < 0.9 * 30
     assert len(scoring.kept_rows({"bm25": np.ones(4)})) == 4
+
+
+def test_fewer_candidates_reach_the_ranker_where_others_lose_no_answers():
+    strength = {"similarity": 3.0, "bm25": 2.0, "ranker": 2.0}
+    scoring = fit_answer_scoring(make_questions(300, strength), 0.5)
+    assert scoring.uses_ranker
+    assert 1 < scoring.max_ranked < 25
+    test = make_questions(300, strength, seed=1)
+    quality = [
+        np.mean([average_precision(-np.argsort(s.order(p)), y) for p, y in test])
+        for s in (scoring, replace(scoring, max_ranked=None))
+    ]
+    assert quality[0] > quality[1] - 0.03
+    parts, _ = test[0]
+    rows = scoring.kept_rows(parts)
+    cheap = AnswerScoring({k: v for k, v in scoring.weights.items() if k != "ranker"})
+    best = np.argsort(-cheap.score(parts))[: scoring.max_ranked]
+    assert rows.tolist() == sorted(best.tolist())
+    assert f"at most {scoring.max_ranked} candidates" in scoring.describe()
+    only_ranker = AnswerScoring({"ranker": 1.0}, max_ranked=5)
+    assert len(only_ranker.kept_rows(parts)) == 5
+    assert fit_max_ranked(AnswerScoring({"similarity": 1.0}), test) is None
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
-from as2ray.errors import ConfigError, EvaluationError
+from as2ray.errors import ConfigError, EvaluationError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_scoring import AnswerScoring
-from as2ray.retrieval.index_writer import write_index
+from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import FoundCandidates, QuestionAnswerer, select_answers
 from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
+from as2ray.text.bm25 import BM25
 
 
 @pytest.fixture
@@ -126,3 +127,17 @@ def test_index_tells_questions_on_other_subjects_without_labels(tmp_path, capsys
     assert "the documents are on other subjects" in capsys.readouterr().err
     main(["ask", "Who invented the steam engine?", "--index", index, "--score_threshold", "0"])
     assert "whales.md" in capsys.readouterr().out
+
+
+def test_scoring_with_similarities_needs_an_index_with_embeddings(index):
+    for scoring in ({"weights": {"similarity": 1.0}}, {"weights": {}, "max_similarity_gap": 0.1}):
+        with pytest.raises(SentenceIndexError, match="has no embeddings") as error:
+            QuestionAnswerer(index, scoring=AnswerScoring(**scoring, encoder="0123456789abcdef"))
+        assert "--encoder" in error.value.fix
+
+
+def test_question_of_stop_words_only_has_no_answer(documents, tmp_path):
+    write_index(documents, tmp_path / "i", IndexConfig(bm25=BM25(stop_words=True)))
+    result = QuestionAnswerer(SentenceIndex.open(tmp_path / "i")).ask("the of and?")
+    assert result.answers == ()
+    assert result.reason == "no sentence has a word in common with the question"

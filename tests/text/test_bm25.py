@@ -37,6 +37,18 @@ def test_search_of_unknown_words_is_empty():
     assert BM25().build_index(TEXTS).search("") == []
 
 
+@pytest.mark.parametrize("k", [1, 10, 400, 3_000])
+def test_search_finds_the_best_of_all_scores(k):
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(list("abcdefgh"), 6).repeat(2)) for _ in range(50)]
+    index = BM25().build_index([text.replace(" ", "x ") for text in texts] * 41 + ["cx"])
+    for query in ("ax bx", "cx", "hx gx fx ax"):
+        scores = index.get_scores(query)
+        expected = [i for i in np.argsort(-scores, kind="stable")[:k].tolist() if scores[i] > 0]
+        assert [hit.index for hit in index.search(query, k)] == expected
+        assert [hit.score for hit in index.search(query, k)] == scores[expected].tolist()
+
+
 def test_score_equals_the_formula():
     k1, b = 0.9, 0.4  # the defaults
     (hit,) = BM25().build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
