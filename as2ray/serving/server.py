@@ -58,7 +58,9 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
             stack.enter_context(_ray_environment(host))
         application = build_app(config)
         stack.enter_context(_restored_signals())
-        stack.enter_context(ray_session())
+        # Ray's own ports, some of which need no token, then listen there, too.
+        node_ip_address = "127.0.0.1" if is_local and _is_loopback(host) else None
+        stack.enter_context(ray_session(node_ip_address))
         if is_local:  # a cluster may get more nodes
             _check_capacity(config.replicas)
         # Ray's own handler would end Ray's processes first, and then Serve cannot shut down.
@@ -84,7 +86,8 @@ def _serve(application: serve.Application, host: str, port: int, config: Service
         timeout_s = 2 * config.limits.request_timeout_s
         serve.start(
             http_options={"host": host, "port": port, "request_timeout_s": timeout_s},
-            logging_config={"encoding": "JSON"},  # without colors
+            # Without colors, and without a line for each client that leaves.
+            logging_config={"encoding": "JSON", "log_level": "WARNING"},
         )
         serve.run(application, name=APP_NAME, blocking=True)
     except KeyboardInterrupt:
@@ -142,6 +145,8 @@ def _ray_environment(host: str) -> Iterator[None]:
         # Otherwise another service could listen on the same port.
         "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
+        # The proxy would take the address of a client on this machine from `x-forwarded-for`.
+        "FORWARDED_ALLOW_IPS": "",
     }
     if not sys.stderr.isatty():
         variables["RAY_COLOR_PREFIX"] = "0"

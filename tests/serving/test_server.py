@@ -112,8 +112,8 @@ def started(monkeypatch) -> list:
     found = []
 
     @contextmanager
-    def connected():
-        found.append("ray")
+    def connected(node_ip_address):
+        found.append(("ray", node_ip_address))
         yield
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -148,16 +148,18 @@ def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(start
 
 def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(monkeypatch):
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
     for host, is_open in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)):
         with server._ray_environment(host):
             assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
+            assert os.environ["FORWARDED_ALLOW_IPS"] == ""
             assert counts_in_process() is not is_open
             assert os.environ["RAY_COLOR_PREFIX"] == "1"
         assert not counts_in_process()
         assert "SERVE_SOCKET_REUSE_PORT_ENABLED" not in os.environ
 
 
-def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatch):
+def test_on_loopback_only_names_of_this_machine_are_answered_and_ray_is_there(started, monkeypatch):
     configs = []
     monkeypatch.setattr(server, "build_app", configs.append)
     monkeypatch.setattr(server, "_serve", lambda *_: None)
@@ -165,6 +167,7 @@ def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatc
     for host in ("127.0.0.1", "0.0.0.0"):
         server.run_server(ServiceConfig(models={"a": "x"}), host, 0)
     assert [bool(config.allowed_hosts) for config in configs] == [True, False]
+    assert started == [("ray", "127.0.0.1"), ("ray", None)]
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("203.0.113.1", 0)])
@@ -187,7 +190,7 @@ def test_an_address_that_is_not_here_is_told_before_ray_starts(started, host, po
 def test_replicas_without_room_on_a_ray_of_our_own_are_refused(started, replicas):
     with pytest.raises(ResourceError, match="this machine has 2 CPU"):
         server.run_server(ServiceConfig(models={"a": "x"}, replicas=replicas), "127.0.0.1", 0)
-    assert started == ["ray"]
+    assert started == [("ray", "127.0.0.1")]
 
 
 class Replicas:
