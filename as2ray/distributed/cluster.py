@@ -126,20 +126,15 @@ def compare_files(
 
 
 @contextmanager
-def ray_session(node_ip_address: str | None = None) -> Iterator[None]:
+def ray_session() -> Iterator[None]:
     """Connects to the cluster of RAY_ADDRESS, or starts a local one that ends with the context.
 
     A submitted job has RAY_ADDRESS set. A connection that exists already is used and stays open.
-
-    Args:
-        node_ip_address: Address of a local node; on the loopback interface all of Ray's ports are.
     """
     if ray.is_initialized():
         yield
         return
-    options = {} if node_ip_address is None else {"_node_ip_address": node_ip_address}
-    address = os.environ.get("RAY_ADDRESS", "local")
-    ray.init(address=address, logging_level="WARNING", **options)
+    ray.init(address=os.environ.get("RAY_ADDRESS", "local"), logging_level="WARNING")
     try:
         yield
     finally:

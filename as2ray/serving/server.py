@@ -28,6 +28,9 @@ APP_NAME = "as2ray"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
+OTHER_METRICS_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+"""Environment variables of the ports of Ray's autoscaler and dashboard."""
+
 DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0
 """Seconds between two counts of requests, and seconds without a new one before the end."""
 
@@ -58,9 +61,7 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
             stack.enter_context(_ray_environment(host))
         application = build_app(config)
         stack.enter_context(_restored_signals())
-        # Ray's own ports, some of which need no token, then listen there, too.
-        node_ip_address = "127.0.0.1" if is_local and _is_loopback(host) else None
-        stack.enter_context(ray_session(node_ip_address))
+        stack.enter_context(ray_session())
         if is_local:  # a cluster may get more nodes
             _check_capacity(config.replicas)
         # Ray's own handler would end Ray's processes first, and then Serve cannot shut down.
@@ -150,8 +151,10 @@ def _ray_environment(host: str) -> Iterator[None]:
     }
     if not sys.stderr.isatty():
         variables["RAY_COLOR_PREFIX"] = "0"
-    if _is_loopback(host):  # Ray's metrics port listens on all addresses and needs no token
+    if _is_loopback(host):  # Ray's ports of metrics listen on all addresses and need no token
         variables[COLLECTION_VARIABLE] = "0"
+        # Where there is no such port, Ray's autoscaler and dashboard go on without one.
+        variables |= dict.fromkeys(OTHER_METRICS_PORTS, "99999")
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: previous[name] or value for name, value in variables.items()})
     try:

@@ -112,8 +112,8 @@ def started(monkeypatch) -> list:
     found = []
 
     @contextmanager
-    def connected(node_ip_address):
-        found.append(("ray", node_ip_address))
+    def connected():
+        found.append("ray")
         yield
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -154,12 +154,14 @@ def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(m
             assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
             assert os.environ["FORWARDED_ALLOW_IPS"] == ""
             assert counts_in_process() is not is_open
+            for name in server.OTHER_METRICS_PORTS:
+                assert (name in os.environ) is not is_open
             assert os.environ["RAY_COLOR_PREFIX"] == "1"
         assert not counts_in_process()
         assert "SERVE_SOCKET_REUSE_PORT_ENABLED" not in os.environ
 
 
-def test_on_loopback_only_names_of_this_machine_are_answered_and_ray_is_there(started, monkeypatch):
+def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatch):
     configs = []
     monkeypatch.setattr(server, "build_app", configs.append)
     monkeypatch.setattr(server, "_serve", lambda *_: None)
@@ -167,7 +169,6 @@ def test_on_loopback_only_names_of_this_machine_are_answered_and_ray_is_there(st
     for host in ("127.0.0.1", "0.0.0.0"):
         server.run_server(ServiceConfig(models={"a": "x"}), host, 0)
     assert [bool(config.allowed_hosts) for config in configs] == [True, False]
-    assert started == [("ray", "127.0.0.1"), ("ray", None)]
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("203.0.113.1", 0)])
@@ -190,7 +191,7 @@ def test_an_address_that_is_not_here_is_told_before_ray_starts(started, host, po
 def test_replicas_without_room_on_a_ray_of_our_own_are_refused(started, replicas):
     with pytest.raises(ResourceError, match="this machine has 2 CPU"):
         server.run_server(ServiceConfig(models={"a": "x"}, replicas=replicas), "127.0.0.1", 0)
-    assert started == [("ray", "127.0.0.1")]
+    assert started == ["ray"]
 
 
 class Replicas:
