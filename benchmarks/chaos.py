@@ -211,7 +211,7 @@ def run_service(cascade: str) -> Iterator[Service]:
     service = Service(cascade)
     with _ray_environment("127.0.0.1"):
         options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address="local", _node_ip_address="127.0.0.1", **options)
+        ray.init(address="local", **options)
         try:
             http_options = {"host": "127.0.0.1", "port": service.port, "request_timeout_s": 60}
             serve.start(http_options=http_options)
