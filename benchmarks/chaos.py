@@ -223,6 +223,17 @@ def run_service(cascade: str) -> Iterator[Service]:
             ray.shutdown()
 
 
+def save_untrained_cascade(folder: Path) -> Path:
+    """Saves a cascade of the packaged MiniLM that drops as a trained one; returns the folder."""
+    from as2ray.checkpoints.initialization import init_ranker
+    from as2ray.checkpoints.packaged import packaged_minilm
+    from as2ray.checkpoints.saving import save
+
+    ranker = init_ranker(packaged_minilm(), max_length=128, exit_layers=[2, 3, 4, 6])
+    ranker.drop_ratios = [0.83, 0.78, 0.79]
+    return save(ranker, folder)
+
+
 def wait_for_effect(has_effect: Callable[[], bool]) -> None:
     """Waits, but not for ever: a ranker may be replaced before it is missed."""
     deadline = time.monotonic() + MAX_EFFECT_S
@@ -249,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     limit_cores(args.cores)
     phases: dict[str, Phase] = {}
     with TemporaryDirectory(prefix="as2ray-chaos-") as folder:
-        cascade, other, broken = str(args.cascade.resolve()), f"{folder}/other", f"{folder}/broken"
+        cascade = str((args.cascade or save_untrained_cascade(Path(folder) / "cascade")).resolve())
+        other, broken = f"{folder}/other", f"{folder}/broken"
         shutil.copytree(cascade, other)
         shutil.copytree(cascade, broken)
         for weights in Path(broken).glob("*.safetensors"):
@@ -296,7 +308,7 @@ def _describe(name: str, phase: Phase) -> Claim:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cascade", type=Path, required=True, help="checkpoint that is served")
+    parser.add_argument("--cascade", type=Path, help="checkpoint; by default an untrained MiniLM")
     parser.add_argument("--minutes", type=float, default=10.0, help="duration of all faults")
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from as2ray.serving.settings import Settings
@@ -24,8 +25,8 @@ BODY_TIMEOUT_S, MIN_BYTES_PER_SECOND = 5.0, 10_000
 SLOW_AFTER_S, MAX_SLOW_PER_CLIENT = 1.0, 64
 """A body that takes longer is slow; each address may send so many slow bodies at the same time."""
 
-MAX_BUFFERED_BODIES = 32
-"""Bytes of all bodies that arrive, as a multiple of `max_body_bytes`."""
+MAX_BUFFERED_BODIES = 16
+"""Bytes of all bodies that arrive or are ranked, as a multiple of `max_body_bytes`."""
 
 
 class Admission:
@@ -77,6 +78,7 @@ class Admission:
             yield body
         finally:
             self.num_ongoing -= 1
+            self.num_buffered_bytes -= body.num_bytes
             body.release()
 
 
@@ -95,10 +97,16 @@ class BodyReceiver:
 
         Raises:
             RequestError: The body is too slow or too large, or too many are.
+            ClientDisconnect: The client left; Ray Serve cancels then what receives.
         """
         if self.is_complete:
             return await self.receive()
-        message = await self._receive_in_time()
+        try:
+            message = await self._receive_in_time()
+        except RequestError:
+            raise
+        except Exception as error:
+            raise ClientDisconnect from error
         self.progress_at = time.monotonic()
         num_bytes, admission = len(message.get("body", b"")), self.admission
         self.num_bytes += num_bytes
@@ -106,7 +114,7 @@ class BodyReceiver:
         if self.num_bytes > admission.max_body_bytes:
             raise body_too_large_error(admission.max_body_bytes)
         if admission.num_buffered_bytes > MAX_BUFFERED_BODIES * admission.max_body_bytes:
-            raise overloaded_error("too many bytes are being received", 1)
+            raise overloaded_error("too many bytes are being received or ranked", 1)
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self.release()
             num_ranking = admission.num_ongoing - admission.num_receiving
@@ -115,12 +123,11 @@ class BodyReceiver:
         return message
 
     def release(self) -> None:
-        """Stops counting the body, which is complete or given up."""
+        """Stops counting the body as one that arrives: it is complete or given up."""
         if self.is_complete:
             return
         self.is_complete = True
         self.admission.num_receiving -= 1
-        self.admission.num_buffered_bytes -= self.num_bytes
         if self.is_slow:
             self.admission.num_slow[self.client] -= 1
             self.admission.num_slow += Counter()  # forgets clients without slow bodies

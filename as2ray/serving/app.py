@@ -35,6 +35,7 @@ from as2ray.serving.error_responses import (
 from as2ray.serving.middleware import RequestMiddleware
 from as2ray.serving.protocol import (
     BUDGET_HEADER,
+    MAX_BUDGET_MS,
     AskRequest,
     AskResponse,
     BudgetMs,
@@ -98,7 +99,7 @@ def get_budget_ms(body: BaseModel, request: Request) -> float | None:
     """Returns the budget in milliseconds that the body of a request sets, or its header.
 
     Raises:
-        RequestError: The header is no number above 0.
+        RequestError: The header is no number within the bounds of a budget.
     """
     budget_ms: float | None = getattr(body, "budget_ms", None)
     value = request.headers.get(BUDGET_HEADER)
@@ -107,7 +108,8 @@ def get_budget_ms(body: BaseModel, request: Request) -> float | None:
     try:
         return TypeAdapter(BudgetMs).validate_python(value)
     except ValidationError:
-        problem = f"the header `{BUDGET_HEADER}` must be a number of milliseconds above 0"
+        bounds = f"above 0, at most {MAX_BUDGET_MS:,}"
+        problem = f"the header `{BUDGET_HEADER}` must be a number of milliseconds {bounds}"
         raise RequestError("invalid_request", problem) from None
 
 

@@ -22,6 +22,7 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class BatchQueue:
         """A heap."""
         self._numbers = itertools.count()
         self._virtual_end_of_client: dict[str, float] = {}
+        self._queued_tokens_of_client: Counter[str | None] = Counter()
         self.queued_tokens = 0
         self.tokens_per_second: float | None = None
         self._workers: set[asyncio.Task[None] | None] = set()
@@ -128,13 +130,16 @@ class BatchQueue:
             RequestError: The queue is full, the time is over, or ranking failed.
         """
         queued, limit = self.queued_tokens, self.max_queued_tokens
-        if queued and queued + request.num_tokens > limit:
+        now, client = time.monotonic(), request.request.client
+        # A client may queue as much as it leaves to others, so none fills the queue (the dynamic
+        # threshold of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+        reserved = self._queued_tokens_of_client[client] if client else 0
+        if queued and queued + reserved + request.num_tokens > limit:
             rate = self.tokens_per_second
             retry_after = 1 if rate is None else max(1, math.ceil(queued / rate))
             problem = f"{queued:,} tokens are queued, the limit is {limit:,}"
             raise overloaded_error(problem, retry_after)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        now, client = time.monotonic(), request.request.client
         start = max(now, self._virtual_end_of_client.get(client, now)) if client else now
         duration_s = request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
         if request.has_budget:
@@ -147,6 +152,7 @@ class BatchQueue:
         queued_request = QueuedRequest(end, next(self._numbers), request, now + timeout_s, future)
         heapq.heappush(self.queue, queued_request)
         self.queued_tokens += request.num_tokens
+        self._queued_tokens_of_client[client] += request.num_tokens
         self.on_change(self)
         if len(self._workers) < self.num_workers:
             self._workers.add(asyncio.create_task(self._run_worker()))
@@ -205,6 +211,7 @@ class BatchQueue:
                 break
             heapq.heappop(self.queue)
             self.queued_tokens -= size
+            self._queued_tokens_of_client[queued.request.request.client] -= size
             if queued.future.done():  # the client disconnected
                 continue
             if queued.deadline < now and not has_budget:

@@ -306,7 +306,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             """Returns the result or the error: a raised error would lose its type on the way."""
             engine = await self.get_engine(serve.get_multiplexed_model_id())
             try:
-                tokenized = await asyncio.to_thread(engine.tokenize, request)
+                tokenized = await engine.tokenize_in_thread(request)
                 return await self.queue.submit(tokenized, timeout_s)
             except RequestError as error:
                 return error

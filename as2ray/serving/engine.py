@@ -1,9 +1,13 @@
 """Tokenizes rerank requests and ranks several of them in one forward pass."""
 
+import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 from typing import Final
 
@@ -33,6 +37,15 @@ CHARS_PER_TOKEN: Final = 4
 
 RESPONSE_S: Final = 0.002
 """Seconds of a budget that are left for the way of the result to its client."""
+
+MAX_TOKENIZED_CHARS: Final = 1_000_000
+"""Characters of candidates that are tokenized at a time, which bounds the memory that it takes."""
+
+LARGE_REQUEST_CHARS: Final = 200_000
+"""Characters of candidates from which a request is tokenized in one of `LARGE_REQUEST_THREADS`."""
+
+LARGE_REQUEST_THREADS: Final = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "tokenize")
+"""Tokenize large requests, so that small ones find a thread and a core."""
 
 
 @dataclass(eq=False)
@@ -96,6 +109,12 @@ class RerankEngine:
             ranker.dtype_name,
         )
 
+    async def tokenize_in_thread(self, request: RerankRequest) -> TokenizedRequest:
+        """Tokenizes the pairs of a request in a thread; see `tokenize`."""
+        is_large = sum(map(len, request.candidates)) > LARGE_REQUEST_CHARS
+        executor = LARGE_REQUEST_THREADS if is_large else None
+        return await asyncio.get_running_loop().run_in_executor(executor, self.tokenize, request)
+
     def tokenize(self, request: RerankRequest) -> TokenizedRequest:
         """Tokenizes the pairs of a request; thread-safe.
 
@@ -111,7 +130,7 @@ class RerankEngine:
         # With a budget, what there is no time for is not tokenized. Its tokens are only counted
         # where they may be too many.
         if budget is None or num_candidates * tokenizer.max_length > limit:
-            encoded = tokenizer.encode([request.question] * num_candidates, request.candidates)
+            encoded = self._encode(request)
             fix = "send fewer candidates at a time"
             check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
         num_tokens = _estimate_tokens(request) if encoded is None else len(encoded.token_ids)
@@ -121,6 +140,17 @@ class RerankEngine:
         if budget is not None:
             tokenized.encoded, tokenized.ends_at = None, budget.ends_at
         return tokenized
+
+    def _encode(self, request: RerankRequest) -> TokenSequences:
+        texts = request.candidates
+        num_chars = np.cumsum([len(text) for text in texts])
+        starts = np.flatnonzero(np.diff(num_chars // MAX_TOKENIZED_CHARS, prepend=-1)).tolist()
+        return concatenate_sequences(
+            [
+                self.ranker.tokenizer.encode([request.question] * (end - start), texts[start:end])
+                for start, end in pairwise([*starts, len(texts)])
+            ]
+        )
 
     def _resolve_pruning(self, request: RerankRequest) -> Pruning:
         try:

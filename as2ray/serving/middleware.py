@@ -62,9 +62,9 @@ class RequestMiddleware:
     ) -> None:
         self.app, self.service, self.settings, self.admission = app, service, settings, admission
         self.auth_tokens = [token.encode() for token in auth_tokens]
-        self.recent_overloads: dict[str, tuple[float, int, RequestError]] = {}
-        """For each path: the end of the backoff, the size in bytes from which requests are
-        rejected, and the error."""
+        self.recent_overloads: dict[tuple[str, str | None], tuple[float, int, RequestError]] = {}
+        """For each path and client with a token: the end of the backoff, the size in bytes from
+        which requests are rejected, and the error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -115,7 +115,8 @@ class RequestMiddleware:
             request, result, error = map(state.get, ("rerank_request", "rerank_result", "error"))
             size = _content_length(scope)
             if size and request and error and error.code == "overloaded":
-                self.recent_overloads[path] = time.monotonic() + OVERLOAD_BACKOFF_S, size, error
+                backoff_end = time.monotonic() + OVERLOAD_BACKOFF_S
+                self.recent_overloads[path, state.get("client")] = backoff_end, size, error
             self._record_request(
                 RequestRecord(request_id, path, status, duration_s, request, result, error)
             )
@@ -142,7 +143,8 @@ class RequestMiddleware:
         size = _content_length(scope)
         if size > self.settings.limits.max_body_bytes:
             raise body_too_large_error(self.settings.limits.max_body_bytes)
-        backoff_end, min_size, error = self.recent_overloads.get(path, (0.0, 0, None))
+        key = path, scope["state"].get("client")
+        backoff_end, min_size, error = self.recent_overloads.get(key, (0.0, 0, None))
         if error is not None and size >= min_size and time.monotonic() < backoff_end:
             raise error.with_traceback(None)
 

@@ -42,8 +42,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Text = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "pattern": r"\S"})]
 
 
-BudgetMs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""Milliseconds from a request's arrival in which it should be ranked."""
+MAX_BUDGET_MS = 3_600_000
+BudgetMs = Annotated[float, Field(gt=0, le=MAX_BUDGET_MS, allow_inf_nan=False)]
+"""Milliseconds from a request's arrival in which it should be ranked; at most an hour."""
 BUDGET_HEADER = "x-budget-ms"
 """Header with the budget of a request, in all dialects."""
 

@@ -28,6 +28,9 @@ APP_NAME = "as2ray"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
+OTHER_METRICS_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+"""Environment variables of the ports of Ray's autoscaler and dashboard."""
+
 DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0
 """Seconds between two counts of requests, and seconds without a new one before the end."""
 
@@ -84,7 +87,8 @@ def _serve(application: serve.Application, host: str, port: int, config: Service
         timeout_s = 2 * config.limits.request_timeout_s
         serve.start(
             http_options={"host": host, "port": port, "request_timeout_s": timeout_s},
-            logging_config={"encoding": "JSON"},  # without colors
+            # Without colors, and without a line for each client that leaves.
+            logging_config={"encoding": "JSON", "log_level": "WARNING"},
         )
         serve.run(application, name=APP_NAME, blocking=True)
     except KeyboardInterrupt:
@@ -142,11 +146,15 @@ def _ray_environment(host: str) -> Iterator[None]:
         # Otherwise another service could listen on the same port.
         "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
+        # The proxy would take the address of a client on this machine from `x-forwarded-for`.
+        "FORWARDED_ALLOW_IPS": "",
     }
     if not sys.stderr.isatty():
         variables["RAY_COLOR_PREFIX"] = "0"
-    if _is_loopback(host):  # Ray's metrics port listens on all addresses and needs no token
+    if _is_loopback(host):  # Ray's ports of metrics listen on all addresses and need no token
         variables[COLLECTION_VARIABLE] = "0"
+        # Where there is no such port, Ray's autoscaler and dashboard go on without one.
+        variables |= dict.fromkeys(OTHER_METRICS_PORTS, "99999")
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: previous[name] or value for name, value in variables.items()})
     try:

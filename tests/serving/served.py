@@ -1,6 +1,5 @@
 """The service in this process: the real application, queue and engines; and what tests ask it."""
 
-import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
 from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
+from as2ray.serving.proxy import ProxyMiddleware
 from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import ModelInfo, RequestError, RequestRecord, RerankRequest, RerankResult
 
@@ -50,7 +50,7 @@ class InProcess:
         return self.settings.models
 
     async def rank(self, request: RerankRequest) -> RerankResult:
-        tokenized = await asyncio.to_thread(self.engines[request.model].tokenize, request)
+        tokenized = await self.engines[request.model].tokenize_in_thread(request)
         return await self.queue.submit(tokenized, self.settings.limits.request_timeout_s)
 
     async def get_model_info(self, model: str) -> ModelInfo:
@@ -71,7 +71,7 @@ class InProcess:
 def listen(cascade: str, index: SentenceIndex | None = None) -> Iterator[str]:
     """Lets a service of this process listen at an address."""
     settings = ServiceConfig.model_validate({"models": {"cascade": cascade}})
-    app = create_app(InProcess(settings), settings, index=index)
+    app = ProxyMiddleware(create_app(InProcess(settings), settings, index=index))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

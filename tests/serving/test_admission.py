@@ -13,7 +13,7 @@ from served import CANDIDATES, QUESTION
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
-from as2ray.serving import admission
+from as2ray.serving import admission, proxy
 from as2ray.serving.proxy import ProxyMiddleware
 from as2ray.serving.types import RequestError
 
@@ -89,16 +89,32 @@ def test_a_slow_body_that_comes_in_time_is_ranked(address, monkeypatch):
     assert httpx.post(f"{address}/rank", content=halves(), headers=headers).status_code == 200
 
 
+def test_client_that_leaves_while_its_body_arrives_is_no_error(serve, caplog):
+    service = serve()
+
+    async def leave():
+        raise OSError("cancelled, as Ray Serve says it")
+
+    async def request() -> None:
+        headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/rank", "headers": headers}
+        await service.app({**scope, "query_string": b""}, leave, None)
+
+    asyncio.run(request())
+    assert service.service.records[-1].status_code == 499
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_while_too_much_is_received_others_are_told_to_come_again(address, monkeypatch):
-    monkeypatch.setattr(admission, "BODY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(admission, "BODY_TIMEOUT_S", 60.0)
     monkeypatch.setattr(admission, "MAX_RECEIVING", 5)
     connections = open_slow(address, 5)
     time.sleep(0.3)
-    answer = httpx.post(f"{address}/v1/rerank", json={"query": "q", "documents": ["a"]})
+    asked = {"query": "q", "documents": ["a"]}
+    answer = httpx.post(f"{address}/v1/rerank", json=asked, timeout=60)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert set(answer.json()) == OF_DIALECTS["/v1/rerank"]
-    assert httpx.get(f"{address}/health").status_code == 200
-    assert {read_status(connection) for connection in connections} == {408}
+    assert httpx.get(f"{address}/health", timeout=60).status_code == 200
     for connection in connections:
         connection.close()
 
@@ -114,6 +130,46 @@ def test_while_no_ranker_responds_requests_are_refused_at_once_with_the_reason(s
     for probe in ("/health", "/ready"):
         assert client.get(probe).status_code == 503
     assert client.get("/").status_code == 200
+
+
+def test_client_that_reads_nothing_is_given_up_and_meanwhile_large_responses_are_refused(
+    monkeypatch,
+):
+    monkeypatch.setattr(proxy, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(proxy, "MAX_UNREAD_BYTES", 1_000_000)
+    sizes = {"/large": 2_000_000, "/small": 1_000}
+
+    async def app(scope, receive, send):
+        await PlainTextResponse("a" * sizes[scope["path"]])(scope, receive, send)
+
+    proxied_app = ProxyMiddleware(app)
+
+    async def request(path: str, reads: bool = True) -> tuple[int, int]:
+        """Status and number of bytes that were sent."""
+        messages, never = [], asyncio.Event()
+
+        async def send(message):
+            messages.append(message)
+            if message["type"] == "http.response.body" and not reads:
+                await never.wait()
+
+        scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+        await proxied_app(scope, None, send)
+        start, *bodies = messages
+        return start["status"], sum(len(message["body"]) for message in bodies)
+
+    async def run() -> None:
+        assert await request("/large") == (200, 2_000_000)
+        unread = asyncio.create_task(request("/large", reads=False))
+        while not proxied_app.num_unread_bytes:
+            await asyncio.sleep(0)
+        status, num_bytes = await request("/large")
+        assert (status, num_bytes < 1_000) == (429, True)
+        assert await request("/small") == (200, 1_000)
+        assert await unread == (200, proxy.PIECE_BYTES)
+        assert await request("/large") == (200, 2_000_000)
+
+    asyncio.run(run())
 
 
 def test_head_is_answered_without_a_body(serve):
@@ -227,6 +283,7 @@ def test_a_service_that_drains_answers_what_it_has_and_accepts_no_more(serve):
     assert client.post("/ask").status_code == 404  # still accepted
     gate.is_closed = True
     assert gate.num_ongoing == 1
+    assert gate.num_buffered_bytes > 0  # the body is held until the request ends
     refused = client.post("/rank", json=RANK)
     assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
     assert client.get("/health").status_code == 200

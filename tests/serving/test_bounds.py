@@ -95,12 +95,20 @@ def test_unicode_of_every_kind_is_ranked_and_comes_back_unchanged(client, text):
         {**RANK, "question": None},
         {**RANK, "top_k": 0},
         {**RANK, "top_k": "3"},
+        *({**RANK, "budget_ms": budget} for budget in (0, -1, 1e308, "50", True, [50])),
     ],
 )
 def test_wrong_types_and_unknown_keys_are_refused(client, body):
     answer = client.post("/rank", json=body)
     assert answer.status_code == 422
     assert answer.json()["error"] == "invalid_request"
+
+
+@pytest.mark.parametrize("budget_ms", ["nan", "inf", "-1", "0", "1e308", "50ms", "1,2", ""])
+def test_header_with_a_budget_out_of_bounds_is_refused(client, budget_ms):
+    answer = client.post("/rank", json=RANK, headers={"x-budget-ms": budget_ms})
+    assert (answer.status_code, answer.json()["error"]) == (422, "invalid_request")
+    assert "x-budget-ms" in answer.json()["message"]
 
 
 def test_half_a_character_in_a_field_that_goes_back_unread_is_refused(client):
@@ -252,6 +260,21 @@ def test_after_a_refusal_for_want_of_room_as_large_requests_are_refused_unread(s
     for _ in range(2):
         later.post("/rank", json=RANK)
     assert len(asked) == 2
+
+
+def test_refusal_of_one_client_s_request_refuses_no_other_client_s_unread(serve, monkeypatch):
+    client, clients = serve(tokens=("a", "b")), []
+
+    async def full(request):
+        clients.append(request.client)
+        raise RequestError("overloaded", "too many", retry_after=1)
+
+    monkeypatch.setattr(client.service, "rank", full)
+    monkeypatch.setattr(middleware, "OVERLOAD_BACKOFF_S", 600.0)
+    for token in ("a", "a", "b", "b"):
+        headers = {"authorization": f"Bearer {token}"}
+        assert client.post("/rank", json=RANK, headers=headers).status_code == 429
+    assert clients == ["token 0", "token 1"]
 
 
 def test_before_requests_are_refused_the_drop_ratio_rises_and_the_response_says_so(serve, together):

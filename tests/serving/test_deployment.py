@@ -52,7 +52,9 @@ def deployed(ray_local, cascade, port):
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    def deploy(models: dict[str, str], args_models: dict[str, str] | None = None) -> None:
+    def deploy(
+        models: dict[str, str], args_models: dict[str, str] | None = None, num_replicas: int = 2
+    ) -> None:
         changed = [{"name": n, "user_config": {"models": models}} for n in ("ranker", "gateway")]
         application = {
             "name": NAME,
@@ -63,8 +65,8 @@ def deployed(ray_local, cascade, port):
                 "replicas": {
                     "num_cpus": 0.3,
                     "gateway_num_cpus": 0.1,
-                    "min_replicas": 2,
-                    "max_replicas": 2,
+                    "min_replicas": num_replicas,
+                    "max_replicas": num_replicas,
                 },
                 "limits": {"request_timeout_s": 60},
             },
@@ -215,3 +217,23 @@ def test_models_that_cannot_be_loaded_never_replace_good_ones(deployed, cascade,
     assert {answer.status_code for answer in clients.answers} == {200}
     best = {tuple(r["index"] for r in answer.json()["ranking"]) for answer in clients.answers}
     assert len(best) <= 2  # of the two models
+
+
+def test_only_replica_keeps_its_models_when_others_cannot_be_loaded(deployed, cascade, broken):
+    address, deploy = deployed
+    deploy({"default": cascade}, num_replicas=1)
+    wait(lambda: app_status() == "DEPLOYING" or len(ranker_names()) == 1, "it is noticed")
+    wait(lambda: app_status() == "RUNNING" and len(ranker_names()) == 1, "one replica runs")
+    with Load(address) as clients:
+        clients.wait_for_answers("it answers")
+        only = ranker_names()
+        deploy({"default": broken}, num_replicas=1)
+        wait(lambda: clients.info("model_problem"), "the rejection is told")
+        clients.wait_for_answers("the good model still answers")
+        assert ranker_names() == only
+        # Other arguments: a new replica starts beside the only one, and fails.
+        deploy({"default": broken}, {"default": broken}, num_replicas=1)
+        wait(lambda: app_status() == "DEPLOY_FAILED", "the deployment fails")
+        clients.wait_for_answers("the only replica answers")
+        assert only <= ranker_names()
+    assert {answer.status_code for answer in clients.answers} == {200}

@@ -13,11 +13,13 @@ from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.loading import load
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
+from as2ray.serving import engine as engine_module
 from as2ray.serving.batch_queue import MAX_SLOWDOWN, BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.protocol import CohereRequest, CohereResponse, TeiRequest, TeiScoredText
 from as2ray.serving.settings import Limits, LoadSheddingConfig
 from as2ray.serving.types import RequestError, RerankRequest, RerankResult, TimeBudget
+from as2ray.text.tokenization import PairTokenizer
 
 OTHERS = [f"{one} lala" for one in CANDIDATES[:4]]
 
@@ -47,6 +49,49 @@ def test_survivors_are_those_that_the_exits_scored(engine):
     [answer] = engine.rank([engine.tokenize(RerankRequest(QUESTION, CANDIDATES, "m"))])
     layers = np.array([one.exit_layer for one in answer.ranking])
     assert answer.num_scored == tuple(int(np.sum(layers >= layer)) for layer in answer.exit_layers)
+
+
+def test_small_request_is_tokenized_while_many_large_ones_wait_for_it(engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "LARGE_REQUEST_CHARS", 200)
+    released, tokenize = threading.Event(), engine.tokenize
+
+    def wait_if_large(request):
+        if len(request.candidates) > len(CANDIDATES):
+            assert released.wait(60)
+        return tokenize(request)
+
+    monkeypatch.setattr(engine, "tokenize", wait_if_large)
+
+    async def run() -> None:
+        large = RerankRequest(QUESTION, CANDIDATES * 10, "m")
+        tasks = [asyncio.create_task(engine.tokenize_in_thread(large)) for _ in range(100)]
+        await asyncio.sleep(0)
+        small = engine.tokenize_in_thread(RerankRequest(QUESTION, CANDIDATES, "m"))
+        assert (await asyncio.wait_for(small, 30)).num_tokens > 0
+        assert not any(task.done() for task in tasks)
+        released.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_candidates_that_are_tokenized_in_parts_have_the_same_tokens(engine, monkeypatch):
+    texts = [f"{text} {number}" * number for number, text in enumerate(CANDIDATES * 5, 1)]
+    request = RerankRequest(QUESTION, texts, "m")
+    sizes, whole = [], engine.tokenize(request).encoded
+    encode = PairTokenizer.encode
+
+    def count(self, questions, candidates):
+        sizes.append(sum(map(len, candidates)))
+        return encode(self, questions, candidates)
+
+    monkeypatch.setattr(PairTokenizer, "encode", count)
+    monkeypatch.setattr(engine_module, "MAX_TOKENIZED_CHARS", 500)
+    parts = engine.tokenize(request).encoded
+    assert len(sizes) > 3
+    assert max(sizes) < 500 + max(map(len, texts))
+    for name in ("token_ids", "token_types", "lengths"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
 
 
 def test_relief_raises_drop_ratios_but_those_that_were_asked(engine):
@@ -478,6 +523,33 @@ def test_clients_with_tokens_share_evenly_whatever_one_sends(engine, blocking):
         return [name for [name], _ in blocking.batches]
 
     assert sorted(asyncio.run(run())[:4]) == ["greedy", "greedy", "modest", "modest"]
+
+
+def test_client_with_a_token_fills_no_more_of_the_queue_than_it_leaves_to_others(engine, blocking):
+    num_tokens = engine.tokenize(RerankRequest("muri", CANDIDATES, "m")).num_tokens
+
+    def submit(queue, client) -> asyncio.Task:
+        tokenized = engine.tokenize(RerankRequest("muri", CANDIDATES, "m", client=client))
+        return asyncio.create_task(queue.submit(tokenized, 30.0))
+
+    async def run() -> None:
+        for greedy, num_queued in (("greedy", 4), (None, 8)):
+            queue = BatchQueue(blocking, 1, 8 * num_tokens)
+            queue._workers.add(None)  # nothing is ranked yet
+            tasks = [submit(queue, greedy) for _ in range(20)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert queue.queued_tokens == num_queued * num_tokens
+            modest = submit(queue, "modest")
+            await asyncio.sleep(0)
+            assert (queue.queued_tokens > num_queued * num_tokens) is (greedy is not None)
+            blocking.release.set()
+            queue._workers.clear()
+            await queue._run_worker()
+            await asyncio.gather(*tasks, modest, return_exceptions=True)
+            assert not any(queue._queued_tokens_of_client.values())
+
+    asyncio.run(run())
 
 
 def test_the_work_of_a_client_that_left_stops_at_the_next_part(engine):

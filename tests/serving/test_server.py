@@ -148,10 +148,14 @@ def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(start
 
 def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(monkeypatch):
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
     for host, is_open in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)):
         with server._ray_environment(host):
             assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
+            assert os.environ["FORWARDED_ALLOW_IPS"] == ""
             assert counts_in_process() is not is_open
+            for name in server.OTHER_METRICS_PORTS:
+                assert (name in os.environ) is not is_open
             assert os.environ["RAY_COLOR_PREFIX"] == "1"
         assert not counts_in_process()
         assert "SERVE_SOCKET_REUSE_PORT_ENABLED" not in os.environ
