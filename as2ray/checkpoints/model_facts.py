@@ -74,4 +74,5 @@ def _read_license(path: str | Path) -> str | None:
         data = ModelCard.load(card).data
     except ValueError:  # no metadata
         return None
-    return getattr(data, "license_name", None) or data.license
+    name: str | None = getattr(data, "license_name", None) or data.license
+    return name

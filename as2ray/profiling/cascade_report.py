@@ -118,9 +118,9 @@ def measure_systems(
         questions = questions[: len(times[CASCADE])]
         share = min(1.0, sum(times[CASCADE]) / sum(times[PACKED]))
         times[BLIND_CAP], orders[BLIND_CAP] = [], []
-        for question, candidates in questions:
+        for text, candidates in questions:
             num_scored = max(1, round(share * len(candidates)))
-            order, duration_ms = _time(systems[PACKED], (question, candidates[:num_scored]))
+            order, duration_ms = _time(systems[PACKED], (text, candidates[:num_scored]))
             times[BLIND_CAP].append(duration_ms)
             orders[BLIND_CAP].append([*order, *range(num_scored, len(candidates))])
     finally:

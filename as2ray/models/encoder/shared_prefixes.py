@@ -59,7 +59,8 @@ def attend_to_prefixes(
     for count, length in layout.length_buckets:
         tokens = slice(start, start := start + count * length)
         query, key, value = (
-            x[..., tokens, :].unflatten(-2, (count, length)) for x in (queries, keys, values)
+            x[..., tokens, :].view(*x.shape[:-2], count, length, size)
+            for x in (queries, keys, values)
         )
         scores = query @ key[:, None].mT
         future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
@@ -73,15 +74,15 @@ def attend_to_prefixes(
         layout.prefixes.index, [n for count, n in layout.length_buckets for _ in range(count)]
     )
     for prefix in np.unique(layout.prefixes.index):
-        tokens = torch.from_numpy(np.flatnonzero(prefix_of_token == prefix)).to(q.device)
+        indices = torch.from_numpy(np.flatnonzero(prefix_of_token == prefix)).to(q.device)
         key, value = (x.float().transpose(0, 1) for x in prefix_states[prefix])
-        query = queries[:, :, tokens]
+        query = queries[:, :, indices]
         scores = torch.bmm(query.flatten(1, 2), key.mT).view(*query.shape[:-1], -1)
-        own_highest = maxima[:, :, tokens]
+        own_highest = maxima[:, :, indices]
         highest = torch.maximum(scores.amax(-1, keepdim=True), own_highest)
         weights, factors = scores.sub_(highest).exp_(), (own_highest - highest).exp_()
         attended = torch.bmm(weights.flatten(1, 2), value).view(query.shape)
-        merged[:, :, tokens] = merged[:, :, tokens] * factors + attended
-        sums[:, :, tokens] = sums[:, :, tokens] * factors + weights.sum(-1, keepdim=True)
+        merged[:, :, indices] = merged[:, :, indices] * factors + attended
+        sums[:, :, indices] = sums[:, :, indices] * factors + weights.sum(-1, keepdim=True)
     merged.div_(sums)
     return merged.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, size).to(v.dtype)
