@@ -184,4 +184,4 @@ def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_rat
 )
 def test_recipe_file_parses_into_a_recipe(path):
     found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
-    assert any(map(found.is_cascade, found.runs))
+    assert any(map(found.is_cascade, found.runs)) or found.ranker_cascades
