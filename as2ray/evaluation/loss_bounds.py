@@ -99,7 +99,8 @@ def compare_losses(cascades: Sequence[ComparedCascade], measure: str = "AP") -> 
     )
     is_met = comparison.difference >= MIN_DIFFERENCE and comparison.interval[0] >= MIN_LOWER_END
     num_seeds = min(row.seeds for row in rows)
-    return [*rows, LossRow("all", "pooled", num_seeds, comparison, None, None, is_met)]
+    tests = ", ".join(row.test for row in rows)
+    return [*rows, LossRow("all", tests, num_seeds, comparison, None, None, is_met)]
 
 
 def format_losses(rows: Sequence[LossRow]) -> str:

@@ -31,7 +31,7 @@ def test_rows_have_the_means_over_seeds_and_all_questions_are_pooled():
     assert [row.comparison.difference for row in rows] == pytest.approx([0.002, -0.006, 0.0])
     assert rows[0].cost == pytest.approx(0.5)
     assert [row.is_met for row in rows] == [True, True, True]
-    assert (rows[2].cost, rows[2].seeds) == (None, 2)
+    assert (rows[2].systems, rows[2].cost, rows[2].seeds) == ("long, short", None, 2)
 
 
 @pytest.mark.parametrize(
