@@ -144,6 +144,11 @@ class Recipe(BaseRecipe):
             if not bounds or len({bound.test for bound in bounds}) < len(bounds):
                 raise ConfigError(f"the bound {name!r} needs one entry for each of its tests")
 
+    def held_out(self) -> set[str]:
+        """Adds the tables that choose margins: they must not lose the questions of dev tables."""
+        specs = self.ranker_cascades.values()
+        return super().held_out() | {t for spec in specs if (t := spec.calibration_table)}
+
     def tests_of(self, run: str) -> list[str]:
         """Returns the tests that a run is evaluated on."""
         return self.run_tests.get(run, self.tests)

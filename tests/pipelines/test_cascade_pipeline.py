@@ -12,7 +12,7 @@ from as2ray.errors import ConfigError
 from as2ray.experiments.cascades import DropSearchConfig
 from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.training.cascade_config import CascadeConfig
-from pipelines.cascade import PIPELINE, BoundSpec, RankerCascadeSpec, Recipe
+from pipelines.cascade import PIPELINE, BoundSpec, RankerCascadeSpec, Recipe, build
 
 HERE = WorkersConfig(num_workers=0)
 JOINT = CascadeConfig(drop_ratios=(0.5,), epochs=1, joint=True, joint_epochs=1)
@@ -125,7 +125,7 @@ def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(reci
     [
         ({"ranker": "cascade"}, "cascade of a ranker 'wrong' of"),
         ({"table": "test"}, "choose among"),
-        ({"calibration_table": "nowhere"}, "choose among"),
+        ({"calibration_table": "nowhere"}, "not described"),
     ],
 )
 def test_cascade_of_a_ranker_needs_a_pointwise_run_and_tables_that_are_no_tests(
@@ -134,6 +134,17 @@ def test_cascade_of_a_ranker_needs_a_pointwise_run_and_tables_that_are_no_tests(
     spec = RankerCascadeSpec(**{"ranker": "three", "table": "target", **changes})
     with pytest.raises(ConfigError, match=problem):
         replace(recipe, ranker_cascades={"wrong": spec})
+
+
+def test_calibration_table_keeps_the_questions_of_dev(recipe):
+    tables = {**recipe.tables, "dev-raw": recipe.tables["dev"]}
+    spec = RankerCascadeSpec("three", "target", "dev-raw", CascadeConfig(max_loss=0.3))
+    recipe = replace(
+        recipe, tables=tables, on_leak="drop", ranker_cascades={"frozen": spec}, bounds={}
+    )
+    stages = build(recipe, {}).stages
+    assert stages["tables/dev-raw"].without == ()
+    assert stages["tables/dev-raw"] in stages["tables/target"].without
 
 
 BOUND = BoundSpec("joint", "test", "three", max_cost=0.9)
