@@ -7,9 +7,10 @@ all drop ratios are replays of these scores: Tables 2 and 3 and Figure 2 of the 
 search for drop ratios and exits that the paper leaves as future work.
 """
 
+import logging
 import re
-from collections.abc import Mapping
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, replace
 from statistics import mean
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from as2ray.cascade.pruning import Rounding
 from as2ray.errors import ConfigError
 from as2ray.evaluation.report import build_report, markdown_table, save_report
 from as2ray.experiments.cascades import (
+    CascadeExits,
     CascadeReplayEvaluation,
     DropSearch,
     DropSearchConfig,
@@ -35,11 +37,14 @@ from as2ray.experiments.comparison import check_members, start_experiment
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import TableScores, TrainedRanker, evaluation, trained_rankers
 from as2ray.experiments.recipe import Recipe as BaseRecipe
+from as2ray.experiments.recipe import check_names
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import leak_checks
 from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.tracking import METRICS, read_metrics
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -57,6 +62,20 @@ class RankerCascadeSpec:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class BoundSpec:
+    """A cascade of a ranker, a ranker on the same test, and what may separate them."""
+
+    cascade: str
+    """One of `ranker_cascades`."""
+    test: str
+    """Test on which both are evaluated."""
+    baseline: str
+    """Run of the ranker: the cascade's, or one of the same training budget."""
+    max_cost: Annotated[float, Field(gt=0, le=1)]
+    """Share of the ranker's operations that the cascade may take, a mean over the seeds."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recipe(BaseRecipe):
     """Cascades, compared with single rankers and sequential rankers."""
 
@@ -68,6 +87,10 @@ class Recipe(BaseRecipe):
     """Drop ratios to report; each is applied after every exit."""
     ranker_cascades: dict[str, RankerCascadeSpec] = field(default_factory=dict)
     """Cascades by name that are made of pointwise rankers of the recipe."""
+    run_tests: dict[str, list[str]] = field(default_factory=dict)
+    """Tests of a run and of the cascades that are made of it; by default all."""
+    bounds: dict[str, list[BoundSpec]] = field(default_factory=dict)
+    """Reports of what cascades lose, by name; each pools the questions of its tests."""
     rounding: Rounding = "floor"
     """How many candidates a drop ratio drops: rounded down, or to the nearest number, as in the
     paper's example."""
@@ -89,6 +112,46 @@ class Recipe(BaseRecipe):
                     f"cascade {name!r} is made with the tables {sorted(map(str, names))}; choose "
                     f"among {sorted(self.tables.keys() - set(self.tests))}, which are no tests"
                 )
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        check_names("report", self.bounds)
+        for run, tests in self.run_tests.items():
+            if run not in self.runs or not tests or not set(tests) <= set(self.tests):
+                raise ConfigError(
+                    f"run_tests has {tests} for {run!r}; the runs are {list(self.runs)}, and the "
+                    f"tests {self.tests}"
+                )
+        for name, bounds in self.bounds.items():
+            for bound in bounds:
+                if bound.cascade not in self.ranker_cascades or bound.baseline not in self.runs:
+                    raise ConfigError(
+                        f"the bound {name!r} compares {bound.cascade!r} with {bound.baseline!r}; "
+                        f"choose one of {list(self.ranker_cascades)} and one of {list(self.runs)}"
+                    )
+                ranker = self.ranker_cascades[bound.cascade].ranker
+                for run in (ranker, bound.baseline):
+                    if bound.test not in self.tests_of(run):
+                        raise ConfigError(
+                            f"the bound {name!r} is on {bound.test!r}; {run!r} is evaluated on "
+                            f"{self.tests_of(run)}"
+                        )
+                if self.seeds_of(ranker) != self.seeds_of(bound.baseline):
+                    raise ConfigError(
+                        f"the bound {name!r} compares runs of the seeds {self.seeds_of(ranker)} "
+                        f"and {self.seeds_of(bound.baseline)}, which must be the same"
+                    )
+            if not bounds or len({bound.test for bound in bounds}) < len(bounds):
+                raise ConfigError(f"the bound {name!r} needs one entry for each of its tests")
+
+    def held_out(self) -> set[str]:
+        """Adds the tables that choose margins: they must not lose the questions of dev tables."""
+        specs = self.ranker_cascades.values()
+        return super().held_out() | {t for spec in specs if (t := spec.calibration_table)}
+
+    def tests_of(self, run: str) -> list[str]:
+        """Returns the tests that a run is evaluated on."""
+        return self.run_tests.get(run, self.tests)
 
     def systems(self) -> list[str]:
         """Returns pointwise rankers, and the exits, drop ratios and search of each cascade."""
@@ -122,10 +185,11 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
         is_timed = recipe.measure_speed and first_seeds.setdefault(name, seed) == seed
         experiment.add(f"rankers/{stage_name}", ranker)
         if name in recipe.runs and not recipe.is_cascade(name):
-            for test in recipe.tests:
+            for test in recipe.tests_of(name):
                 experiment.compare(test, name, seed, evaluation(recipe, ranker, tables[test]))
             continue
-        scores = {test: _exit_scores(recipe, ranker, tables[test]) for test in recipe.tests}
+        tests = recipe.tests_of(name)
+        scores = {test: _exit_scores(recipe, ranker, tables[test]) for test in tests}
         exits = recipe.exits_of(name) if name in recipe.runs else ()
         for test, stage in scores.items():
             replay = ReplayEvaluation(stage, name, exits, drop_ratios, measures, recipe.rounding)
@@ -163,15 +227,15 @@ def _add_ranker_cascades(
     measures = tuple(recipe.measures)
     for name, spec in recipe.ranker_cascades.items():
         for seed in recipe.seeds_of(spec.ranker):
-            cascade = RankerCascade(
-                trained[spec.ranker, seed],
-                tables[spec.table],
-                replace(spec.cascade, seed=spec.cascade.seed + seed),
-                tables[spec.calibration_table] if spec.calibration_table else None,
-            )
+            ranker, table = trained[spec.ranker, seed], tables[spec.table]
+            calibration = tables[spec.calibration_table] if spec.calibration_table else None
+            config = replace(spec.cascade, seed=spec.cascade.seed + seed)
+            exits = CascadeExits(ranker, table, config.without_bound(), calibration)
+            cascade = RankerCascade(exits, ranker, table, config, calibration)
+            experiment.add(f"cascade-exits/{name}-seed{seed}", exits)
             experiment.add(f"ranker-cascades/{name}-seed{seed}", cascade)
-            for test in recipe.tests:
-                scores = _exit_scores(recipe, cascade, tables[test])
+            for test in recipe.tests_of(spec.ranker):
+                scores = _exit_scores(recipe, exits, tables[test])
                 replay = CascadeReplayEvaluation(scores, cascade, measures)
                 experiment.add(f"replays/{name}-seed{seed}-{test}", replay)
                 experiment.compare(test, name, seed, replay)
@@ -193,8 +257,44 @@ def report(recipe: Recipe, finished: Finished) -> None:
         _write_costs(recipe, finished, test)
     for name in filter(recipe.is_cascade, recipe.runs):
         _plot_exits(finished, name)
+    for name, bounds in recipe.bounds.items():
+        _write_bounds(recipe, finished, name, bounds)
     if recipe.measure_speed:
         _write_times(finished)
+
+
+def _write_bounds(
+    recipe: Recipe, finished: Finished, name: str, bounds: Sequence[BoundSpec]
+) -> None:
+    """Writes what cascades lose, of the seeds and tests that are complete."""
+    from as2ray.evaluation.loss_bounds import ComparedCascade, compare_losses, format_losses
+
+    compared, results = [], finished.evaluations()
+    for bound in bounds:
+        systems = results.get(bound.test, {})
+        cascades, rankers = (systems.get(n, {}) for n in (bound.cascade, bound.baseline))
+        expected = recipe.seeds_of(bound.baseline)
+        seeds = [seed for seed in expected if seed in cascades and seed in rankers]
+        if seeds != expected:
+            log.warning("bound %s: of %s the seeds %s are there", name, bound.cascade, seeds)
+        if not seeds:
+            continue
+        stages = finished.experiment.evaluations
+        replays = (stages[bound.test, bound.cascade, seed][0] for seed in seeds)
+        each = ComparedCascade(
+            bound.test,
+            bound.cascade,
+            bound.baseline,
+            [cascades[seed].per_question for seed in seeds],
+            [rankers[seed].per_question for seed in seeds],
+            [finished.outputs(replay)["point"]["relative_flops"] for replay in replays],
+            bound.max_cost,
+        )
+        compared.append(each)
+    if compared:
+        rows = compare_losses(compared)
+        finished.write(f"bound-{name}.md", format_losses(rows))
+        finished.write_json(f"bound-{name}.json", [asdict(row) for row in rows])
 
 
 def _plot_exits(finished: Finished, run: str) -> None:

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveFloat
 
 from as2ray.cli.console import parse_drop_ratios, read_lines
 from as2ray.errors import CheckpointError, ConfigError, CorpusError
 from as2ray.models.precision import Dtype
 from as2ray.outputs import RankedCandidate, RankedPassage
+from as2ray.text.input_checks import check_top_k
 
 if TYPE_CHECKING:
     from as2ray.models.ranker import Ranker
@@ -23,6 +27,7 @@ def rank(
     top_k: int | None = None,
     dtype: Dtype = "auto",
     drop_ratio: str | None = None,
+    budget_ms: PositiveFloat | None = None,
     jsonl: bool = False,
 ) -> None:
     """Ranks sentences by how well they answer a question, or passages with their best sentences.
@@ -36,20 +41,27 @@ def rank(
         top_k: Maximum number of results; by default all.
         dtype: Number format of matrix products.
         drop_ratio: Drop ratio instead of a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
+        budget_ms: Milliseconds in which the candidates should be ranked; see `Ranker.rank`.
         jsonl: Print one JSON object per line.
     """
-    if passages is not None and (drop_ratio is not None or candidates != "-"):
+    of_candidates = {"drop_ratio": drop_ratio, "budget_ms": budget_ms}
+    if passages is not None and (any(of_candidates.values()) or candidates != "-"):
         raise ConfigError(
-            f"passages={passages} with drop_ratio={drop_ratio}, candidates={candidates}; "
-            "--passages cannot be combined with the other two"
+            f"passages={passages} with drop_ratio={drop_ratio}, budget_ms={budget_ms}, "
+            f"candidates={candidates}; --passages cannot be combined with the others"
         )
     from as2ray.checkpoints.loading import load
+    from as2ray.models.cascade import CascadeRanker
 
     ranker = load(model, dtype=dtype)
     results: list[RankedCandidate | RankedPassage] = []
     if passages is None:
         drop_ratios = parse_drop_ratios(drop_ratio)
-        results += ranker.rank(question, read_lines(candidates), top_k, drop_ratios)
+        check_top_k(top_k)
+        ranking = ranker.rank(question, read_lines(candidates), None, drop_ratios, budget_ms)
+        if isinstance(ranker, CascadeRanker) and ranking:
+            sys.stderr.write(_describe_exits(ranking, ranker.exit_layers) + "\n")
+        results += ranking[:top_k]
     else:
         results += _rank_passages(ranker, model, question, passages, top_k)
     for position, result in enumerate(results, 1):
@@ -57,6 +69,18 @@ def rank(
             sys.stdout.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
         else:
             sys.stdout.write(f"{position:3d}  {_format_result(result)}\n")
+
+
+def _describe_exits(ranking: Sequence[RankedCandidate], exit_layers: Sequence[int]) -> str:
+    """Returns how many candidates left after which exit, and the share of the layers that ran."""
+    layers = [candidate.exit_layer or 0 for candidate in ranking]
+    counts = [f"{layers.count(0)} had no time"] if 0 in layers else []
+    counts += [f"{layers.count(layer)} left after layer {layer}" for layer in exit_layers[:-1]]
+    num_kept = layers.count(exit_layers[-1])
+    share = sum(layers) / (len(layers) * exit_layers[-1])
+    return (
+        f"{'; '.join(counts)}; {num_kept} passed all {exit_layers[-1]}: {share:.0%} of the layers"
+    )
 
 
 def _rank_passages(

@@ -220,8 +220,8 @@ def _evaluate_trial(params: Mapping[str, Any], replay: CascadeReplay) -> Operati
 
 
 @dataclass(frozen=True, eq=False)
-class RankerCascade(Stage):
-    """A cascade made of a finished ranker; joint training runs under Ray Train."""
+class CascadeExits(Stage):
+    """Exits on the network of a finished ranker; joint training runs under Ray Train."""
 
     RESOURCES = "gang"
 
@@ -229,14 +229,17 @@ class RankerCascade(Stage):
     """A pointwise ranker."""
     table: Stage
     cascade: CascadeConfig
+    """Exits and training, without a bound: cascades with several bounds share their exits."""
     calibration_table: Stage | None = None
-    """Other questions, which choose the margins; by default a quarter of the table."""
+    """Other questions, which do not train."""
 
     def run(self, context: StageContext) -> Outputs:
-        """Fits the exits and margins; trains on the workers if the configuration says so."""
-        from as2ray.training.frozen_cascade import make_cascade
+        """Fits the exits; trains on the workers if the configuration says so."""
+        from as2ray.checkpoints.saving import save
+        from as2ray.training.frozen_cascade import train_exits
+        from as2ray.training.run_job import train
 
-        def train_job(job: TrainingJob, folder: Path) -> Path:
+        def train_on_workers(job: TrainingJob, folder: Path) -> Path:
             from as2ray.distributed.train import list_inputs, train_on_ray
 
             for path in list_inputs(job):
@@ -245,15 +248,48 @@ class RankerCascade(Stage):
 
         scratch, calibration = context.scratch / "joint", self.calibration_table
         shutil.rmtree(scratch, ignore_errors=True)
-        cascade = make_cascade(
+        cascade = train_exits(
             context.path(self.ranker) / RANKER,
             read_table(context.path(self.table)),
-            context.output / RANKER,
-            calibration_table=calibration and read_table(context.path(calibration)),
-            config=self.cascade,
-            train_job=train_job,
+            calibration and read_table(context.path(calibration)),
+            self.cascade,
+            train_job=train_on_workers if context.workers.num_workers else train,
             scratch=scratch,
         )
+        save(cascade, context.output / RANKER)
+        return {"shape": RankerShape(len(cascade.encoder), cascade.exit_layers)}
+
+
+@dataclass(frozen=True, eq=False)
+class RankerCascade(Stage):
+    """A cascade made of a finished ranker: exits whose margins are chosen."""
+
+    RESOURCES = "device"
+
+    exits: CascadeExits
+    ranker: Stage
+    """The ranker of the exits; so are the tables."""
+    table: Stage
+    cascade: CascadeConfig
+    """The configuration of the exits, and the bound."""
+    calibration_table: Stage | None = None
+
+    def run(self, context: StageContext) -> Outputs:
+        """Chooses the margins, and leaves out the exits that are not used."""
+        from as2ray.checkpoints.loading import load
+        from as2ray.checkpoints.saving import save
+        from as2ray.training.frozen_cascade import choose_margins
+
+        cascade: Any = load(context.path(self.exits) / RANKER)
+        calibration = self.calibration_table
+        choose_margins(
+            cascade,
+            context.path(self.ranker) / RANKER,
+            read_table(context.path(self.table)),
+            calibration and read_table(context.path(calibration)),
+            self.cascade,
+        )
+        save(cascade, context.output / RANKER)
         return {
             "shape": RankerShape(len(cascade.encoder), cascade.exit_layers),
             "drop_ratios": cascade.drop_ratios,
@@ -266,26 +302,26 @@ class CascadeReplayEvaluation(Stage):
     """Quality and cost of a cascade of a finished ranker, as it drops, replayed on a test."""
 
     scores: TableScores
-    """Of all its exits, on the test."""
+    """Of all exits that were trained, on the test."""
     cascade: RankerCascade
     measures: tuple[str, ...]
 
     def run(self, context: StageContext) -> Outputs:
         """Replays its margins or drop ratios."""
         replay, stored = load_replay(context, self.scores), context.outputs(self.cascade)
-        every = list(range(len(replay.exit_layers)))
+        exits = [replay.exit_layers.index(layer) for layer in stored["shape"]["exit_layers"]]
         if stored["margins"] is None:
-            staged = replay.rank(every, stored["drop_ratios"])
+            staged = replay.rank(exits, stored["drop_ratios"])
         else:
             margins = Margins.from_settings(stored["margins"])
-            staged = replay.rank_by_margins(every, margins.values, margins.top_k)
+            staged = replay.rank_by_margins(exits, margins.values, margins.top_k)
         result = evaluate(
             replay.table,
             staged.sort_keys,
             self.measures,
             question_filter=self.scores.question_filter,
         )
-        point = replay.measure(every, staged)
+        point = replay.measure(exits, staged)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 

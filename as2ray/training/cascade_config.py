@@ -1,5 +1,6 @@
 """How a finished ranker becomes a cascade, as plain values; loads neither torch nor Ray."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -64,3 +65,14 @@ class CascadeConfig:
         """The bound on the loss, and its confidence."""
         max_loss = self.max_loss if self.keep_top is None else 1.0 - self.at_least
         return max_loss, HIGH_CONFIDENCE if self.high_confidence else None
+
+    def without_bound(self) -> "CascadeConfig":
+        """Returns the settings that train the exits, which do not depend on the bound."""
+        return replace(
+            self,
+            max_loss=0.5,
+            use_labels=False,
+            keep_top=None,
+            at_least=0.99,
+            high_confidence=False,
+        )

@@ -107,7 +107,75 @@ def make_cascade(
     if output is not None:
         check_new_path(output)
     parts = _divide(table, calibration_table, config)
-    monolith = check_pointwise(load(model) if isinstance(model, str | Path) else model)
+    monolith = _load_pointwise(model)
+    cascade = _train_exits(monolith, parts, config, train_job, scratch)
+    _choose_margins(cascade, monolith, parts, config)
+    if output is not None:
+        save(cascade, output)
+    return cascade
+
+
+def train_exits(
+    model: str | Path | Ranker,
+    table: pa.Table,
+    calibration_table: pa.Table | None = None,
+    config: CascadeConfig | None = None,
+    *,
+    train_job: TrainJob = train,
+    scratch: Path | None = None,
+) -> CascadeRanker:
+    """Makes a cascade as `make_cascade` does, whose margins are not chosen yet.
+
+    Args:
+        model: See `make_cascade`.
+        table: See `make_cascade`.
+        calibration_table: Questions that `table` may not train.
+        config: Exits and training; its bound is not read.
+        train_job: See `make_cascade`.
+        scratch: See `make_cascade`.
+    """
+    config = config or CascadeConfig()
+    parts = _divide(table, calibration_table, config.without_bound())
+    return _train_exits(_load_pointwise(model), parts, config, train_job, scratch)
+
+
+def choose_margins(
+    cascade: CascadeRanker,
+    model: str | Path | Ranker,
+    table: pa.Table,
+    calibration_table: pa.Table | None = None,
+    config: CascadeConfig | None = None,
+) -> None:
+    """Chooses the margins of a cascade of `train_exits`, which is changed.
+
+    Args:
+        cascade: A cascade with all its exits.
+        model: The ranker that it was made of.
+        table: The table that its exits were trained with.
+        calibration_table: Other questions, which choose the margins; see `make_cascade`.
+        config: The configuration of `train_exits`, and the bound.
+
+    Raises:
+        EvaluationError: Too few questions with two or more candidates for the bound.
+    """
+    config = config or CascadeConfig()
+    parts = _divide(table, calibration_table, config)
+    _choose_margins(cascade, _load_pointwise(model), parts, config)
+
+
+def _load_pointwise(model: str | Path | Ranker) -> PointwiseRanker:
+    return check_pointwise(load(model) if isinstance(model, str | Path) else model)
+
+
+def _train_exits(
+    monolith: PointwiseRanker,
+    parts: _Parts,
+    config: CascadeConfig,
+    train_job: TrainJob,
+    scratch: Path | None,
+) -> CascadeRanker:
+    if config.joint and config.label_weight:
+        check_binary_labels(parts.heads["label"].to_numpy())
     cascade = _build_cascade(monolith, config)
     pairs = _limit_pairs(parts.heads, MAX_CHECKED_QUESTION_PAIRS, config.seed)
     check_packed_scores(monolith, monolith.tokenizer.encode(*_texts(pairs)))
@@ -121,6 +189,12 @@ def make_cascade(
                 cascade = _train_jointly(cascade, parts, log_odds, config, train_job, Path(folder))
             if has_ranges:  # Those of before are of other weights.
                 fit_activation_ranges(cascade, parts.heads, config.seed)
+    return cascade
+
+
+def _choose_margins(
+    cascade: CascadeRanker, monolith: PointwiseRanker, parts: _Parts, config: CascadeConfig
+) -> None:
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
         calibration = _score(cascade, parts.calibration)
@@ -141,9 +215,6 @@ def make_cascade(
     # The exits imitate the ranker's log-odds, so its calibration is theirs.
     cascade.calibration = monolith.calibration * len(cascade.exit_layers)
     cascade.threshold = monolith.threshold
-    if output is not None:
-        save(cascade, output)
-    return cascade
 
 
 def check_pointwise(ranker: Ranker) -> PointwiseRanker:

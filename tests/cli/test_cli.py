@@ -334,6 +334,16 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     assert [x["exit_layer"] for x in found] == [3, 2, 1, 1]
     main([*asked, "--candidates", str(lines), "--drop_ratio", "0.0"])
     assert capsys.readouterr().out.count("layer  3") == 4
+    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.5", "--top_k", "1"])
+    shown = capsys.readouterr()
+    assert shown.out.count("layer") == 1
+    expected = "2 left after layer 1; 1 left after layer 2; 1 passed all 3: 58% of the layers\n"
+    assert shown.err.endswith(expected)
+    main([*asked, "--candidates", str(lines), "--budget_ms", "0.001", "--drop_ratio", "0"])
+    assert "4 had no time; 0 left after layer 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*asked, "--candidates", str(lines), "--budget_ms", "0"])
+    assert "budget_ms" in capsys.readouterr().err
     main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop_ratio", "0.5,0.2"])
     assert "AP" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -12,7 +12,7 @@ from as2ray.errors import ConfigError
 from as2ray.experiments.cascades import DropSearchConfig
 from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.training.cascade_config import CascadeConfig
-from pipelines.cascade import PIPELINE, RankerCascadeSpec, Recipe
+from pipelines.cascade import PIPELINE, BoundSpec, RankerCascadeSpec, Recipe, build
 
 HERE = WorkersConfig(num_workers=0)
 JOINT = CascadeConfig(drop_ratios=(0.5,), epochs=1, joint=True, joint_epochs=1)
@@ -33,6 +33,8 @@ def recipe(common, learn):
             "frozen": RankerCascadeSpec("three", "target", "dev", CascadeConfig(max_loss=0.3)),
             "joint": RankerCascadeSpec("three", "target", cascade=JOINT),
         },
+        run_tests={"one": ["test"]},
+        bounds={"ranker": [BoundSpec("joint", "test", "three", max_cost=0.9)]},
         drop_ratios=[0.0, 0.5],
         search=DropSearchConfig(num_trials=4),
         seeds=[0],
@@ -82,6 +84,13 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
         assert (stored and tuple(stored["values"])) == (made.margins and made.margins.values)
         assert list(costs[name][0]["exit_layers"]) == list(made.exit_layers)
     assert costs["joint"][0]["relative_flops"] < 0.9
+    row, pooled = json.loads((out / "bound-ranker.json").read_text())
+    assert row["cost"] == costs["joint"][0]["relative_flops"]
+    means = [costs[name][0]["measures"]["AP"] for name in ("three", "joint")]
+    comparison = row["comparison"]
+    assert [comparison["baseline_mean"], comparison["system_mean"]] == pytest.approx(means)
+    assert pooled["comparison"] == comparison
+    assert "joint against three" in (out / "bound-ranker.md").read_text()
 
     # The searched cascade is a checkpoint that ranks as its replay said.
     chosen = json.loads((out / "searched" / "cascade-seed0" / "manifest.json").read_text())
@@ -116,7 +125,7 @@ def test_sequential_ranker_of_a_step_that_is_no_pointwise_ranker_is_refused(reci
     [
         ({"ranker": "cascade"}, "cascade of a ranker 'wrong' of"),
         ({"table": "test"}, "choose among"),
-        ({"calibration_table": "nowhere"}, "choose among"),
+        ({"calibration_table": "nowhere"}, "not described"),
     ],
 )
 def test_cascade_of_a_ranker_needs_a_pointwise_run_and_tables_that_are_no_tests(
@@ -125,6 +134,44 @@ def test_cascade_of_a_ranker_needs_a_pointwise_run_and_tables_that_are_no_tests(
     spec = RankerCascadeSpec(**{"ranker": "three", "table": "target", **changes})
     with pytest.raises(ConfigError, match=problem):
         replace(recipe, ranker_cascades={"wrong": spec})
+
+
+def test_calibration_table_keeps_the_questions_of_dev(recipe):
+    tables = {**recipe.tables, "dev-raw": recipe.tables["dev"]}
+    spec = RankerCascadeSpec("three", "target", "dev-raw", CascadeConfig(max_loss=0.3))
+    recipe = replace(
+        recipe, tables=tables, on_leak="drop", ranker_cascades={"frozen": spec}, bounds={}
+    )
+    stages = build(recipe, {}).stages
+    assert stages["tables/dev-raw"].without == ()
+    assert stages["tables/dev-raw"] in stages["tables/target"].without
+
+
+BOUND = BoundSpec("joint", "test", "three", max_cost=0.9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"bounds": {"b": []}}, "one entry for each"),
+        ({"bounds": {"b": [BOUND, BOUND]}}, "one entry for each"),
+        ({"bounds": {"b": [replace(BOUND, cascade="three")]}}, "compares 'three' with 'three'"),
+        ({"bounds": {"b": [replace(BOUND, baseline="joint")]}}, "compares 'joint' with 'joint'"),
+        ({"bounds": {"b": [replace(BOUND, test="dev")]}}, "on 'dev'; 'three' is evaluated on"),
+        ({"run_tests": {"nobody": ["test"]}}, "run_tests has .* for 'nobody'"),
+        ({"run_tests": {"three": ["dev"]}}, r"run_tests has \['dev'\] for 'three'"),
+        ({"run_tests": {"three": []}}, r"run_tests has \[\] for 'three'"),
+    ],
+)
+def test_bound_is_of_a_cascade_and_a_run_on_a_test_of_both(recipe, changes, problem):
+    with pytest.raises(ConfigError, match=problem):
+        replace(recipe, **changes)
+
+
+def test_bound_is_of_runs_with_the_same_seeds(recipe):
+    bounds = {"b": [replace(BOUND, baseline="one")]}
+    with pytest.raises(ConfigError, match=r"runs of the seeds \[0, 1\] and \[0\]"):
+        replace(recipe, seeds=[0, 1], bounds=bounds)
 
 
 def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
@@ -137,7 +184,7 @@ def test_sequential_ranker_of_steps_that_share_no_seed_is_refused(recipe):
 
 def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_ratios_is_not(recipe):
     alone = {"runs": {"cascade": recipe.runs["cascade"]}, "sequential_rankers": {}}
-    alone |= {"ranker_cascades": {}}
+    alone |= {"ranker_cascades": {}, "run_tests": {}, "bounds": {}}
     with pytest.raises(ConfigError, match=r"baselines .*'cascade'"):
         replace(recipe, **alone, baseline="cascade")
     assert replace(recipe, **alone, baseline="cascade, drop 0").against("test") == "cascade, drop 0"
@@ -148,4 +195,4 @@ def test_baseline_is_a_system_of_the_report_which_a_cascade_without_its_drop_rat
 )
 def test_recipe_file_parses_into_a_recipe(path):
     found, *_ = read_recipe(Recipe, ["--config", str(path), "--output", "out"])
-    assert any(map(found.is_cascade, found.runs))
+    assert any(map(found.is_cascade, found.runs)) or found.ranker_cascades

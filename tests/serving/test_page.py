@@ -94,6 +94,9 @@ def test_page_ranks_by_keyboard_on_wide_and_narrow_screens(browser, address, cli
     found = ranked(browser)
     assert [text for text, _ in found] == [one["text"] for one in expected]
     assert [layer.split()[-1] for _, layer in found] == [str(one["exit_layer"]) for one in expected]
+    layers = [one["exit_layer"] for one in expected]
+    share = round(100 * sum(layers) / (max(layers) * len(layers)))
+    assert f"Layers run\n{share} %" in browser.find_element("id", "details").text
     assert browser.execute_script(
         "return document.documentElement.scrollWidth <= window.innerWidth"
     )

@@ -17,7 +17,7 @@ from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION
 from as2ray.models.ranker import Ranker
 from as2ray.training import frozen_cascade
 from as2ray.training.cascade_config import CascadeConfig
-from as2ray.training.frozen_cascade import make_cascade
+from as2ray.training.frozen_cascade import choose_margins, make_cascade, train_exits
 from as2ray.training.run_job import train
 
 QUESTION = "What is kovarin?"
@@ -191,6 +191,26 @@ def test_bound_says_what_was_fitted(monolith, tmp_path):
     assert 0 < bound.relative_flops < 1
 
 
+def test_exits_are_trained_once_for_several_bounds(monolith, tmp_path):
+    exits = train_exits(monolith, TABLE, OTHERS, CONFIG)
+    assert (exits.exit_layers, exits.margins) == ((1, 2, 3), None)
+    save(exits, tmp_path / "exits")
+    num_dropped = []
+    for max_loss in (0.04, 0.2, 0.6):
+        config = replace(CONFIG, max_loss=max_loss)
+        made = load(tmp_path / "exits", dtype="fp32", device="cpu")
+        choose_margins(made, monolith, TABLE, OTHERS, config)
+        expected = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=config)
+        assert made.margins == expected.margins
+        assert made.exit_layers == expected.exit_layers
+        last = len(made.exit_layers) - 1
+        num_dropped.append(int(np.sum(made.predict_table(OTHERS).stage_index < last)))
+    assert num_dropped == sorted(num_dropped)
+    assert num_dropped[0] < num_dropped[-1]
+    with pytest.raises(EvaluationError, match="needs 199 questions"):
+        choose_margins(exits, monolith, TABLE, OTHERS, replace(CONFIG, max_loss=0.005))
+
+
 def test_ratios_of_a_request_replace_the_margins(cascade):
     cascade.margins = Margins((0.1,) * (len(cascade.exit_layers) - 1))
     assert {r.exit_layer for r in cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)} == {3}
@@ -244,6 +264,10 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
         calibration_table=zeros,
         config=labelled,
     )
+    unlabelled = TABLE.set_column(4, "label", [np.zeros(TABLE.num_rows, np.int8)])
+    weighted = replace(CONFIG, joint=True, label_weight=0.5)
+    settings = {"calibration_table": OTHERS, "config": weighted}
+    refused("labels are 0", EvaluationError, monolith, unlabelled, **settings)
     same = {"calibration_table": TABLE, "config": CONFIG}
     refused("0 questions .* cannot be divided", EvaluationError, monolith, TABLE, **same)
     deep = CascadeConfig(max_loss=0.2, exit_layers=(1, 4))
