@@ -44,7 +44,9 @@ MEASURES = ("AP", "RR", "P@1")
 BASELINE = "cosine (untrained)"
 _SIZE: dict[str, Any] = {"num_questions": 800, "max_negatives": 9}
 _SQUAD: dict[str, Any] = {"corpus": "squad", "corpus_options": {"max_candidates": 20}}
-TABLES = {
+CorpusTables = dict[Literal["train", "dev", "test"], TableSpec]
+
+TABLES: dict[str, CorpusTables] = {
     "wikiqa": {
         "train": TableSpec("wikiqa", "train", "no_all_negative", **_SIZE),
         "dev": TableSpec("wikiqa", "dev", "clean"),
@@ -74,9 +76,7 @@ class AnswerScores:
     """Pretrained model of the rankers."""
     encoder: str = packaged.MINILM_NAME
     """Sentence encoder."""
-    tables: dict[str, dict[Literal["train", "dev", "test"], TableSpec]] = field(
-        default_factory=lambda: TABLES
-    )
+    tables: dict[str, CorpusTables] = field(default_factory=lambda: TABLES)
     """Tables of each corpus."""
     sources: dict[str, str] = field(
         default_factory=lambda: {"wikiqa": "squad", "trecqa": "squad", "squad": "wikiqa"}
