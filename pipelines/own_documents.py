@@ -37,7 +37,7 @@ from as2ray.experiments.documents import (
     GivenQueries,
     labeled_tables,
 )
-from as2ray.experiments.encoders import AdaptedEncoder, EmbeddedIndex
+from as2ray.experiments.encoders import AdaptedEncoder, EmbeddedIndex, TableWithHeadings
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
@@ -180,8 +180,13 @@ def add_ranker(
     )
     experiment.add("pseudo", ranker)
     dev = labeled.get("dev", tables["dev"])
-    answers = tuple(tables[name] for name in ("train", "labeled-train") if name in tables)
-    encoder = AdaptedEncoder(absolute_model_path(own.encoder), answers, dev, own.encoder_training)
+    answers = [tables[name] for name in ("train", "labeled-train") if name in tables]
+    encoder = AdaptedEncoder(
+        absolute_model_path(own.encoder),
+        tuple(TableWithHeadings(table, index) for table in answers),
+        TableWithHeadings(dev, index),
+        own.encoder_training,
+    )
     embedded = EmbeddedIndex(index, experiment.add("encoder", encoder))
     experiment.add("index", embedded)
     if "train" in labeled:
@@ -250,7 +255,12 @@ def report(own: OwnDocuments, finished: Finished) -> None:
                 lines.append(f"\n{question}")
                 result = answerer.ask(question)
                 lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in result.answers]
-                lines += [] if result.answers else [f"  no answer: {result.reason}"]
+                if not result.answers:
+                    lines += [f"  no answer: {result.reason}"]
+                    nearest = result.nearest
+                    lines += (
+                        [f"  nearest: {nearest.text}  ({nearest.document_id})"] if nearest else []
+                    )
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
         lines += [f'\n{command} ask "..." --index {index} --model {ranker}\n']
         sys.stdout.write("\n".join(lines))

@@ -7,12 +7,13 @@ The documents are part of every CPython, so nothing is downloaded. The steps are
 that people wrote and labeled. Other questions of this kind are the test.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass as stage_dataclass
 from dataclasses import field, replace
+from html import escape
 
+import pyarrow as pa
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from as2ray.experiments.documents import FittedScoring
 from as2ray.experiments.encoders import (
     CombinedScores,
     EmbeddedIndex,
+    IndexScores,
     SearchEvaluation,
     SimilarityScores,
 )
@@ -35,6 +37,7 @@ from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
 from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.tables.schema import count_table
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
@@ -54,15 +57,16 @@ SAMPLES = (
 )
 SYSTEMS = {
     "bm25": "BM25",
-    "untrained": "similarity, untrained encoder",
-    "encoder": "similarity, adapted encoder",
-    "hybrid": "similarity and BM25",
+    "untrained": "cosine (untrained)",
+    "context": "cosine (untrained), in context",
+    "encoder": "cosine (adapted), in context",
+    "hybrid": "cosine (adapted), in context, and BM25",
     "pseudo": "MiniLM, BM25's labels",
     "adapted": "MiniLM, then written questions",
     "all": "combined",
     "answering": "combined, stage zero",
 }
-"""Names of the systems in the report."""
+"""Names of the systems in the report; in context, embeddings take in headings and neighbors."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -77,8 +81,9 @@ class Quickstart:
     """Sentence encoder that is adapted, and finds candidates."""
     max_questions: PositiveInt = 600
     """Maximum number of questions made from the documents."""
-    max_negatives: PositiveInt | None = 9
-    """Maximum number of negatives of each test question; `null` takes all, some 58, and minutes."""
+    max_negatives: PositiveInt | None = None
+    """Maximum number of negatives of each test question, sampled from the sentences of its section;
+    `null` takes all, some 58. Few are easier: the first answer is a right one more often."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=1, global_batch_size=16, learning_rate=1e-4)
     )
@@ -102,30 +107,39 @@ class Quickstart:
             encoder_training=self.encoder_training,
             training=self.training,
             fine_tuning=self.fine_tuning,
-            min_precision=0.25,  # Only one sentence of the many that may answer has a label.
             ask=list(SAMPLES),
         )
 
 
 @stage_dataclass(frozen=True, eq=False)
 class ReferenceIndex(Stage):
-    """An index of the Python reference, which it writes as JSON lines.
+    """An index of the Python reference, which it writes as HTML pages.
 
-    Each sentence of the corpus is a line of its own, so the index holds the same sentences.
+    Each sentence of the corpus is a paragraph of its own, so the index holds the same sentences.
     """
 
-    VERSION = 2
+    VERSION = 3
     python: str
     """Version of Python."""
 
     def run(self, context: StageContext) -> Outputs:
         """Writes the documents, and indexes them."""
-        documents = context.output / "documents.jsonl"
-        with documents.open("w", encoding="utf-8") as file:
-            for id, _, sentences in python_reference.load_documents():
-                row = {"id": id, "title": id.partition("/")[2], "text": "\n\n".join(sentences)}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        return write_stage_index(context, documents, IndexConfig(sentence_splitter="lines"))
+        folder = context.output / "documents"
+        for document in python_reference.load_documents():
+            page = folder / f"{document.id}.html"
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(_to_html(document), encoding="utf-8")
+        return write_stage_index(context, folder, IndexConfig(sentence_splitter="lines"))
+
+
+def _to_html(document: python_reference.Document) -> str:
+    """Returns a page with the sentences of a document below their headings."""
+    lines, last = [f"<title>{escape(document.id.partition('/')[2])}</title>"], ""
+    for heading, sentence in zip(document.headings, document.sentences):
+        lines += [f"<h2>{escape(heading)}</h2>"] if heading != last else []
+        lines += [f"<p>{escape(sentence)}</p>"]
+        last = heading
+    return "\n".join(lines)
 
 
 def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:
@@ -144,26 +158,29 @@ def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:
     own = quickstart.own_documents()
     own_documents.add_ranker(experiment, own, index, labeled)
     stages, test = experiment.stages, tables["test"]
+    untrained = EmbeddedIndex(index, own.encoder)
     ranker, embedded, scoring = stages["adapted"], stages["index"], stages["scoring"]
     assert isinstance(scoring, FittedScoring)
     hybrid = experiment.add("hybrid", replace(scoring, ranker=None))
-    similarity, logits = SimilarityScores(test, stages["encoder"]), TableScores(ranker, test)
+    similarity, bm25 = (IndexScores(test, embedded, part) for part in ("similarity", "bm25"))
+    logits = TableScores(ranker, test)
+    combined = CombinedScores(test, scoring, similarity, logits, bm25)
     scores: dict[str, StoredScores] = {
         "untrained": SimilarityScores(test, own.encoder),
+        "context": IndexScores(test, untrained, "similarity"),
         "encoder": similarity,
-        "hybrid": CombinedScores(test, hybrid, similarity, None),
+        "hybrid": CombinedScores(test, hybrid, similarity, bm25=bm25),
         "pseudo": TableScores(stages["pseudo"], test),
         "adapted": logits,
-        "all": CombinedScores(test, scoring, similarity, logits, uses_stage_zero=False),
-        "answering": CombinedScores(test, scoring, similarity, logits),
+        "all": replace(combined, uses_stage_zero=False),
+        "answering": combined,
     }
     for name, stage in scores.items():
         evaluation = experiment.add(f"evaluations/{name}", TableEvaluation(stage, MEASURES))
         experiment.compare("test", SYSTEMS[name], 0, evaluation)
-    untrained = EmbeddedIndex(index, own.encoder)
     searches = {
         "bm25": SearchEvaluation(untrained, test, "bm25"),
-        "untrained": SearchEvaluation(untrained, test, "dense"),
+        "context": SearchEvaluation(untrained, test, "dense"),
         "encoder": SearchEvaluation(embedded, test, "dense"),
         "hybrid": SearchEvaluation(embedded, test, scoring=hybrid),
         "answering": SearchEvaluation(embedded, test, scoring=scoring, ranker=ranker),
@@ -187,7 +204,7 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
     title = "Python reference, test questions"
     comparison = build_report(title, systems, baseline=SYSTEMS["untrained"])
     save_report(comparison, finished.output / "report.md")
-    searches = _searches_table(finished)
+    searches = f"\n{_describe_candidates(quickstart, rows)}\n{_searches_table(finished)}"
     with (finished.output / "report.md").open("a", encoding="utf-8") as file:
         file.write(searches)
     measures = {row.system: row.measures for row in comparison.rows}
@@ -203,16 +220,34 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
     sys.stdout.write(f"\n{to_markdown(comparison)}{searches}\nReport: {path}\n")
 
 
+def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
+    """Returns a sentence on the candidates of the test questions."""
+    counts, number = count_table(rows), quickstart.max_negatives
+    drawn = "all sentences" if number is None else f"its answers and at most {number} sampled ones"
+    return (
+        f"The candidates of a question are {drawn} of the document with its answers: "
+        f"{counts.num_pairs / counts.num_questions:.1f} on average, of which "
+        f"{counts.num_positives / counts.num_questions:.1f} are answers."
+    )
+
+
 def _searches_table(finished: Finished) -> str:
     """Returns how often each system finds the answer in the whole index, as Markdown."""
-    lines = list[str]()
+    lines, abstention = list[str](), ""
     for name, stage in finished.named("searches/").items():
-        measures = finished.outputs(stage)["measures"]
+        outputs = finished.outputs(stage)
+        measures = outputs["measures"]
         if not lines:
             lines = [f"| {' | '.join(['system', *measures])} |", "|---" * (len(measures) + 1) + "|"]
         cells = [SYSTEMS[name], *(f"{value:.4f}" for value in measures.values())]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(["\n### Whole index\n", *lines, ""])
+        if name == "answering":
+            given, precision = (outputs["abstention"][key] for key in ("given", "precision"))
+            abstention = (
+                f"{given:.1%} of the questions get an answer, the first of which is labeled "
+                f"as right for {precision or 0.0:.1%} of these; the others get `no answer`."
+            )
+    return "\n".join(["\n### Whole index\n", *lines, "", abstention, ""])
 
 
 PIPELINE = Pipeline(Quickstart, build, report)

@@ -68,6 +68,8 @@ def ask(
         score_threshold=score_threshold,
         scoring=scoring,
     )
+    if scoring is not None and (reason := scoring.explain_ranker()) is not None:
+        sys.stderr.write(f"Answers by {' and '.join(scoring.weights)}: {reason}.\n")
     result = answerer.ask(question, top_k)
     for answer in result.answers:
         sys.stdout.write(

@@ -77,6 +77,10 @@ TARGET_SENTENCES, MAX_SENTENCES, MIN_SENTENCES = 40, 80, 15
 `TARGET_SENTENCES`, at most `MAX_SENTENCES`; one with fewer than `MIN_SENTENCES` is merged."""
 
 
+MAX_TERM_LINES = 4
+"""Maximum number of lines of a term, such as the signatures of a function."""
+
+
 class AnnotatedQuestion(NamedTuple):
     """A question with the topic and the phrases by which its answer is found."""
 
@@ -94,6 +98,8 @@ class Document(NamedTuple):
     """`<chapter>/<first heading>`, with a number if a section is split into several documents."""
     chapter: str
     sentences: tuple[str, ...]
+    headings: tuple[str, ...] = ()
+    """Heading above each sentence, and the term that it explains, such as a method."""
 
 
 class LabeledQuestion(NamedTuple):
@@ -214,24 +220,32 @@ def _build_documents(topics: Topics) -> Iterator[Document]:
         texts = (topics[name] for name in names if name in topics)
         sections = [section for text in texts for section in _parse_sections(text, seen)]
         for title, sentences in _pack_sections(sections):
-            yield Document(f"{chapter}/{title}", chapter, tuple(sentences))
+            yield Document(f"{chapter}/{title}", chapter, *zip(*sentences))
 
 
-Section = tuple[str, list[str]]
-"""A heading and the sentences below it."""
+Section = tuple[str, list[tuple[str, str]]]
+"""A heading, and the sentences below it, each with its heading and the term that it explains."""
 
 
 def _parse_sections(text: str, seen: set[str]) -> Iterator[Section]:
-    heading, sentences = "", list[str]()
+    heading, term, depth, sentences = "", "", 0, list[tuple[str, str]]()
     for block in _split_blocks(text):
         if isinstance(block, str):
             yield heading, sentences
-            heading, sentences = block, []
+            heading, term, sentences = block, "", []
         elif not _is_code(block):
+            indent = _indent(block[0])
+            if indent <= depth:
+                term = ""
             in_block = _extract_sentences(_join_lines(block))
-            new = [sentence for sentence in in_block if _normalize_text(sentence) not in seen]
-            seen.update(map(_normalize_text, new))
-            sentences += new
+            if (starts_with_term := _starts_with_term(block)) or _is_term(block, in_block):
+                lines = block[:1] if starts_with_term else block
+                term, depth = _strip_markup(" ".join(map(str.strip, lines))), indent
+            context = ": ".join(filter(None, (heading, term)))
+            for sentence in in_block:
+                if (normalized := _normalize_text(sentence)) not in seen:
+                    seen.add(normalized)
+                    sentences.append((sentence, context))
     yield heading, sentences
 
 
@@ -248,7 +262,7 @@ def _pack_sections(sections: Iterable[Section]) -> list[Section]:
     return packed
 
 
-def _split_section(title: str, sentences: list[str]) -> Iterator[Section]:
+def _split_section(title: str, sentences: list[tuple[str, str]]) -> Iterator[Section]:
     num_parts = -(-len(sentences) // MAX_SENTENCES)
     for k in range(num_parts):
         start, end = k * len(sentences) // num_parts, (k + 1) * len(sentences) // num_parts
@@ -301,10 +315,24 @@ def _is_code(lines: list[str]) -> bool:
     return lines[0].startswith("  ") and (has_comment or bool(_CODE.fullmatch(lines[0])))
 
 
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _starts_with_term(lines: list[str]) -> bool:
+    """Returns whether lines are a term of a definition list and what it means."""
+    is_deeper = len(lines) > 1 and _indent(lines[1]) > _indent(lines[0])
+    return is_deeper and not re.search(r"[,;:.]", lines[0])
+
+
+def _is_term(lines: list[str], sentences: list[str]) -> bool:
+    """Returns whether lines name what the deeper ones below explain, such as signatures."""
+    return not sentences and not lines[-1].endswith((":", ".")) and len(lines) <= MAX_TERM_LINES
+
+
 def _join_lines(lines: list[str]) -> str:
     """Joins lines to one text, without the term of a definition list."""
-    depths = [len(line) - len(line.lstrip()) for line in lines]
-    if len(lines) > 1 and depths[1] > depths[0] and not re.search(r"[,;:.]", lines[0]):
+    if _starts_with_term(lines):
         lines = lines[1:]
     text = re.sub(r"(?<=[a-z])-\n\s*(?=[a-z])", "-", "\n".join(lines))
     return _strip_markup(" ".join(text.split()))

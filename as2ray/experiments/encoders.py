@@ -2,24 +2,32 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.distributed.score import read_scores
+from as2ray.errors import CorpusError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.bm25 import INDEX
 from as2ray.experiments.documents import positives_by_question
 from as2ray.experiments.rankers import RANKER, StoredScores
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.experiments.tables import TABLE, filtered_table, read_table
-from as2ray.retrieval.answer_scoring import AnswerScoring, logit_of
+from as2ray.experiments.tables import TABLE, filtered_table, read_table, write_table
+from as2ray.retrieval.answer_scoring import (
+    AnswerScoring,
+    default_scoring,
+    fit_answer_scoring,
+    logit_of,
+)
+from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
 from as2ray.retrieval.question_answering import QuestionAnswerer
 from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
@@ -127,13 +135,53 @@ def _encoder_path(context: StageContext, encoder: Stage | str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class IndexScores(StoredScores):
+    """A part of the score of a table's candidates as an index scores them as answers.
+
+    The embedding of a sentence takes in its heading and its neighbors, and BM25 counts words in all
+    documents.
+    """
+
+    RESOURCES = "device"
+
+    table: Stage
+    index: Stage
+    """Index with embeddings, which has all candidates of the table."""
+    part: Literal["similarity", "bm25"]
+    question_filter: QuestionFilter = "raw"
+
+    def run(self, context: StageContext) -> None:
+        """Looks up each candidate.
+
+        Raises:
+            CorpusError: A candidate is not in the index.
+        """
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+
+        rows = filtered_table(context.path(self.table), self.question_filter)
+        index = SentenceIndex.open(context.path(self.index) / INDEX, load_sentence_encoder)
+        sentences = _find_sentences(index, rows["candidate"].to_pylist())
+        scores, starts = np.empty(len(rows)), question_offsets(rows["question_id"])
+        for start, end in pairwise([*starts, len(rows)]):
+            question, candidates = rows["question"][start].as_py(), sentences[start:end]
+            if self.part == "bm25":
+                scores[start:end] = index.score_sentences(question)[candidates]
+            else:
+                query = index.embeddings.encode_query(question)
+                scores[start:end] = index.embeddings.similarities(query, candidates)
+        pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+
+
+@dataclass(frozen=True, eq=False)
 class CombinedScores(StoredScores):
-    """The combined score of the rows of a table, as an index's answers are scored."""
+    """The combined score of the rows of a table."""
 
     table: Stage
     scoring: Stage
-    similarity: SimilarityScores
-    ranker: StoredScores | None
+    similarity: StoredScores
+    ranker: StoredScores | None = None
+    bm25: StoredScores | None = None
+    """By default BM25 over the candidates of the table."""
     uses_stage_zero: bool = True
     """Whether candidates with a low similarity are put last, as they never reach the ranker."""
     question_filter: QuestionFilter = "raw"
@@ -145,17 +193,89 @@ class CombinedScores(StoredScores):
         assert scoring is not None
         if not self.uses_stage_zero:
             scoring = replace(scoring, max_similarity_gap=None)
-        columns = {"similarity": _stored(context, self.similarity)}
-        columns["bm25"] = BM25().score_candidates(rows)
-        if self.ranker is not None:
-            columns["ranker"] = logit_of(_stored(context, self.ranker))
-        starts = question_offsets(rows["question_id"])
-        scores = np.empty(len(rows))
-        for start, end in pairwise([*starts, len(rows)]):
-            parts = {name: values[start:end] for name, values in columns.items()}
-            order = scoring.order(parts)
-            scores[start + np.array(order)] = -np.arange(len(order))
-        pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+        parts = _read_parts(context, rows, self.similarity, self.ranker, self.bm25)
+        orders = [scoring.order(question_parts) for question_parts, _ in parts]
+        ranks = np.concatenate([np.argsort(order) for order in orders])
+        pq.write_table(pa.table({"score": -ranks.astype(np.float64)}), context.output / TABLE)
+
+
+@dataclass(frozen=True, eq=False)
+class TableScoring(Stage):
+    """How the parts of the score of a table's candidates are combined."""
+
+    table: Stage
+    """Questions whose labels the weights are fitted to."""
+    similarity: StoredScores
+    ranker: StoredScores | None = None
+    is_labeled: bool = True
+    """Whether the labels are used; without them the weights are `DEFAULT_WEIGHTS`."""
+
+    def run(self, context: StageContext) -> Outputs:
+        """Fits the weights."""
+        scoring = default_scoring(None, has_ranker=self.ranker is not None)
+        if self.is_labeled:
+            rows = filtered_table(context.path(self.table), self.similarity.question_filter)
+            parts = _read_parts(context, rows, self.similarity, self.ranker)
+            scoring = replace(fit_answer_scoring(parts, 0.5), answer_model=None)
+        scoring.write(context.output)
+        return {"weights": scoring.weights, "dev": scoring.dev_quality}
+
+
+def _read_parts(
+    context: StageContext,
+    rows: pa.Table,
+    similarity: StoredScores,
+    ranker: StoredScores | None,
+    bm25: StoredScores | None = None,
+) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Returns the stored parts of the score of each question's candidates, and their labels."""
+    columns = {"similarity": _stored(context, similarity)}
+    columns["bm25"] = _stored(context, bm25) if bm25 else BM25().score_candidates(rows)
+    if ranker is not None:
+        columns["ranker"] = logit_of(_stored(context, ranker))
+    labels = rows["label"].to_numpy()
+    bounds = [*question_offsets(rows["question_id"]), len(rows)]
+    return [
+        ({name: values[start:end] for name, values in columns.items()}, labels[start:end])
+        for start, end in pairwise(bounds)
+    ]
+
+
+def _find_sentences(index: SentenceIndex, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Returns the index of the sentence with each text, shape [texts]."""
+    numbers = {text: number for number, text in enumerate(index.texts(range(len(index))))}
+    texts = [" ".join(text.split()) for text in texts]
+    missing = [text for text in texts if text not in numbers]
+    if missing:
+        raise CorpusError(
+            f"{len(missing)} candidates of the table are no sentences of the index, such as "
+            f"{missing[0]!r:.100}"
+        )
+    return np.array([numbers[text] for text in texts], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class TableWithHeadings(Stage):
+    """A table whose candidates follow the headings above them, as an index encodes its sentences.
+
+    Candidates that the index does not have stay as they are.
+    """
+
+    table: Stage
+    index: Stage
+
+    def run(self, context: StageContext) -> Outputs:
+        """Writes the rows with other candidates."""
+        index = SentenceIndex.open(context.path(self.index) / INDEX)
+        sentences = map(index.sentence, range(len(index)))
+        texts = {s.text: add_heading(s.heading, s.text) for s in sentences}
+        rows = read_table(context.path(self.table))
+        candidates = [texts.get(" ".join(c.split()), c) for c in rows["candidate"].to_pylist()]
+        column = rows.column_names.index("candidate")
+        field = rows.schema.field(column)
+        return write_table(
+            rows.set_column(column, field, pa.array(candidates, field.type)), context.output
+        )
 
 
 def _stored(context: StageContext, stage: Stage) -> np.ndarray:
@@ -167,6 +287,7 @@ def _stored(context: StageContext, stage: Stage) -> np.ndarray:
 class SearchEvaluation(Stage):
     """How often the answer to a question is found in an index."""
 
+    VERSION = 2
     RESOURCES = "device"
 
     index: Stage
@@ -178,7 +299,11 @@ class SearchEvaluation(Stage):
     ranker: Stage | None = None
 
     def run(self, context: StageContext) -> Outputs:
-        """Asks all questions that have an answer."""
+        """Asks all questions that have an answer.
+
+        With a scoring, `abstention` has the share of the questions that get an answer by its
+        thresholds, and the share of right ones among the first answers given.
+        """
         from as2ray.checkpoints.loading import load
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
@@ -188,7 +313,7 @@ class SearchEvaluation(Stage):
         if scoring is not None and scoring.uses_ranker and self.ranker is not None:
             ranker = load(context.path(self.ranker) / RANKER)
         positives = positives_by_question(read_table(context.path(self.table)))
-        ranks = []
+        ranks, is_given = [], []
         for question, answers in positives.items():
             if scoring is None:
                 found = index.search_candidates(question, NUM_CANDIDATES, 1, self.method)
@@ -198,13 +323,20 @@ class SearchEvaluation(Stage):
                     index, ranker, NUM_CANDIDATES, score_threshold=0.0, scoring=scoring
                 )
                 texts = [a.text for a in answerer.ask(question, NUM_CANDIDATES).answers]
+                abstaining = replace(answerer, score_threshold=None)
+                is_given.append(bool(abstaining.ask(question, 1).answers))
             is_right = [" ".join(text.split()) in answers for text in texts]
             ranks.append(is_right.index(True) + 1 if any(is_right) else np.inf)
         found_at = np.array(ranks)
         measures = {f"hit@{k}": float((found_at <= k).mean()) for k in (1, 3, 10)}
         measures["RR"] = float((1 / found_at).mean())
         measures["R@100"] = float((found_at <= NUM_CANDIDATES).mean())
-        return {"measures": measures, "num_questions": len(ranks)}
+        outputs: dict[str, Any] = {"measures": measures, "num_questions": len(ranks)}
+        if is_given:
+            first = found_at[is_given] <= 1
+            precision = float(first.mean()) if len(first) else None
+            outputs["abstention"] = {"given": float(np.mean(is_given)), "precision": precision}
+        return outputs
 
 
 def similarities(encoder: Any, rows: pa.Table) -> np.ndarray:

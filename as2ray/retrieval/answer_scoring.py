@@ -171,19 +171,27 @@ class AnswerScoring:
         if self.dev_quality:
             quality = ", ".join(f"{name} {value:.4f}" for name, value in self.dev_quality.items())
             lines += [f"on dev: {quality}"]
-        sums = {n: v for n, v in self.dev_quality.items() if n.split(" + ")[0] in PARTS}
-        with_ranker = [value for name, value in sums.items() if "ranker" in name]
-        if with_ranker and not self.uses_ranker:
-            gain = max(with_ranker) - max(v for n, v in sums.items() if "ranker" not in n)
-            lines += [f"the ranker is not asked: it adds {gain:+.4f} MAP, and {MIN_GAIN} is needed"]
-        elif not self.uses_ranker and not sums:
-            lines += ["a ranker is asked only where labeled questions show that it helps"]
+        if (reason := self.explain_ranker()) is not None:
+            lines += [reason]
         if self.answer_model is not None:
             measures = self.answer_model.measures
             lines += [", ".join(f"{name} {value:.4f}" for name, value in measures.items())]
             if self.answer_model.threshold is None:
                 lines += ["no threshold is sure to reach min_precision, so none was stored"]
         return "\n".join(lines)
+
+    def explain_ranker(self) -> str | None:
+        """Returns why the ranker is not asked; None if it is."""
+        if self.uses_ranker:
+            return None
+        sums = {n: v for n, v in self.dev_quality.items() if n.split(" + ")[0] in PARTS}
+        with_ranker = [value for name, value in sums.items() if "ranker" in name]
+        if with_ranker:
+            gain = max(with_ranker) - max(v for n, v in sums.items() if "ranker" not in n)
+            return f"the ranker is not asked: it adds {gain:+.4f} MAP, and {MIN_GAIN} is needed"
+        if not sums:
+            return "a ranker is asked only where labeled questions show that it helps"
+        return "there is no ranker"
 
     @property
     def uses_ranker(self) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from as2ray.errors import SentenceIndexError
 from as2ray.tables.atomic import atomic_file
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Version of the stored embeddings; another version cannot be opened."""
 
 FILES: Final = ("embeddings.npy", "embedding_scales.npy")
@@ -162,10 +162,28 @@ def write_embeddings(
     return {"format_version": FORMAT_VERSION, "approximate": is_approximate, **asdict(info)}
 
 
+def add_heading(heading: str, text: str) -> str:
+    """Returns the text of a sentence that is encoded: it follows the heading above it."""
+    if not heading:
+        return text
+    return f"{heading} {text}" if heading.endswith((".", ":", "?", "!")) else f"{heading}. {text}"
+
+
+def _read_texts(shard: Path, start: int, end: int) -> list[str]:
+    """Returns the texts of sentences of a shard that are encoded."""
+    sentences, paragraphs = (
+        pa.ipc.open_file(pa.memory_map(str(shard / name))).read_all()
+        for name in ("sentences.arrow", "paragraphs.arrow")
+    )
+    rows = sentences.slice(start, end - start)
+    headings = paragraphs["heading"].take(rows["paragraph"]).to_pylist()
+    return list(map(add_heading, headings, rows["text"].to_pylist()))
+
+
 def _list_blocks(shard: Path, staging: Path, info: EncoderInfo) -> Iterator[Block]:
-    texts = _read_column(shard, "sentences.arrow", "text")
-    for start in range(0, len(texts), BLOCK_SIZE):
-        block = texts.slice(start, BLOCK_SIZE).to_pylist()
+    num_sentences = len(_read_column(shard, "sentences.arrow", "text"))
+    for start in range(0, num_sentences, BLOCK_SIZE):
+        block = _read_texts(shard, start, min(start + BLOCK_SIZE, num_sentences))
         digest = hashlib.sha256(f"{FORMAT_VERSION} {info.fingerprint}\n".encode())
         digest.update("\n".join(block).encode())
         file = staging / f"{digest.hexdigest()[:24]}.npz"
@@ -183,8 +201,7 @@ def _create_block_encoder(info: EncoderInfo, load_encoder: LoadEncoder) -> Calla
 
 
 def _encode_block(encoder: SupportsEncode, block: Block) -> None:
-    column = _read_column(block.shard, "sentences.arrow", "text")
-    texts = column.slice(block.start, block.end - block.start).to_pylist()
+    texts = _read_texts(block.shard, block.start, block.end)
     embeddings = encoder.encode_documents(texts)
     wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(wrong):

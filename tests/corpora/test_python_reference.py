@@ -63,6 +63,9 @@ SENTENCES = [
 ]
 
 
+HEADINGS = ["The walk statement: Steps", "The walk statement: walker.rest(seconds)"]
+
+
 @pytest.fixture(scope="module")
 def report():
     return reference.label_questions()
@@ -197,7 +200,16 @@ def test_version_of_the_corpus_names_python_and_the_questions():
 
 def test_documents_keep_prose_and_drop_code_grammar_tables_and_footnotes():
     (document,) = reference.load_documents({"walk": PAGE})
-    assert document == Document("walk/The walk statement", "walk", tuple(SENTENCES))
+    headings = (*["The walk statement"] * 2, *HEADINGS, "Paces and strides")
+    assert document == Document("walk/The walk statement", "walk", tuple(SENTENCES), headings)
+
+
+def test_term_ends_where_its_lines_are_no_longer_deeper():
+    lines = ["One", "****", "", "go(x)", "go(x, y)", "", "   Goes on for as long as it can.", ""]
+    lines += ["   Note:", "", "     It stops where nothing is left.", ""]
+    lines += ["Nothing of this is said of a function."]
+    (document,) = reference.load_documents({"one": "\n".join(lines)})
+    assert document.headings == ("One: go(x) go(x, y)", "One: go(x) go(x, y)", "One")
 
 
 def test_documents_of_two_topics_give_a_repeated_sentence_to_the_first():

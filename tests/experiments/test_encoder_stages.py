@@ -13,15 +13,18 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
-from as2ray.errors import CheckpointError, ConfigError, SentenceIndexError
+from as2ray.errors import CheckpointError, ConfigError, CorpusError, SentenceIndexError
 from as2ray.experiments.bm25 import INDEX, DocumentIndex
 from as2ray.experiments.documents import AnsweringRanker, FittedScoring, labeled_tables
 from as2ray.experiments.encoders import (
     AdaptedEncoder,
     CombinedScores,
     EmbeddedIndex,
+    IndexScores,
     SearchEvaluation,
     SimilarityScores,
+    TableScoring,
+    TableWithHeadings,
 )
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.stage import Stage
@@ -144,19 +147,71 @@ def test_without_labels_similarity_and_half_of_bm25_order_the_answers(scoring, c
     assert fitted.min_similarity is not None
 
 
-def test_combined_scores_of_a_table_rank_as_the_fitted_scoring_does(scoring, table, complete):
-    hybrid = replace(scoring, ranker=None)
-    similarity = SimilarityScores(table, scoring.index.encoder)
-    stage = CombinedScores(table, hybrid, similarity, None)
-    fitted = AnswerScoring.read(complete(hybrid)[1])
-    stored = pq.read_table(complete(similarity)[1] / TABLE)["score"].to_numpy()
-    scores = pq.read_table(complete(stage)[1] / TABLE)["score"].to_numpy()
+@pytest.fixture
+def parts(table, embedded):
+    """Similarity and BM25 of the table's candidates in the index."""
+    return {part: IndexScores(table, embedded, part) for part in ("similarity", "bm25")}
+
+
+def stored(complete, stage):
+    return pq.read_table(complete(stage)[1] / TABLE)["score"].to_numpy()
+
+
+def test_index_scores_a_candidate_as_it_scores_an_answer(parts, table, embedded, complete):
+    index = SentenceIndex.open(complete(embedded)[1] / INDEX, load_sentence_encoder)
     rows = pq.read_table(complete(table)[1] / "part-00000.parquet")
-    bm25 = BM25().score_candidates(rows)
-    for start in range(0, len(scores), 4):
-        part = slice(start, start + 4)
-        order = fitted.order({"similarity": stored[part], "bm25": bm25[part]})
-        assert np.argsort(-scores[part]).tolist() == order
+    question = rows["question"][0].as_py()
+    found = index.search_candidates(question, len(index))
+    texts = index.texts([candidate.index for candidate in found])
+    for part, stage in parts.items():
+        expected = {text: getattr(c, part) for text, c in zip(texts, found)}
+        scores = dict(zip(rows["candidate"].to_pylist()[:4], stored(complete, stage)[:4]))
+        assert scores == pytest.approx({text: expected[text] for text in scores})
+
+
+def test_candidate_that_an_index_does_not_have_is_refused(embedded, complete, tmp_path):
+    rows = from_rows([("q", "who?", f"q-{n}", f"It {n}.", n) for n in range(2)], CANDIDATE_SCHEMA)
+    folder = tiny.write_corpus(tmp_path / "other", rows)
+    table = labeled_tables({"dev": str(folder)})["dev"]
+    with pytest.raises(CorpusError, match=r"2 candidates of the table are no .* 'It 0\.'"):
+        complete(IndexScores(table, embedded, "bm25"))
+
+
+def test_combined_scores_of_a_table_rank_as_the_fitted_scoring_does(
+    scoring, table, parts, complete
+):
+    hybrid = replace(scoring, ranker=None)
+    fitted = AnswerScoring.read(complete(hybrid)[1])
+    similarity = stored(complete, parts["similarity"])
+    rows = pq.read_table(complete(table)[1] / "part-00000.parquet")
+    for bm25 in (BM25().score_candidates(rows), stored(complete, parts["bm25"])):
+        given = None if np.allclose(bm25, BM25().score_candidates(rows)) else parts["bm25"]
+        stage = CombinedScores(table, hybrid, parts["similarity"], bm25=given)
+        scores = stored(complete, stage)
+        for start in range(0, len(scores), 4):
+            part = slice(start, start + 4)
+            order = fitted.order({"similarity": similarity[part], "bm25": bm25[part]})
+            assert np.argsort(-scores[part]).tolist() == order
+
+
+def test_weights_of_a_table_s_parts_are_fitted_to_labels_or_default(parts, table, complete):
+    _, folder = complete(TableScoring(table, parts["similarity"]))
+    assert set(AnswerScoring.read(folder).dev_quality) == {
+        *("similarity", "bm25", "similarity + bm25")
+    }
+    _, folder = complete(TableScoring(table, parts["similarity"], is_labeled=False))
+    assert AnswerScoring.read(folder).weights == {"similarity": 1.0, "bm25": 0.5}
+
+
+def test_encoder_learns_from_candidates_below_their_headings(index, table, complete):
+    _, folder = complete(TableWithHeadings(table, index))
+    before, after = (
+        pq.read_table(path / "part-00000.parquet") for path in (complete(table)[1], folder)
+    )
+    topic = tiny.TOPICS[0]
+    text = before["candidate"][0].as_py()
+    assert after["candidate"][0].as_py() == f"All about {topic}. {text}"
+    assert after.drop_columns("candidate") == before.drop_columns("candidate")
 
 
 def test_search_counts_the_questions_whose_answer_is_found(embedded, table, scoring, complete):

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +28,15 @@ def test_index_holds_the_sentences_of_the_corpus_with_the_names_in_them(tmp_path
     graph = run_graph([stage], store, SequentialBackend(store, WorkersConfig(num_workers=0)))
     index = SentenceIndex.open(store.fetch(graph.results[stage]) / INDEX)
     indexed = [index.sentence(number) for number in range(len(index))]
-    documents = python_reference.load_documents()
-    assert [(s.document_id, s.text) for s in indexed] == [
-        (document.id, text) for document in documents for text in document.sentences
+    documents = sorted(
+        python_reference.load_documents(), key=lambda document: Path(f"{document.id}.html")
+    )
+    assert [(s.document_id, s.heading, s.text) for s in indexed] == [
+        (f"{document.id}.html", heading, " ".join(text.split()))
+        for document in documents
+        for heading, text in zip(document.headings, document.sentences)
     ]
+    assert "Basic customization: object.__del__(self)" in {s.heading for s in indexed}
     assert sum(bool(re.search(r"\b__\w+__\b", s.text)) for s in indexed) >= 50
     assert "Calls" in {s.title for s in indexed}
 
@@ -43,6 +49,7 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(
         model=ModelSpec(str(checkpoint("bert", None)), max_length=48),
         encoder=sentence_encoder,
         max_questions=100,
+        max_negatives=9,
         encoder_training=TINY,
         training=TINY,
         fine_tuning=TINY,

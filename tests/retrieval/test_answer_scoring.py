@@ -8,7 +8,9 @@ import pytest
 from as2ray.retrieval.answer_scoring import (
     PARTS,
     AnswerScoring,
+    _choose,
     average_precision,
+    default_scoring,
     fit_answer_scoring,
     fit_max_ranked,
     fit_min_similarity,
@@ -66,6 +68,24 @@ def test_ranker_that_adds_little_is_not_asked():
     assert "the ranker is not asked: it adds " in scoring.describe()
     strength["ranker"] = 3.0
     assert "not asked" not in fit_answer_scoring(make_questions(150, strength), 0.5).describe()
+
+
+def test_ranker_needs_two_points_of_map_more_than_the_best_without_it():
+    quality = {("similarity",): 0.60, ("bm25",): 0.40, ("similarity", "bm25"): 0.65}
+    for gain, expected in ((0.0199, ("similarity", "bm25")), (0.0201, ("similarity", "ranker"))):
+        with_ranker = {("ranker",): 0.5, ("similarity", "ranker"): 0.65 + gain}
+        assert _choose(quality | with_ranker) == expected
+
+
+def test_reason_why_a_ranker_is_not_asked_is_told():
+    quality = {"similarity": 0.60, "similarity + ranker": 0.61, "answered": 1.0}
+    scoring = AnswerScoring({"similarity": 1.0}, dev_quality=quality)
+    reason = "the ranker is not asked: it adds +0.0100 MAP, and 0.02 is needed"
+    assert scoring.explain_ranker() == reason
+    assert reason in scoring.describe()
+    unlabeled = default_scoring(None, has_ranker=False)
+    assert "only where labeled questions show that it helps" in str(unlabeled.explain_ranker())
+    assert default_scoring(None, has_ranker=True).explain_ranker() is None
 
 
 def test_stage_zero_keeps_the_answers_of_all_but_few_questions():

@@ -82,6 +82,19 @@ def test_dense_search_finds_the_nearest_embeddings(
     assert index.search_candidates(QUESTION, 10_000, method="dense")[39:40] == candidates[39:]
 
 
+def test_embedding_takes_in_the_heading_of_its_paragraph(sentence_encoder, tmp_path):
+    (tmp_path / "a.md").write_text("# Kovarin\n\nIt has no end.\n\n# Why it ends?\n\nIt is old.")
+    config = IndexConfig(encoder=sentence_encoder)
+    write_index(tmp_path / "a.md", tmp_path / "i", config, load_encoder=load_sentence_encoder)
+    index = SentenceIndex.open(tmp_path / "i", load_sentence_encoder)
+    texts = ["Kovarin. It has no end.", "Why it ends? It is old."]
+    first, second = index.embeddings.encoder.encode_documents(texts)
+    row = first + 0.3 * second * np.linalg.norm(first) / np.linalg.norm(second)
+    row *= np.linalg.norm(first) / np.linalg.norm(row)
+    np.testing.assert_allclose(index.embeddings.shards[0].rows(slice(0, 1))[0], row, atol=0.02)
+    assert index.texts([0, 1]) == ["It has no end.", "It is old."]
+
+
 def test_hybrid_candidates_come_from_both_lists_with_both_scores(build):
     index = build()
     lists = {m: index.search_candidates(QUESTION, 20, method=m) for m in ("bm25", "dense")}

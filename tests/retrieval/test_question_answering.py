@@ -98,6 +98,16 @@ def test_command_line_indexes_and_asks(documents, checkpoint, tmp_path, capsys):
     assert "columns.body: unknown key" in capsys.readouterr().err
 
 
+def test_command_line_says_why_the_ranker_is_not_asked(index, tmp_path, capsys):
+    quality = {"bm25": 0.6, "bm25 + ranker": 0.61}
+    AnswerScoring({"bm25": 1.0}, dev_quality=quality).write(tmp_path)  # and there are no weights
+    flags = ["--index", str(index.folder), "--model", str(tmp_path)]
+    main(["ask", "what weighs tonnes", *flags])
+    shown = capsys.readouterr()
+    assert "whales.md" in shown.out
+    assert shown.err.startswith("Answers by bm25: the ranker is not asked: it adds +0.0100 MAP")
+
+
 def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
     # By the sum, the order is 0, 1, 2; by the ranker alone it is 0, 2, 1.
     found = FoundCandidates(
