@@ -96,7 +96,7 @@ class PairTokenizer:
             raise ConfigError(
                 f"max_length={self.max_length} has no place for a question and a candidate: the "
                 f"prompt alone takes {num_special} tokens",
-                fix=f"raise max_length above {num_special + self.max_question_length}",
+                fix=f"raise max_length to {num_special + 2} or more",
             )
         if not 0 < self.max_question_length < self.max_length - num_special:
             raise ConfigError(

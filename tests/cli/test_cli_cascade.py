@@ -196,7 +196,7 @@ def test_joint_training_is_said_beside_the_bound(call, table, tmp_path):
 
 def test_drop_ratios_need_no_bound(call, table, tmp_path):
     shown = call("--table", table, "--exit_layers", "1,3", "--drop_ratio", "0.5")
-    assert " ".join(shown.split()) == "exits after layers 1, 3 drop ratios 0.5"
+    assert "exits after layers 1, 3 drop ratios 0.5" in " ".join(shown.split())
     assert load(tmp_path / "made", device="cpu").margins is None
 
 

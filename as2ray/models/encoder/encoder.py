@@ -67,6 +67,10 @@ class Encoder:
         self._fused: FusedLayers | None = None
         self._num_fused_contexts = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the fused layers out of copies: weights in oneDNN's formats cannot be copied."""
+        return {**vars(self), "_fused": None, "_num_fused_contexts": 0}
+
     @contextmanager
     def fused_inference(
         self, dtype: torch.dtype, ranges: ActivationRanges | None = None
