@@ -64,7 +64,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Notes the seconds that tests take, in the process that hears of all of them."""
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(config.cache))
 
 
