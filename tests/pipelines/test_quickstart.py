@@ -50,6 +50,7 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(
         encoder=sentence_encoder,
         max_questions=100,
         max_negatives=9,
+        score_each_run=True,
         encoder_training=TINY,
         training=TINY,
         fine_tuning=TINY,
