@@ -42,7 +42,7 @@ class RiskBound:
         loss = {
             "first_place": f"1 - 1 / (place of the {reference}'s first)",
             "reciprocal_rank": "the loss of reciprocal rank",
-            "top_k": f"the probability of dropping one of the {reference}'s first",
+            "top_k": f"the probability of dropping one of the {reference}'s first candidates",
         }[self.risk]
         how = (
             "in expectation"

@@ -243,7 +243,8 @@ def write_report(
         f"# Cascade of {facts.head}",
         "\n".join(f"- {name}: {value or 'not stated'!r}" for name, value in asdict(facts).items()),
         *([f"**Warning:** {facts.warning}."] if facts.warning else []),
-        f"Exits after layers {', '.join(map(str, cascade.exit_layers))}. {'. '.join(notes)}.",
+        f"Exits after layers {', '.join(map(str, cascade.exit_layers))}. "
+        f"{' '.join(f'{note[0].upper()}{note[1:]}.' for note in notes)}",
         f"Measured on {title}, {threads}, in turns. Overlap is with transformers' first {TOP}. "
         "Fewer candidates: as many of a question's first ones as take the cascade's time.",
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
