@@ -38,16 +38,16 @@ def megabytes(package: Distribution) -> float:
 
 def main() -> None:
     """Prints a line for the package alone, and one for each extra."""
-    own = distribution("as2ray")
+    package = distribution("as2ray")
     seen: set[str] = set()
-    packages = list(iter_closure(own.requires or [], "", seen))
+    packages = list(iter_closure(package.requires or [], "", seen))
     sizes = {each.metadata["Name"]: megabytes(each) for each in packages}
     print(f"{'as2ray':14} {len(sizes):3} packages {sum(sizes.values()):7,.0f} MB")
     for name in sorted(sizes, key=lambda name: -sizes[name])[:6]:
         print(f"  {name:26} {sizes[name]:7,.0f} MB")
-    for extra in own.metadata.get_all("Provides-Extra") or []:
+    for extra in package.metadata.get_all("Provides-Extra") or []:
         try:
-            added = list(iter_closure(own.requires or [], extra, set(seen)))
+            added = list(iter_closure(package.requires or [], extra, set(seen)))
         except PackageNotFoundError as error:
             print(f"{extra:14} {error}")
             continue

@@ -130,9 +130,11 @@ def _compare_prompts(
             logits = logits[-1, answers]
         expected.append(float(logits[0] - logits[1]) if len(logits) == 2 else float(logits[0]))
     sequences = tokenizer.encode(questions, candidates)
-    found = ranker.predict_logits(ranker.pack(sequences), len(sequences))
+    logits_of_as2ray = ranker.predict_logits(ranker.pack(sequences), len(sequences))
     sign = 1 if network.config.num_labels == 1 or is_generating(config) else -1
-    return float(np.abs(found[:, 1] - found[:, 0] - sign * np.array(expected)).max())
+    return float(
+        np.abs(logits_of_as2ray[:, 1] - logits_of_as2ray[:, 0] - sign * np.array(expected)).max()
+    )
 
 
 def _compare_cross_encoder(

@@ -296,8 +296,8 @@ def _fit_stage_zero(
     if (stored := AnswerScoring.read(folder)) is not None:
         return stored
     texts = [q.question for q in questions]
-    found = retrieve_parts(index, texts, scoring, ranker)
-    labeled = label_parts(texts, found, {q.question: set(q.answers) for q in questions})
+    retrieved = retrieve_parts(index, texts, scoring, ranker)
+    labeled = label_parts(texts, retrieved, {q.question: set(q.answers) for q in questions})
     fitted = replace(scoring, max_similarity_gap=fit_similarity_gap(labeled))
     fitted = replace(fitted, max_ranked=fit_max_ranked(fitted, labeled))
     folder.mkdir(exist_ok=True)

@@ -167,8 +167,8 @@ class CollectionTexts(Stage):
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""
         corpus = get_corpus(self.corpus)
-        found = raw_files.find_file(Path(self.data_dir), corpus.collections[self.name])
-        state = "" if found else f"missing ({' or '.join(corpus.collections[self.name])}): "
+        file = raw_files.find_file(Path(self.data_dir), corpus.collections[self.name])
+        state = "" if file else f"missing ({' or '.join(corpus.collections[self.name])}): "
         source = f"{state}{self.corpus} ({corpus.license}): {self.data_dir}"
         return {"data": f"{self.corpus}/{self.name}", "source": source}
 

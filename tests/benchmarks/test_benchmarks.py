@@ -171,8 +171,8 @@ def test_retrieval_small_run_measures_search_ask_and_encoding(small):
     assert measured["search"]["recall@100 of approximate"] > 0.5
     systems = measured["ask"]["systems"]
     assert 0 < systems["stage zero"]["ranked"] <= 8 < systems["all candidates ranked"]["ranked"]
-    asked = {name: values["ms"] for name, values in systems.items()}
-    for times in (measured["search"]["ms"], asked, measured["peer"]):
+    times_ms = {name: values["ms"] for name, values in systems.items()}
+    for times in (measured["search"]["ms"], times_ms, measured["peer"]):
         assert all(0 < values["p50"] <= values["p99"] for values in times.values())
     for ratio in measured["to bm25s alone"].values():
         assert ratio["ratio"]["median"] > 0

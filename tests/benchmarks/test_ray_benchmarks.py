@@ -65,9 +65,9 @@ def test_chaos_run_loses_no_request_of_clients_that_behave(cascade, tmp_path):
 
 
 def test_fairness_small_run_answers_small_requests_beside_large_ones(cascade, tmp_path):
-    found = alone(tmp_path, "fairness", "--cascade", cascade)["results"]
-    assert set(found) == {"small alone", "large alone", "beside 1", "beside 6"}
-    for name, phase in found.items():
+    phases = alone(tmp_path, "fairness", "--cascade", cascade)["results"]
+    assert set(phases) == {"small alone", "large alone", "beside 1", "beside 6"}
+    for name, phase in phases.items():
         assert phase["num_small_failed"] == 0
         assert bool(phase["small_latencies_s"]) is (name != "large alone")
         assert bool(phase["num_large"]) is (name != "small alone")

@@ -87,8 +87,8 @@ def test_generating_decoder_scores_by_its_answers_and_so_does_what_is_saved(
     assert scores_of(load(saved, dtype="fp32", device="cpu")) == scores_of(ranker)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(saved).eval()
     with torch.no_grad():
-        found = [theirs(ids).logits.item() for ids in whole_prompts(tokenizer, known)]
-    assert found == pytest.approx(expected, abs=2e-5)
+        transformers_logits = [theirs(ids).logits.item() for ids in whole_prompts(tokenizer, known)]
+    assert transformers_logits == pytest.approx(expected, abs=2e-5)
     assert np.ptp(expected) > 0.1
 
 
@@ -125,8 +125,8 @@ def test_exported_decoder_is_a_classifier_with_one_label(checkpoint, published, 
     expected = {one.index: one.score for one in ranker.rank(QUESTION, TEXTS)}
     prompts = whole_prompts(published("qwen3"), DECODER_PROMPTS["qwen3"])
     with torch.no_grad():
-        found = [theirs.eval()(ids).logits.sigmoid().item() for ids in prompts]
-    assert found == pytest.approx([expected[i] for i in range(len(TEXTS))], abs=1e-5)
+        transformers_scores = [theirs.eval()(ids).logits.sigmoid().item() for ids in prompts]
+    assert transformers_scores == pytest.approx([expected[i] for i in range(len(TEXTS))], abs=1e-5)
 
 
 TEMPLATE = (

@@ -263,7 +263,7 @@ def test_retrieved_tables_have_as_many_candidates_as_are_retrieved():
     questions = PreparedTable(spec)
     grid = BM25Grid(questions, ((0.9, 0.4),))
     index = CollectionIndex((CollectionTexts("yahoo_answers", "l6-answers", "data"),), grid)
-    own = _stage_size(questions, False)
+    size = _stage_size(questions, False)
     retrieved = _stage_size(RetrievedTable(BM25Run(questions, index, 100), False), False)
-    assert retrieved.num_pairs == 100 * own.num_questions > own.num_pairs
-    assert _stage_size(LabelledTable(index, questions, PseudoLabelConfig()), False) == own
+    assert retrieved.num_pairs == 100 * size.num_questions > size.num_pairs
+    assert _stage_size(LabelledTable(index, questions, PseudoLabelConfig()), False) == size

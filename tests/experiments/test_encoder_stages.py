@@ -161,10 +161,10 @@ def test_index_scores_a_candidate_as_it_scores_an_answer(parts, table, embedded,
     index = SentenceIndex.open(complete(embedded)[1] / INDEX, load_sentence_encoder)
     rows = pq.read_table(complete(table)[1] / "part-00000.parquet")
     question = rows["question"][0].as_py()
-    found = index.search_candidates(question, len(index))
-    texts = index.texts([candidate.index for candidate in found])
+    candidates = index.search_candidates(question, len(index))
+    texts = index.texts([candidate.index for candidate in candidates])
     for part, stage in parts.items():
-        expected = {text: getattr(c, part) for text, c in zip(texts, found)}
+        expected = {text: getattr(c, part) for text, c in zip(texts, candidates)}
         scores = dict(zip(rows["candidate"].to_pylist()[:4], stored(complete, stage)[:4]))
         assert scores == pytest.approx({text: expected[text] for text in scores})
 

@@ -110,8 +110,8 @@ def test_while_too_much_is_received_others_are_told_to_come_again(address, monke
     monkeypatch.setattr(admission, "MAX_RECEIVING", 5)
     connections = open_slow(address, 5)
     time.sleep(0.3)
-    asked = {"query": "q", "documents": ["a"]}
-    answer = httpx.post(f"{address}/v1/rerank", json=asked, timeout=60)
+    request_body = {"query": "q", "documents": ["a"]}
+    answer = httpx.post(f"{address}/v1/rerank", json=request_body, timeout=60)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert set(answer.json()) == OF_DIALECTS["/v1/rerank"]
     assert httpx.get(f"{address}/health", timeout=60).status_code == 200

@@ -130,9 +130,9 @@ def pod_of(group: dict, namespace: str = "default") -> dict:
 @pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
 def test_pods_and_fields_of_kuberay_have_the_types_of_kubernetes(name):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="extra `development`")
-    found = yaml.safe_load((CONFIGS / name).read_text())
-    spec = found["spec"].get("rayClusterConfig") or found["spec"]["rayClusterSpec"]
-    assert found["spec"].keys() <= KUBERAY_FIELDS[found["kind"]]
+    resource = yaml.safe_load((CONFIGS / name).read_text())
+    spec = resource["spec"].get("rayClusterConfig") or resource["spec"]["rayClusterSpec"]
+    assert resource["spec"].keys() <= KUBERAY_FIELDS[resource["kind"]]
     assert spec.keys() <= KUBERAY_FIELDS["RayCluster"]
     assert spec["headGroupSpec"].keys() <= KUBERAY_FIELDS["group"]
     for group in spec["workerGroupSpecs"]:
@@ -152,11 +152,11 @@ def test_pods_and_fields_of_kuberay_have_the_types_of_kubernetes(name):
 @pytest.mark.parametrize("name", ["rayservice.yaml", "rayjob.yaml"])
 def test_kuberay_file_has_the_schema_of_its_custom_resource(name):
     jsonschema = pytest.importorskip("jsonschema")
-    found = yaml.safe_load((CONFIGS / name).read_text())
-    crd = Path(os.environ["AS2RAY_CRDS"]) / f"ray.io_{found['kind'].lower()}s.yaml"
+    resource = yaml.safe_load((CONFIGS / name).read_text())
+    crd = Path(os.environ["AS2RAY_CRDS"]) / f"ray.io_{resource['kind'].lower()}s.yaml"
     versions = yaml.safe_load(crd.read_text())["spec"]["versions"]
     [schema] = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1"]
-    jsonschema.validate(found, schema)
+    jsonschema.validate(resource, schema)
 
 
 def test_ingress_passes_what_the_service_takes_and_a_canary_is_another_service():

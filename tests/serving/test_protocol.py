@@ -161,11 +161,17 @@ def test_each_family_scores_in_all_dialects_as_its_activation_says(
     info = client.get("/info").json()
     assert (info["family"], info["activation"]) == (family, activation.lower())
     assert info["head"] == config["architectures"][0]
-    asked = {"model": "m", "query": QUESTION, "documents": CANDIDATES}
-    cohere = client.post("/v2/rerank", json=asked).json()["results"]
+    request_body = {"model": "m", "query": QUESTION, "documents": CANDIDATES}
+    cohere = client.post("/v2/rerank", json=request_body).json()["results"]
     tei = client.post("/rerank", json={"query": QUESTION, "texts": CANDIDATES}).json()
-    own = client.post("/rank", json={"question": QUESTION, "candidates": CANDIDATES}).json()
-    for results, name in ((cohere, "relevance_score"), (tei, "score"), (own["ranking"], "score")):
+    as2ray_response = client.post(
+        "/rank", json={"question": QUESTION, "candidates": CANDIDATES}
+    ).json()
+    for results, name in (
+        (cohere, "relevance_score"),
+        (tei, "score"),
+        (as2ray_response["ranking"], "score"),
+    ):
         assert [one["index"] for one in results] == order
         assert [one[name] for one in results] == pytest.approx(scores, abs=1e-5)
     is_probability = [0 <= score <= 1 for score in scores]

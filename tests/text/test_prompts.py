@@ -39,8 +39,8 @@ def split(sequences) -> list[list[int]]:
 def test_pairs_have_the_tokens_of_the_whole_prompt(published, prompt):
     tokenizer = published("qwen3")
     pairs = [(q, c) for q in QUESTIONS for c in CANDIDATES]
-    found = split(build(tokenizer, prompt).encode(*map(list, zip(*pairs))))
-    assert found == [reference(tokenizer, prompt, *pair) for pair in pairs]
+    divided = split(build(tokenizer, prompt).encode(*map(list, zip(*pairs))))
+    assert divided == [reference(tokenizer, prompt, *pair) for pair in pairs]
 
 
 def test_tokens_of_texts_alone_are_not_those_of_the_prompt(published):

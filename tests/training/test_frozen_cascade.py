@@ -198,13 +198,13 @@ def test_exits_are_trained_once_for_several_bounds(monolith, tmp_path):
     num_dropped = []
     for max_loss in (0.04, 0.2, 0.6):
         config = replace(CONFIG, max_loss=max_loss)
-        made = load(tmp_path / "exits", dtype="fp32", device="cpu")
-        choose_margins(made, monolith, TABLE, OTHERS, config)
+        restored = load(tmp_path / "exits", dtype="fp32", device="cpu")
+        choose_margins(restored, monolith, TABLE, OTHERS, config)
         expected = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=config)
-        assert made.margins == expected.margins
-        assert made.exit_layers == expected.exit_layers
-        last = len(made.exit_layers) - 1
-        num_dropped.append(int(np.sum(made.predict_table(OTHERS).stage_index < last)))
+        assert restored.margins == expected.margins
+        assert restored.exit_layers == expected.exit_layers
+        last = len(restored.exit_layers) - 1
+        num_dropped.append(int(np.sum(restored.predict_table(OTHERS).stage_index < last)))
     assert num_dropped == sorted(num_dropped)
     assert num_dropped[0] < num_dropped[-1]
     with pytest.raises(EvaluationError, match="needs 199 questions"):
