@@ -106,23 +106,25 @@ def build(recipe: AnswerScores, data_dirs: Mapping[str, str]) -> Experiment:
     path = absolute_model_path(recipe.encoder)
     model = replace(recipe.model, path=absolute_model_path(recipe.model.path))
     for corpus, source_corpus in recipe.sources.items():
-        own, source = tables[corpus], tables[source_corpus]
+        target, source = tables[corpus], tables[source_corpus]
         encoder = AdaptedEncoder(path, (source["train"],), source["dev"], recipe.encoder_training)
         ranker = TrainedRanker(
             model, (source["train"],), source["dev"], recipe.training, "margin_ranking"
         )
-        adapted = replace(encoder, train=(source["train"], own["train"]), dev=own["dev"])
-        adapted_ranker = replace(ranker, train=(own["train"],), dev=own["dev"], init_from=ranker)
-        bm25 = BM25Grid(own["dev"], ((BM25.k1, BM25.b),))
+        adapted = replace(encoder, train=(source["train"], target["train"]), dev=target["dev"])
+        adapted_ranker = replace(
+            ranker, train=(target["train"],), dev=target["dev"], init_from=ranker
+        )
+        bm25 = BM25Grid(target["dev"], ((BM25.k1, BM25.b),))
         scores: dict[str, StoredScores] = {
-            "BM25": BM25Scores(own["test"], bm25),
-            BASELINE: SimilarityScores(own["test"], path),
+            "BM25": BM25Scores(target["test"], bm25),
+            BASELINE: SimilarityScores(target["test"], path),
         }
         for kind, models in (
             ("zero-shot", (encoder, ranker)),
             ("adapted", (adapted, adapted_ranker)),
         ):
-            scores |= _add_systems(experiment, corpus, own, kind, *models)
+            scores |= _add_systems(experiment, corpus, target, kind, *models)
         for system, stored in scores.items():
             evaluation = TableEvaluation(stored, MEASURES)
             experiment.compare(corpus, system, recipe.training.seed, evaluation)

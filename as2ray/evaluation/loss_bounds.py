@@ -66,7 +66,8 @@ def compare_losses(cascades: Sequence[ComparedCascade], measure: str = "AP") -> 
     Raises:
         EvaluationError: No cascade, other questions of its ranker, or another number of seeds.
     """
-    rows, pooled = [], {"baseline": [], "cascade": []}  # type: ignore[var-annotated]
+    rows: list[LossRow] = []
+    pooled: dict[str, list[pa.Table]] = {"baseline": [], "cascade": []}
     for each in cascades:
         if len(each.cascade_values) != len(each.baseline_values):
             raise EvaluationError(
