@@ -1,10 +1,12 @@
-"""Measures ranking on a GPU: packed against padded attention, and the time that a cascade saves.
+"""Measures ranking and training on a GPU: packed against padded, and the time a cascade saves.
 
 Both sides score the same token sequences, questions with 400 sentences each, with the same weights
 in bf16 or fp16 (`--dtype`). The padded side is transformers' SDPA attention over sequences sorted
 by length, in batches of as many tokens, including padding, as the packed side. The weights are
-random, because time does not depend on them. A cascade's saving does, so it needs a trained cascade
-(`--cascade`); it is compared with the operations that packed layers run.
+random, because time does not depend on them. A request of 30 candidates is timed alone, as a
+service gets it. A training step has dropout, clipped gradients and AdamW on both sides. A cascade's
+saving depends on weights, so it needs a trained cascade (`--cascade`); it is compared with the
+operations that packed layers run.
 
 With 30 minutes of a GPU, run in this order. Speed comes first, because no large pretrained weights
 are at hand. Train the cascade before, on CPUs (`pipelines.cascade`, `cascade_minilm.yaml`).
@@ -30,7 +32,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from as2ray.cascade.cost import EncoderShape, count_flops
@@ -72,10 +75,17 @@ class Size:
     matmul_size: int
     """Rows and columns of the matrices whose product gives the device's peak rate."""
     num_repeats: int
+    num_training_pairs: int
+    """Pairs of a training step."""
 
 
-FULL = Size(tuple(SHAPES), 64, 400, 131_072, 8_192, 5)
-SMALL = Size(("MiniLM",), 2, 8, 512, 512, 1)
+FULL = Size(tuple(SHAPES), 64, 400, 131_072, 8_192, 5, 512)
+SMALL = Size(("MiniLM",), 2, 8, 512, 512, 1, 4)
+
+REQUEST_SIZE = 30
+"""Candidates of a request whose latency is measured."""
+
+REQUESTS_PER_REPEAT = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
     question_index, claims, results = question_indices(rows), [], {}
-    for name in size.shapes:
+    for name in size.shapes if args.shapes is None else args.shapes:
         with TemporaryDirectory(prefix="as2ray-gpu-") as folder:
             path = _write_random_checkpoint(
                 SHAPES[name], args.encoder or packaged_minilm(), Path(folder)
@@ -98,9 +108,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 load(path, device=args.device, max_length=128, dtype=args.dtype)
             )
             padded = _PaddedRanker(path, ranker, size.max_batch_tokens)
+            training = _compare_training(path, rows, args, size)
         ranker.max_batch_tokens = size.max_batch_tokens
         encoded = ranker.tokenizer.encode(*texts)
         results[name] = _compare(ranker, padded, encoded, question_index, size)
+        results[name] |= training
         claims += _build_claims(name, results[name], args.device.type == "cuda")
     if args.cascade:
         results["cascade"], claim = _measure_saving(args, rows, size)
@@ -113,6 +125,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device(default_device))
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp16"), default="auto")
     parser.add_argument("--encoder", type=Path, help="BERT with the tokenizer; by default MiniLM")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, help="encoders; by default all")
     parser.add_argument("--cascade", type=Path, help="cascade checkpoint with its drop ratios")
 
 
@@ -159,15 +172,16 @@ class _PaddedRanker:
     def predict_sequences(self, encoded: TokenSequences) -> np.ndarray:
         """Returns probabilities in the order of the sequences, shape [sequences]."""
         probabilities = np.empty(len(encoded), np.float32)
-        for indices, batch in self._iter_batches(encoded):
+        for indices, batch in self.iter_batches(encoded):
             probabilities[indices] = (
                 positive_probability(self.network(**batch).logits).cpu().numpy()
             )
         return probabilities
 
-    def _iter_batches(
+    def iter_batches(
         self, encoded: TokenSequences
     ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+        """Yields the indices and the padded inputs of each batch."""
         order = np.argsort(-encoded.lengths, kind="stable")
         starts = np.cumsum(encoded.lengths) - encoded.lengths
         start = 0
@@ -209,6 +223,12 @@ def _compare(
         [_build_workload(lambda: padded.predict_sequences(encoded), len(encoded))],
         size.num_repeats,
     )
+    request, index = encoded.take(np.arange(REQUEST_SIZE) % len(encoded)), np.zeros(REQUEST_SIZE)
+    (request_ratio,) = measure_alternately(
+        _build_request_workload(lambda: ranker.predict_sequences(request, index)),
+        [_build_request_workload(lambda: padded.predict_sequences(request))],
+        size.num_repeats,
+    )
     shape = EncoderShape.from_config(ranker.network.config)
     lengths = [encoded.lengths.astype(np.float64)]
     total_flops = count_flops(shape, [shape.num_layers], lengths, sequential=True)
@@ -216,6 +236,7 @@ def _compare(
     matmul_rate = _measure_matmul(size.matmul_size, ranker)
     return {
         "pairs a second": ratio.as_json(),
+        "requests a second": request_ratio.as_json(),
         "operations a pair": flops_per_pair,
         "product": matmul_rate,
         "part of the product": float(np.median(ratio.rates)) * flops_per_pair / matmul_rate,
@@ -225,17 +246,31 @@ def _compare(
 
 
 def _build_claims(name: str, results: dict[str, Any], is_gpu: bool) -> list[Claim]:
-    rates, ratio = results["pairs a second"], results["pairs a second"]["ratio"]
+    rates = results["pairs a second"]
     flops_per_pair, memory = results["operations a pair"], results["peak memory, MB"]
     tflops = (
         float(np.median(rates[side])) * flops_per_pair / 1e12
         for side in ("rates", "baseline_rates")
     )
-    speedup = f"{ratio['median']:.2f} ({ratio['min']:.2f}..{ratio['max']:.2f})"
-    measured = f"{np.median(rates['rates']):,.0f} pairs/s, {speedup} x padded SDPA"
+    measured = f"{np.median(rates['rates']):,.0f} pairs/s, {_format_ratio(rates)} x padded SDPA"
     max_difference = results["largest difference"]
+    request, training = results["requests a second"], results["training, pairs a second"]
+    training_memory = ", ".join(
+        "unknown" if mb is None else f"{mb:,.0f}" for mb in results["training memory, MB"].values()
+    )
     return [
         Claim(f"{name}, packed", measured, None),
+        Claim(
+            f"{name}: a request of {REQUEST_SIZE} candidates",
+            f"{1e3 / np.median(request['rates']):.2f} ms, {_format_ratio(request)} x padded SDPA",
+            None,
+        ),
+        Claim(
+            f"{name}: training",
+            f"{np.median(training['rates']):,.0f} pairs/s, {_format_ratio(training)} x padded "
+            f"SDPA; memory in MB, packed and padded: {training_memory}",
+            None,
+        ),
         Claim(
             f"{name}: TFLOP/s packed, padded; of one large product >= {MIN_PRODUCT_SHARE:.0%}",
             f"{', '.join(f'{rate:.2f}' for rate in tflops)}; {results['product'] / 1e12:.2f} "
@@ -253,6 +288,54 @@ def _build_claims(name: str, results: dict[str, Any], is_gpu: bool) -> list[Clai
             max_difference <= MAX_SCORE_DIFFERENCE,
         ),
     ]
+
+
+def _format_ratio(ratio: dict[str, Any]) -> str:
+    of = ratio["ratio"]
+    return f"{of['median']:.2f} ({of['min']:.2f}..{of['max']:.2f})"
+
+
+def _compare_training(
+    path: Path, rows: pa.Table, args: argparse.Namespace, size: Size
+) -> dict[str, Any]:
+    """Returns rates and peak memory of training steps over packed and over padded pairs."""
+    ranker = as_packed_ranker(load(path, device=args.device, max_length=128, dtype=args.dtype))
+    ranker.use_fused_layers = False
+    chosen = np.random.default_rng(0).choice(len(rows), size.num_training_pairs, replace=False)
+    pairs = rows.take(pa.array(chosen))
+    encoded = ranker.tokenizer.encode(pairs["question"].to_pylist(), pairs["candidate"].to_pylist())
+    padded = _PaddedRanker(path, ranker, encoded.lengths.max() * len(encoded))
+    padded.network.float().train()
+    batch = encoded.pack(np.arange(len(encoded)), {})
+    ((_, inputs),) = padded.iter_batches(encoded)
+    labels = torch.randint(2, (len(encoded), 1), device=args.device, dtype=torch.float32)
+    steps = {
+        "packed": _build_step(ranker.train(), lambda: ranker(batch), labels, ranker),
+        "padded": _build_step(
+            padded.network, lambda: padded.network(**inputs).logits, labels, ranker
+        ),
+    }
+    memory = {name: _measure_peak_memory(step) for name, step in steps.items()}
+    workload, baseline = (_build_workload(step, len(encoded)) for step in steps.values())
+    (ratio,) = measure_alternately(workload, [baseline], size.num_repeats)
+    return {"training, pairs a second": ratio.as_json(), "training memory, MB": memory}
+
+
+def _build_step(
+    model: nn.Module, forward: Callable[[], Tensor], labels: Tensor, ranker: PackedRanker
+) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+
+    def step() -> object:
+        with ranker.autocast():
+            loss = functional.binary_cross_entropy_with_logits(forward().float(), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # waits for the step
+
+    return step
 
 
 def _measure_saving(
@@ -318,6 +401,20 @@ def _build_workload(function: Callable[[], object], num_units: int) -> Callable[
         started_at = time.perf_counter()
         function()
         return num_units / (time.perf_counter() - started_at)
+
+    return workload
+
+
+def _build_request_workload(function: Callable[[], object]) -> Callable[[], float]:
+    """Returns a workload whose rate is requests per second, one after the other."""
+
+    def workload() -> float:
+        times_s = []
+        for _ in range(REQUESTS_PER_REPEAT):
+            started_at = time.perf_counter()
+            function()
+            times_s.append(time.perf_counter() - started_at)
+        return 1 / float(np.median(times_s))
 
     return workload
 

@@ -49,8 +49,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Packages that each package may import, beside itself and `FREE`."""
 
-FRAMEWORKS = {"haystack": "haystack", "langchain": "langchain_core", "llama_index": "llama_index"}
-"""What a module of `integrations` needs of the extra of that name."""
+FRAMEWORKS = {
+    "haystack": "haystack",
+    "langchain": "langchain_core",
+    "llama_index": "llama_index",
+    "gpu_kernels": "triton",
+}
+"""What a module needs that is not installed everywhere: extras, and what comes with a GPU."""
 
 
 def module_name(path: Path) -> str:

@@ -51,6 +51,9 @@ Activation = Literal["sigmoid", "identity"]
 CONFIG_KEY = "as2ray"
 """Entry of `config.json` for settings that transformers does not have: kind of ranker, exits."""
 
+GPU_THREADS = 2
+"""Threads that start the operations of packed batches on a GPU."""
+
 NUM_FOLDS = 5
 """Parts of the questions on which a calibration is tried that was fitted on the others."""
 
@@ -179,7 +182,9 @@ class Ranker(nn.Module, ABC):
         before_batch = BEFORE_BATCH.get()
         if before_batch is not None:
             items = (item for item in items if before_batch() is None)
-        return parallel_map(run, items, self.num_threads, self._one_core_each)
+        # On a GPU one thread prepares a batch while another waits for the scores of the last.
+        num_threads = GPU_THREADS if self.device.type == "cuda" else self.num_threads
+        return parallel_map(run, items, num_threads, self._one_core_each)
 
     def set_gradient_checkpointing(self, enabled: bool) -> None:
         """Sets whether the backward pass recomputes activations instead of storing them."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -119,10 +120,10 @@ class Encoder:
 
     def embed(self, batch: PackedBatch) -> tuple[Tensor, SequenceLayout]:
         """Returns hidden states before the first layer, shape [tokens, hidden], and the layout."""
-        ids, types, positions = (
-            torch.from_numpy(x).to(self.device, torch.long, non_blocking=True)[None]
-            for x in (batch.token_ids, batch.token_types, batch.positions)
-        )
+        arrays = torch.from_numpy(np.stack([batch.token_ids, batch.token_types, batch.positions]))
+        if self.device.type == "cuda":
+            arrays = arrays.pin_memory()  # otherwise the copy waits for the batch before
+        ids, types, positions = arrays.to(self.device, non_blocking=True).long()[:, None]
         inputs = {
             "token_type_ids": types if self.has_token_types else torch.zeros_like(types),
             "position_ids": positions + self.first_position,

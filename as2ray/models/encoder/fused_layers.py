@@ -9,6 +9,7 @@ batches have ever new ones. `Encoder.layers` stays the reference that fused laye
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from as2ray.models.encoder.disentangled_attention import (
     PositionProjections,
     disentangled_attention,
 )
+from as2ray.models.encoder.gpu_graphs import LayerGraphs
 from as2ray.models.encoder.int8 import (
     PRODUCTS,
     ActivationRanges,
@@ -77,6 +79,9 @@ class FusedLinear:
     def __init__(self, weights: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weights = weights.detach().to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
+        # cuBLAS computes the tanh form of GELU with the product. It differs from the exact form by
+        # at most 0.0005, which is less than bf16 rounds off above 0.25.
+        self.has_gelu_product = self.weights.is_cuda and dtype == torch.bfloat16
         self.reordered_weights = None
         if _can_reorder_weights(weights.device, dtype):
             self.reordered_weights = torch.ops.mkldnn._reorder_linear_weight(self.weights, None)
@@ -98,6 +103,8 @@ class FusedLinear:
             name, _, approximation = activation.partition("_")
             approximation = approximation or "none"
             return linear(x, self.reordered_weights, self.bias, name, [], approximation)  # type: ignore[no-any-return]
+        if activation != "none" and self.has_gelu_product and self.bias is not None:
+            return torch._addmm_activation(self.bias, x, self.weights.t(), use_gelu=True)
         product = functional.linear(x, self.weights, self.bias)
         if residual is not None:
             return product.add_(residual)
@@ -134,6 +141,12 @@ class FusedLayerNorm:
         self.weights, self.bias = norm.weight.detach().to(dtype), norm.bias.detach().to(dtype)
         self.eps = norm.eps
 
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Normalizes a sum [rows, hidden] over the last axis, on an NVIDIA GPU."""
+        from as2ray.models.encoder.gpu_kernels import add_and_norm
+
+        return add_and_norm(x, residual, self.weights, self.bias, self.eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Normalizes over the last axis."""
         return functional.layer_norm(x, x.shape[-1:], self.weights, self.bias, self.eps)
@@ -163,6 +176,8 @@ class FusedLayer:
         self.dtype = torch.float32 if dtype == torch.int8 else dtype
         has_relative_positions = hasattr(heads, "query_proj")
         self.is_bucketed = dtype in (torch.int8, torch.bfloat16) and not has_relative_positions
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        self.has_kernels = dense.weight.is_cuda and is_half and has_triton()
         self.fused_activation, self.activation = split_activation(activation)
         self.outliers: OutlierChannels | None = None
         self.attention_norm = FusedLayerNorm(attention_norm, self.dtype)
@@ -209,6 +224,11 @@ class FusedLayer:
             Int8Linear(down_weights, down[1], inner_ranges),
         )
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether all its operations can be recorded in a CUDA graph."""
+        return self.has_kernels and self.positions is None
+
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
         hidden = hidden.to(self.dtype)
@@ -243,6 +263,10 @@ class FusedLayer:
                 self.heads, projected.unbind(1), layout, self.positions
             )
             return pad_rows(attended, len(hidden))
+        if self.has_kernels and self._is_short(layout):
+            from as2ray.models.encoder.gpu_kernels import short_attention
+
+            return short_attention(projected, layout.cu_seqlens, layout.length_buckets)
         if self.is_bucketed and projected.is_cpu:
             return bucketed_self_attention(
                 projected,
@@ -255,11 +279,25 @@ class FusedLayer:
         attended, _ = packed_attention(self.heads, query, key, value, None, layout=layout)
         return pad_rows(attended[0].flatten(1), len(hidden))
 
+    def _is_short(self, layout: SequenceLayout) -> bool:
+        from as2ray.models.encoder.gpu_kernels import HEAD_SIZES, MAX_SEQUENCE_LENGTH
+
+        return layout.max_seqlen <= MAX_SEQUENCE_LENGTH and self.head_size in HEAD_SIZES
+
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
+        if self.has_kernels:
+            hidden = self.attention_norm.add(self.attention_output(attention), hidden)
+            inner = self.activation(self.up(hidden, activation=self.fused_activation))
+            return self.output_norm.add(self.down(inner), hidden)
         hidden = self.attention_norm(self.attention_output(attention, residual=hidden))
         inner = self.activation(self.up(hidden, activation=self.fused_activation))
         residual = hidden if self.outliers is None else self.outliers(hidden)
         return self.output_norm(self.down(inner, residual=residual))
+
+
+def has_triton() -> bool:
+    """Returns whether Triton is there, which comes with torch for NVIDIA GPUs on Linux."""
+    return find_spec("triton") is not None
 
 
 def split_activation(
@@ -301,6 +339,8 @@ class FusedLayers:
             for layer, layer_range in zip(self.modules, layer_ranges, strict=True)
         }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
+        has_graphs = all(isinstance(x, FusedLayer) and x.has_graphs for x in fused.values())
+        self.graphs = LayerGraphs() if has_graphs else None
 
     def observe(self) -> None:
         """Lets all products keep the ranges of their inputs.
@@ -339,10 +379,20 @@ class FusedLayers:
         rotations: Rotations,
     ) -> Tensor:
         """Runs the layers from `start_layer` to before `end_layer`, [tokens, hidden]."""
-        hidden = self._round_up_rows(hidden)
-        for layer in chain.from_iterable(self.layers[start_layer:end_layer]):
-            hidden = layer(hidden, layout, rotations)
-        return hidden[: layout.num_tokens]
+        layers = list(chain.from_iterable(self.layers[start_layer:end_layer]))
+
+        def run(hidden: Tensor, layout: SequenceLayout, _: Tensor) -> Tensor:
+            for layer in layers:
+                hidden = layer(hidden, layout, rotations)
+            return hidden
+
+        states = None
+        if self.graphs is not None and layers:
+            no_index = layout.cu_seqlens[:0]
+            states = self.graphs.run((start_layer, end_layer), run, hidden, layout, no_index)
+        if states is None:
+            states = run(self._round_up_rows(hidden), layout, hidden)
+        return states[: layout.num_tokens]
 
     def run_to_tokens(
         self,
@@ -353,14 +403,19 @@ class FusedLayers:
         rotations: Rotations,
     ) -> Tensor:
         """Returns states of some tokens after the layers from `start_layer` on, [n, hidden]."""
-        num_tokens = len(token_index)
         *lower_layers, last_layer = chain.from_iterable(self.layers[start_layer:])
-        hidden = self._round_up_rows(hidden)
-        for layer in lower_layers:
-            hidden = layer(hidden, layout, rotations)
-        token_index = self._round_up_rows(token_index)
-        states: Tensor = last_layer.run_to_tokens(token_index, hidden, layout, rotations)
-        return states[:num_tokens]
+
+        def run(hidden: Tensor, layout: SequenceLayout, token_index: Tensor) -> Tensor:
+            for layer in lower_layers:
+                hidden = layer(hidden, layout, rotations)
+            return last_layer.run_to_tokens(token_index, hidden, layout, rotations)  # type: ignore[no-any-return]
+
+        states = None
+        if self.graphs is not None and len(token_index) <= len(layout.first_tokens):
+            states = self.graphs.run(start_layer, run, hidden, layout, token_index)
+        if states is None:
+            states = run(self._round_up_rows(hidden), layout, self._round_up_rows(token_index))
+        return states[: len(token_index)]
 
     def _round_up_rows(self, rows: Tensor) -> Tensor:
         return pad_rows(rows, -(-len(rows) // self.row_multiple) * self.row_multiple)
@@ -411,12 +466,13 @@ def _weights_fingerprint(
     distances: Tensor | None,
     ranges: ActivationRanges | None,
 ) -> tuple[object, ...]:
-    """Returns values that change when a weight changes: addresses, versions and sums of biases.
+    """Returns values that change when a weight changes: addresses, versions and norms of biases.
 
-    Writing through `.data`, as weight averaging does, changes a sum but no version.
+    Writing through `.data`, as weight averaging does, changes a norm but no version.
     """
     weights = [w for layer in layers for w in layer.parameters()]
-    sums = torch.stack([w.detach().sum() for w in weights if w.ndim == 1]).tolist()
+    vectors = [w.detach() for w in weights if w.ndim == 1]
+    norms = torch.stack(torch._foreach_norm(vectors)).tolist()  # a GPU takes few operations
     distance_sum = None if distances is None else float(distances.abs().sum())
     versions = tuple((w.data_ptr(), w._version) for w in weights)
-    return dtype, ranges, tuple(sums), versions, distance_sum
+    return dtype, ranges, tuple(norms), versions, distance_sum

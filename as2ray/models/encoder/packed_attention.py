@@ -67,7 +67,10 @@ class SequenceLayout:
         counts = np.diff(np.append(starts, len(lengths)))
         buckets = tuple((int(n), int(length)) for n, length in zip(counts, lengths[starts]))
         cu_seqlens = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
-        return cls(buckets, cu_seqlens.to(device), int(lengths.max()), prefixes)
+        if device.type == "cuda":
+            cu_seqlens = cu_seqlens.pin_memory()
+        cu_seqlens = cu_seqlens.to(device, non_blocking=True)
+        return cls(buckets, cu_seqlens, int(lengths.max()), prefixes)
 
     @property
     def num_tokens(self) -> int:
@@ -161,9 +164,8 @@ def packed_attention(
         return attended[None], None
     if k.shape[1] < q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    # The variable-length kernel has neither dropout nor fp32.
-    if query.is_cuda and dropout == 0.0 and v.dtype in (torch.bfloat16, torch.float16):
-        return _varlen_attention(q, k, v, layout, scaling, mask)[None], None
+    if query.is_cuda and v.dtype in (torch.bfloat16, torch.float16):  # the kernel has no fp32
+        return _varlen_attention(q, k, v, layout, scaling, mask, dropout)[None], None
     attended = bucketed_attention(q, k, v, layout.length_buckets, scaling, dropout, mask)
     return attended[None], None
 
@@ -175,11 +177,21 @@ def _varlen_attention(
     layout: SequenceLayout,
     scaling: float | None,
     mask: AttentionMask,
+    dropout: float,
 ) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     cu_seqlens, max_seqlen = layout.cu_seqlens, layout.max_seqlen
     sequences = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    if dropout > 0.0:  # torch's public function has no dropout, the kernel below it has
+        before, after = mask.window_size
+        attended, *_ = torch.ops.aten._flash_attention_forward(
+            *(q, k, v, *sequences, dropout, False, False),
+            scale=scaling,
+            window_size_left=before,
+            window_size_right=after,
+        )
+        return cast(Tensor, attended)
+    from torch.nn.attention.varlen import varlen_attn
+
     options: dict[str, Any] = {} if mask == UNMASKED else {"window_size": mask.window_size}
     return cast(Tensor, varlen_attn(q, k, v, *sequences, scale=scaling, **options))
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from as2ray.models.encoder.packed_attention import SequenceLayout
 
@@ -15,9 +16,9 @@ def mean_pool(hidden: Tensor, layout: SequenceLayout, skip_first: bool = False) 
         skip_first: Whether the first state of each sequence is left out.
     """
     lengths = layout.cu_seqlens.diff()
-    sequence_index = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
-    sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-    sums = sums.index_add(0, sequence_index, hidden.float())
+    # `index_add` on a GPU would add the states of a sequence one after the other, each with a lock.
+    tokens = torch.arange(len(hidden), dtype=torch.int32, device=hidden.device)
+    sums = functional.embedding_bag(tokens, hidden.float(), layout.first_tokens, mode="sum")
     if skip_first:
         # A rank without work in a step trains on a placeholder of one token.
         rest = (lengths - 1).clamp(min=1)[:, None]
