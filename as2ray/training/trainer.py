@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from as2ray.checkpoints.loading import load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.data.packed_dataset import MicroBatch
+from as2ray.data.prefetch import prefetch
 from as2ray.errors import CheckpointError, ConfigError, TrainingError
 from as2ray.losses.base import Loss, StepContext
 from as2ray.models.ranker import Ranker
@@ -165,7 +166,10 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Trains the rest of the current epoch."""
         self.model.train()
-        batches = self._iter_timed(self.batch_source.epoch(self.state.epoch, self.state.epoch_step))
+        batches = self.batch_source.epoch(self.state.epoch, self.state.epoch_step)
+        if self.ranker.device.type == "cuda":  # a CPU has no core to spare
+            batches = prefetch(batches)
+        batches = self._iter_timed(batches)
         for _, group in groupby(batches, key=lambda micro_batch: micro_batch.step):
             micro_batches = list(group)
             started_at = time.perf_counter()
