@@ -386,12 +386,13 @@ class FusedLayers:
                 hidden = layer(hidden, layout, rotations)
             return hidden
 
-        states = None
-        if self.graphs is not None and layers:
-            no_index = layout.cu_seqlens[:0]
-            states = self.graphs.run((start_layer, end_layer), run, hidden, layout, no_index)
-        if states is None:
-            states = run(self._round_up_rows(hidden), layout, hidden)
+        states, no_index = None, layout.cu_seqlens[:0]
+        # A kernel starts on the GPU of its thread, which need not be that of the states.
+        with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
+            if self.graphs is not None and layers:
+                states = self.graphs.run((start_layer, end_layer), run, hidden, layout, no_index)
+            if states is None:
+                states = run(self._round_up_rows(hidden), layout, no_index)
         return states[: layout.num_tokens]
 
     def run_to_tokens(
@@ -411,10 +412,12 @@ class FusedLayers:
             return last_layer.run_to_tokens(token_index, hidden, layout, rotations)  # type: ignore[no-any-return]
 
         states = None
-        if self.graphs is not None and len(token_index) <= len(layout.first_tokens):
-            states = self.graphs.run(start_layer, run, hidden, layout, token_index)
-        if states is None:
-            states = run(self._round_up_rows(hidden), layout, self._round_up_rows(token_index))
+        with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
+            if self.graphs is not None and len(token_index) <= len(layout.first_tokens):
+                states = self.graphs.run(start_layer, run, hidden, layout, token_index)
+            if states is None:
+                rows = self._round_up_rows(hidden), layout, self._round_up_rows(token_index)
+                states = run(*rows)
         return states[: len(token_index)]
 
     def _round_up_rows(self, rows: Tensor) -> Tensor:
