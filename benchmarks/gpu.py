@@ -77,15 +77,15 @@ class Size:
     num_repeats: int
     num_training_pairs: int
     """Pairs of a training step."""
+    num_requests: int
+    """Requests per repeat."""
 
 
-FULL = Size(tuple(SHAPES), 64, 400, 131_072, 8_192, 5, 512)
-SMALL = Size(("MiniLM",), 2, 8, 512, 512, 1, 4)
+FULL = Size(tuple(SHAPES), 64, 400, 131_072, 8_192, 5, 512, 20)
+SMALL = Size(("MiniLM",), 2, 8, 512, 512, 1, 4, 2)
 
 REQUEST_SIZE = 30
 """Candidates of a request whose latency is measured."""
-
-REQUESTS_PER_REPEAT = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -225,8 +225,10 @@ def _compare(
     )
     request, index = encoded.take(np.arange(REQUEST_SIZE) % len(encoded)), np.zeros(REQUEST_SIZE)
     (request_ratio,) = measure_alternately(
-        _build_request_workload(lambda: ranker.predict_sequences(request, index)),
-        [_build_request_workload(lambda: padded.predict_sequences(request))],
+        _build_request_workload(
+            lambda: ranker.predict_sequences(request, index), size.num_requests
+        ),
+        [_build_request_workload(lambda: padded.predict_sequences(request), size.num_requests)],
         size.num_repeats,
     )
     shape = EncoderShape.from_config(ranker.network.config)
@@ -405,12 +407,14 @@ def _build_workload(function: Callable[[], object], num_units: int) -> Callable[
     return workload
 
 
-def _build_request_workload(function: Callable[[], object]) -> Callable[[], float]:
+def _build_request_workload(
+    function: Callable[[], object], num_requests: int
+) -> Callable[[], float]:
     """Returns a workload whose rate is requests per second, one after the other."""
 
     def workload() -> float:
         times_s = []
-        for _ in range(REQUESTS_PER_REPEAT):
+        for _ in range(num_requests):
             started_at = time.perf_counter()
             function()
             times_s.append(time.perf_counter() - started_at)

@@ -43,7 +43,7 @@ from as2ray.evaluation.significance import compare_systems
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
 from as2ray.models.precision import has_int8, resolve_dtype
-from as2ray.models.quantization import fit_activation_ranges
+from as2ray.models.quantization import MIN_PAIRS, fit_activation_ranges
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import ParquetTable
@@ -159,7 +159,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if has_int8():
             paths = {"packed": model, "cascade": args.cascade}
             for name in [name for name in rankers if name in paths]:
-                rankers[f"{name} int8"] = _load_int8(paths[name], table)
+                fitted_on = table.slice(0, MIN_PAIRS) if args.small else table
+                rankers[f"{name} int8"] = _load_int8(paths[name], fitted_on)
         for candidates, questions in size.num_questions.items():
             rows = select_questions(table, candidates, questions)
             for kind, ratios in _compare(rankers, model, rows, args, size).items():

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     limit_cores(args.cores)
     if not args.small and not has_source_files(args.data):
         sys.exit("skipped: needs the articles of SQuAD under --data")
-    sizes = [600] if args.small else args.sentences
+    sizes = [300] if args.small else args.sentences
     embeddings.MIN_APPROXIMATE = 1  # type: ignore[misc]  # every size is searched both ways
     work = nullcontext(args.work) if args.work else TemporaryDirectory(prefix="as2ray-retrieval-")
     results: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _measure_size(work: Path, size: int, args: Namespace) -> dict[str, Any]:
     sentences = set(corpus.sentences)
     num_read = 5 * args.questions // 2  # half of them to fit, half to measure, and some to spare
     labeled = [q for q in read_questions(data, num_read) if q.answers & sentences]
-    tests = [q for q in labeled if q.article % 2 == 0][: 3 if args.small else args.questions]
+    tests = [q for q in labeled if q.article % 2 == 0][: 2 if args.small else args.questions]
     queries = [q.question for q in tests]
     num_repeats = 1 if args.small else 3
     ranker = args.ranker or work / "untrained"

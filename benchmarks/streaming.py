@@ -43,7 +43,7 @@ class Size:
 
 
 FULL = Size(SHUFFLE_WINDOW, 16, 3, (100_000, 2_000_000))
-SMALL = Size(2_048, 6, 1, (16_384,))
+SMALL = Size(512, 6, 1, (4_096,))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,12 @@ import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the first import of a library that asks a hub
+# On busy cores a thread that waits for the others of a product would take their time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Ray Train's controller polls the reports of its workers, by default every two seconds.
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+# Ray Serve gives up a deployment whose replicas fail to start; by default each starts three times.
+os.environ["RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"] = "1"
 # No test needs these two processes of Ray: usage reports and the watcher for preempted nodes.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
@@ -13,12 +17,12 @@ os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 # a minute and starts another one, which is as slow.
 os.environ["RAY_worker_register_timeout_seconds"] = "900"  # noqa: SIM112 - as Ray spells it
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import durations
 import pyarrow as pa
 import pytest
 import tiny
@@ -48,9 +52,6 @@ LONGEST_FILES = (
 )
 """Files of tests that take longest, of which none uses this process' own Ray."""
 
-DURATIONS = "as2ray/durations"
-"""Where pytest's cache keeps the seconds that each test took when it ran last."""
-
 # On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
@@ -58,33 +59,15 @@ settings.load_profile("as2ray")
 
 def pytest_addoption(parser):
     """Adds `--at-most SECONDS`."""
-    text = "skip tests that took longer when they ran last; tests that never ran are run"
+    text = "skip tests that took longer when they ran last, also those of long fixtures"
     parser.addoption("--at-most", type=float, metavar="SECONDS", help=text)
 
 
 def pytest_configure(config):
     """Notes the seconds that tests take, in the process that hears of all of them."""
+    config.pluginmanager.register(durations)
     if hasattr(config, "cache") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Durations(config.cache))
-
-
-class Durations:
-    """Notes the seconds that each test takes.
-
-    Args:
-        cache: Where they are kept between runs.
-    """
-
-    def __init__(self, cache: pytest.Cache) -> None:
-        self._cache, self._seconds = cache, Counter()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds what one phase of a test took."""
-        self._seconds[report.nodeid] += report.duration
-
-    def pytest_sessionfinish(self) -> None:
-        """Keeps them."""
-        self._cache.set(DURATIONS, {**self._cache.get(DURATIONS, {}), **self._seconds})
+        config.pluginmanager.register(durations.Durations(config.cache))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -112,10 +95,12 @@ def pytest_collection_modifyitems(config, items):
     Tests that connect to a cluster come before those that start this process' own Ray.
     """
     if (limit := config.getoption("at_most")) is not None:
-        seconds = config.cache.get(DURATIONS, {})
-        long = [item for item in items if seconds.get(item.nodeid, 0.0) > limit]
+        seconds = config.cache.get(durations.DURATIONS, {})
+        is_long = partial(durations.is_long, seconds=seconds, limit_s=limit)
+        long = [item for item in items if is_long(item.nodeid, item.fixturenames)]
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if seconds.get(item.nodeid, 0.0) <= limit]
+        kept = set(items).difference(long)
+        items[:] = [item for item in items if item in kept]
     for item in items:
         if {"ray_local", "cluster"} & set(item.fixturenames) and not starts_ray(item.path):
             raise pytest.UsageError(f"{item.path} starts Ray; add it to tests/scheduling.py")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = (
     "as2ray",
     "tune_spaces",
-    *(f"tests/{name}.py" for name in ("conftest", "patience", "scheduling", "tiny")),
+    *(f"tests/{name}.py" for name in ("conftest", "durations", "patience", "scheduling", "tiny")),
     "pyproject.toml",
 )
 EXAMPLE = re.compile(r"^### (?P<title>.+?)\n(?P<text>.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL)

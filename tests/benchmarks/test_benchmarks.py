@@ -166,7 +166,7 @@ def test_distillation_small_run_writes_every_ratio(small):
 def test_retrieval_small_run_measures_search_ask_and_encoding(small):
     pytest.importorskip("sentence_transformers")
     results = small("retrieval")["results"]
-    measured = results["600"]
+    measured = results["300"]
     assert measured["build"]["bytes per sentence"]["int8"] > 384
     assert measured["search"]["recall@100 of approximate"] > 0.5
     systems = measured["ask"]["systems"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -310,31 +311,25 @@ def test_number_of_threads_changes_no_byte(ranker_of, passage_corpus, tmp_path, 
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2") == files_of(tmp_path / "3")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "score_kind"), KINDS[:6])
-def test_actors_write_the_bytes_of_this_process(
-    ranker_of, passage_corpus, tmp_path, ray_local, kind, score_kind
+@pytest.mark.parametrize(("kind", "score_kind"), KINDS)
+def test_what_tasks_and_actors_do_writes_the_bytes_of_this_process(
+    ranker_of, passage_corpus, tmp_path, kind, score_kind
 ):
     drop_ratio = 0.4 if score_kind == "score" and kind in ("cascade", "sequential") else None
-    run = partial(
-        score_table, passage_corpus, ranker_of(kind), kind=score_kind, drop_ratio=drop_ratio
-    )
-    run(folder=tmp_path / "here", workers=HERE)
-    expected = files_of(tmp_path / "here")
-    assert len(expected) == 3
-    for num_actors in (1, 2) if (kind, score_kind) == KINDS[0] else (2,):
-        # With their share of data's CPUs two actors hold both CPUs of this Ray.
-        workers = WorkersConfig(
-            num_workers=1,
-            num_scoring_actors=num_actors,
-            cpus_per_worker=0.5,
-            num_data_cpus=0.5,
-        )
-        folder = tmp_path / str(num_actors)
-        summary = run(folder=folder, workers=workers)
-        assert files_of(folder) == expected
-        assert summary.num_scored == 300
-        assert 0 < summary.busy_share <= 1
+    here, there = tmp_path / "here", tmp_path / "there"
+    score_table(passage_corpus, ranker_of(kind), here, HERE, score_kind, drop_ratio=drop_ratio)
+    files = ParquetTable.open(passage_corpus)
+    run = score._ScoringRun(files, ranker_of(kind), there, score_kind, "raw", drop_ratio)
+    run = pickle.loads(pickle.dumps(run))
+    scorer = score.ChunkScorer(run, num_threads=1)
+    chunks = run.plan_chunks()
+    assert len(chunks) == 3
+    for chunk in reversed(chunks):  # actors score in any order
+        batch = {name: np.array([value]) for name, value in chunk.items()}
+        [content] = score._read_chunk(batch, run)
+        [row] = scorer(content)
+        assert row["busy_s"] > 0
+    assert files_of(there) == files_of(here)
 
 
 @pytest.mark.slow
@@ -342,7 +337,10 @@ def test_scoring_goes_on_with_the_least_actors_that_fit(ranker_of, corpus, tmp_p
     workers = WorkersConfig(
         num_workers=2, cpus_per_worker=1.5, num_data_cpus=0.5, min_workers=1
     )  # two CPUs hold one such actor
-    assert score_table(corpus, ranker_of("pointwise"), tmp_path, workers).num_scored == 400
+    summary = score_table(corpus, ranker_of("pointwise"), tmp_path / "there", workers)
+    assert summary.num_scored == 400
+    score_table(corpus, ranker_of("pointwise"), tmp_path / "here", HERE)
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
 @pytest.mark.slow
@@ -353,36 +351,46 @@ def test_error_of_an_actor_is_raised_as_itself(ranker_of, corpus, tmp_path, ray_
 
 
 @pytest.mark.slow
-def test_driver_and_readers_load_no_torch(ranker_of, corpus, tmp_path, ray_local):
+def test_actors_write_the_bytes_of_this_process_and_driver_and_readers_load_no_torch(
+    ranker_of, corpus, tmp_path, ray_local
+):
     import ray
 
     address = ray.get_runtime_context().gcs_address
+    # With their share of data's CPUs two actors hold both CPUs of this Ray.
     code = f"""
 import sys
-from functools import partial
 import ray
 from as2ray.distributed import score
 from as2ray.distributed.workers_config import WorkersConfig
 assert "ray.data" not in sys.modules
 ray.init(address={address!r}, logging_level="ERROR")
-workers = WorkersConfig(num_workers=1, num_data_cpus=0.5)
-score.score_table({str(corpus)!r}, {str(ranker_of("cascade"))!r}, {str(tmp_path)!r}, workers)
+workers = WorkersConfig(
+    num_workers=1, num_scoring_actors=2, cpus_per_worker=0.5, num_data_cpus=0.5
+)
+score.CHUNK_SIZES = (101, 65_536)
+paths = [score.Path(path) for path in sys.argv[1:]]
+summary = score.score_table(*paths, workers, "score", drop_ratio=0.4)
+assert summary.num_scored == 400
+assert 0 < summary.busy_share <= 1
 
 def read(run, chunk):
     run.read(chunk)
     return [name for name in ("torch", "transformers") if name in sys.modules]
 
-files = score.ParquetTable.open({str(corpus)!r})
-paths = score.Path({str(ranker_of("cascade"))!r}), score.Path({str(tmp_path)!r})
-run = score._ScoringRun(files, *paths, "score", "raw", None)
+files = score.ParquetTable.open(paths[0])
+run = score._ScoringRun(files, *paths[1:], "score", "raw", None)
 reader = ray.remote(num_cpus=0, max_calls=1)(read)
 assert run.tokenizer is not None
 assert ray.get(reader.remote(run, run.plan_chunks()[0])) == []
 assert not {{"torch", "transformers"}} & sys.modules.keys()
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    paths = (corpus, ranker_of("cascade"), tmp_path / "there")
+    process = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
-    assert read_scores(tmp_path).num_rows == 400
+    score_table(corpus, ranker_of("cascade"), tmp_path / "here", HERE, "score", drop_ratio=0.4)
+    assert len(files_of(tmp_path / "here")) == 4
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

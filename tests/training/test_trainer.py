@@ -86,7 +86,7 @@ def test_run_of_so_many_steps_ends_inside_an_epoch(checkpoint, corpus, tmp_path,
 @pytest.mark.parametrize("family", [x for x in tiny.FAMILIES[1:] if x not in tiny.DECODERS])
 def test_training_any_family_lowers_the_loss(checkpoint, corpus, tmp_path, family):
     create_trainer(
-        checkpoint(family, None), corpus, tmp_path, epochs=3, gradient_checkpointing=True
+        checkpoint(family, None), corpus, tmp_path, epochs=2, gradient_checkpointing=True
     ).fit()
     losses = read_losses(tmp_path)
     assert np.mean(losses[-13:]) < np.mean(losses[:13])
