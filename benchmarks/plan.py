@@ -1,12 +1,13 @@
 """Estimates the hours of a reproduction of each paper on 1, 8 and 64 GPUs.
 
-    python -m benchmarks.plan                 # measures this machine's device
+    python -m benchmarks.plan                 # rates that were measured on an NVIDIA H200
+    python -m benchmarks.plan --device cuda   # measures this machine's device
     python -m benchmarks.plan --teraflops 200 # assumes another device
 
 It builds the graph of every recipe, as `--dry-run` does, and estimates each stage by
 `as2ray.experiments.cost_model`, so neither corpora nor models are needed. The stages run in
 sequence, on all devices, or side by side, as the executor admits them. The operations per second of
-a device are measured on one layer of each encoder size, for training and for scoring.
+a device are measured on one layer of each encoder size, for training and, fused, for scoring.
 """
 
 import argparse
@@ -193,10 +194,12 @@ def measure_rates(shape: EncoderShape, device: Any, duration_s: float) -> Device
 
     def time_step(is_training: bool) -> float:
         started_at = time.perf_counter()
-        with torch.set_grad_enabled(is_training), torch.autocast(device.type, torch.bfloat16):
-            states = encoder.run_layers(hidden, layout)
-            if is_training:
-                states.sum().backward()  # type: ignore[no-untyped-call]
+        if is_training:
+            with torch.autocast(device.type, torch.bfloat16):
+                encoder.run_layers(hidden, layout).sum().backward()  # type: ignore[no-untyped-call]
+        else:
+            with torch.inference_mode(), encoder.fused_inference(torch.bfloat16):
+                encoder.run_layers(hidden, layout)
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started_at
@@ -210,7 +213,8 @@ def measure_rates(shape: EncoderShape, device: Any, duration_s: float) -> Device
             step_times_s.append(time_step(is_training))
         num_flops = (3.0 if is_training else 1.0) * forward_flops
         rates[is_training] = num_flops / float(np.median(step_times_s[1:]))
-    return DeviceRates(rates[True], rates[False])
+    launch_s = DeviceRates.layer_launch_s if device.type == "cuda" else 0.0
+    return DeviceRates(rates[True], rates[False], layer_launch_s=launch_s)
 
 
 ASSUMPTIONS = (
@@ -222,12 +226,14 @@ ASSUMPTIONS = (
     f"a device gets at least {cost_model.MIN_PAIRS_PER_DEVICE} pairs of a step, or "
     f"{cost_model.MIN_PAIRS_PER_ACTOR:,} pairs to score; several devices reach "
     f"{cost_model.SCALING_EFFICIENCY:.0%} of the sum of their rates",
+    "an update takes at least "
+    f"{1e3 * DeviceRates.layer_launch_s:g} ms for each layer, on a GPU whose rates were measured",
     f"training workers and scoring pools start in {cost_model.START_HOURS * 3_600:.0f} s",
     f"a state to resume from is copied every {cost_model.RESUME_EVERY_HOURS * 60:.0f} minutes, and "
     f"the weights after {cost_model.IMPROVING_SHARE:.0%} of the validations, at "
     f"{DeviceRates().write_bytes / 1e9:g} GB/s",
-    "the optimizer step, loading, waiting for data, and stages on CPUs (tables, measures, reports) "
-    "take no time",
+    "the optimizer step of large batches, loading, waiting for data, and stages on CPUs (tables, "
+    "measures, reports) take no time",
     "side by side: the longest chain goes first, nothing passes the head of the queue, all "
     "training runs and scoring pools hold equally many devices, whose best number is shown; in "
     "sequence: each stage has all devices",
@@ -301,19 +307,24 @@ def _format_summary(name: str, summary: Mapping[str, Any]) -> Claim:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="device to measure, such as cuda or cpu")
+    parser.add_argument(
+        "--device", help="device to measure, such as cuda or cpu; by default that of the cost model"
+    )
     parser.add_argument("--teraflops", type=float, help="assume this rate instead of measuring")
 
 
 def _set_rates(args: argparse.Namespace) -> None:
-    """Sets the rates of the cost model: those of the command line, or measured ones."""
+    """Sets the rates of the cost model to those of the command line, or to measured ones."""
+    if not args.teraflops and not args.device:
+        return
     device_rates.clear()
     if args.teraflops:
-        device_rates[None] = DeviceRates(args.teraflops * 1e12, args.teraflops * 1e12)
+        rate = args.teraflops * 1e12
+        device_rates[None] = DeviceRates(rate, rate, layer_launch_s=0.0)
         return
     import torch
 
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(args.device)
     for shape in cost_model.ENCODER_SHAPES.values():
         if shape.hidden_size not in device_rates:
             device_rates[shape.hidden_size] = measure_rates(

@@ -100,7 +100,8 @@ class Corpora:
             counts, num_bytes = TableCounts(0, 0, 0), 0
             for table in each.read_tables(split, HUB, options):
                 counts, num_bytes = add_counts(counts, count_table(table)), num_bytes + table.nbytes
-            status = "as published" if each.check_counts(split, "raw", counts, options) else ""
+            is_published = each.check_counts(split, "raw", counts, options)
+            status = "as published" if is_published else "(no counts are published)"
             console.print(f"{split}: {counts}, {num_bytes / 1e6:,.0f} MB as a table {status}")
 
     def stats(

@@ -119,6 +119,8 @@ class Corpus:
     count_release: Callable[[Path], Iterator[ReleaseCount]] = no_release_counts
     hub: str | None = None
     """Its name on the Hugging Face hub, if the reader can read that copy."""
+    hub_splits: tuple[str, ...] = ()
+    """Splits that this copy has; empty if it has all of them."""
     urls: tuple[str, ...] = ()
     """Addresses of the files of the release."""
     homepage: str = ""
@@ -137,6 +139,10 @@ class Corpus:
     def splits(self) -> tuple[str, ...]:
         """Names of the splits."""
         return tuple(self.files)
+
+    def is_on_hub(self, split: str) -> bool:
+        """Whether the reader can read a split from the hub."""
+        return self.hub is not None and (not self.hub_splits or split in self.hub_splits)
 
     def parse_options(self, options: Mapping[str, Any]) -> CorpusOptions:
         """Validates options by name; an option that is not given has its default.
@@ -171,6 +177,10 @@ class Corpus:
         if source == HUB and self.hub is None:
             problem = f"corpus {self.name!r} is not on the hub"
             raise CorpusError(problem, fix="download the release and give its folder")
+        if source == HUB and not self.is_on_hub(split):
+            problem = f"{self.hub} on the hub has no split {split!r} of corpus {self.name!r}"
+            fix = f"download the release and give its folder, or name one of {self.hub_splits}"
+            raise CorpusError(problem, fix)
         source = source if source == HUB else Path(source)
         name = f"{self.name}/{split} from {source}"
         with self._missing_file_named(split, source):
@@ -190,7 +200,7 @@ class Corpus:
             split: One of `splits`.
             folder: Where the release shall be.
         """
-        if self.hub:
+        if self.is_on_hub(split):
             splits = f"'[\"{split}\"]'"
             return (
                 f"as2ray corpora fetch --corpus {self.name} --splits {splits}, "

@@ -3,6 +3,9 @@
 The candidates of a query are the first 100 of a run (BM25's), as Mokrii et al. rerank them. A
 training query also has its relevant passages that the run missed. Queries without a relevant
 passage stay (filter `raw`) or are left out (`no_all_negative`, as Mokrii et al. train).
+
+The hub's copy is of the question answering task (v2.1): the candidates of a query are the some ten
+passages that its annotator saw, and those are relevant from which the answer was written.
 """
 
 from collections import defaultdict
@@ -17,7 +20,7 @@ import pyarrow.compute as pc
 from pydantic import ConfigDict, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import Corpus, CorpusOptions, ReleaseCount, Source
+from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, ReleaseCount, Source
 from as2ray.corpora.passage_collection import (
     COLLECTION_SCHEMA,
     open_collection,
@@ -73,6 +76,10 @@ DL19_FILE: Final = "bm25_top100_dl19.json"
 DL19_QRELS: Final = "qrels.dl19-passage.txt"
 LISTED_FILES: Final = ("train_sample.jsonl", "train.jsonl")
 
+HUB_DATASET: Final = "microsoft/ms_marco"
+HUB_CONFIG: Final = "v2.1"
+HUB_SPLITS: Final = {"qa-train": "train", "qa-dev": "validation"}
+
 DL19_MIN_RELEVANT_GRADE: Final = 2
 """Lowest relevant grade of `dl19` (guidelines of the track, section 5); elsewhere it is 1."""
 
@@ -100,8 +107,9 @@ def read_tables(split: str, source: Source, options: MSMARCOOptions) -> Iterator
 
     Args:
         split: `train` and `dev` are passages, `doc-train` and `doc-dev` documents; `dl19` is the
-            track of 2019; `listed` has the texts of each query, one JSON object per line.
-        source: The folder.
+            track of 2019; `listed` has the texts of each query, one JSON object per line;
+            `qa-train` and `qa-dev` are the question answering task, on the hub alone.
+        source: The folder, or the hub.
         options: Options of the corpus.
     """
     folder, min_relevant_grade = Path(source), 1
@@ -109,6 +117,12 @@ def read_tables(split: str, source: Source, options: MSMARCOOptions) -> Iterator
         path = raw_files.require_file(folder, (DL19_FILE,))
         questions = _read_dl19(path, options.run_depth)
         min_relevant_grade = DL19_MIN_RELEVANT_GRADE
+    elif split in HUB_SPLITS:
+        if source != HUB:
+            problem = f"corpus 'msmarco', split {split!r}: it is read from the hub alone"
+            raise CorpusError(problem, fix="set --data_dirs.msmarco hub")
+        path = Path(HUB_DATASET)
+        questions = _read_hub_questions(split, options.hub_revision)
     elif split == "listed":
         path = raw_files.require_file(folder, LISTED_FILES)
         questions = _read_listed(path)
@@ -230,6 +244,16 @@ def _read_listed(path: Path) -> Iterator[RawQuestion]:
         yield RawQuestion(f"listed-{number}", question, candidates)
 
 
+def _read_hub_questions(split: str, revision: str | None) -> Iterator[RawQuestion]:
+    """Reads the hub's copy, whose rows are queries with columns of passages."""
+    tables = raw_files.read_hub(HUB_DATASET, HUB_SPLITS[split], HUB_CONFIG, revision)
+    for table in tables:
+        for row in table.select(["query_id", "query", "passages"]).to_pylist():
+            passages = zip(row["passages"]["passage_text"], row["passages"]["is_selected"])
+            candidates = [(str(k), text, grade) for k, (text, grade) in enumerate(passages)]
+            yield RawQuestion(str(row["query_id"]), row["query"].strip(), candidates)
+
+
 def count_release(source: Path) -> Iterator[ReleaseCount]:
     """Counts the queries and relevant hits of the track."""
     if path := raw_files.find_file(source, (DL19_FILE,)):
@@ -246,10 +270,13 @@ CORPUS: Final = Corpus(
     license="non-commercial research",
     urls=("https://msmarco.z22.web.core.windows.net/msmarcoranking/collectionandqueries.tar.gz",),
     files={split: names.runs for split, names in FILES.items()}
-    | {"dl19": (DL19_FILE,), "listed": LISTED_FILES},
+    | {"dl19": (DL19_FILE,), "listed": LISTED_FILES}
+    | dict.fromkeys(HUB_SPLITS, ()),
     reader=read_tables,
     options_type=MSMARCOOptions,
     count_release=count_release,
+    hub=HUB_DATASET,
+    hub_splits=tuple(HUB_SPLITS),
     collections=COLLECTIONS,
     collection_reader=read_collection,
     collection_sizes={"passages": (8_800_000, 50_000), "documents": (3_200_000, 50_000)},

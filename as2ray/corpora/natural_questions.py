@@ -1,8 +1,8 @@
 """Natural Questions (Kwiatkowski et al. 2019), converted to sentence candidates as ASNQ was.
 
 Reads both JSON formats of the release: the original one, which lists tokens, and the simplified
-one, which joins them by single blanks. The release has 42 GB compressed, so records are read one at
-a time.
+one, which joins them by single blanks; and the hub's copy of the original one. The release has 42
+GB compressed, so records are read one at a time.
 
 ASNQ's conversion was never published: neither its sentence splitter, nor its selection of
 questions, nor its rule for five annotators. Each of these is an option here, and ASNQ's counts
@@ -18,10 +18,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from as2ray.corpora.corpus import Corpus, Record, RecordConversion, Source
+from as2ray.corpora.corpus import HUB, Corpus, Record, RecordConversion, Source
 from as2ray.corpora.page_grades import (
     POSITIVE_GRADE,
     Page,
@@ -40,6 +41,13 @@ FILES: Final = {
     "dev": ("v1.0-simplified_nq-dev-all.jsonl", "nq-dev-all.jsonl"),
 }
 """Files of the simplified format; those of the original one are `nq-<split>-00.jsonl.gz`, ..."""
+
+HUB_DATASET: Final = "google-research-datasets/natural_questions"
+HUB_SPLITS: Final = {"train": ("default", "train"), "dev": ("dev", "validation")}
+"""Configuration and split of the hub's copy; `dev` downloads no training data."""
+
+ROWS_PER_HUB_TABLE: Final = 64
+"""A page has some 10,000 tokens."""
 
 SentenceBoundaries = Literal["blocks", "rows", "none"]
 AnnotationRule = Literal["union", "agreed", "first"]
@@ -118,10 +126,50 @@ def read_tables(split: str, source: Source, options: NaturalQuestionsOptions) ->
 
     Args:
         split: One of `FILES`.
-        source: One file, or a folder with the simplified or the original files.
+        source: One file, a folder with the simplified or the original files, or the hub.
         options: Options of the corpus.
     """
-    yield from convert_strictly(CONVERSION, split, source, options)
+    if source != HUB:
+        yield from convert_strictly(CONVERSION, split, source, options)
+        return
+    with raw_files.value_errors(HUB_DATASET):
+        for record in _read_hub_records(split, options.hub_revision):
+            name = f"{HUB_DATASET}, question {record['example_id']}"
+            if (table := convert_record(json.dumps(record), name, options)) is not None:
+                yield table
+
+
+def _read_hub_records(split: str, revision: str | None) -> Iterator[dict[str, Any]]:
+    """Reads the hub's copy in the structure of the original format; its HTML is not loaded."""
+    config, hub_split = HUB_SPLITS[split]
+    tables = raw_files.read_hub(HUB_DATASET, hub_split, config, revision, ROWS_PER_HUB_TABLE)
+    for table in tables:
+        columns = [
+            table["id"],
+            pc.struct_field(table["question"], "text"),
+            pc.struct_field(table["document"], "url"),
+            pc.struct_field(table["document"], "tokens"),
+            table["annotations"],
+        ]
+        for id, question, url, tokens, annotations in zip(*(c.to_pylist() for c in columns)):
+            yield {
+                "example_id": id,
+                "question_text": question,
+                "document_url": url,
+                "document_tokens": [
+                    {"token": token, "html_token": is_html}
+                    for token, is_html in zip(tokens["token"], tokens["is_html"])
+                ],
+                "annotations": [
+                    {"long_answer": long, "short_answers": _transpose(short)}
+                    for long, short in zip(annotations["long_answer"], annotations["short_answers"])
+                ],
+            }
+
+
+def _transpose(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns the records of equally long columns."""
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
 def find_files(split: str, source: Source) -> list[Path]:
@@ -291,4 +339,5 @@ CORPUS: Final = Corpus(
     reader=read_tables,
     options_type=NaturalQuestionsOptions,
     conversion=CONVERSION,
+    hub=HUB_DATASET,
 )

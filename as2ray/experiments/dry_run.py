@@ -48,7 +48,7 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
             rows.append(_format_row(columns, names))
     lines = _align([COLUMNS, *rows])
     hours, counts = sum(s.hours() for s in waiting), f"{len(stages)} stages, {len(complete)} stored"
-    lines.append(f"{counts}; {hours:.1f} hours on one device of 200 TFLOP/s")
+    lines.append(f"{counts}; {hours:.1f} hours on one device, an NVIDIA H200")
     lines += ["", "reads:", *sources] if sources else []
     return "\n".join([*lines, "", f"resources: {_describe_workers(stages, workers)}"])
 

@@ -221,7 +221,11 @@ def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ..
 
 
 def read_hub(
-    name: str, split: str, config: str | None = None, revision: str | None = None
+    name: str,
+    split: str,
+    config: str | None = None,
+    revision: str | None = None,
+    batch_size: int = 65_536,
 ) -> Iterator[pa.Table]:
     """Reads a split of a dataset from the Hugging Face hub as Arrow tables.
 
@@ -234,6 +238,7 @@ def read_hub(
         split: Name of the split there.
         config: Name of the configuration there.
         revision: A commit, branch or ref; by default the newest commit.
+        batch_size: Maximum number of rows of a table.
 
     Raises:
         CorpusError: The dataset cannot be read.
@@ -255,7 +260,7 @@ def read_hub(
             f"{' '.join(str(error).split())[:200]}",
             fix=fix,
         ) from error
-    yield from iter_arrow(dataset)
+    yield from iter_arrow(dataset, batch_size)
 
 
 def iter_arrow(dataset: Any, batch_size: int = 65_536) -> Iterator[pa.Table]:

@@ -3,13 +3,14 @@
 import json
 import math
 import shutil
+from argparse import Namespace
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.experiments.cost_model import SCALING_EFFICIENCY, Cost, device_rates
+from as2ray.experiments.cost_model import SCALING_EFFICIENCY, Cost, DeviceRates, device_rates
 from as2ray.experiments.rankers import TrainedRanker
 from as2ray.experiments.stage import Stage
 from benchmarks import plan
@@ -95,6 +96,15 @@ def test_rate_is_measured_on_the_device():
     rates = measure_rates(EncoderShape(64, 128, 64, 1), torch.device("cpu"), 0.01)
     assert 0 < rates.train_flops < math.inf
     assert 0 < rates.score_flops < math.inf
+
+
+def test_rates_are_those_of_the_cost_model_unless_a_device_or_a_rate_is_named():
+    measured = dict(device_rates)
+    assert measured[384].train_flops < measured[768].train_flops < measured[1024].train_flops
+    plan._set_rates(Namespace(teraflops=None, device=None))
+    assert device_rates == measured
+    plan._set_rates(Namespace(teraflops=7.0, device=None))
+    assert device_rates == {None: DeviceRates(7e12, 7e12, layer_launch_s=0.0)}
 
 
 def test_plan_names_every_paper_and_scales_with_the_rate(tmp_path, monkeypatch):

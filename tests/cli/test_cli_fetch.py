@@ -1,11 +1,12 @@
 """Fetching from a folder in the layout of the hub, and from no network."""
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
 
 from as2ray.cli.main import main
-from as2ray.corpora import wikiqa
+from as2ray.corpora import msmarco, wikiqa
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
 from as2ray.tables.raw_files import HUB_COPIES
@@ -47,6 +48,59 @@ def test_without_a_network_fetching_ends_with_one_sentence(tmp_path, monkeypatch
     assert "microsoft/wiki_qa cannot be read from the hub" in told
     assert "Traceback" not in told
     revision = {"hub_revision": "refs/convert/parquet"}
-    for corpus in ("wikiqa", "asnq", "qnli", "squad", "hotpotqa"):
+    splits = dict.fromkeys(("wikiqa", "asnq", "qnli", "squad", "hotpotqa", "nq"), "train")
+    for corpus, split in {**splits, "msmarco": "qa-train"}.items():
         with pytest.raises(CorpusError, match=r"@refs/convert/parquet cannot be read"):
-            read_split(corpus, "train", "hub", **revision)
+            read_split(corpus, split, "hub", **revision)
+
+
+def test_ms_marco_is_fetched_from_a_folder_in_the_layout_of_the_hub(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {
+            "answers": ["no answer present."] if number else ["a bank"],
+            "passages": {
+                "is_selected": [0, 1 - number, 0],
+                "passage_text": [f"passage {number}.{k}" for k in range(3)],
+                "url": ["https://a.example"] * 3,
+            },
+            "query": f" query {number}?",
+            "query_id": 90 + number,
+            "query_type": "DESCRIPTION",
+            "wellFormedAnswers": [],
+        }
+        for number in range(2)
+    ]
+    folder = tmp_path / "hub" / msmarco.HUB_DATASET
+    (folder / "v2.1").mkdir(parents=True)
+    pq.write_table(
+        pa.Table.from_pylist(rows), folder / "v2.1" / "validation-00000-of-00001.parquet"
+    )
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: v2.1\n  data_files:\n  - split: validation\n"
+        "    path: v2.1/validation-*\n---\n"
+    )
+    main(["corpora", "fetch", "--corpus", "msmarco", "--splits", '["qa-dev"]'])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "microsoft/ms_marco, license non-commercial research" in shown
+    assert "qa-dev: 2 questions / 6 pairs / 1 positives" in shown
+    table = read_split("msmarco", "qa-dev", "hub")
+    assert table.select(["question_id", "question", "candidate_id", "label"]).to_pylist()[1] == {
+        "question_id": "90",
+        "question": "query 0?",
+        "candidate_id": "90-1",
+        "label": 1,
+    }
+    assert table["candidate"].to_pylist() == [
+        row for r in rows for row in r["passages"]["passage_text"]
+    ]
+
+
+def test_splits_that_are_not_on_the_hub_or_only_there_are_refused(tmp_path):
+    with pytest.raises(CorpusError, match=r"has no split 'train' of corpus 'msmarco'\n.*'qa-dev'"):
+        read_split("msmarco", "train", "hub")
+    with pytest.raises(CorpusError, match="'qa-dev': it is read from the hub alone"):
+        read_split("msmarco", "qa-dev", tmp_path)
+    assert "collectionandqueries" in msmarco.CORPUS.fetch_command("train", tmp_path)
+    assert "as2ray corpora fetch" in msmarco.CORPUS.fetch_command("qa-dev", tmp_path)

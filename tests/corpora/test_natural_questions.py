@@ -1,6 +1,7 @@
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from as2ray.corpora.natural_questions import (
@@ -17,6 +18,7 @@ from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.verification import data_root
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.fingerprint import fingerprint
+from as2ray.tables.raw_files import HUB_COPIES
 from as2ray.text.sentences import register_splitter
 
 PAGE = (
@@ -51,8 +53,8 @@ def simplified(*annotations, id="7", **changes):
     } | changes
 
 
-def original(*annotations):
-    record = simplified(*annotations)
+def original(*annotations, **changes):
+    record = simplified(*annotations, **changes)
     del record["document_text"]
     record["document_tokens"] = [
         {"token": t.replace("_", " "), "html_token": t.startswith("<")} for t in TOKENS
@@ -92,6 +94,58 @@ def test_nq_sentences_get_grades_from_token_spans_in_both_formats(write, form):
     assert [row["label"] for row in found] == [int(grade == 4) for _, grade in FOUND]
     assert {row["question_id"] for row in found} == {"7"}
     assert {row["document_id"] for row in found} == {"//oxbridge"}
+
+
+def test_nq_of_the_hub_gives_the_table_of_the_release(write, tmp_path, monkeypatch):
+    monkeypatch.setenv(HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    annotations = [
+        [marked(PARAGRAPH, ANN, YEAR), marked()],
+        [marked(ROW, CELL), marked(PARAGRAPH)],
+        [marked()],
+    ]
+    records = [original(*each, id=str(number)) for number, each in enumerate(annotations)]
+
+    def as_columns(records, *names):
+        return {name: [record[name] for record in records] for name in names}
+
+    rows = [
+        {
+            "id": record["example_id"],
+            "document": {
+                "html": "<p>not read</p>",
+                "title": "Oxbridge",
+                "tokens": {
+                    "token": [token["token"] for token in record["document_tokens"]],
+                    "is_html": [token["html_token"] for token in record["document_tokens"]],
+                },
+                "url": record["document_url"],
+            },
+            "question": {"text": record["question_text"], "tokens": []},
+            "annotations": {
+                "id": ["1"] * len(record["annotations"]),
+                "long_answer": [each["long_answer"] for each in record["annotations"]],
+                "short_answers": [
+                    as_columns(each["short_answers"], "start_token", "end_token")
+                    for each in record["annotations"]
+                ],
+                "yes_no_answer": [-1] * len(record["annotations"]),
+            },
+        }
+        for record in records
+    ]
+    folder = tmp_path / "hub" / "google-research-datasets" / "natural_questions"
+    (folder / "dev").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "dev" / "validation-00000-of-00001.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: dev\n  data_files:\n  - split: validation\n"
+        "    path: dev/validation-*\n---\n"
+    )
+    release = write("nq-dev-all.jsonl", lines(*records))
+    for options in ({}, ASNQ_OPTIONS):
+        expected = read_split("nq", "dev", release, **options)
+        assert set(expected["question_id"].to_pylist()) == {"0", "1"}
+        assert read_split("nq", "dev", "hub", **options).equals(expected)
 
 
 def test_nq_ranges_of_tokens_give_back_the_words(write):

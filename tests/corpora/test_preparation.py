@@ -160,7 +160,9 @@ def test_corpus_that_takes_the_name_of_another_or_is_none_is_an_error():
     ("name", "split", "command"),
     [
         ("wikiqa", "dev", "as2ray corpora fetch --corpus wikiqa --splits '[\"dev\"]'"),
-        ("nq", "train", "curl -L --create-dirs --output-dir {folder} --remote-name-all https://"),
+        ("nq", "train", "as2ray corpora fetch --corpus nq --splits '[\"train\"]'"),
+        ("squad", "dev", "as2ray corpora fetch --corpus squad --splits '[\"dev\"]'"),
+        ("dpr", "nq-train", "curl -L --create-dirs --output-dir {folder} --remote-name-all https"),
         ("trecqa", "dev", "curl -L --create-dirs --output-dir {folder} --remote-name-all http://"),
         ("annotated", "dev", "put the file there"),
     ],

@@ -184,6 +184,34 @@ def test_devices_that_a_batch_cannot_feed_do_not_help():
     assert cost.hours_on(64) == cost.hours_on(4) == pytest.approx(0.5 + 1 / 0.9)
 
 
+def test_judgments_of_a_track_are_not_those_of_its_training_split():
+    relevant_alone = TableSpec("msmarco", "train", corpus_options={"run_depth": 0})
+    assert table_pairs(relevant_alone) == 793_700
+    assert table_pairs(TableSpec("msmarco", "train", max_negatives=9)) == 10 * 793_700
+    assert table_pairs(TableSpec("msmarco", "dl19", max_negatives=9)) == 43 * (19.7 + 9)
+
+
+def test_updates_take_at_least_the_time_to_start_their_layers_on_any_number_of_devices():
+    (ranker,) = _rankers(only=_run(3, training={"global_batch_size": 20}))
+    without = training_cost(ranker)
+    device_rates[None] = DeviceRates(1e12, 2e12, math.inf, layer_launch_s=0.1)
+    cost = training_cost(ranker)
+    update_hours = 3 * 3 * 8_672 * 12 * _layer(TOKENS) / 1e12 / 3_600
+    launch_hours = 3 * math.ceil(8_672 / 20) * 12 * 0.1 / 3_600
+    assert launch_hours > update_hours
+    assert cost.hours == pytest.approx(without.hours + launch_hours - update_hours)
+    device_rates[None] = DeviceRates(1e12, 2e12, math.inf, layer_launch_s=0.01)
+    cost = training_cost(ranker)
+    assert cost.hours == pytest.approx(without.hours)
+    assert cost.hours_on(2) == pytest.approx(without.hours_on(2))
+    device_rates[None] = DeviceRates(1e12, 2e12, math.inf, layer_launch_s=0.03)
+    cost = training_cost(ranker)
+    assert cost.hours == pytest.approx(without.hours)
+    assert cost.hours_on(2) == pytest.approx(
+        without.hours_on(2) + 0.3 * launch_hours - update_hours / 1.8
+    )
+
+
 def test_label_sets_of_asnq_are_counted_by_grade():
     assert table_pairs(TableSpec("asnq", "train")) == 20_377_568
     hard = TableSpec("asnq", "train", corpus_options={"negative_grades": [3]})
@@ -254,6 +282,10 @@ def test_source_says_what_is_missing_and_how_to_get_it(tmp_path):
     assert (present["is_present"], present["fix"]) == (True, "")
     assert "research" in present["license"]
     assert describe_source(spec, "hub")["source"] == "microsoft/wiki_qa on the hub"
+    assert describe_source(TableSpec("msmarco", "qa-dev"), "hub")["is_present"] is None
+    not_there = describe_source(TableSpec("msmarco", "train"), "hub")
+    assert not_there["is_present"] is False
+    assert "the hub does not have it; curl " in not_there["fix"]
     # The text of this corpus comes with the interpreter.
     assert describe_source(TableSpec("python_reference", "train"), None)["is_present"]
 
