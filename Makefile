@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 # be written, each of some hundred processes compiles as2ray, and each of pytest's all test modules.
 test fast: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: quickstart test fast mutants lint docs size clean
+.PHONY: quickstart test fast mutants lint docs results size clean
 
 $(QUICKSTART_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
@@ -50,6 +50,10 @@ lint: $(STAMP)
 # The documents as a site in output/site; a link that leads nowhere is an error.
 docs: $(STAMP)
 	$(BIN)/python docs/build_site.py
+
+# The page of measured results, from the JSON files in docs/results/data.
+results: $(STAMP)
+	$(BIN)/python -m benchmarks.results
 
 # Executable lines of each package.
 size: $(STAMP)

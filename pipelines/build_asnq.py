@@ -37,6 +37,7 @@ from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import PreparedTable, prepared_table
+from as2ray.progress import RESULT
 from as2ray.tables.filters import QuestionFilter
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def report(recipe: Recipe, finished: Finished) -> None:
         splitter = stage.identity({})["sentence_splitter"]
         text = format_counts(recipe, splitter, finished.outputs(stage))
         finished.write(f"{name}.md", text)
-        log.info("\n%s", text)
+        log.info("\n%s", text, extra=RESULT)
 
 
 def format_counts(recipe: Recipe, sentence_splitter: str, outputs: Outputs) -> str:

@@ -56,6 +56,7 @@ from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import ExitLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
+from as2ray.progress import RESULT
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.filters import QuestionFilter
 from as2ray.text.bm25 import TermConfig
@@ -360,7 +361,7 @@ def report(study: Study, finished: Finished) -> None:
             title, systems, baseline=BM25, published_results=published, reproduces=reproduces
         )
         save_report(results, finished.output / f"{test}.md")
-        log.info("\n%s", to_markdown(results))
+        log.info("\n%s", to_markdown(results), extra=RESULT)
         _plot_curve(study, finished, test, systems)
         answers = answer_questions(systems, list(study.transfer_sources), measure)
         finished.write(f"{test}-questions.md", answers)

@@ -13,7 +13,7 @@ import as2ray
 PACKAGE = Path(as2ray.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FREE = {"errors", "outputs", "plugins"}
+FREE = {"errors", "outputs", "plugins", "progress"}
 """Modules that every package may import; they import at most each other."""
 
 CORE = {"tables", "text", "cascade"}
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "outputs": set(),
     "plugins": set(),
+    "progress": set(),
     "tables": set(),
     "cascade": set(),
     "text": {"tables"},

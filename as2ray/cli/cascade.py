@@ -18,6 +18,7 @@ from as2ray.cli.console import (
     parse_numbers,
 )
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
+from as2ray.progress import console_log, task
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     report: bool = True,
     compare: str | None = None,
     seed: NonNegativeInt = 0,
+    quiet: bool = False,
+    verbose: bool = False,
+    json_log: bool = False,
 ) -> None:
     """Makes a cascade of a finished ranker, which drops candidates early and bounds what it loses.
 
@@ -107,6 +111,9 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         compare: Checkpoint folder or hub id of another ranker, such as a smaller one, that the
             report shows, too.
         seed: Seed of the exits' weights and of the division of the questions.
+        quiet: Show warnings, errors and results alone.
+        verbose: Show the log of other libraries and of each step, too.
+        json_log: Write the log as one JSON object per line.
     """
     from as2ray.checkpoints.cross_encoder import export_cross_encoder
     from as2ray.checkpoints.loading import load
@@ -158,7 +165,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     if facts.warning:
         console.print(f"warning: {facts.warning}")
     smaller = None if compare is None else load(compare)
-    ranker = make_cascade(monolith, rows, output, calibration_table=calibration, config=config)
+    with console_log(quiet=quiet, verbose=verbose, json_log=json_log):
+        ranker = make_cascade(monolith, rows, output, calibration_table=calibration, config=config)
     console.print(f"exits after layers {', '.join(map(str, ranker.exit_layers))}")
     lines = _describe_dropping(ranker)
     console.print("\n".join(lines))
@@ -168,7 +176,9 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     if report:
         held_out = held_out_questions(rows, calibration, config)
         others = {} if smaller is None else {str(compare): smaller}
-        write_report(Path(output), monolith, ranker, held_out, facts, lines, others, console)
+        shown = (Path(output), monolith, ranker, held_out, facts, lines, others, console)
+        with console_log(quiet=quiet, verbose=verbose, json_log=json_log), task("report"):
+            write_report(*shown)
 
 
 def _describe_dropping(ranker: "CascadeRanker") -> list[str]:

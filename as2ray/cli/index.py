@@ -6,12 +6,13 @@ from pydantic import TypeAdapter
 
 from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
+from as2ray.progress import console_log, task
 
 if TYPE_CHECKING:
     from as2ray.retrieval.embeddings import LoadEncoder
 
 
-def index(
+def index(  # noqa: PLR0913 - every argument is a flag
     *,
     documents: str,
     output: str,
@@ -25,6 +26,9 @@ def index(
     num_shards: int = 1,
     use_ray: bool = False,
     overwrite: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+    json_log: bool = False,
 ) -> None:
     """Builds an index of the sentences of documents.
 
@@ -42,6 +46,9 @@ def index(
         num_shards: Parts of the index that are built independently. They do not change the scores.
         use_ray: Whether Ray builds the shards, on RAY_ADDRESS or on the cores of this machine.
         overwrite: Whether an existing index is replaced.
+        quiet: Show warnings, errors and results alone.
+        verbose: Show the log of other libraries and of each step, too.
+        json_log: Write the log as one JSON object per line.
     """
     from as2ray.retrieval.index_writer import IndexConfig, write_index
     from as2ray.retrieval.subject_bound import store_min_similarity
@@ -54,17 +61,27 @@ def index(
     }
     # Validated as one tree, so that an error names the path, such as columns.body.
     config = TypeAdapter(IndexConfig).validate_python(settings)
-    load_encoder: LoadEncoder | None = None
-    if config.encoder is not None:
-        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+    with console_log(quiet=quiet, verbose=verbose, json_log=json_log):
+        load_encoder: LoadEncoder | None = None
+        if config.encoder is not None:
+            from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
-        load_encoder = load_sentence_encoder
-    if use_ray:
-        from as2ray.distributed.cluster import ray_session
-        from as2ray.distributed.index import build_sharded
+            load_encoder = load_sentence_encoder
+        if use_ray:
+            from as2ray.distributed.cluster import ray_session
+            from as2ray.distributed.index import build_sharded
 
-        with ray_session():
-            manifest = build_sharded(
+            with ray_session():
+                manifest = build_sharded(
+                    documents,
+                    output,
+                    config,
+                    num_shards=num_shards,
+                    overwrite=overwrite,
+                    load_encoder=load_encoder,
+                )
+        else:
+            manifest = write_index(
                 documents,
                 output,
                 config,
@@ -72,16 +89,10 @@ def index(
                 overwrite=overwrite,
                 load_encoder=load_encoder,
             )
-    else:
-        manifest = write_index(
-            documents,
-            output,
-            config,
-            num_shards=num_shards,
-            overwrite=overwrite,
-            load_encoder=load_encoder,
-        )
-    min_similarity = store_min_similarity(output, load_encoder) if load_encoder else None
+        min_similarity = None
+        if load_encoder is not None:
+            with task("bound of the similarity"):
+                min_similarity = store_min_similarity(output, load_encoder)
     console = create_console()
     console.print(
         f"{manifest['sentences']:,} sentences of {manifest['documents']:,} documents, "

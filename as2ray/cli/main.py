@@ -38,6 +38,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """Module below `as2ray.cli`, name in it, and help of each command. Only the module of the command
 that runs is imported."""
 
+SWITCHES = ("--quiet", "--verbose", "--json_log")
+"""Flags that may stand without a value."""
+
+TRUTH_VALUES = (["true"], ["false"])
+
 POSITIONAL_FLAGS = {"index": "--documents", "ask": "--question"}
 """Flag that the first argument of a command fills, as in `as2ray ask "..."`."""
 
@@ -58,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = list(sys.argv[1:] if arguments is None else arguments)
     if flags[:1] and flags[0] in POSITIONAL_FLAGS and flags[1:] and not flags[1].startswith("-"):
         flags.insert(1, POSITIONAL_FLAGS[flags[0]])
+    for position in reversed(range(len(flags))):
+        if flags[position] in SWITCHES and flags[position + 1 : position + 2] not in TRUTH_VALUES:
+            flags[position] += "=true"
     try:
         _run(flags)
         sys.stdout.flush()

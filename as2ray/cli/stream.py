@@ -10,10 +10,10 @@ from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
 from as2ray.cli.console import create_console, validate_corpus_options
 from as2ray.corpora.preparation import prepare_splits
 from as2ray.errors import ConfigError
-from as2ray.training.tracking import log_to_console
+from as2ray.progress import console_log
 
 
-def stream(
+def stream(  # noqa: PLR0913 - every argument is a flag
     *,
     table: str | None = None,
     corpus: str | None = None,
@@ -26,6 +26,9 @@ def stream(
     model: str = MINILM_NAME,
     num_data_shards: PositiveInt = 1,
     model_pairs_per_second: PositiveFloat | None = None,
+    quiet: bool = False,
+    verbose: bool = False,
+    json_log: bool = False,
 ) -> None:
     """Reads a table through the path of training into workers that only count.
 
@@ -44,6 +47,9 @@ def stream(
         num_data_shards: Shards that the examples are dealt to; see the training setting.
         model_pairs_per_second: Pairs that your model trains on per second on one device; adds the
             hours of an epoch with as many devices as workers.
+        quiet: Show warnings, errors and results alone.
+        verbose: Show the log of other libraries and of each step, too.
+        json_log: Write the log as one JSON object per line.
     """
     from as2ray.distributed.cluster import ray_session
     from as2ray.distributed.plan import node_resources
@@ -53,8 +59,10 @@ def stream(
 
     if (table is None) == (corpus is None):
         raise ConfigError(f"give either --table or --corpus (table={table}, corpus={corpus})")
-    log_to_console()
-    with TemporaryDirectory(prefix="as2ray-stream-") as folder:
+    with (
+        console_log(quiet=quiet, verbose=verbose, json_log=json_log),
+        TemporaryDirectory(prefix="as2ray-stream-") as folder,
+    ):
         if corpus is not None:
             options = validate_corpus_options(corpus, corpus_options)
             prepared = Path(folder) / "table"

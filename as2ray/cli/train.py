@@ -3,6 +3,7 @@
 import logging
 import sys
 
+from as2ray.progress import console_log
 from as2ray.training.config import TrainingConfig
 
 
@@ -22,6 +23,9 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
     teacher: str | None = None,
     on_leak: str = "error",
     seed: int = 0,
+    quiet: bool = False,
+    verbose: bool = False,
+    json_log: bool = False,
 ) -> None:
     """Trains a ranker on a table, in this process, and compares it with BM25 and its own encoder.
 
@@ -44,26 +48,28 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
             (distillation), instead of loss.
         on_leak: What to do with questions that are also in dev or test: error, drop or keep.
         seed: Seed of splits, of the order of examples and of the new head.
+        quiet: Show warnings, errors and results alone.
+        verbose: Show the log of other libraries and of each step, too.
+        json_log: Write the log as one JSON object per line.
     """
     from as2ray.experiments.table_training import train as train_on_table
-    from as2ray.training.tracking import log_to_console
 
-    log_to_console()
     logging.getLogger("as2ray.experiments.reports").setLevel(logging.WARNING)  # printed below
-    result = train_on_table(
-        table,
-        output,
-        dev=dev,
-        test=test,
-        columns=columns,
-        min_positive_grade=min_positive_grade,
-        max_bad_records=max_bad_records,
-        model=model,
-        max_length=max_length,
-        loss=loss,
-        training=training,
-        teacher=teacher,
-        on_leak=on_leak,  # type: ignore[arg-type]
-        seed=seed,
-    )
+    with console_log(quiet=quiet, verbose=verbose, json_log=json_log):
+        result = train_on_table(
+            table,
+            output,
+            dev=dev,
+            test=test,
+            columns=columns,
+            min_positive_grade=min_positive_grade,
+            max_bad_records=max_bad_records,
+            model=model,
+            max_length=max_length,
+            loss=loss,
+            training=training,
+            teacher=teacher,
+            on_leak=on_leak,  # type: ignore[arg-type]
+            seed=seed,
+        )
     sys.stdout.write(f"{result}\n")

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.errors import As2rayError, ResourceError
+from as2ray.progress import worker_variables
 
 WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -39,6 +40,11 @@ PLACEMENT_GROUP = "placement_group"
 """File in the folder of a run with the id of its workers' placement group."""
 
 _start_timeout_of_user = os.environ.get(START_TIMEOUT)
+
+
+def worker_environment() -> dict[str, str]:
+    """Returns the environment variables of workers whose log goes to this process's console."""
+    return WORKER_ENVIRONMENT | worker_variables()
 
 
 def set_start_timeout(is_elastic: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util import ActorPool
 
-from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
+from as2ray.distributed.cluster import unwrap_ray_errors, worker_environment
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ResourceError
 from as2ray.retrieval.embeddings import LoadEncoder
@@ -110,7 +110,7 @@ def map_on_actors(
         num_gpus=workers.gpus_per_worker,
         accelerator_type=workers.accelerator_type,
         label_selector=workers.label_selector or None,
-        runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        runtime_env={"env_vars": worker_environment()},
         max_restarts=-1,
         max_task_retries=-1,
     )

@@ -203,10 +203,10 @@ def _score_with_actors(
     import ray.data
 
     from as2ray.distributed.cluster import (
-        WORKER_ENVIRONMENT,
         check_shared,
         hide_log_of_ray_data,
         unwrap_ray_errors,
+        worker_environment,
     )
     from as2ray.distributed.plan import check_plan
 
@@ -238,7 +238,7 @@ def _score_with_actors(
         num_gpus=pool.gpus_per_worker,
         accelerator_type=pool.accelerator_type,
         label_selector=pool.label_selector or None,
-        runtime_env={"env_vars": WORKER_ENVIRONMENT},
+        runtime_env={"env_vars": worker_environment()},
     )
     dataset.context.enable_progress_bars = False
     hide_log_of_ray_data()

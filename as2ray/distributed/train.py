@@ -29,19 +29,20 @@ from ray.train import (
 from ray.train.torch import TorchTrainer
 
 from as2ray.distributed.cluster import (
-    WORKER_ENVIRONMENT,
     check_shared,
     record_placement_group,
     set_start_timeout,
+    worker_environment,
 )
 from as2ray.distributed.ingest import RayBatchSource
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
+from as2ray.progress import log_to_console
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import EncoderJob, TrainingJob
-from as2ray.training.tracking import METRICS, log_to_console, stage_name
+from as2ray.training.tracking import METRICS, stage_name
 
 
 def train_on_ray(
@@ -102,7 +103,7 @@ def train_on_ray(
             name=run_folder.name,
             storage_path=storage_path,
             storage_filesystem=filesystem,
-            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
+            worker_runtime_env={"env_vars": worker_environment()},
             failure_config=FailureConfig(max_failures=workers.max_failures),
             callbacks=list(callbacks),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
@@ -160,7 +161,7 @@ def train_encoder_on_ray(
             name=f"{folder.name}-train",
             storage_path=storage_path,
             storage_filesystem=filesystem,
-            worker_runtime_env={"env_vars": WORKER_ENVIRONMENT},
+            worker_runtime_env={"env_vars": worker_environment()},
             failure_config=FailureConfig(max_failures=workers.max_failures),
         ),
     )

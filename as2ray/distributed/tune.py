@@ -35,11 +35,12 @@ from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import max_concurrent_runs
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.errors import SearchError
+from as2ray.progress import log_to_console
 from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob
-from as2ray.training.tracking import METRICS, calling_at_end, end_run, log_to_console, read_metrics
+from as2ray.training.tracking import METRICS, calling_at_end, end_run, read_metrics
 
 logger = logging.getLogger(__name__)
 

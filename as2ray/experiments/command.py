@@ -15,15 +15,18 @@ from as2ray.experiments.executor import Backend, SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
+from as2ray.progress import console_log, silence_libraries
 from as2ray.training.tracking import (
     RunDescription,
     TrackingConfig,
     closing,
     create_servers,
-    log_to_console,
 )
 
 R = TypeVar("R")
+
+LOG_FILE = "console.log"
+"""File in the output with all that the last runs logged, also what Ray's workers printed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Pipeline(Generic[R]):
 
     def command(self, arguments: Sequence[str] | None = None) -> None:
         """Runs the command line of the pipeline; exits with 2 on an error that a user can fix."""
-        log_to_console()
+        silence_libraries()
         with exit_with_error():
             recipe, options = read_recipe(self.recipe_type, arguments)
             if options.dry_run:
@@ -104,7 +107,9 @@ class Pipeline(Generic[R]):
                 sys.stdout.write(dry_run(*prepared, options.workers) + "\n")
                 return
             settings = {n: getattr(options, n) for n in ("store", "max_parallel", "fail_fast")}
-            self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
+            shown = {n: getattr(options, n) for n in ("quiet", "verbose", "json_log")}
+            with console_log(**shown, log_file=Path(options.output) / LOG_FILE):
+                self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
 
 
 def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:

@@ -26,6 +26,7 @@ from as2ray.experiments.stage import (
     sorted_stages,
 )
 from as2ray.experiments.store import Store
+from as2ray.progress import fields, format_duration
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def execute(
             "duration_s": round(time.perf_counter() - started_at, 2),
             "workers": plain(workers),
             "command": sys.argv,
-            "packages": _packages(),
+            "packages": package_versions(),
             "git_commit": git_commit(),
         }
         if is_held():
@@ -195,19 +196,20 @@ def run_graph(
     if stages:
         backend.check(stages)
     log.info("%d stages: %d complete, %d to run", len(everything), len(run.results), len(stages))
-    hours, position = critical_paths(everything), {s: n for n, s in enumerate(stages)}
-    sorter = TopologicalSorter({s: [i for i in s.inputs if i in position] for s in stages})
+    hours, order = critical_paths(everything), {s: n for n, s in enumerate(stages)}
+    sorter = TopologicalSorter({s: [i for i in s.inputs if i in order] for s in stages})
     sorter.prepare()
     ready: list[Stage] = []
     running: dict[Any, Stage] = {}
+    stage_log = _StageLog(names, len(everything))
     while sorter.is_active():
         ready += sorter.get_ready()
-        ready.sort(key=lambda s: (-hours[s] if backend.max_parallel > 1 else 0.0, position[s]))
+        ready.sort(key=lambda s: (-hours[s] if backend.max_parallel > 1 else 0.0, order[s]))
         if fail_fast and run.failures:
             ready.clear()
         while ready and backend.admits(ready[0], list(running.values())):
             stage = ready.pop(0)
-            log.info("%s: started", _name(stage, names))
+            stage_log.start(stage, len(run.results) + len(run.failures) + len(running) + 1)
             # All that it builds on: a stage may read the inputs of its inputs.
             inputs = {each: run.results[each] for each in sorted_stages(stage.inputs)}
             on_open(stage, stage.digest({each: inputs[each].fingerprint for each in inputs}))
@@ -221,14 +223,46 @@ def run_graph(
             run.results[stage] = backend.result(handle)
         except Exception as error:  # Other stages go on; it is raised at the end.
             run.failures[stage] = error
-            is_bug = not isinstance(error, As2rayError)
-            log.error("%s: failed: %s", _name(stage, names), error, exc_info=is_bug)
+            stage_log.fail(stage, error)
         else:
             sorter.done(stage)
-            num_complete = len(run.results)
-            log.info("%s: complete (%d of %d)", _name(stage, names), num_complete, len(everything))
+            stage_log.complete(stage, len(run.results))
     run.skipped = [s for s in stages if s not in run.results and s not in run.failures]
+    stage_log.close(len(run.results))
     return run
+
+
+class _StageLog:
+    """Logs the start and the end of each stage, and a summary."""
+
+    def __init__(self, names: Mapping[Stage, str], num_stages: int) -> None:
+        self._names, self._num_stages = names, num_stages
+        self._started_at: dict[Stage, float] = {}
+        self._durations_s: dict[str, float] = {}
+
+    def start(self, stage: Stage, position: int) -> None:
+        self._started_at[stage], name = time.monotonic(), _name(stage, self._names)
+        place = {"position": position, "num_stages": self._num_stages}
+        log.info("%s: started", name, extra=fields(task=name, state="started", **place))
+
+    def fail(self, stage: Stage, error: Exception) -> None:
+        name, is_bug = _name(stage, self._names), not isinstance(error, As2rayError)
+        ended = fields(task=name, state="failed")
+        log.error("%s: failed: %s", name, error, exc_info=is_bug, extra=ended)
+
+    def complete(self, stage: Stage, num_complete: int) -> None:
+        name, seconds = _name(stage, self._names), time.monotonic() - self._started_at[stage]
+        self._durations_s[name] = round(seconds, 2)
+        ended = fields(task=name, state="complete", duration_s=self._durations_s[name])
+        shown = (name, num_complete, self._num_stages, format_duration(seconds))
+        log.info("%s: complete (%d of %d), %s", *shown, extra=ended)
+
+    def close(self, num_complete: int) -> None:
+        if self._started_at:
+            seconds = time.monotonic() - min(self._started_at.values())
+            summary = fields(durations_s=self._durations_s, duration_s=round(seconds, 2))
+            shown = (num_complete, self._num_stages, format_duration(seconds))
+            log.info("%d of %d stages complete, %s", *shown, extra=summary)
 
 
 def check_stage(stage: Stage, results: Mapping[Stage, Result], names: Mapping[Stage, str]) -> None:
@@ -244,7 +278,8 @@ def _name(stage: Stage, names: Mapping[Stage, str]) -> str:
 
 
 @cache
-def _packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the packages that results depend on, of those installed."""
     versions = {}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):

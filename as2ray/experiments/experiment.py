@@ -2,20 +2,32 @@
 
 import json
 import os
+import platform
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from as2ray.errors import StaleStageError
 from as2ray.evaluation.measures import EvaluationResult
-from as2ray.experiments.executor import Backend, GraphRun, run_graph
+from as2ray.experiments.executor import (
+    Backend,
+    GraphRun,
+    git_commit,
+    package_versions,
+    run_graph,
+)
 from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Label, Outputs, Stage, sorted_stages
 from as2ray.experiments.store import LINKS, Store
 from as2ray.tables.atomic import atomic_file
 
 S = TypeVar("S", bound=Stage)
+
+RUN_FILE = "run.json"
+"""File in the output that says when, where and from which commit the reports were written."""
 
 Evaluations = dict[str, dict[str, dict[int, EvaluationResult]]]
 """Evaluations by test, system and seed."""
@@ -171,8 +183,28 @@ def run_experiment(
     _write_links(experiment, output, run)
     finished = Finished(experiment, run, store, output)
     report(finished)
+    finished.write_json(RUN_FILE, _describe_run(experiment, title))
     run.raise_failures(names)
     return finished
+
+
+def _describe_run(experiment: Experiment, title: str) -> dict[str, Any]:
+    import torch  # takes seconds, and `--help` needs it not
+
+    return {
+        "title": title,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": git_commit(),
+        "command": sys.argv,
+        "seeds": sorted({seed for _, _, seed in experiment.evaluations}),
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "packages": package_versions(),
+    }
 
 
 def _check_same_recipe(experiment: Experiment, output: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import ray
 from ray._private.state import state as cluster_state
 
-from as2ray.distributed.cluster import WORKER_ENVIRONMENT, unwrap_ray_errors
+from as2ray.distributed.cluster import unwrap_ray_errors, worker_environment
 from as2ray.distributed.plan import check_plan, node_resources
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.experiments.executor import execute
 from as2ray.experiments.stage import Label, Result, Stage
 from as2ray.experiments.store import Store
-from as2ray.training.tracking import log_to_console
+from as2ray.progress import log_to_console
 
 MAX_RETRIES = 3
 """Times that a stage is started again after its process or node is lost; it resumes."""
@@ -79,7 +79,7 @@ class RayBackend:
             num_cpus=resources.get("CPU", 0.0),
             num_gpus=resources.get("GPU", 0.0),
             label_selector=self.workers.driver_label_selector or None,
-            runtime_env={"env_vars": WORKER_ENVIRONMENT},
+            runtime_env={"env_vars": worker_environment()},
         )
         return task.remote(stage, inputs, self.store, self.workers, label)
 

@@ -417,6 +417,12 @@ class RunOptions:
     """Print the stages and their estimated hours, and run nothing."""
     fail_fast: bool = False
     """Start no further stage after the first failure."""
+    quiet: bool = False
+    """Show warnings, errors and results alone."""
+    verbose: bool = False
+    """Show the log of other libraries and of each training step, too."""
+    json_log: bool = False
+    """Write the log as one JSON object per line."""
 
 
 def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[T, RunOptions]:

@@ -13,6 +13,7 @@ from as2ray.evaluation.report import (
 )
 from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.recipe import Recipe
+from as2ray.progress import RESULT
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, read_metrics
 
@@ -57,7 +58,7 @@ def write_reports(
             reproduces=recipe.reproduces.get(test),
         )
         save_report(report, finished.output / f"{test}.md")
-        log.info("\n%s", to_markdown(report))
+        log.info("\n%s", to_markdown(report), extra=RESULT)
         measures = {row.system: row.measures for row in report.rows}
         plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
 from as2ray.errors import CheckpointError
 from as2ray.models.ranker import Ranker, positive_probability
+from as2ray.progress import count_rows
 from as2ray.text.packing import PackedBatch, Prefixes, TokenSequences, pack_sequences
 
 MAX_PREFIX_TOKENS = 8_192
@@ -185,6 +186,7 @@ class PackedRanker(Ranker):
         with self.scoring():
             for batch, values in self.map_batches(predict_numpy, batches):
                 predictions[batch.sequence_data["row"]] = values
+                count_rows(len(values))
         return predictions
 
 

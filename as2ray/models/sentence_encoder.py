@@ -17,6 +17,7 @@ from as2ray.models.encoder.cpu_parallel import balanced_budget, parallel_map
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.encoder.packed_attention import SequenceLayout
 from as2ray.models.precision import Dtype, fp32_head, resolve_dtype
+from as2ray.progress import count_rows
 from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
 from as2ray.text.tokenization import TOKENIZE_BATCH
 
@@ -119,6 +120,7 @@ class SentenceEncoder(nn.Module):
         with torch.inference_mode(), self.encoder.fused_inference(dtype):
             for rows, values in parallel_map(embed, batches, num_threads):
                 embeddings[rows] = values
+                count_rows(len(values))
         return embeddings
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from as2ray.errors import SentenceIndexError
+from as2ray.progress import task
 from as2ray.tables.atomic import atomic_file
 
 FORMAT_VERSION: Final = 3
@@ -147,12 +148,15 @@ def write_embeddings(
     staging.mkdir(parents=True, exist_ok=True)
     blocks = {shard: list(_list_blocks(shard, staging, info)) for shard in shards}
     missing = [b for bs in blocks.values() for b in bs if not b.file.exists()]
-    if map_blocks is None:
-        for block in missing:
-            _encode_block(encoder, block)
-    elif missing:
-        for _ in map_blocks(partial(_create_block_encoder, info, load_encoder), missing):
-            pass
+    sizes = [block.end - block.start for block in missing]
+    with task("embeddings", sum(sizes), "sentences", counts_rows=map_blocks is None) as advance:
+        if map_blocks is None:
+            for block in missing:
+                _encode_block(encoder, block)
+        elif missing:
+            create = partial(_create_block_encoder, info, load_encoder)
+            for size, _ in zip(sizes, map_blocks(create, missing)):
+                advance(size)
     for shard, shard_blocks in blocks.items():
         _join_blocks(shard, shard_blocks, info.dimension)
     num_sentences = sum(bs[-1].end for bs in blocks.values() if bs)

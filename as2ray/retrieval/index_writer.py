@@ -27,6 +27,7 @@ from pydantic.dataclasses import dataclass
 from scipy import sparse
 
 from as2ray.errors import ConfigError, CorpusError, SentenceIndexError
+from as2ray.progress import task
 from as2ray.retrieval.documents import (
     DocumentColumns,
     FilePart,
@@ -168,9 +169,10 @@ def _write_contents(
     shards = [folder / f"shard-{number:05d}" for number in range(len(groups))]
     skipped = SkippedDocuments()
     write_counts = partial(_write_shard_counts, config=config)
-    for shard_skipped in map_function(write_counts, list(zip(shards, groups))):
-        skipped.counts.update(shard_skipped.counts)
-        skipped.examples = {**shard_skipped.examples, **skipped.examples}
+    with task("sentences of the documents"):
+        for shard_skipped in map_function(write_counts, list(zip(shards, groups))):
+            skipped.counts.update(shard_skipped.counts)
+            skipped.examples = {**shard_skipped.examples, **skipped.examples}
     statistics = CollectionStatistics.from_shards(map(_load_term_counts, shards))
     if not statistics.num_words:
         raise CorpusError(

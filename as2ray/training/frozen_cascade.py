@@ -33,6 +33,7 @@ from as2ray.models.padded_reference import check_packed_scores
 from as2ray.models.pointwise import PointwiseRanker
 from as2ray.models.quantization import fit_activation_ranges
 from as2ray.models.ranker import Ranker
+from as2ray.progress import task
 from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import write_part
 from as2ray.tables.schema import LOGIT_COLUMNS, question_indices
@@ -197,9 +198,11 @@ def _choose_margins(
 ) -> None:
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
-        calibration = _score(cascade, parts.calibration)
+        num_pairs = len(parts.calibration) + len(parts.path)
+        with task("scores of all exits", num_pairs, "pairs", counts_rows=True):
+            calibration, path = (_score(cascade, t) for t in (parts.calibration, parts.path))
         exit_layers, margins = fit_margins(
-            _score(cascade, parts.path),
+            path,
             calibration,
             config.risk,
             max_loss,
@@ -332,7 +335,8 @@ def _score_like(ranker: PackedRanker, cascade: CascadeRanker) -> CascadeRanker:
 def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -> np.ndarray:
     """Trains the partial classifiers to give the last exit's log-odds, which it returns."""
     heads = cascade.network.heads[:-1]
-    pooled, log_odds = cascade.predict_pooled(cascade.tokenizer.encode(*_texts(table)))
+    with task("states of the exits", len(table), "pairs", counts_rows=True):
+        pooled, log_odds = cascade.predict_pooled(cascade.tokenizer.encode(*_texts(table)))
     targets = torch.from_numpy(log_odds).to(cascade.device)
     inputs = [torch.from_numpy(pooled[:, i].copy()).to(cascade.device) for i in range(len(heads))]
     if not bool(targets.isfinite().all()):
@@ -344,17 +348,19 @@ def _fit_heads(cascade: CascadeRanker, table: pa.Table, config: CascadeConfig) -
     )
     heads.train()
     generator = torch.Generator().manual_seed(config.seed)
-    for _ in range(config.epochs):
-        order = torch.randperm(len(targets), generator=generator)
-        for rows in order.split(BATCH_SIZE):  # type: ignore[no-untyped-call]
-            logits = (head.layers(part[rows]) for head, part in zip(heads, inputs))
-            losses = [
-                functional.mse_loss(part[:, 1] - part[:, 0], targets[rows]) for part in logits
-            ]
-            optimizer.zero_grad()
-            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
+    with task("training of the exits", config.epochs, "epochs") as advance:
+        for _ in range(config.epochs):
+            order = torch.randperm(len(targets), generator=generator)
+            for rows in order.split(BATCH_SIZE):  # type: ignore[no-untyped-call]
+                logits = (head.layers(part[rows]) for head, part in zip(heads, inputs))
+                losses = [
+                    functional.mse_loss(part[:, 1] - part[:, 0], targets[rows]) for part in logits
+                ]
+                optimizer.zero_grad()
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+            advance()
     heads.eval()
     return log_odds
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, PositiveInt, field_validator
 from pydantic.dataclasses import dataclass as validated_dataclass
 
+from as2ray.progress import fields, format_duration
 from as2ray.tables.atomic import atomic_file
 from as2ray.training.checkpoint_store import Metrics
 
@@ -145,22 +145,6 @@ class Tracker:
         """Writes what is buffered and ends the log."""
 
 
-def log_to_console() -> None:
-    """Writes the log of as2ray and of pipelines to the console, with the time.
-
-    Of other libraries only warnings appear there, as is Python's default.
-    """
-    logging.basicConfig()
-    root = logging.getLogger()
-    root.setLevel(logging.WARNING)
-    for handler in root.handlers:
-        # That of Ray Train has none; those of a test have their own.
-        if handler.formatter is None or handler.formatter._fmt == logging.BASIC_FORMAT:
-            handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-    for name in ("as2ray", "pipelines", "__main__"):
-        logging.getLogger(name).setLevel(logging.INFO)
-
-
 class ConsoleTracker(Tracker):
     """Writes one line per report to Python's logging; it leaves out most metrics of speed.
 
@@ -175,18 +159,27 @@ class ConsoleTracker(Tracker):
         self.started_at = time.monotonic()
         if resumed_step:
             logger.info("%s continues after step %d of %d", name, resumed_step, num_steps)
+        self._about = {"task": name, "total": num_steps, "unit": "steps"}
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
         step_s = (time.monotonic() - self.started_at) / max(1, step - self.resumed_step)
-        left = timedelta(seconds=round(step_s * (self.num_steps - step)))
+        left = format_duration(step_s * (self.num_steps - step))
         shown = {
             name.removeprefix("train/").removeprefix("speed/"): value
             for name, value in metrics.items()
             if name == "speed/tokens_per_second" or not name.startswith("speed/")
         }
         values = "  ".join(f"{key} {value:.4g}" for key, value in shown.items())
-        logger.info("%s step %d/%d, %s left  %s", self.name, step, self.num_steps, left, values)
+        logger.info(
+            *("%s step %d/%d, %s left  %s", self.name, step, self.num_steps, left, values),
+            extra=fields(**self._about, completed=step, metrics=dict(metrics)),
+        )
+
+    def close(self, state: RunState = "FINISHED") -> None:
+        """See `Tracker`; a bar ends with its run."""
+        ended = "complete" if state == "FINISHED" else "failed"
+        logger.debug("%s: %s", self.name, ended, extra=fields(**self._about, state=ended))
 
 
 class JsonLinesTracker(Tracker):

@@ -1,0 +1,47 @@
+import json
+import shutil
+
+import pytest
+
+from benchmarks.results import DATA, FOLDER, PAGE, build_page, main
+
+
+def test_page_of_results_is_what_its_files_give():
+    assert (FOLDER / PAGE).read_text(encoding="utf-8") == build_page(FOLDER / DATA)
+
+
+def test_files_of_results_are_small_and_name_no_folder_of_a_machine():
+    for path in (FOLDER / DATA).rglob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert len(text) < 100_000
+        assert not any(folder in text for folder in ("/tmp/", "/home/", "/root/", "/work/"))
+
+
+def test_plots_and_page_are_made_from_the_files_of_a_folder(tmp_path):
+    shutil.copytree(FOLDER / DATA, tmp_path / DATA)
+    gpu = json.loads((tmp_path / DATA / "gpu.json").read_text())
+    gpu["claims"][0]["measured"] = "7 pairs/s"
+    gpu["machine"]["gpu"] = "Abacus"
+    (tmp_path / DATA / "gpu.json").write_text(json.dumps(gpu))
+    main(["--folder", str(tmp_path)])
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert "## benchmarks.gpu: Abacus" in page
+    assert "| MiniLM, packed | 7 pairs/s |" in page
+    for name in ("gpu.png", "bound-monolith.png", "bound-monolith-longer.png"):
+        assert f"]({name})" in page
+        assert (tmp_path / name).stat().st_size > 5_000
+        assert (FOLDER / name).is_file()
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_section_of_a_recipe_says_when_and_where_it_ran_if_that_is_stored(tmp_path, has_run):
+    shutil.copytree(FOLDER / DATA / "cascade_bounds", tmp_path / "cascade_bounds")
+    machine = {"system": "Linux", "cores": 4, "python": "3.12.1", "gpu": None}
+    packages = {"torch": "2.11.0", "transformers": "5.17.0"}
+    run = {"title": "Bounds", "created_at": "2026-11-26T10:00:00+00:00", "commit": "abc"}
+    run |= {"machine": machine, "packages": packages, "seeds": [0, 1, 2]}
+    if has_run:
+        (tmp_path / "cascade_bounds" / "run.json").write_text(json.dumps(run))
+    told = "Bounds; 2026-11-26, commit abc, Linux, 4 cores, Python 3.12.1, torch 2.11.0"
+    assert (told in build_page(tmp_path)) is has_run
+    assert ("before recipes stored" in build_page(tmp_path)) is not has_run

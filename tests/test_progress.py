@@ -1,0 +1,233 @@
+import io
+import json
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from contextlib import redirect_stderr
+
+import pytest
+from sleeping_stages import Cell, Failing
+
+from as2ray.cli.main import main
+from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ConfigError
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.store import Store
+from as2ray.progress import (
+    LOGGERS,
+    RESULT,
+    WORKER_VARIABLE,
+    JsonFormatter,
+    console_log,
+    count_rows,
+    fields,
+    format_duration,
+    log_to_console,
+    task,
+    worker_variables,
+)
+from as2ray.training.tracking import ConsoleTracker
+
+log = logging.getLogger("as2ray.test")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch) -> Terminal:
+    """A terminal of 100 columns."""
+    for name, value in {"COLUMNS": "100", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+def run_two_stages(tmp_path):
+    store = Store(str(tmp_path / "store"))
+    first = Cell("first")
+    names = {first: "tables/first", Cell("second", (first,)): "second"}
+    return run_graph(list(names), store, SequentialBackend(store, WorkersConfig(0)), names)
+
+
+def worker_line(message, name="as2ray.training", **values):
+    """A line of a worker's log as Ray prints it on the driver."""
+    record = logging.LogRecord(name, logging.INFO, "", 0, message, (), None)
+    record.__dict__.update(values)
+    return f"\x1b[36m(RayTrainWorker pid=12, ip=10.0.0.2)\x1b[0m {JsonFormatter().format(record)}\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (42.4, "42 s"), (200, "3 min 20 s"), (7_500, "2 h 5 min")],
+)
+def test_duration_is_shown_in_the_unit_that_fits(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_log_of_a_file_has_timed_lines_and_the_duration_of_each_stage(tmp_path, capsys):
+    with console_log():
+        run_two_stages(tmp_path)
+        log.info("| a report |", extra=RESULT)
+        logging.getLogger("other").warning("advice")
+        warnings.warn("more advice", stacklevel=1)
+    shown = capsys.readouterr()
+    assert shown.out == "| a report |\n"
+    lines = shown.err.splitlines()
+    assert [re.sub(r"\d\.\d s", "N s", line[10:]) for line in lines] == [
+        "2 stages: 0 complete, 2 to run",
+        "tables/first: started",
+        "tables/first: complete (1 of 2), N s",
+        "second: started",
+        "second: complete (2 of 2), N s",
+        "2 of 2 stages complete, N s",
+    ]
+    assert all(line[:8].count(":") == 2 for line in lines)
+
+
+def test_quiet_console_shows_warnings_and_results(tmp_path, capsys):
+    with console_log(quiet=True):
+        run_two_stages(tmp_path)
+        log.warning("look out")
+        log.info("| a report |", extra=RESULT)
+    shown = capsys.readouterr()
+    assert shown.out == "| a report |\n"
+    assert shown.err[10:] == "look out\n"
+
+
+def test_verbose_console_shows_other_libraries_and_each_step(capsys):
+    with console_log(verbose=True), task("scores", 2, "pairs") as advance:
+        advance()
+        logging.getLogger("other").warning("advice")
+    assert "scores: 1 of 2 pairs" in (err := capsys.readouterr().err)
+    assert "advice" in err
+
+
+def test_json_log_has_an_object_for_each_line(tmp_path, capsys):
+    with console_log(json_log=True):
+        run_two_stages(tmp_path)
+        ConsoleTracker("second", 40, 0).log(10, {"train/loss": 0.5})
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    started = next(line for line in lines if line.get("state") == "started")
+    assert (started["task"], started["position"], started["num_stages"]) == ("tables/first", 1, 2)
+    assert lines[-2]["durations_s"].keys() == {"tables/first", "second"}
+    assert (lines[-1]["completed"], lines[-1]["total"]) == (10, 40)
+    assert lines[-1]["metrics"] == {"train/loss": 0.5}
+    assert {"time", "level", "logger", "message"} <= lines[-1].keys()
+
+
+def test_failed_stage_is_an_error_without_traceback_and_has_no_duration(tmp_path, capsys):
+    store = Store(str(tmp_path / "store"))
+    with console_log():
+        run_graph([Failing("no good")], store, SequentialBackend(store, WorkersConfig(0)))
+    err = capsys.readouterr().err
+    assert "failed: " in err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1][10:].startswith("0 of 1 stages complete")
+
+
+def test_console_flags_exclude_each_other():
+    with (
+        pytest.raises(ConfigError, match="exclude each other"),
+        console_log(quiet=True, json_log=True),
+    ):
+        pass
+
+
+def test_console_leaves_log_and_environment_as_they_were(tmp_path):
+    root, stream = logging.getLogger(), sys.stderr
+    before = root.level, list(root.handlers), logging.getLogger("as2ray").level
+    with console_log(log_file=tmp_path / "new" / "console.log"):
+        assert worker_variables() == {WORKER_VARIABLE: "json"}
+        assert sys.stderr is not stream
+    assert (root.level, list(root.handlers), logging.getLogger("as2ray").level) == before
+    assert sys.stderr is stream
+    assert WORKER_VARIABLE not in os.environ
+
+
+def test_log_of_workers_is_the_log_of_this_process_and_chatter_goes_to_the_file(tmp_path, capsys):
+    path = tmp_path / "out" / "console.log"
+    with console_log(log_file=path):
+        sys.stderr.write(worker_line("step 3/30")[:40])
+        sys.stderr.write(worker_line("step 3/30")[40:])
+        sys.stderr.write("\x1b[36m(task pid=7)\x1b[0m chatter of a library\n")
+        sys.stderr.write("2026-11-26 11:42:46,158\tWARNING worker.py:85 -- chatter of Ray\n")
+        sys.stderr.write("(autoscaler +5s) no node has a GPU\nno end of line")
+    err = capsys.readouterr().err
+    assert err.splitlines()[0].endswith(f"log: {path}")
+    assert err.splitlines()[1][8:] == "  step 3/30"
+    assert "chatter" not in err
+    assert "(autoscaler +5s) no node has a GPU\n" in err
+    assert err.endswith("no end of line")
+    assert "chatter of a library" in (written := path.read_text())
+    assert "chatter of Ray" in written
+
+
+def test_worker_whose_lines_are_read_again_writes_each_as_json_once(monkeypatch, capsys):
+    monkeypatch.setenv(WORKER_VARIABLE, "json")
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(each, each.handlers, each.propagate, each.level) for each in loggers]
+    try:
+        log_to_console()
+        log_to_console()  # a worker that Ray uses for another task
+        log.info("step %d", 3, extra=fields(completed=3))
+    finally:
+        for logger, handlers, propagate, level in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+    [line] = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["message"], line["completed"]) == ("step 3", 3)
+
+
+def test_terminal_has_a_bar_for_each_stage_a_closing_line_and_a_summary(terminal, tmp_path):
+    with redirect_stderr(terminal), console_log():
+        run_two_stages(tmp_path)
+    shown = terminal.getvalue()
+    assert "stage 1 of 2  tables/first" in shown
+    assert re.search(r"tables/first: complete \(1 of 2\), \d\.\d s\n", shown)
+    assert "tables/first: started" not in shown
+    # One row for both, as they took less than a second.
+    assert re.search(r"2 of 2 stages complete, \d\.\d s\n2 stages +\d\.\d s", shown)
+
+
+def test_bar_of_a_stage_shows_the_steps_of_its_training_in_a_worker(terminal):
+    with redirect_stderr(terminal), console_log():
+        log.info("x", extra=fields(task="training", state="started", position=3, num_stages=7))
+        values = {"task": "training", "completed": 30, "total": 400, "unit": "steps"}
+        sys.stderr.write(worker_line("training step 30/400", progress=values))
+        deadline = time.monotonic() + 10
+        while "30/400 steps" not in terminal.getvalue():  # drawn ten times a second
+            assert time.monotonic() < deadline
+        log.info("training: complete", extra=fields(task="training", state="complete"))
+    shown = terminal.getvalue()
+    assert "stage 3 of 7  training" in shown
+    assert "training step 30/400" not in shown
+
+
+def test_rows_that_models_score_are_counted_by_the_work_that_asks_for_it(capsys):
+    count_rows(3)  # nothing counts
+    with console_log(verbose=True):
+        with task("scores", 10, "pairs", counts_rows=True), task("inner"):
+            count_rows(3)
+        with task("scores", 10, "pairs", counts_rows=True):
+            count_rows(4)
+    err = capsys.readouterr().err
+    assert "3 of 10" not in err
+    assert "scores: 4 of 10 pairs" in err
+
+
+def test_commands_take_console_flags_without_a_value(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("The whale eats krill.")
+    arguments = ["index", str(tmp_path / "a.txt"), "--encoder", "none", "--output"]
+    main([*arguments, str(tmp_path / "loud")])
+    shown = capsys.readouterr()
+    assert "sentences of the documents: complete" in shown.err
+    main([*arguments, str(tmp_path / "quiet"), "--quiet"])
+    shown = capsys.readouterr()
+    assert shown.out.startswith("1 sentences of 1 documents")
+    assert not shown.err
