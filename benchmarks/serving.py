@@ -6,8 +6,9 @@ clients. as2ray serves a cascade (`--cascade`). FastAPI with sentence-transforme
 serves a pointwise ranker of the same encoder, as does Infinity if `--infinity` names the Python of
 an environment with `infinity-emb[torch,server]`. A rate is sustained if p99 is within the bound at
 constant arrivals (open loop), and no request is rejected or fails. `--soak_s 600` then loads
-as2ray's service for ten minutes. A service that still ranks requests that its clients gave up is
-waited for before the next measurement.
+as2ray's service for ten minutes. `--brief` makes the same comparisons once, with 100 sentences and
+shorter loads: minutes instead of an hour. A service that still ranks requests that its clients gave
+up is waited for before the next measurement.
 """
 
 import argparse
@@ -57,13 +58,14 @@ class Size:
 
 
 FULL = Size({100: 2.0, 400: 8.0}, 12, 20.0, 3, (1, 4, 16, 64), 8, 40)
+BRIEF = Size({100: 2.0}, 12, 10.0, 1, (4,), 8, 8)
 SMALL = Size({8: 30.0}, 2, 0.5, 1, (2,), 2, 2)  # a bound for machines that run other tests, too
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    size = SMALL if args.small else FULL
+    size = SMALL if args.small else BRIEF if args.brief else FULL
     limit_cores(args.cores)
     # A signal that ends the benchmark ends its services, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
@@ -150,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cascade", type=Path, required=True, help="checkpoint that as2ray serves")
+    parser.add_argument("--brief", action="store_true", help="one repeat of short loads")
     parser.add_argument("--start_timeout_s", type=float, default=300.0, help="limit for a start")
     parser.add_argument("--soak_s", type=float, help="seconds at 80 %% of the sustained rate")
     parser.add_argument("--ranker", type=Path, help="what the others serve; by default MiniLM")

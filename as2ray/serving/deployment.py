@@ -79,9 +79,9 @@ PROBE: Final = ("How fast does it rank?", ["A candidate of about the usual lengt
 PROBE_BUDGET_MS: Final = 500
 """Question and candidates by which the speed of a ranker is measured when it is loaded."""
 
-HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 4.0
-"""Ray Serve replaces a replica that fails three health checks in succession. Shorter ones replace
-rankers that work, on a machine without free cores, and each start takes more of them."""
+HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 3.0
+"""Ray Serve replaces a replica that fails three health checks in succession: one that hangs after 9
+to 10 s. Much shorter ones replace rankers that work, on a machine without free cores."""
 
 RANKER_SHUTDOWN_TIMEOUT_S = 2.0
 """Seconds after which a replica that is stopped is killed. One that hangs holds its cores until

@@ -19,6 +19,7 @@ from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import Ranker
 from as2ray.models.time_budget import TimedPass
+from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.serving.settings import Limits
 from as2ray.serving.types import (
@@ -185,10 +186,7 @@ class RerankEngine:
         return [
             RerankResult(
                 model=tokenized.request.model,
-                # The texts stay here: whoever wants them has the request.
-                ranking=[
-                    CandidateScore(c.index, c.score, c.exit_layer, c.is_logit) for c in ranking
-                ],
+                ranking=_without_texts(ranking),
                 num_tokens=tokenized.num_tokens,
                 exit_layers=self.ranker.exit_layers,
                 num_scored=self._count_scored(staged_scores, slice(end - len(ranking), end)),
@@ -219,7 +217,7 @@ class RerankEngine:
         ended_at = time.monotonic()
         return RerankResult(
             model=request.model,
-            ranking=[CandidateScore(c.index, c.score, c.exit_layer) for c in ranking],
+            ranking=_without_texts(ranking),
             num_tokens=timed_pass.num_tokens,
             exit_layers=self.ranker.exit_layers,
             num_scored=self._count_scored(staged_scores, slice(len(ranking))),
@@ -253,6 +251,11 @@ class RerankEngine:
             return ()
         stage_index = staged_scores.stage_index[rows]
         return tuple(int(np.sum(stage_index >= s)) for s in range(len(self.ranker.exit_layers)))
+
+
+def _without_texts(ranking: Sequence[RankedCandidate]) -> list[CandidateScore]:
+    """Returns a ranking without its texts, which stay here: whoever wants them has the request."""
+    return [CandidateScore(c.index, c.score, c.exit_layer, c.is_logit) for c in ranking]
 
 
 def _shed_load(tokenized: TokenizedRequest, shed_drop_ratio: float) -> Pruning:

@@ -31,6 +31,13 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 OTHER_METRICS_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 """Environment variables of the ports of Ray's autoscaler and dashboard."""
 
+REPLACEMENT_VARIABLES = {
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    "RAY_kill_worker_timeout_milliseconds": "1000",
+}
+"""Environment variables by which a process that hangs is killed after 1 s. Otherwise Ray Serve asks
+it to end, and waits, and Ray waits 5 s more; its cores are not free for another one until then."""
+
 DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0
 """Seconds between two counts of requests, and seconds without a new one before the end."""
 
@@ -148,6 +155,7 @@ def _ray_environment(host: str) -> Iterator[None]:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
         # The proxy would take the address of a client on this machine from `x-forwarded-for`.
         "FORWARDED_ALLOW_IPS": "",
+        **REPLACEMENT_VARIABLES,
     }
     if not sys.stderr.isatty():
         variables["RAY_COLOR_PREFIX"] = "0"

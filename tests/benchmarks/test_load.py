@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 
 from benchmarks.load import run_closed_loop, run_open_loop
+from benchmarks.serving import BRIEF, FULL
 
 
 async def answers(scope, receive, send):
@@ -69,3 +70,11 @@ def test_refusals_and_failures_are_no_answers(server, status, refused, failed):
 def test_nobody_there_is_a_failure():
     seen = run_open_loop("http://127.0.0.1:9", [{}], requests_per_second=100, duration_s=0.03)
     assert seen.num_failed == 3
+
+
+def test_brief_run_holds_services_to_a_bound_of_the_full_one_within_five_minutes():
+    assert BRIEF.p99_bounds_s.items() < FULL.p99_bounds_s.items()
+    # Two searches that rise as far as they may, the clients, the overload, the ranking in process.
+    num_loads = 2 * (1.25 + BRIEF.max_rate_steps) + 2 * len(BRIEF.client_counts) + 1
+    num_loads += 2 * (BRIEF.num_repeats + 1)
+    assert num_loads * BRIEF.duration_s < 300

@@ -19,6 +19,7 @@ from as2ray.distributed.plan import check_capacity
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.serving import deployment, metrics, proxy
 from as2ray.serving.middleware import PUBLIC_PATHS
+from as2ray.serving.server import REPLACEMENT_VARIABLES
 from as2ray.serving.settings import ServiceConfig
 
 KUBERNETES = "1.33"
@@ -65,7 +66,11 @@ def test_serve_config_is_ray_s_and_its_arguments_are_ours(name):
     # What others reach asks for a token.
     assert args.allowed_hosts if schema.http_options.host == "127.0.0.1" else args.auth_token_file
     # Serve's own errors take the form of ours.
-    assert f"{proxy.__name__}:{proxy.create_middlewares.__name__}" in (CONFIGS / name).read_text()
+    text = (CONFIGS / name).read_text()
+    assert f"{proxy.__name__}:{proxy.create_middlewares.__name__}" in text
+    # What hangs is killed at once.
+    for variable, value in REPLACEMENT_VARIABLES.items():
+        assert f"{variable}={value}" in text or f'name: {variable}, value: "{value}"' in text
     assert proxy.create_middlewares()
 
 
@@ -89,6 +94,9 @@ def test_the_builder_takes_typed_arguments_and_names_its_deployments(tmp_path):
     # A gateway that goes answers first what it has; a ranker that hangs keeps its cores no longer.
     assert gateway._deployment_config.graceful_shutdown_timeout_s > 60
     assert ranker._deployment_config.graceful_shutdown_timeout_s < 5
+    # Three misses, of which the first begins a period after it hangs, leave it half of 20 s.
+    for options in (gateway._deployment_config, ranker._deployment_config):
+        assert options.health_check_period_s + 3 * options.health_check_timeout_s <= 10
 
 
 def test_a_pod_that_ends_answers_what_it_has_and_its_user_alone_reads_the_tokens():

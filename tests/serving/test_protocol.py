@@ -176,6 +176,16 @@ def test_each_family_scores_in_all_dialects_as_its_activation_says(
         assert [one[name] for one in results] == pytest.approx(scores, abs=1e-5)
     is_probability = [0 <= score <= 1 for score in scores]
     assert all(is_probability) if activation == "Sigmoid" else not all(is_probability)
+    # A budget changes neither what a score is nor what its logit is.
+    body = {"query": QUESTION, "texts": CANDIDATES, "raw_scores": True}
+    raw, raw_in_time = (
+        {one["index"]: one["score"] for one in client.post("/rerank", json=body, headers=h).json()}
+        for h in ({}, {"x-budget-ms": "600000"})
+    )
+    assert raw_in_time == pytest.approx(raw, abs=0.05)
+    body = {"question": QUESTION, "candidates": CANDIDATES, "budget_ms": 600_000}
+    in_time = client.post("/rank", json=body).json()["ranking"]
+    assert {one["is_logit"] for one in in_time} == {activation == "Identity"}
 
 
 def test_scores_of_foreign_dialects_fall_though_the_dropped_scored_higher():
