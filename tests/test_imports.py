@@ -59,6 +59,22 @@ FRAMEWORKS = {
 """What a module needs that is not installed everywhere: extras, and what comes with a GPU."""
 
 
+NOT_LOADED_BY_ASK = {
+    "transformers",
+    "huggingface_hub",
+    "accelerate",
+    "sympy",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "pandas",
+    "scipy.optimize",
+    "scipy.stats",
+    "ray",
+    "matplotlib",
+}
+"""What answering from an index needs only with a ranker, or never."""
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -164,6 +180,26 @@ def test_light_processes_do_not_load_what_they_do_not_need(not_loaded):
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_ask_loads_neither_transformers_nor_what_takes_as_long(sentence_encoder, tmp_path):
+    # Importing them takes longer than an answer. scipy.special and torch are needed.
+    from as2ray.cli.main import main
+
+    (tmp_path / "whales.md").write_text("Whales eat krill near the ice.")
+    index = str(tmp_path / "i")
+    main(["index", str(tmp_path / "whales.md"), "--output", index, "--encoder", sentence_encoder])
+    code = (
+        "import sys\n"
+        "from as2ray.cli.main import main\n"
+        f"main(['ask', 'What do whales eat?', '--index', {index!r}, '--score_threshold', '0'])\n"
+        f"loaded = {NOT_LOADED_BY_ASK} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "krill" in process.stdout
 
 
 def test_public_names_are_those_of_the_lazy_table():

@@ -15,7 +15,8 @@ with gc_paused():
     import torch
     from transformers import AutoModelForTokenClassification
 
-    from as2ray.checkpoints.loading import build_ranker, checkpoint_errors, read_config, read_ranker
+    from as2ray.checkpoints.checkpoint_errors import checkpoint_errors
+    from as2ray.checkpoints.loading import build_ranker, read_config, read_ranker
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError, ConfigError
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling

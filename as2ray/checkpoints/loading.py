@@ -4,8 +4,7 @@ A checkpoint is a folder with `config.json`, `model.safetensors` and a tokenizer
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ with gc_paused():
         check_activation_ranges,
         load_activation_ranges,
     )
+    from as2ray.checkpoints.checkpoint_errors import checkpoint_errors
     from as2ray.checkpoints.config_checks import check_config, gte_config
     from as2ray.checkpoints.cross_encoder_files import (
         CheckpointFiles,
@@ -43,7 +43,7 @@ with gc_paused():
     from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.packaged import resolve_model_path
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
-    from as2ray.errors import As2rayError, CheckpointError, ConfigError
+    from as2ray.errors import CheckpointError, ConfigError
     from as2ray.models.calibration import Calibration
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker
     from as2ray.models.encoder.families import get_family, max_sequence_length
@@ -322,22 +322,6 @@ def _build_pair_tokenizer(
         max_question_length = min(max_question_length, (max_length - num_prompt_tokens) // 2)
     lengths = {"max_length": max_length, "max_question_length": max_question_length}
     return PairTokenizer(tokenizer_json, **{**stored, **lengths})
-
-
-@contextmanager
-def checkpoint_errors(path: str | Path) -> Iterator[None]:
-    """Turns errors of transformers and of files into a `CheckpointError`."""
-    try:
-        yield
-    except As2rayError:
-        raise
-    except Exception as error:  # transformers raises many types for a missing checkpoint
-        cause = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{path} is no checkpoint: {type(error).__name__}: {cause}",
-            fix="name a folder with config.json, model.safetensors and a tokenizer, or a hub id; "
-            "offline, only hub ids in the cache can be loaded",
-        ) from error
 
 
 def load_weights(ranker: Ranker, folder: str | Path) -> dict[str, torch.Tensor]:

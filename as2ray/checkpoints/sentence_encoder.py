@@ -6,26 +6,24 @@ by its import path, which has changed between its releases.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from as2ray.checkpoints.gc_pause import gc_paused
 from as2ray.tables.atomic import atomic_folder
 
 with gc_paused():
     import torch
-    from huggingface_hub import snapshot_download
     from safetensors.torch import load_file, save_file
+    from tokenizers import Tokenizer
     from torch import nn
-    from transformers import AutoModel, AutoTokenizer
 
-    from as2ray.checkpoints.hub import check_hub
-    from as2ray.checkpoints.loading import checkpoint_errors, read_config
+    from as2ray.checkpoints.checkpoint_errors import checkpoint_errors
     from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
-    from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError
     from as2ray.models.encoder.families import get_family, max_sequence_length
+    from as2ray.models.encoder.inference_bert import InferenceBert
     from as2ray.models.precision import Dtype
-    from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
+    from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder, TokenizerFile
 
 MODULE_PREFIX = "sentence_transformers.models."
 """Import path of modules that all releases of sentence-transformers read."""
@@ -68,15 +66,60 @@ def load_sentence_encoder(
             does not support.
     """
     name = str(Path(path).absolute()) if Path(path).is_dir() else str(path)
-    with checkpoint_errors(path), silence_transformers():
+    with checkpoint_errors(path):
         folder = Path(resolve_model_path(name))
         if not folder.is_dir():
-            check_hub(name)
-            folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
+            folder = _download(name)
         modules = _read_modules(name, folder)
-        encoder = _build_encoder(name, folder, modules)
+        parts = _load_transformer(modules["Transformer"])
+        encoder = _build_encoder(name, folder, modules, *parts)
+    return _prepare(encoder, dtype, device)
+
+
+def load_query_encoder(
+    path: str | Path,
+    fingerprint: str,
+    *,
+    dtype: Dtype = "auto",
+    device: str | torch.device | None = None,
+) -> SentenceEncoder:
+    """Loads the encoder of an index's queries; without transformers if it is a BERT in a folder.
+
+    Importing transformers' models takes longer than an answer. An encoder that was loaded without
+    them cannot be trained or saved, and is the same if its fingerprint is.
+
+    Args:
+        path: See `load_sentence_encoder`, which loads all other encoders.
+        fingerprint: Fingerprint of the encoder that the index was embedded with.
+        dtype: See `load_sentence_encoder`.
+        device: See `load_sentence_encoder`.
+    """
+    name = str(Path(path).absolute()) if Path(path).is_dir() else str(path)
+    with checkpoint_errors(path):
+        folder = Path(resolve_model_path(name))
+        if (folder / "modules.json").is_file():
+            modules = _read_modules(name, folder)
+            parts = _read_bert(modules["Transformer"])
+            encoder = None if parts is None else _build_encoder(name, folder, modules, *parts)
+            if encoder is not None and encoder.fingerprint == fingerprint:
+                return _prepare(encoder, dtype, device)
+    return load_sentence_encoder(path, dtype=dtype, device=device)
+
+
+def _prepare(
+    encoder: SentenceEncoder, dtype: Dtype, device: str | torch.device | None
+) -> SentenceEncoder:
     encoder.dtype = "auto" if dtype == "int8" else dtype
     return encoder.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from as2ray.checkpoints.hub import check_hub
+
+    check_hub(name)
+    return Path(snapshot_download(name, allow_patterns=list(FILES)))
 
 
 def save_sentence_encoder(encoder: SentenceEncoder, folder: str | Path) -> Path:
@@ -91,8 +134,9 @@ def save_sentence_encoder(encoder: SentenceEncoder, folder: str | Path) -> Path:
     """
     settings = encoder.settings
     with atomic_folder(folder) as new_folder:
-        encoder.network.save_pretrained(new_folder)
-        encoder.hf_tokenizer.save_pretrained(new_folder)
+        network, hf_tokenizer = cast(Any, encoder.network), cast(Any, encoder.hf_tokenizer)
+        network.save_pretrained(new_folder)
+        hf_tokenizer.save_pretrained(new_folder)
         _write_json(
             new_folder / "sentence_bert_config.json",
             {"max_seq_length": settings.max_length, "do_lower_case": False},
@@ -164,18 +208,42 @@ def _read_modules(name: str, folder: Path) -> dict[str, Path]:
     return modules
 
 
-def _build_encoder(name: str, folder: Path, modules: dict[str, Path]) -> SentenceEncoder:
+def _load_transformer(folder: Path) -> tuple[Any, Any]:
+    """Returns network and tokenizer, as transformers loads them."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from as2ray.checkpoints.loading import read_config
+    from as2ray.checkpoints.weight_checks import silence_transformers
+
+    with silence_transformers():
+        config = read_config(folder)
+        options = {"add_pooling_layer": False} if get_family(config).has_pooler_option else {}
+        network, loading_info = AutoModel.from_pretrained(
+            folder, config=config, output_loading_info=True, dtype=torch.float32, **options
+        )
+        if missing := sorted(loading_info["missing_keys"]):
+            raise CheckpointError(f"{folder} lacks {len(missing)} weights, such as {missing[0]}")
+        return network, AutoTokenizer.from_pretrained(folder)
+
+
+def _read_bert(folder: Path) -> tuple[InferenceBert, TokenizerFile] | None:
+    """Returns network and tokenizer without transformers; None if they are of another kind."""
+    paths = [folder / name for name in ("model.safetensors", "tokenizer.json")]
+    if not all(path.is_file() for path in paths):
+        return None
+    network = InferenceBert.from_weights(_read_json(folder / "config.json"), load_file(paths[0]))
+    max_length = _read_json(folder / "tokenizer_config.json").get("model_max_length")
+    if network is None or max_length is None:
+        return None
+    return network, TokenizerFile(Tokenizer.from_file(str(paths[1])), max_length)
+
+
+def _build_encoder(
+    name: str, folder: Path, modules: dict[str, Path], network: Any, tokenizer: Any
+) -> SentenceEncoder:
     transformer = modules["Transformer"]
-    config = read_config(transformer)
-    options = {"add_pooling_layer": False} if get_family(config).has_pooler_option else {}
-    network, loading_info = AutoModel.from_pretrained(
-        transformer, config=config, output_loading_info=True, dtype=torch.float32, **options
-    )
-    if missing := sorted(loading_info["missing_keys"]):
-        raise CheckpointError(f"{name} lacks {len(missing)} weights, such as {missing[0]}")
-    tokenizer = AutoTokenizer.from_pretrained(transformer)
     lengths = [_read_text_length(name, transformer), tokenizer.model_max_length]
-    max_length = min(max_sequence_length(config), *filter(None, lengths))
+    max_length = min(max_sequence_length(network.config), *filter(None, lengths))
     prompts = _read_prompts(name, _read_json(folder / "config_sentence_transformers.json"))
     pooling = _read_pooling(name, modules["Pooling"], any(prompts[key] for key in PROMPTS))
     settings = EmbeddingSettings(
@@ -199,6 +267,8 @@ def _read_text_length(name: str, folder: Path) -> int | None:
 
 
 def _is_lower_casing(folder: Path) -> bool:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
     return tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
 

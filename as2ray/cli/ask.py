@@ -3,12 +3,12 @@
 import json
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING
 
 from as2ray.models.precision import Dtype
 
 if TYPE_CHECKING:
+    from as2ray.models.sentence_encoder import SentenceEncoder
     from as2ray.retrieval.passage_search import PassageSearcher
     from as2ray.retrieval.question_answering import Answer, QuestionAnswer
 
@@ -46,22 +46,30 @@ def ask(
         dtype: Number format of matrix products.
         jsonl: Print one JSON object per answer.
     """
-    from as2ray.checkpoints.loading import load
-    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
-    from as2ray.models.two_in_one import TwoInOneRanker
+    from as2ray.checkpoints.sentence_encoder import load_query_encoder
     from as2ray.retrieval.answer_scoring import AnswerScoring
-    from as2ray.retrieval.passage_search import PassageSearcher
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
 
     scoring, ranker = AnswerScoring.read(model) if model else None, None
     if model is not None and (scoring is None or scoring.uses_ranker):
+        from as2ray.checkpoints.loading import load
+        from as2ray.models.two_in_one import TwoInOneRanker
+        from as2ray.retrieval.passage_search import PassageSearcher
+
         ranker = load(model, dtype=dtype)
-    if isinstance(ranker, TwoInOneRanker):
-        _print_passages(PassageSearcher(SentenceIndex.open(index), ranker), question, top_k, jsonl)
-        return
+        if isinstance(ranker, TwoInOneRanker):
+            searcher = PassageSearcher(SentenceIndex.open(index), ranker)
+            _print_passages(searcher, question, top_k, jsonl)
+            return
+
+    def load_encoder(name: str) -> "SentenceEncoder":
+        fingerprint = sentence_index.embeddings.info.fingerprint
+        return load_query_encoder(name, fingerprint, dtype=dtype)
+
+    sentence_index = SentenceIndex.open(index, load_encoder)
     answerer = QuestionAnswerer(
-        SentenceIndex.open(index, partial(load_sentence_encoder, dtype=dtype)),
+        sentence_index,
         ranker,
         num_candidates=num_candidates,
         num_neighbors=num_neighbors,

@@ -4,25 +4,37 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.models.encoder.cpu_parallel import balanced_budget, parallel_map
 from as2ray.models.encoder.encoder import Encoder
+from as2ray.models.encoder.inference_bert import InferenceBert
 from as2ray.models.encoder.packed_attention import SequenceLayout
 from as2ray.models.precision import Dtype, fp32_head, resolve_dtype
 from as2ray.progress import count_rows
 from as2ray.text.packing import PackedBatch, TokenSequences, pack_sequences
 from as2ray.text.tokenization import TOKENIZE_BATCH
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 TOKEN_BUDGET = 8_192
 """Maximum number of tokens of a packed batch."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """What `SentenceEncoder` needs of a fast tokenizer, without transformers."""
+
+    backend_tokenizer: Tokenizer
+    model_max_length: int
+    """Maximum number of tokens of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,8 @@ class SentenceEncoder(nn.Module):
 
     Args:
         name: Where it was loaded from: a folder, a hub id or the name of a packaged encoder.
-        network: A transformers model of a supported family, without a head.
+        network: A transformers model of a supported family, without a head; or a BERT that cannot
+            be trained or saved.
         hf_tokenizer: Its fast tokenizer.
         settings: How token states become an embedding.
         projection: A linear layer with its activation after the pooling.
@@ -59,8 +72,8 @@ class SentenceEncoder(nn.Module):
     def __init__(
         self,
         name: str,
-        network: PreTrainedModel,
-        hf_tokenizer: PreTrainedTokenizerBase,
+        network: "PreTrainedModel | InferenceBert",
+        hf_tokenizer: "PreTrainedTokenizerBase | TokenizerFile",
         settings: EmbeddingSettings,
         projection: nn.Sequential | None = None,
     ) -> None:

@@ -16,6 +16,10 @@ from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, defaul
 from as2ray.retrieval.sentence_index import MIN_SIMILARITY, Candidate, SentenceIndex
 from as2ray.text.input_checks import check_text, check_top_k
 
+UNFITTED_MAX_RANKED = 40
+"""Maximum number of candidates that reach the ranker where no labels were there to fit it to; the
+similarity and BM25 order them before (docs/log.md)."""
+
 
 class SupportsRank(Protocol):
     """The part of a ranker that a `QuestionAnswerer` uses."""
@@ -152,7 +156,8 @@ def resolve_scoring(
     if scoring is None:
         if stored is not None and stored.load_encoder is not None:
             default = default_scoring(stored.info.fingerprint, has_ranker)
-            return replace(default, min_similarity=index.manifest.get(MIN_SIMILARITY))
+            lowest = index.manifest.get(MIN_SIMILARITY)
+            return replace(default, max_ranked=UNFITTED_MAX_RANKED, min_similarity=lowest)
         return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
     needs_similarity = "similarity" in scoring.weights or scoring.max_similarity_gap is not None
     if needs_similarity and scoring.encoder != index.embeddings.info.fingerprint:

@@ -92,7 +92,8 @@ class IndexShard:
         """Index of each sentence's paragraph, ascending, shape [sentences]; memory-mapped."""
         column = self.sentences["paragraph"]
         # A shard is written as one chunk. Several chunks would have to be copied.
-        return np.asarray(column.chunk(0) if column.num_chunks == 1 else column)
+        chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        return np.from_dlpack(chunk)  # pyarrow would import pandas for its own conversion
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModel
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
-from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
+from as2ray.checkpoints.sentence_encoder import (
+    load_query_encoder,
+    load_sentence_encoder,
+    save_sentence_encoder,
+)
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.families import FAMILIES
+from as2ray.models.encoder.inference_bert import InferenceBert
 from as2ray.models.sentence_encoder import EmbeddingSettings, SentenceEncoder
 
 TEXTS = [
@@ -94,6 +100,46 @@ def test_embeddings_do_not_depend_on_the_batch_and_bf16_is_close(make_encoder, t
     rounded = load_sentence_encoder(path, dtype="bf16").encode(texts)
     assert (rounded * together).sum(1).min() > 0.99
     assert encoder.encode([]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_query_encoder_without_transformers_gives_the_same_embeddings(sentence_encoder, dtype):
+    expected = load_sentence_encoder(sentence_encoder, dtype=dtype)
+    encoder = load_query_encoder(sentence_encoder, expected.fingerprint, dtype=dtype)
+    assert isinstance(encoder.network, InferenceBert)
+    assert (encoder.fingerprint, encoder.settings) == (expected.fingerprint, expected.settings)
+    np.testing.assert_array_equal(encoder.encode_queries(TEXTS), expected.encode_queries(TEXTS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "relu"},
+        {"hidden_act": "gelu_new"},
+        {"is_decoder": True},
+        {"num_hidden_layers": 1},
+        {"type_vocab_size": 3},
+    ],
+)
+def test_bert_that_may_be_another_network_is_left_to_transformers(sentence_encoder, changes):
+    config = json.loads(Path(sentence_encoder, "config.json").read_text())
+    weights = load_file(Path(sentence_encoder, "model.safetensors"))
+    assert InferenceBert.from_weights(config, weights) is not None
+    assert InferenceBert.from_weights({**config, **changes}, weights) is None
+
+
+def test_query_encoder_of_another_family_or_fingerprint_is_read_by_transformers(
+    make_encoder, family, tmp_path
+):
+    encoder = make_encoder(family)
+    path = save_sentence_encoder(encoder, tmp_path / "e")
+    fingerprint = encoder.fingerprint if family != "bert" else "0123456789abcdef"
+    loaded = load_query_encoder(path, fingerprint)
+    assert not isinstance(loaded.network, InferenceBert)
+    assert loaded.fingerprint == encoder.fingerprint
+    (path / "modules.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no modules\.json"):
+        load_query_encoder(path, fingerprint)
 
 
 @pytest.mark.parametrize(

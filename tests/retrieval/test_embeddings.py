@@ -7,10 +7,17 @@ import pytest
 import tiny
 import torch
 
+from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.retrieval import embeddings as embeddings_module
+from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring
 from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, write_index
+from as2ray.retrieval.question_answering import (
+    UNFITTED_MAX_RANKED,
+    QuestionAnswerer,
+    find_candidates,
+)
 from as2ray.retrieval.sentence_index import SentenceIndex
 
 QUESTION = f"what is {tiny.TOPICS[0]}?"
@@ -187,6 +194,23 @@ def test_question_without_indexed_words_has_dense_candidates_only(build):
     candidates = index.search_candidates("a", 7)
     assert len(candidates) == 7
     assert {c.bm25 for c in candidates} == {0.0}
+
+
+def test_ranker_without_a_fitted_scoring_ranks_what_similarity_and_bm25_place_first(
+    build, checkpoint
+):
+    index, ranker = build(), load(checkpoint("bert", 2), device="cpu", dtype="fp32")
+    default = default_scoring(index.embeddings.info.fingerprint, has_ranker=True)
+    found = find_candidates(index, default, QUESTION, 100, 1)
+    scores = AnswerScoring({"similarity": 1.0, "bm25": 0.5}).score(found.parts)
+    first = np.argsort(-scores, kind="stable")[:UNFITTED_MAX_RANKED].tolist()
+    expected = set(index.texts([found.candidates[row].index for row in first]))
+    # A scoring that is given stands.
+    for scoring, is_bounded in ((None, True), (default, False)):
+        answers = QuestionAnswerer(index, ranker, scoring=scoring).ask(QUESTION, 100).answers
+        ranked = {answer.text for answer in answers if answer.exit_layer != 0}
+        assert (ranked == expected) == is_bounded
+        assert (len(ranked) == len(answers)) != is_bounded
 
 
 def test_encoder_that_is_another_or_has_changed_is_refused(folder, sentence_encoder, tmp_path):

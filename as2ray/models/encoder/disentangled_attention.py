@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from as2ray.models.encoder.length_buckets import split_buckets
 from as2ray.models.encoder.packed_attention import SequenceLayout
@@ -95,6 +94,8 @@ def _distance_buckets(attention: Any, length: int, device: torch.device) -> Tens
         return torch.zeros(2 * length - 1, dtype=torch.long, device=device)
     distances = torch.arange(1 - length, length, device=device)
     if attention.position_buckets > 0 and attention.max_relative_positions > 0:
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
         distances = make_log_bucket_position(
             distances, attention.position_buckets, attention.max_relative_positions
         ).long()

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.disentangled_attention import (
@@ -29,11 +28,15 @@ from as2ray.models.encoder.families import (
     token_pooling,
 )
 from as2ray.models.encoder.fused_layers import FusedLayers, distinct_layers
+from as2ray.models.encoder.inference_bert import InferenceBert
 from as2ray.models.encoder.int8 import ActivationRanges
-from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION, SequenceLayout
+from as2ray.models.encoder.packed_attention import SequenceLayout, use_packed_attention
 from as2ray.models.encoder.pooling import mean_pool
 from as2ray.models.encoder.shared_prefixes import LayerStates, split_states
 from as2ray.text.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _LOCK = Lock()
 """Guards the fused layers, because several threads may rank with one encoder."""
@@ -45,16 +48,18 @@ class Encoder:
     It is a view: the modules stay in the model, under the names of its checkpoint.
 
     Args:
-        base: A model of one of the `FAMILIES`, or a model with a head around one.
+        base: A model of one of the `FAMILIES`, or a model with a head around one; or a BERT for
+            fused inference only.
 
     Raises:
         CheckpointError: The model is of another family.
     """
 
-    def __init__(self, base: PreTrainedModel) -> None:
+    def __init__(self, base: "PreTrainedModel | InferenceBert") -> None:
         self.family, self.pooling = get_family(base.config), token_pooling(base.config)
-        if self.family.positions != "relative":  # DeBERTa's layers call one attention of their own
-            base.set_attn_implementation(ATTENTION_IMPLEMENTATION)
+        # DeBERTa's layers call one attention of their own
+        if self.family.positions != "relative" and not isinstance(base, InferenceBert):
+            use_packed_attention(base)
         base = cast(Any, base.base_model)
         self.embeddings = getattr(base, self.family.embeddings)
         self.embedding_projection = _find_embedding_projection(base)
@@ -292,13 +297,16 @@ def _list_layers(base: Any) -> list[nn.Module]:
     return [layers[int(i / (num_layers / len(layers)))] for i in range(num_layers)]
 
 
-def build_encoder(config: PretrainedConfig) -> PreTrainedModel:
+def build_encoder(config: "PretrainedConfig") -> "PreTrainedModel":
     """Builds an encoder with new weights and without a pooler."""
+    from transformers import AutoModel
+
     options = {"add_pooling_layer": False} if get_family(config).has_pooler_option else {}
-    return cast(PreTrainedModel, AutoModel.from_config(config, **options))
+    network: PreTrainedModel = AutoModel.from_config(config, **options)
+    return network
 
 
-def copy_encoder_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+def copy_encoder_weights(source: "PreTrainedModel", target: "PreTrainedModel") -> None:
     """Copies an encoder's weights, without its pooler, into an encoder without a pooler.
 
     Args:
@@ -309,7 +317,7 @@ def copy_encoder_weights(source: PreTrainedModel, target: PreTrainedModel) -> No
     target.load_state_dict({k: v for k, v in weights if not k.startswith("pooler.")})
 
 
-def truncate(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+def truncate(model: "PreTrainedModel", num_layers: int) -> "PreTrainedModel":
     """Removes all but the first layers of a model, in place (the papers' 4- to 10-layer models).
 
     Raises:
@@ -329,7 +337,7 @@ def truncate(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     return model
 
 
-def set_depth(config: PretrainedConfig, num_layers: int) -> None:
+def set_depth(config: "PretrainedConfig", num_layers: int) -> None:
     """Sets the number of layers of a configuration, with the types of the remaining layers."""
     config.num_hidden_layers = num_layers
     layer_types = getattr(config, "layer_types", None)

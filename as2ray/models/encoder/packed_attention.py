@@ -9,12 +9,11 @@ of windows and causality.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.length_buckets import (
@@ -25,6 +24,9 @@ from as2ray.models.encoder.length_buckets import (
 )
 from as2ray.models.encoder.shared_prefixes import LayerStates, attend_to_prefixes
 from as2ray.text.packing import Prefixes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION_IMPLEMENTATION = "as2ray_packed"
 
@@ -196,4 +198,9 @@ def _varlen_attention(
     return cast(Tensor, varlen_attn(q, k, v, *sequences, scale=scaling, **options))
 
 
-AttentionInterface.register(ATTENTION_IMPLEMENTATION, packed_attention)
+def use_packed_attention(model: "PreTrainedModel") -> None:
+    """Lets the layers of a model call `packed_attention`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_IMPLEMENTATION, packed_attention)
+    model.set_attn_implementation(ATTENTION_IMPLEMENTATION)
