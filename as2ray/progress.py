@@ -332,7 +332,7 @@ class WorkerLines:
             else:
                 self._stream.write(line + "\n")
             return
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a line that is no object
             values, _ = json.JSONDecoder().raw_decode(match[1])
             about = {k: v for k, v in values.items() if k not in ("time", "level", "message")}
             name, level = about.pop("logger"), logging.getLevelName(values["level"])

@@ -141,8 +141,14 @@ def simulate(costs: Mapping[Stage, Cost], num_devices: int, gang_size: int) -> f
         gang_size: Devices of each training run and of each scoring pool.
     """
     backend = SimulatedBackend(costs, num_devices, gang_size)
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_graph(list(costs), Store(folder), backend)
+    executor_log = logging.getLogger("as2ray.experiments.executor")
+    level = executor_log.level
+    executor_log.setLevel(logging.ERROR)  # thousands of stages start and end
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_graph(list(costs), Store(folder), backend)
+    finally:
+        executor_log.setLevel(level)
     run.raise_failures({})
     return backend.clock
 
@@ -244,7 +250,6 @@ ASSUMPTIONS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the estimates."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    logging.getLogger("as2ray.experiments.executor").setLevel(logging.ERROR)
     recipes = {path.stem: build_stages(path) for path in sorted(RECIPES.glob("*.yaml"))}
     _set_rates(args)
     results: dict[str, Any] = {

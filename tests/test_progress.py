@@ -209,6 +209,14 @@ def test_bar_of_a_stage_shows_the_steps_of_its_training_in_a_worker(terminal):
     assert "training step 30/400" not in shown
 
 
+@pytest.mark.parametrize("text", ["2026/11/26 12:05:28 INFO mlflow: tables", "[1, 2]", "{broken"])
+def test_worker_line_of_another_library_is_no_message_and_no_error(tmp_path, capsys, text):
+    with console_log(log_file=tmp_path / "console.log"):
+        sys.stderr.write(f"(TrainController pid=7) {text}\n")
+    assert text not in capsys.readouterr().err
+    assert text in (tmp_path / "console.log").read_text()
+
+
 def test_rows_that_models_score_are_counted_by_the_work_that_asks_for_it(capsys):
     count_rows(3)  # nothing counts
     with console_log(verbose=True):

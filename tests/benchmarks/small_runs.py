@@ -28,6 +28,7 @@ def report(path: Path, name: str) -> dict:
         "benchmark",
         "small",
         "cores",
+        "arguments",
         "created_at",
         "commit",
         "machine",
