@@ -1,6 +1,8 @@
 """`as2ray index`: builds an index of the sentences of documents, with their embeddings."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -67,21 +69,15 @@ def index(  # noqa: PLR0913 - every argument is a flag
             from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
             load_encoder = load_sentence_encoder
-        if use_ray:
-            from as2ray.distributed.cluster import ray_session
-            from as2ray.distributed.index import build_sharded
+        with ExitStack() as stack:
+            write: Callable[..., dict[str, Any]] = write_index
+            if use_ray:
+                from as2ray.distributed.cluster import ray_session
+                from as2ray.distributed.index import build_sharded
 
-            with ray_session():
-                manifest = build_sharded(
-                    documents,
-                    output,
-                    config,
-                    num_shards=num_shards,
-                    overwrite=overwrite,
-                    load_encoder=load_encoder,
-                )
-        else:
-            manifest = write_index(
+                stack.enter_context(ray_session())
+                write = build_sharded
+            manifest = write(
                 documents,
                 output,
                 config,

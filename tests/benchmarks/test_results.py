@@ -42,6 +42,6 @@ def test_section_of_a_recipe_says_when_and_where_it_ran_if_that_is_stored(tmp_pa
     run |= {"machine": machine, "packages": packages, "seeds": [0, 1, 2]}
     if has_run:
         (tmp_path / "cascade_bounds" / "run.json").write_text(json.dumps(run))
-    told = "Bounds; 2026-11-26, commit abc, Linux, 4 cores, Python 3.12.1, torch 2.11.0"
-    assert (told in build_page(tmp_path)) is has_run
+    heading = "Bounds; 2026-11-26, commit abc, Linux, 4 cores, Python 3.12.1, torch 2.11.0"
+    assert (heading in build_page(tmp_path)) is has_run
     assert ("before recipes stored" in build_page(tmp_path)) is not has_run

@@ -201,10 +201,10 @@ def test_ranker_without_a_fitted_scoring_ranks_what_similarity_and_bm25_place_fi
 ):
     index, ranker = build(), load(checkpoint("bert", 2), device="cpu", dtype="fp32")
     default = default_scoring(index.embeddings.info.fingerprint, has_ranker=True)
-    found = find_candidates(index, default, QUESTION, 100, 1)
-    scores = AnswerScoring({"similarity": 1.0, "bm25": 0.5}).score(found.parts)
+    candidates = find_candidates(index, default, QUESTION, 100, 1)
+    scores = AnswerScoring({"similarity": 1.0, "bm25": 0.5}).score(candidates.parts)
     first = np.argsort(-scores, kind="stable")[:UNFITTED_MAX_RANKED].tolist()
-    expected = set(index.texts([found.candidates[row].index for row in first]))
+    expected = set(index.texts([candidates.candidates[row].index for row in first]))
     # A scoring that is given stands.
     for scoring, is_bounded in ((None, True), (default, False)):
         answers = QuestionAnswerer(index, ranker, scoring=scoring).ask(QUESTION, 100).answers
