@@ -38,6 +38,10 @@ RATE_FACTOR = 1.25
 """Factor from one arrival rate to the next in the search for the highest."""
 
 
+QUEUE_SHARE = 0.75
+"""Seconds of work that as2ray may queue, as a share of the smallest bound."""
+
+
 @dataclass(frozen=True)
 class Size:
     """Size of a run."""
@@ -77,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             init_ranker(args.ranker or packaged_minilm()), Path(folder) / "model"
         )
         commands = {
-            "as2ray": _build_as2ray_command(args),
+            "as2ray": _build_as2ray_command(args, size),
             "CrossEncoder": _build_fastapi_command(pointwise, args),
         }
         if args.infinity:
@@ -223,7 +227,7 @@ def _compare_with_in_process(
     return ratio
 
 
-def _build_as2ray_command(args: argparse.Namespace) -> tuple[int, list[str]]:
+def _build_as2ray_command(args: argparse.Namespace, size: Size) -> tuple[int, list[str]]:
     port = find_free_port()
     code = "from as2ray.cli.main import main; main()"
     replicas = {"num_cpus": max(1, args.cores - 0.5), "gateway_num_cpus": 0.1}
@@ -232,7 +236,8 @@ def _build_as2ray_command(args: argparse.Namespace) -> tuple[int, list[str]]:
         *(sys.executable, "-c", code, "serve", f"--model={args.cascade}", f"--port={port}"),
         *flags,
         # With two running batches, a full queue takes somewhat longer than the bound.
-        "--settings.batching.max_queued_tokens=49152",
+        f"--settings.batching.max_queue_s={QUEUE_SHARE * min(size.p99_bounds_s.values()):g}",
+        "--settings.batching.max_queued_tokens=98304",
         "--settings.limits.max_request_tokens=49152",
     ]
 

@@ -88,6 +88,7 @@ class BatchQueue:
         rank_batch: Ranks one batch; called in a thread pool of `num_workers` threads.
         max_batch_tokens: Token budget of a batch. A larger request is ranked alone.
         max_queued_tokens: Requests beyond it are rejected, unless the queue is empty.
+        max_queue_s: Seconds of work beyond which requests are rejected, at the measured rate.
         num_workers: Batches that are ranked at the same time.
         on_change: Called with the queue after requests have entered or left it.
         on_batch: Called with the number of tokens and the duration of each batch, without the
@@ -99,13 +100,15 @@ class BatchQueue:
         rank_batch: RankBatch,
         max_batch_tokens: int,
         max_queued_tokens: int,
+        max_queue_s: float | None = None,
         num_workers: int = 1,
         on_change: "Callable[[BatchQueue], None]" = lambda queue: None,
         on_batch: Callable[[int, float], None] = lambda num_tokens, duration_s: None,
     ) -> None:
         self.rank_batch, self.num_workers = rank_batch, num_workers
         self.on_change, self.on_batch = on_change, on_batch
-        self.max_batch_tokens, self.max_queued_tokens = max_batch_tokens, max_queued_tokens
+        self.max_batch_tokens, self._max_queued_tokens = max_batch_tokens, max_queued_tokens
+        self.max_queue_s = max_queue_s
         self.queue: list[QueuedRequest] = []
         """A heap."""
         self._numbers = itertools.count()
@@ -117,6 +120,13 @@ class BatchQueue:
         self._running_batches = 0
         # A pool of its own: every thread that ranks keeps its own OpenMP threads.
         self._executor = ThreadPoolExecutor(num_workers, "rank")
+
+    @property
+    def max_queued_tokens(self) -> int:
+        """Tokens that may be queued at the rate of the last batches."""
+        if self.max_queue_s is None or self.tokens_per_second is None:
+            return self._max_queued_tokens
+        return min(self._max_queued_tokens, math.ceil(self.max_queue_s * self.tokens_per_second))
 
     @property
     def fill_level(self) -> float:

@@ -209,6 +209,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 self._rank_batch,
                 batching.max_batch_tokens,
                 batching.max_queued_tokens,
+                batching.max_queue_s,
                 num_workers,
                 self.metrics.record_queue,
                 self._record_batch,

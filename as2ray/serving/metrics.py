@@ -141,7 +141,7 @@ class ServiceMetrics:
         )
         self.queued_requests = gauge("as2ray_queued_requests", "Requests that wait for a batch.")
         self.queue_fill = gauge(
-            "as2ray_queue_fill", "Queued tokens as a share of max_queued_tokens."
+            "as2ray_queue_fill", "Queued tokens as a share of those that may be queued."
         )
         self.batches = counter("as2ray_batches", "Ranked batches.")
         self.batch_fill = counter(

@@ -55,6 +55,9 @@ class BatchingConfig(ConfigModel):
     """Token budget of a batch. A larger request is ranked alone."""
     max_queued_tokens: Annotated[int, Field(ge=512)] = 262_144
     """Tokens that may be queued at a replica; requests beyond them are rejected."""
+    max_queue_s: PositiveFloat | None = None
+    """Seconds of work that may be queued at a replica, at the measured rate of its batches;
+    requests beyond them are rejected. By default only `max_queued_tokens` bounds the queue."""
     max_ongoing_requests: PositiveInt = 256
     """Requests that a replica tokenizes and ranks at the same time (Ray Serve's setting)."""
     max_queued_requests: PositiveInt = 256

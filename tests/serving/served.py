@@ -41,6 +41,7 @@ class InProcess:
             ),
             settings.batching.max_batch_tokens,
             settings.batching.max_queued_tokens,
+            settings.batching.max_queue_s,
         )
 
     model_problem = None

@@ -372,6 +372,26 @@ def test_who_finds_no_room_is_sent_away_and_told_when_to_come_again(engine, bloc
     asyncio.run(run())
 
 
+def test_queue_bounded_in_seconds_holds_what_the_measured_rate_ranks_in_them(engine, blocking):
+    tokens = engine.tokenize(RerankRequest("muri a", CANDIDATES, "m")).num_tokens
+
+    async def run() -> None:
+        queue = BatchQueue(blocking, tokens, 100 * tokens, max_queue_s=2.0)
+        assert queue.max_queued_tokens == 100 * tokens  # no rate is known
+        queue.tokens_per_second = float(tokens)
+        assert queue.max_queued_tokens == 2 * tokens
+        tasks = await submit_all(queue, engine, [f"muri {x}" for x in "abc"])
+        assert queue.fill_level == 1.0
+        with pytest.raises(RequestError, match=f"the limit is {2 * tokens:,}"):
+            await queue.submit(engine.tokenize(RerankRequest("muri d", CANDIDATES, "m")), 30.0)
+        blocking.release.set()
+        await asyncio.gather(*tasks)
+        queue.tokens_per_second = 1_000.0 * tokens
+        assert queue.max_queued_tokens == 100 * tokens
+
+    asyncio.run(run())
+
+
 def test_who_went_away_or_waited_too_long_is_not_ranked(engine, blocking):
     async def run() -> None:
         queue = BatchQueue(blocking, 1, 100_000)
