@@ -6,7 +6,7 @@ import pytest
 import ray
 import tiny
 
-from as2ray.distributed import tune
+from as2ray.distributed import tune_run
 from as2ray.distributed.tune import search_training
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import SearchError, TrainingError
@@ -63,7 +63,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
     job = replace(job, tracking=tracking, run=RunDescription("search", "Tiny", key="search"))
     create_job = create_jobs(job, {}, bad, None, short)
     servers, folder = create_servers(tracking, job.run), tmp_path / "search"
-    with closing(servers), caplog.at_level("INFO", logger=tune.__name__):
+    with closing(servers), caplog.at_level("INFO", logger=tune_run.__name__):
         result = search_training(create_job, numbered, folder, IN_TURN, num_trials=4)
     assert [trial.state for trial in result.trials] == ["finished", "stopped", "failed", "finished"]
     client = mlflow.MlflowClient(uri)
@@ -82,7 +82,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
     for index in (1, 3):
         assert result.value > result.trials[index].values["dev/AP"]
     assert (result.ranker / "model.safetensors").exists()
-    lines = [record.getMessage() for record in caplog.records if record.name == tune.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == tune_run.__name__]
     assert lines[0].startswith("trial 1/4 x 0.5488 number 0 -> dev/AP ")
     assert "(best so far)" in lines[0]
     assert lines[1].endswith("; stopped early at epoch 1.1")
@@ -96,7 +96,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, 
 
 @pytest.mark.slow
 def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local, monkeypatch):
-    monkeypatch.setattr(tune, "MAX_TRIAL_FAILURES", 0)
+    monkeypatch.setattr(tune_run, "MAX_TRIAL_FAILURES", 0)
     create_job = create_jobs(job, None)
     with pytest.raises(SearchError, match=r"none of the 1 trials(.|\n)*fix: "):
         search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=1)

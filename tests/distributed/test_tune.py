@@ -17,7 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from as2ray.distributed import tune
+from as2ray.distributed import tune_run
 from as2ray.distributed.cluster import record_placement_group, release_placement_group
 from as2ray.distributed.tune import search_scores
 
@@ -73,7 +73,7 @@ def test_search_of_scores_leaves_a_study_a_table_and_plots(scores_search):
     }
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum("scratch" not in path.parts for path in files) <= 10
-    assert not os.environ.keys() & tune.TUNE_ENVIRONMENT.keys()
+    assert not os.environ.keys() & tune_run.TUNE_ENVIRONMENT.keys()
 
 
 SCRIPT = """
@@ -122,7 +122,7 @@ def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
 
 
 def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tune, "NO_PROGRESS_S", 0.5)
+    monkeypatch.setattr(tune_run, "NO_PROGRESS_S", 0.5)
 
     @ray.remote(num_cpus=2)
     class Holder:
@@ -132,7 +132,7 @@ def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatc
     holder = Holder.remote()
     ray.get(holder.ready.remote())
     threading.Timer(4.0, ray.kill, [holder]).start()
-    with caplog.at_level("WARNING", logger=tune.__name__):
+    with caplog.at_level("WARNING", logger=tune_run.__name__):
         assert len(search_sum(tmp_path)) == NUM_TRIALS
     assert "0 of 2 CPU are free, and each needs 1 CPU" in caplog.text
 
