@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 import as2ray
 from as2ray.errors import As2rayError, ConfigError, from_validation_error, suggest
+from as2ray.experiments.configuration import HelpFormatter
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "train_command", "train a ranker on a table of your own"),
@@ -48,10 +49,11 @@ POSITIONAL_FLAGS = {"index": "--documents", "ask": "--question"}
 
 
 class _Parser(ArgumentParser):  # type: ignore[misc]
-    """A parser that accepts no abbreviated flags."""
+    """A parser that accepts no abbreviated flags, and whose help has plain types."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        defaults = {"allow_abbrev": False, "formatter_class": HelpFormatter}
+        super().__init__(*args, **{**defaults, **kwargs})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
