@@ -27,7 +27,7 @@ WORKER_VARIABLE = "AS2RAY_LOG"
 LINE_INTERVAL_S = 10.0
 """Minimum seconds between two lines about the same work, where there are no bars."""
 
-MIN_SUMMARY_S = 2.0
+MIN_SUMMARY_S = 5.0
 """Stages that took less have no line and no row of their own; one line sums them up."""
 
 MAX_HELD_S = 60.0

@@ -275,7 +275,7 @@ def _describe_encoder(finished: Finished) -> str:
     outputs = finished.outputs(finished.experiment.stages["encoder"])
     kept = "" if outputs["is_adapted"] else ", so it stays as it was"
     quality = "{adapted:.4f}, untrained {untrained:.4f}".format(**outputs["dev"])
-    return f"\nsentence encoder: dev MAP {quality}{kept}"
+    return f"sentence encoder: dev MAP {quality}{kept}"
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):

@@ -245,7 +245,7 @@ def test_worker_whose_lines_are_read_again_writes_each_as_json_once(monkeypatch,
 
 def test_terminal_has_a_bar_for_each_stage_a_closing_line_and_a_summary(terminal, tmp_path):
     with redirect_stderr(terminal), console_log():
-        end_stage("long", 3.0, 1)
+        end_stage("long", 6.0, 1)
         run_two_stages(tmp_path)
     shown = terminal.getvalue()
     assert "stage 1 of 2  tables/first" in shown
