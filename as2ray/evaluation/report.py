@@ -152,7 +152,8 @@ def to_summary(report: Report, path: Path | str, best: str = "", keep: Iterable[
     if not best:
         best = max(ours, key=lambda row: row.measures[measures[0]].mean).system
     if len(rows) > MAX_CONSOLE_ROWS:
-        listed = {report.baseline, best, *keep, report.reproduces.get(best, best)}
+        listed = {report.baseline, best, *keep}
+        listed |= {report.reproduces[name] for name in listed if name in report.reproduces}
         rows = {name: row for name, row in rows.items() if name in listed}
     cells = [
         [_format_system(row, report), *(_format_measure(row, measure) for measure in measures)]
