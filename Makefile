@@ -6,7 +6,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 QUICKSTART_STAMP := .venv/quickstart-installed
 STAMP := .venv/installed
+COMMA := ,
+EXTRAS := $(subst $() ,$(COMMA),quickstart development documents tracking wandb benchmarks integrations clients site)
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
+
+# Installs with one line: on a terminal it shows what pip does at the moment, elsewhere only errors are
+# added. `-q` has no progress bar, and without it pip prints several lines for each of a hundred packages.
+define pip-install
+@echo "pip install $(1)"
+@if [ -t 1 ]; then \
+	rm -f .venv/failed; \
+	{ $(PIP) $(1) 2> .venv/pip-errors || touch .venv/failed; } | \
+		while IFS= read -r line; do printf '\r\033[K%.78s' "$$line"; done; \
+	printf '\r\033[K'; \
+	test ! -e .venv/failed || { cat .venv/pip-errors; exit 1; }; \
+else $(PIP) -qq $(1); fi
+endef
 
 # Empty, as if it were not set: the processes of a test run share compiled modules. Where nothing may
 # be written, each of some hundred processes compiles as2ray, and each of pytest's all test modules.
@@ -15,15 +30,15 @@ test fast: export PYTHONDONTWRITEBYTECODE =
 .PHONY: quickstart test fast mutants lint docs results size clean
 
 $(QUICKSTART_STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
-	$(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) --editable '.[quickstart]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "as2ray needs Python 3.11+, this is " + sys.version)'
+	@$(PYTHON) -m venv .venv
+	$(call pip-install,torch)
+	$(call pip-install,--editable '.[quickstart]')
+	@touch $@
 
 $(STAMP): $(QUICKSTART_STAMP)
-	$(PIP) --editable '.[quickstart,development,documents,tracking,wandb,benchmarks,integrations,clients,site]'
-	touch $@
+	$(call pip-install,--editable '.[$(EXTRAS)]')
+	@touch $@
 
 quickstart: $(QUICKSTART_STAMP)
 	$(BIN)/python -m pipelines.quickstart

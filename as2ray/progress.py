@@ -27,8 +27,14 @@ WORKER_VARIABLE = "AS2RAY_LOG"
 LINE_INTERVAL_S = 10.0
 """Minimum seconds between two lines about the same work, where there are no bars."""
 
-MIN_SUMMARY_S = 1.0
-"""Work that took less has no row of its own in the summary of a terminal."""
+MIN_SUMMARY_S = 5.0
+"""Stages that took less have no line and no row of their own; one line sums them up."""
+
+MAX_HELD_S = 60.0
+"""Seconds after which short stages are summed up, if nothing else makes it time."""
+
+TIMED_LINE = ("%(asctime)s  %(message)s", "%H:%M:%S")
+"""Format of a line, and of the time in it."""
 
 SILENCED = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -59,6 +65,15 @@ def fields(**values: Any) -> dict[str, Any]:
 
 RESULT = fields(is_result=True)
 """The argument `extra` of a message that is a result: it goes to standard output, alone."""
+
+
+def result(full: str) -> dict[str, Any]:
+    """Returns the argument `extra` of a result with a longer form.
+
+    Args:
+        full: What the log file and a verbose console show instead of the message.
+    """
+    return fields(is_result=True, full=full)
 
 
 def format_duration(seconds: float) -> str:
@@ -189,21 +204,26 @@ def console_log(
     silence_libraries()
     stream = sys.stderr
     console: logging.Handler
-    if json_log or not stream.isatty() or quiet:
+    if json_log or (verbose and not stream.isatty()):
         console = logging.StreamHandler(stream)
-        console.setFormatter(JsonFormatter() if json_log else _timed_lines())
+    elif quiet or not stream.isatty():
+        console = LineHandler(stream)
     else:
         console = BarHandler(stream, shows_steps=verbose)
+    if not isinstance(console, BarHandler):
+        console.setFormatter(JsonFormatter() if json_log else _timed_lines())
     console.setLevel(logging.WARNING if quiet else logging.INFO)
     console.addFilter(lambda record: _is_shown(record, verbose))
     results = logging.StreamHandler(sys.stdout)
     results.addFilter(lambda record: _values(record).get("is_result", False))
+    if verbose:
+        results.setFormatter(_FullResults())
     handlers: list[logging.Handler] = [console, results]
     if isinstance(console, BarHandler) or verbose:
         console.setLevel(logging.DEBUG)
     if log_file is not None:
         file = _LogFile(log_file, delay=True)
-        file.setFormatter(_timed_lines())
+        file.setFormatter(_FullResults(*TIMED_LINE))
         handlers.append(file)
     with ExitStack() as stack:
         stack.enter_context(_handlers(handlers))
@@ -260,7 +280,16 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def _timed_lines() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S")
+    return logging.Formatter(*TIMED_LINE)
+
+
+class _FullResults(logging.Formatter):
+    """Writes the longer form of results that have one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See `logging.Formatter`."""
+        record.message = _values(record).get("full", record.message)
+        return super().formatMessage(record)
 
 
 def _values(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -283,6 +312,76 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class _Digest:
+    """Chooses what a console shows of stages and steps, and sums up short stages in a line.
+
+    Starts of stages, what runs inside a stage, and steps within `LINE_INTERVAL_S` are left out; the
+    log file has them.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[str] = set()
+        self._short: list[logging.LogRecord] = []
+        self._shown_at: dict[str, float] = {}
+
+    def replace(self, record: logging.LogRecord) -> list[logging.LogRecord]:
+        """Returns the records that are shown instead of one; none of them if it is left out."""
+        values = _values(record)
+        name, state, is_stage = values.get("task", ""), values.get("state"), "num_stages" in values
+        if "durations_s" in values or record.levelno >= logging.WARNING:
+            self._running.discard(name)
+            return [*self.close(), record]
+        if state == "started":
+            self._running |= {name} if is_stage else set()
+            return []
+        if state == "complete" and is_stage:
+            self._running.discard(name)
+            if values["duration_s"] < MIN_SUMMARY_S:
+                self._short.append(record)
+                is_due = record.created - self._short[0].created > MAX_HELD_S
+                return self.close() if is_due else []
+        elif state == "complete" and self._running:
+            return []
+        elif "completed" in values and not _has_evaluation(values):
+            if record.created - self._shown_at.get(name, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
+                return []
+            self._shown_at[name] = record.created
+        return [record]
+
+    def close(self) -> list[logging.LogRecord]:
+        """Returns the line about the short stages that have none yet."""
+        short, self._short = self._short, []
+        if len(short) < 2:
+            return short
+        last, seconds = _values(short[-1]), sum(_values(r)["duration_s"] for r in short)
+        progress = f"({last['num_complete']} of {last['num_stages']})"
+        text = f"{len(short)} short stages: complete {progress}, {format_duration(seconds)}"
+        return [logging.makeLogRecord({**short[-1].__dict__, "msg": text, "args": ()})]
+
+
+def _has_evaluation(values: Mapping[str, Any]) -> bool:
+    return any(not name.startswith(("train/", "speed/")) for name in values.get("metrics", ()))
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes timed lines where there is no terminal, and one line for stages that were short."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._digest = _Digest()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        for each in self._digest.replace(record):
+            super().emit(each)
+
+    def close(self) -> None:
+        """Writes what is not yet summed up."""
+        for each in self._digest.close():
+            super().emit(each)
+        super().close()
 
 
 class _LogFile(logging.FileHandler):
@@ -368,7 +467,7 @@ class BarHandler(logging.Handler):
                 return Text("  ".join(parts))
 
         super().__init__()
-        self._shows_steps = shows_steps
+        self._shows_steps, self._digest = shows_steps, _Digest()
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -389,11 +488,16 @@ class BarHandler(logging.Handler):
             name, state = values.get("task"), values.get("state")
             if name is not None:
                 self._update(name, values)
-            is_step = name is not None and state in (None, "started")
-            if "durations_s" in values:
-                self._print_summary(record.getMessage(), values["durations_s"])
-            elif self._shows_steps or (record.levelno >= logging.INFO and not is_step):
-                self.print(self.format(record))
+            shown = [record]
+            if not self._shows_steps:
+                is_step = name is not None and state is None
+                is_left_out = is_step or record.levelno < logging.INFO
+                shown = [] if is_left_out else self._digest.replace(record)
+            for each in shown:
+                if "durations_s" in _values(each):
+                    self._print_summary(each.getMessage(), values["durations_s"])
+                else:
+                    self.print(self.format(each))
         except Exception:
             self.handleError(record)
 
@@ -402,8 +506,10 @@ class BarHandler(logging.Handler):
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        """Removes the bars."""
+        """Removes the bars, and prints what is not yet summed up."""
         self._progress.stop()
+        for each in self._digest.close():
+            self.print(self.format(each))
         super().close()
 
     def _update(self, name: str, values: Mapping[str, Any]) -> None:

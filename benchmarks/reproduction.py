@@ -34,8 +34,8 @@ def render(rows: list[dict[str, Any]]) -> str:
         "Rendered from `reproduction.yaml` by `python -m benchmarks.reproduction`. ok: as the "
         "paper says, or with a deviation that the recipe's header names with its reason; private: "
         "on closed data. Modules are those of `as2ray/`, recipes those of `pipelines/recipes/`. No "
-        "table of a paper was run by us at its size, for which there was no GPU; `results.md` has "
-        "what was run.",
+        "table of a paper was run by us at its size, for which there was no GPU; `results.md` and "
+        "`papers/` have what was run.",
         markdown_table(("paper", *STATES), totals),
     ]
     for paper in papers:

@@ -1,19 +1,26 @@
-"""Writes the page of measured results from JSON files of benchmarks and recipes.
+"""Writes the page of measured results, and tables of other pages, from JSON files.
 
     python -m benchmarks.results        # make results
 
 A file of `docs/results/data` is what a benchmark wrote with `--output`. A folder there has reports
 of a recipe (`bound-*.json`) and its `run.json`, which says when, where and from which commit.
+Between `<!-- drawn from FILE -->` and `<!-- end -->` a page has the table of that file.
 """
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 PAGE, DATA, RUN = "measured.md", "data", "run.json"
+PAPERS = FOLDER.parent / "papers"
+
+DRAWN = re.compile(r"(<!-- drawn from (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+"""A table of a page, which this module writes."""
 
 RATES = {
     "pairs a second": "ranking",
@@ -32,6 +39,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = parser.parse_args(argv).folder
     (folder / PAGE).write_text(build_page(folder / DATA), encoding="utf-8")
     write_plots(folder / DATA, folder)
+    for path in (*folder.glob("*.md"), *(PAPERS.glob("*.md") if folder == FOLDER else ())):
+        path.write_text(fill_tables(path.read_text(encoding="utf-8"), folder / DATA), "utf-8")
+
+
+def fill_tables(page: str, data: Path) -> str:
+    """Returns a page with its tables as their files have them.
+
+    Args:
+        page: Text of the page.
+        data: Folder of the files.
+    """
+
+    def draw(match: re.Match[str]) -> str:
+        content = json.loads((data / match[2]).read_text(encoding="utf-8"))
+        table = _bounds_table(content) if _is_bounds(content) else _rates_table(content)
+        return f"{match[1]}\n{table}\n\n{match[3]}"
+
+    return DRAWN.sub(draw, page)
 
 
 def build_page(data: Path) -> str:
@@ -117,6 +142,33 @@ def _bounds_table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{compared['p_randomization']:.3f}",
                 cost,
                 HOLDS[row["is_met"]],
+            )
+        )
+    return _table(columns, lines)
+
+
+def _rates_table(report: Mapping[str, Any]) -> str:
+    """Returns the speed of each model of `benchmarks.gpu` beside the padded side."""
+    columns = (
+        *("", "ranking, pairs/s", "to padded", "share", "request of 30 pairs", "to padded"),
+        *("training, pairs/s", "to padded", "memory of training, packed and padded"),
+    )
+    lines = []
+    for model, measured in report["results"].items():
+        rates = {name: median(measured[key]["rates"]) for key, name in RATES.items()}
+        ratios = {
+            name: "{median:.2f} ({min:.2f} to {max:.2f})".format(**measured[key]["ratio"])
+            for key, name in RATES.items()
+        }
+        ranking, request, training = RATES.values()
+        share = f"{measured['part of the product']:.0%}".replace("%", " %")
+        packed, padded = (measured["training memory, MB"][x] / 1000 for x in ("packed", "padded"))
+        lines.append(
+            (
+                *(model, f"{rates[ranking]:,.0f}", ratios[ranking], share),
+                *(f"{1000 / rates[request]:.2f} ms", ratios[request]),
+                *(f"{rates[training]:,.0f}", ratios[training]),
+                f"{packed:.1f} and {padded:.1f} GB",
             )
         )
     return _table(columns, lines)

@@ -15,10 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import as2ray
 from as2ray.cli.main import COMMANDS
 from as2ray.cli.main import main as run_command
+from as2ray.evaluation.report import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "output" / "pages"
@@ -38,7 +40,13 @@ def main() -> None:
         shutil.copy(ROOT / source, PAGES / (name or source))
     for page in PAGES.glob("*.md"):  # Pages below have no link out of the folder.
         page.write_text(link_inside(page.read_text(encoding="utf-8")), encoding="utf-8")
-    references = {"commands": commands(), "recipes": recipes(), "python": python_names()}
+    references = {
+        "commands": commands(),
+        "recipes": recipes(),
+        "python": python_names(),
+        "http": http_paths(),
+        "metrics": metrics(),
+    }
     (PAGES / "reference").mkdir()
     for name, lines in references.items():
         text = "\n\n".join(lines) + "\n"
@@ -81,6 +89,41 @@ def python_names() -> Iterator[str]:
     for name in as2ray.__all__:
         if not name.startswith("_"):
             yield f"::: {as2ray._MODULES[name]}.{name}"
+
+
+def http_paths() -> Iterator[str]:
+    """Yields the reference of the service's paths."""
+    from as2ray.retrieval.index_writer import IndexConfig, write_index
+    from as2ray.retrieval.sentence_index import SentenceIndex
+    from as2ray.serving.api_page import list_operations
+    from as2ray.serving.app import create_app
+    from as2ray.serving.settings import Settings
+
+    yield "# HTTP"
+    yield "The running service shows this page at `/docs`, and as a schema at `/openapi.json`."
+    with TemporaryDirectory() as folder:
+        document = Path(folder) / "a.txt"
+        document.write_text("A sentence.")
+        write_index(document, Path(folder) / "index", IndexConfig())
+        index = SentenceIndex.open(Path(folder) / "index")
+        schema = create_app(None, Settings(), index=index).openapi()  # type: ignore[arg-type]
+    for operation in list_operations(schema):
+        yield f"## {operation.method} {operation.path}"
+        yield operation.description
+        if operation.fields:
+            yield markdown_table(("field", "type", ""), operation.fields)
+
+
+def metrics() -> Iterator[str]:
+    """Yields the reference of the service's metrics."""
+    from as2ray.serving.metrics import ServiceMetrics
+
+    yield "# Metrics of the service"
+    yield "`/metrics` of the service has these. Where Ray exports them, names begin with `ray_`."
+    described = [x.info for x in vars(ServiceMetrics()).values() if hasattr(x, "info")]
+    columns = ("name", "description", "tag_keys")
+    rows = [[*(x[name] for name in columns[:2]), ", ".join(x[columns[2]])] for x in described]
+    yield markdown_table(("metric", "meaning", "labels"), rows)
 
 
 def _printed(command: Callable[[list[str]], object], arguments: list[str]) -> str:

@@ -6,7 +6,7 @@ Zero-shot, encoder and ranker are trained on another corpus, and the weights are
 Adapted, both are also trained on the corpus itself, and its dev part fits the weights.
 """
 
-import sys
+import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
-from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
 from as2ray.experiments.bm25 import BM25Grid, BM25Scores
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.encoders import (
@@ -35,10 +35,13 @@ from as2ray.experiments.rankers import (
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import prepared_table
+from as2ray.progress import result
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
+
+log = logging.getLogger(__name__)
 
 MEASURES = ("AP", "RR", "P@1")
 BASELINE = "cosine (untrained)"
@@ -158,14 +161,18 @@ def report(recipe: AnswerScores, finished: Finished) -> None:
     for corpus, systems in finished.evaluations().items():
         if BASELINE not in systems:
             continue
-        result = build_report(f"{corpus}, test questions", systems, baseline=BASELINE)
-        save_report(result, finished.output / f"{corpus}.md")
-        lines = [to_markdown(result)]
+        comparison = build_report(f"{corpus}, test questions", systems, baseline=BASELINE)
+        path, lines = finished.output / f"{corpus}.md", list[str]()
+        save_report(comparison, path)
         for kind in ("zero-shot", "adapted"):
             for stage in finished.named(f"scoring/{corpus}/{kind}").values():
                 scoring = AnswerScoring.read(finished.path(stage))
                 lines += [f"fused, {kind}: {scoring.describe()}\n"] if scoring else []
-        sys.stdout.write("\n".join(lines) + "\n")
+        full, summary = (
+            "\n".join([text, *lines])
+            for text in (to_markdown(comparison), to_summary(comparison, path))
+        )
+        log.info("%s", summary, extra=result(full))
 
 
 PIPELINE = Pipeline(AnswerScores, build, report)

@@ -8,6 +8,7 @@ documents. Labeled questions (`--labeled_tables`, prepared tables) are trained o
 hundred help.
 """
 
+import logging
 import shutil
 import sys
 from collections.abc import Mapping
@@ -42,12 +43,15 @@ from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.store import Store
+from as2ray.progress import RESULT
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.query_generation import QuerySource
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
+
+log = logging.getLogger(__name__)
 
 DEV_SHARE = 10
 """About one of this number of questions selects the checkpoints."""
@@ -251,8 +255,9 @@ def report(own: OwnDocuments, finished: Finished) -> None:
                 load(ranker) if scoring.uses_ranker else None,
                 scoring=scoring,
             )
+            lines.append("")
             for question in own.ask:
-                lines.append(f"\n{question}")
+                lines.append(question)
                 result = answerer.ask(question)
                 lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in result.answers]
                 if not result.answers:
@@ -262,15 +267,15 @@ def report(own: OwnDocuments, finished: Finished) -> None:
                         [f"  nearest: {nearest.text}  ({nearest.document_id})"] if nearest else []
                     )
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
-        lines += [f'\n{command} ask "..." --index {index} --model {ranker}\n']
-        sys.stdout.write("\n".join(lines))
+        lines += [f'\n{command} ask "..." --index {index} --model {ranker}']
+        log.info("%s", "\n".join(lines), extra=RESULT)
 
 
 def _describe_encoder(finished: Finished) -> str:
     outputs = finished.outputs(finished.experiment.stages["encoder"])
     kept = "" if outputs["is_adapted"] else ", so it stays as it was"
     quality = "{adapted:.4f}, untrained {untrained:.4f}".format(**outputs["dev"])
-    return f"\nsentence encoder: dev MAP {quality}{kept}"
+    return f"sentence encoder: dev MAP {quality}{kept}"
 
 
 class OwnDocumentsPipeline(Pipeline[OwnDocuments]):

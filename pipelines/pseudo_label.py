@@ -56,7 +56,7 @@ from as2ray.losses import get_loss
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.exits import ExitLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
-from as2ray.progress import RESULT
+from as2ray.progress import result
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.tables.filters import QuestionFilter
 from as2ray.text.bm25 import TermConfig
@@ -346,7 +346,7 @@ def _add_few_shot(
 
 def report(study: Study, finished: Finished) -> None:
     """Writes a report and a curve of each test whose BM25 is complete, and Table 1."""
-    from as2ray.evaluation.report import build_report, save_report, to_markdown
+    from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
 
     measure, targets = study.measures[0], {}
     published = {name: {measure: v} for name, v in study.few_shot.published_results.items()}
@@ -360,8 +360,9 @@ def report(study: Study, finished: Finished) -> None:
         results = build_report(
             title, systems, baseline=BM25, published_results=published, reproduces=reproduces
         )
-        save_report(results, finished.output / f"{test}.md")
-        log.info("\n%s", to_markdown(results), extra=RESULT)
+        path = finished.output / f"{test}.md"
+        save_report(results, path)
+        log.info("\n%s", to_summary(results, path), extra=result(f"\n{to_markdown(results)}"))
         _plot_curve(study, finished, test, systems)
         answers = answer_questions(systems, list(study.transfer_sources), measure)
         finished.write(f"{test}-questions.md", answers)

@@ -7,11 +7,13 @@ The documents are part of every CPython, so nothing is downloaded. The steps are
 that people wrote and labeled. Other questions of this kind are the test.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass as stage_dataclass
 from dataclasses import field, replace
 from html import escape
+from typing import Any
 
 import pyarrow as pa
 from pydantic import ConfigDict, PositiveInt
@@ -20,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from as2ray.checkpoints import packaged
 from as2ray.corpora import python_reference
 from as2ray.evaluation.measures import evaluate
-from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
 from as2ray.experiments.bm25 import write_stage_index
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.documents import FittedScoring
@@ -36,6 +38,7 @@ from as2ray.experiments.rankers import StoredScores, TableEvaluation, TableScore
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
+from as2ray.progress import result
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.tables.schema import count_table
 from as2ray.text.bm25 import BM25
@@ -44,6 +47,8 @@ from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import METRICS, read_metrics
 from pipelines import own_documents
 from pipelines.own_documents import OwnDocuments
+
+log = logging.getLogger(__name__)
 
 OUTPUT = "output/quickstart"
 CORPUS = "python_reference"
@@ -219,7 +224,9 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
             losses[run] = [(x["step"], x["train/loss"]) for x in lines if "train/loss" in x]
     plots.loss_curve(losses, "Training", finished.output / "loss.png")
     path = finished.output / "report.md"
-    sys.stdout.write(f"\n{to_markdown(comparison)}{searches}\nReport: {path}\n")
+    summary = to_summary(comparison, path, SYSTEMS["answering"], [SYSTEMS["bm25"]])
+    found = f"\n{summary}{_describe_searches(finished)}"
+    log.info("%s", found, extra=result(f"\n{to_markdown(comparison)}{searches}\nReport: {path}"))
 
 
 def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
@@ -230,6 +237,27 @@ def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
         f"The candidates of a question are {drawn} of the document with its answers: "
         f"{counts.num_pairs / counts.num_questions:.1f} on average, of which "
         f"{counts.num_positives / counts.num_questions:.1f} are answers."
+    )
+
+
+def _describe_searches(finished: Finished) -> str:
+    """Returns how often the answer is found in the whole index, as one line."""
+    searches = {n: finished.outputs(s) for n, s in finished.named("searches/").items()}
+    found = {n: [x["measures"][f"hit@{k}"] for k in (1, 10)] for n, x in searches.items()}
+    (first, among), (bm25_first, bm25_among) = found["answering"], found["bm25"]
+    return (
+        f"In the whole index an answer comes first for {first:.1%} of the questions (BM25 "
+        f"{bm25_first:.1%}), and among ten for {among:.1%} (BM25 {bm25_among:.1%}).\n"
+        + _describe_abstention(searches["answering"])
+    )
+
+
+def _describe_abstention(outputs: Mapping[str, Any]) -> str:
+    """Returns a sentence on the questions that got an answer and those that got none."""
+    given, precision = (outputs["abstention"][key] for key in ("given", "precision"))
+    return (
+        f"{given:.1%} of the questions get an answer, the first of which is labeled "
+        f"as right for {precision or 0.0:.1%} of these; the others get `no answer`."
     )
 
 
@@ -244,11 +272,7 @@ def _searches_table(finished: Finished) -> str:
         cells = [SYSTEMS[name], *(f"{value:.4f}" for value in measures.values())]
         lines.append(f"| {' | '.join(cells)} |")
         if name == "answering":
-            given, precision = (outputs["abstention"][key] for key in ("given", "precision"))
-            abstention = (
-                f"{given:.1%} of the questions get an answer, the first of which is labeled "
-                f"as right for {precision or 0.0:.1%} of these; the others get `no answer`."
-            )
+            abstention = _describe_abstention(outputs)
     return "\n".join(["\n### Whole index\n", *lines, "", abstention, ""])
 
 

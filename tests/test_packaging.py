@@ -1,6 +1,8 @@
 """What a wheel holds: the packages without benchmarks, and every file that they read."""
 
 import os
+import pty
+import shlex
 import shutil
 import subprocess
 import sys
@@ -124,18 +126,65 @@ def test_built_wheel_ranks_and_plans_a_recipe_in_an_empty_folder(wheel, checkpoi
     assert " stages, 0 stored; " in process.stdout
 
 
-def test_quickstart_installs_only_its_extra_and_shows_what_pip_does(tmp_path):
+def make_pip_project(folder, script):
+    """Copies the Makefile into a folder whose Python runs a script instead of pip."""
     if shutil.which("make") is None:
         pytest.skip("no make")
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+        shutil.copy(ROOT / name, folder)
+    program = folder / "python3"
+    program.write_text(f"#!/bin/sh\ncase $3 in install) {script};; esac\n")
+    program.chmod(0o755)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").symlink_to(program)
+    return ["make", f"PYTHON={program}"]
+
+
+def test_quickstart_installs_only_its_extra(tmp_path):
+    make = make_pip_project(tmp_path, "exit 0")
     plan = {
         target: subprocess.run(
-            ["make", "--dry-run", target], cwd=tmp_path, capture_output=True, text=True, check=True
+            [*make, "--dry-run", target], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout
         for target in ("quickstart", "test")
     }
     assert "--editable '.[quickstart]'" in plan["quickstart"]
     assert "development" not in plan["quickstart"]
-    assert "development" in plan["test"]
-    assert "--quiet" not in "".join(plan.values())
+    assert "[quickstart,development,documents," in plan["test"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_installation_takes_a_line_for_each_call_of_pip_and_shows_its_errors(tmp_path, is_terminal):
+    make = make_pip_project(tmp_path, 'echo "$@"; echo Collecting ray')
+    output = run_in(make, tmp_path, is_terminal)
+    lines = output.replace("\r\n", "\n").split("\n")
+    assert lines[0] == "pip install torch"
+    assert ("-qq" in output) is not is_terminal
+    if is_terminal:
+        assert lines[1].startswith("\r\033[K-m pip install --constraint")
+        assert len(output.split("\n")) <= 6
+
+    (failing := tmp_path / "failing").mkdir()
+    make = make_pip_project(failing, "echo no such package >&2; exit 1")
+    output = run_in(make, failing, is_terminal)
+    assert "no such package" in output
+    assert ".[quickstart]" not in output
+    assert not (failing / ".venv" / "quickstart-installed").exists()
+
+
+def run_in(command, folder, is_terminal):
+    """Runs a command in a folder, on a terminal or not; returns what it prints."""
+    if not is_terminal:
+        process = subprocess.run(
+            [*command, "quickstart"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        return process.stdout + process.stderr
+    printed: list[bytes] = []
+
+    def read(descriptor):
+        printed.append(data := os.read(descriptor, 1024))
+        return data
+
+    shell = f"cd {shlex.quote(str(folder))} && {shlex.join([*command, 'quickstart'])}"
+    pty.spawn(["sh", "-c", shell], read)
+    return b"".join(printed).decode()

@@ -26,6 +26,7 @@ from as2ray.progress import (
     fields,
     format_duration,
     log_to_console,
+    result,
     task,
     worker_variables,
 )
@@ -70,7 +71,7 @@ def test_duration_is_shown_in_the_unit_that_fits(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_log_of_a_file_has_timed_lines_and_the_duration_of_each_stage(tmp_path, capsys):
+def test_log_of_a_file_has_timed_lines_and_one_line_for_short_stages(tmp_path, capsys):
     with console_log():
         run_two_stages(tmp_path)
         log.info("| a report |", extra=RESULT)
@@ -81,13 +82,71 @@ def test_log_of_a_file_has_timed_lines_and_the_duration_of_each_stage(tmp_path, 
     lines = shown.err.splitlines()
     assert [re.sub(r"\d\.\d s", "N s", line[10:]) for line in lines] == [
         "2 stages: 0 complete, 2 to run",
-        "tables/first: started",
-        "tables/first: complete (1 of 2), N s",
-        "second: started",
-        "second: complete (2 of 2), N s",
+        "2 short stages: complete (2 of 2), N s",
         "2 of 2 stages complete, N s",
     ]
     assert all(line[:8].count(":") == 2 for line in lines)
+
+
+def end_stage(name, duration_s, num_complete):
+    """Logs the start and the end of a stage of nine."""
+    log.info("%s: started", name, extra=fields(task=name, state="started", num_stages=9))
+    with task("its inner work"):
+        pass
+    place = {"num_complete": num_complete, "num_stages": 9, "duration_s": duration_s}
+    log.info("%s: complete", name, extra=fields(task=name, state="complete", **place))
+
+
+def test_long_stage_has_a_line_and_what_runs_inside_a_stage_has_none(tmp_path, capsys):
+    path = tmp_path / "console.log"
+    with console_log(log_file=path):
+        for number, seconds in enumerate((0.5, 40.0, 0.25, 1.0), 1):
+            end_stage(f"stage-{number}", seconds, number)
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line[10:] for line in lines] == [
+        "stage-2: complete",
+        "3 short stages: complete (4 of 9), 1.8 s",
+    ]
+    written = path.read_text()
+    assert written.count(": started") == written.count("complete") == 8
+
+
+def test_short_stages_are_summed_up_before_an_error_and_after_a_minute(capsys, monkeypatch):
+    with console_log():
+        end_stage("a", 0.1, 1)
+        end_stage("b", 0.1, 2)
+        log.error("no good")
+        end_stage("c", 0.1, 3)
+        monkeypatch.setattr("as2ray.progress.MAX_HELD_S", -1.0)
+        end_stage("d", 0.1, 4)
+        log.info("next")
+    assert [line[10:] for line in capsys.readouterr().err.splitlines()] == [
+        "2 short stages: complete (2 of 9), 0.2 s",
+        "no good",
+        "2 short stages: complete (4 of 9), 0.2 s",
+        "next",
+    ]
+
+
+def test_steps_in_a_row_have_one_line_unless_they_evaluate(capsys):
+    with console_log():
+        tracker = ConsoleTracker("training", 40, 0)
+        for step in (10, 20):
+            tracker.log(step, {"train/loss": 0.5})
+        tracker.log(20, {"dev/AP": 0.75})
+    shown = [line[10:].split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["training step 10/40", "training step 20/40"]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_longer_form_of_a_result_is_for_the_log_file_and_a_verbose_console(
+    verbose, tmp_path, capsys
+):
+    path = tmp_path / "console.log"
+    with console_log(verbose=verbose, log_file=path):
+        log.info("the best", extra=result("the best\nall others"))
+    assert capsys.readouterr().out == ("the best\nall others\n" if verbose else "the best\n")
+    assert "the best\nall others\n" in path.read_text()
 
 
 def test_quiet_console_shows_warnings_and_results(tmp_path, capsys):
@@ -186,12 +245,14 @@ def test_worker_whose_lines_are_read_again_writes_each_as_json_once(monkeypatch,
 
 def test_terminal_has_a_bar_for_each_stage_a_closing_line_and_a_summary(terminal, tmp_path):
     with redirect_stderr(terminal), console_log():
+        end_stage("long", 6.0, 1)
         run_two_stages(tmp_path)
     shown = terminal.getvalue()
     assert "stage 1 of 2  tables/first" in shown
-    assert re.search(r"tables/first: complete \(1 of 2\), \d\.\d s\n", shown)
+    assert "long: complete\n" in shown
+    assert re.search(r"2 short stages: complete \(2 of 2\), \d\.\d s\n", shown)
     assert "tables/first: started" not in shown
-    # One row for both, as they took less than a second.
+    # One row for both, as they were short.
     assert re.search(r"2 of 2 stages complete, \d\.\d s\n2 stages +\d\.\d s", shown)
 
 

@@ -38,4 +38,8 @@ def test_site_builds_without_a_broken_link():
     commands = (site / "reference" / "commands" / "index.html").read_text(encoding="utf-8")
     assert "as2ray cascade" in commands
     assert "--max_loss" in commands
+    http = (site / "reference" / "http" / "index.html").read_text(encoding="utf-8")
+    assert all(f"POST {path}" in http for path in ("/v2/rerank", "/rank", "/ask"))
+    metrics = (site / "reference" / "metrics" / "index.html").read_text(encoding="utf-8")
+    assert "as2ray_queue_fill" in metrics
     assert "budget_ms" in (site / "reference" / "python" / "index.html").read_text(encoding="utf-8")

@@ -19,6 +19,23 @@ ANSWERS = {
 """What the commands of a tutorial print, in their order."""
 
 
+def test_troubleshooting_explains_every_error_of_a_user():
+    root = TUTORIALS.parents[1]
+    classes = {
+        match[1]: match[2]
+        for package in (root / "as2ray", root / "pipelines")
+        for path in package.rglob("*.py")
+        for match in re.finditer(r"^class (\w+)\((\w+Error)\)", path.read_text(), re.MULTILINE)
+        if "serving" not in path.parts  # whose errors are responses
+    }
+    own, count = {"As2rayError"}, 0
+    while len(own) > count:
+        count, own = len(own), own | {name for name, base in classes.items() if base in own}
+    text = (TUTORIALS.parent / "troubleshooting.md").read_text(encoding="utf-8")
+    assert len(own) > 10
+    assert not [name for name in own - {"As2rayError"} if f"`{name}`" not in text]
+
+
 def read_commands(tutorial: str) -> list[str]:
     """Returns the lines of a tutorial's shell blocks, in their order."""
     text = (TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8").replace("\\\n", "")

@@ -40,6 +40,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     output: str,
     table: str | None = None,
     calibration_table: str | None = None,
+    columns: dict[str, str] = {},  # noqa: B006
     corpus: str | None = None,
     split: str = "train",
     calibration_split: str | None = "dev",
@@ -76,9 +77,10 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     Args:
         model: Checkpoint folder or hub id of a pointwise ranker.
         output: New folder for the cascade.
-        table: Folder of a prepared table.
-        calibration_table: Folder of a table of other questions, which choose the margins; by
-            default a quarter of the questions.
+        table: Folder of a prepared table, or a file such as those of `as2ray train`.
+        calibration_table: Table of other questions, which choose the margins; by default a quarter
+            of the questions.
+        columns: Names of the tables' columns, such as {"question": "q", "label": "y"}.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus that trains the exits.
         calibration_split: Split of the corpus that chooses the margins.
@@ -152,9 +154,9 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     elif index is not None:
         rows = _search_index(index, questions, num_candidates, seed)
     else:
-        rows = load_table(table, corpus, split, data_dir, corpus_options)
+        rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
         if calibration_table is not None:
-            calibration = load_table(calibration_table, None, "", None, {})
+            calibration = load_table(calibration_table, None, "", None, {}, columns)
         elif corpus is not None and calibration_split is not None:
             calibration = load_table(None, corpus, calibration_split, data_dir, corpus_options)
     console = create_console()

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 import as2ray
 from as2ray.errors import As2rayError, ConfigError, from_validation_error, suggest
+from as2ray.experiments.configuration import HelpFormatter
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "train_command", "train a ranker on a table of your own"),
@@ -43,15 +44,19 @@ SWITCHES = ("--quiet", "--verbose", "--json_log")
 
 TRUTH_VALUES = (["true"], ["false"])
 
+EXAMPLES = {"dict": """'{"NAME": "VALUE"}'""", "list": """'["A", "B"]'"""}
+"""How a value of a type is written on the command line."""
+
 POSITIONAL_FLAGS = {"index": "--documents", "ask": "--question"}
 """Flag that the first argument of a command fills, as in `as2ray ask "..."`."""
 
 
 class _Parser(ArgumentParser):  # type: ignore[misc]
-    """A parser that accepts no abbreviated flags."""
+    """A parser that accepts no abbreviated flags, and whose help has plain types."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        defaults = {"allow_abbrev": False, "formatter_class": HelpFormatter}
+        super().__init__(*args, **{**defaults, **kwargs})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -145,11 +150,26 @@ def from_argument_error(error: ArgumentError) -> ConfigError:
     if union := re.search(r"Subtypes: (\[.*?\])\n.*Given value: ([^\n]*)", problem, re.DOTALL):
         problem = f"{union[2]} is none of the types {union[1]}"
     problem = " ".join(problem.replace("typing.", "").split())
+    if flag and (union or "Expected a <class" in problem):
+        return _wrong_type(flag[1], problem)
     if required := re.fullmatch(r"the following arguments are required: (.+)", problem):
         names = (name.strip().partition(".") for name in required[1].split(","))
         flags = ", ".join(f"--{rest or command}" for command, _, rest in names)
         return ConfigError(f"{flags} must be given", fix="see --help")
     return ConfigError(f"{flag[1]}: {problem}" if flag else problem, fix="see --help")
+
+
+def _wrong_type(flag: str, problem: str) -> ConfigError:
+    """An error that names the type of a flag, and shows how a value of it is written."""
+    value, names = re.split(r" is none of the types |Expected a ", problem), ""
+    is_union = "is none of the types" in problem
+    text = value[0] if is_union else problem.rpartition("Got value: ")[2]
+    names = value[1] if is_union else value[1].partition(". Got value")[0]
+    names = re.sub(r"<class '(\w+)'>", r"\1", names).removeprefix("[").removesuffix("]")
+    names = names.replace(", NoneType", " or null")
+    example = next((e for kind, e in EXAMPLES.items() if kind in names), "")
+    fix = f"write it as {example}" if example else "see --help"
+    return ConfigError(f"{flag}={text} is no {names}", fix=fix)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def quantize(
     model: str,
     output: str | None = None,
     table: str | None = None,
+    columns: dict[str, str] = {},  # noqa: B006
     corpus: str | None = None,
     split: str = "train",
     data_dir: str | None = None,
@@ -31,7 +32,8 @@ def quantize(
     Args:
         model: Checkpoint folder or hub id.
         output: New folder for the ranker; by default the file is added to the folder `model`.
-        table: Folder of a prepared table.
+        table: Folder of a prepared table, or a file such as those of `as2ray train`.
+        columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
@@ -57,7 +59,7 @@ def quantize(
     if pairs is not None:
         rows = read_pairs(Path(pairs))
     else:
-        rows = load_table(table, corpus, split, data_dir, corpus_options)
+        rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
     ranker = load(model, dtype="fp32", device="cpu")
     num_pairs = fit_activation_ranges(ranker, rows, seed)
     if output is not None:

@@ -15,6 +15,9 @@ from as2ray.tables.schema import TableCounts
 if TYPE_CHECKING:
     from as2ray.evaluation.significance import PairedComparison
 
+MAX_CONSOLE_ROWS = 5
+"""Most systems that the short form of a report lists."""
+
 SIGNIFICANCE_LEVEL = 0.05
 """Adjusted p-value below which a difference is marked with †."""
 
@@ -132,6 +135,47 @@ def to_markdown(report: Report) -> str:
             markdown_table(names, cells),
         ]
     return "\n\n".join([*parts, _format_footer(report)]) + "\n"
+
+
+def to_summary(report: Report, path: Path | str, best: str = "", keep: Iterable[str] = ()) -> str:
+    """Formats the best system beside its baselines as Markdown, and says where the rest is.
+
+    Args:
+        report: All results.
+        path: File of the whole report.
+        best: The system to list as the best; by default the one with the highest first measure.
+        keep: Other systems to list besides the baseline, such as BM25.
+    """
+    measures = list(report.rows[0].measures)
+    rows = {row.system: row for row in report.rows}
+    ours = [row for row in report.rows if row.seeds]
+    if not best:
+        best = max(ours, key=lambda row: row.measures[measures[0]].mean).system
+    if len(rows) > MAX_CONSOLE_ROWS:
+        listed = {report.baseline, best, *keep}
+        listed |= {report.reproduces[name] for name in listed if name in report.reproduces}
+        rows = {name: row for name, row in rows.items() if name in listed}
+    cells = [
+        [_format_system(row, report), *(_format_measure(row, measure) for measure in measures)]
+        for row in rows.values()
+    ]
+    count = len(report.rows) - len(rows)
+    more = f"{count} more systems, the tests" if count else "The tests"
+    text = markdown_table(["system", *measures], cells)
+    return f"### {report.title}\n\n{text}\n\n{_describe_best(report, best)}{more}: {path}\n"
+
+
+def _describe_best(report: Report, best: str) -> str:
+    """Returns a sentence on the test of a system against the baseline; empty for the baseline."""
+    row = next(row for row in report.rows if row.system == best)
+    if not row.comparisons:
+        return ""
+    measure, test = next(iter(row.comparisons.items()))
+    low, high = test.interval
+    return (
+        f"{best}: {measure} {test.difference:+.4f} [{low:+.4f}, {high:+.4f}] against "
+        f"{report.baseline}, p {row.p_holm[measure]:.4f} (Holm). "
+    )
 
 
 def save_report(report: Report, path: Path | str) -> None:

@@ -276,7 +276,8 @@ def write_stage_index(
     shutil.rmtree(context.output / INDEX, ignore_errors=True)
     new.rename(context.output / INDEX)
     outputs = {n: manifest[n] for n in ("documents", "sentences", "skipped", "fingerprint")}
-    log.info("index: %s", outputs)
+    counts = outputs["sentences"], outputs["documents"], outputs["skipped"] or "nothing"
+    log.info("index: %d sentences of %d documents, skipped %s", *counts)
     return outputs
 
 
@@ -305,7 +306,7 @@ class LabelledTable(Stage):
         groups = list(batched(queries, QUERIES_PER_TASK))
         labelled = merge_pseudo_labels(list(_map_queries(context, label, groups)))
         counts, left_out = count_table(labelled.table), dict(labelled.skipped)
-        log.info("pseudo-labels: %s, left out %s", counts, left_out)
+        log.info("pseudo-labels: %s, left out %s", counts, left_out or "nothing")
         if (number := counts.num_questions) < self.min_questions:
             problem = f"{number} questions that BM25 can label of {len(queries)}"
             raise too_few_questions(f"{problem}, left out {left_out}")

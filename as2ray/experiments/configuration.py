@@ -8,15 +8,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 from pydantic import TypeAdapter, ValidationError
 
 from as2ray.errors import ConfigError, from_validation_error, suggest
 
 T = TypeVar("T")
+
+TYPE_NAMES = {Any: "any", None: "null", type(None): "null"}
+"""Names of types in the help where Python's are others."""
+
+
+class HelpFormatter(DefaultHelpFormatter):  # type: ignore[misc]
+    """Formats a help whose types a reader understands, such as `float > 0 or null`."""
+
+    def _get_type_str(self, action: Any) -> str | None:
+        hint = getattr(action, "_typehint", None)
+        name: str | None = super()._get_type_str(action) if hint is None else describe_type(hint)
+        return name
+
+
+def describe_type(hint: Any) -> str:
+    """Returns what a type means to someone who writes a value of it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = " and ".join(_describe_bounds(arguments[1:]))
+        return f"{describe_type(arguments[0])} {bounds}".strip()
+    if origin in (Union, UnionType):
+        return " or ".join(map(describe_type, arguments))
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin in (list, tuple):
+        return f"list of {describe_type(arguments[0])}"
+    if origin is dict:
+        return f"dict[{', '.join(map(describe_type, arguments))}]"
+    is_class = isinstance(hint, type) and origin is None
+    return TYPE_NAMES.get(hint, hint.__name__ if is_class else str(hint))
+
+
+def _describe_bounds(metadata: Sequence[Any]) -> list[str]:
+    """Returns the bounds of pydantic's metadata, such as `> 0`."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    nested = [each for field in metadata for each in getattr(field, "metadata", [field])]
+    return [
+        f"{sign} {getattr(each, name):g}"
+        for each in nested
+        for name, sign in signs.items()
+        if isinstance(getattr(each, name, None), int | float)
+    ]
 
 
 def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
@@ -27,7 +70,7 @@ def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
         arguments: The command line.
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(description=kinds[0].__doc__)
+    parser = ArgumentParser(description=kinds[0].__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--config", action="config", help="a YAML file of these keys")
     for kind in kinds:
         parser.add_class_arguments(kind, as_group=False)

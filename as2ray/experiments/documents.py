@@ -209,7 +209,7 @@ class FittedScoring(Stage):
                 scoring, [parts for parts, texts in found if texts], others
             )
         scoring.write(context.output)
-        log.info("answers by %s", scoring.describe().replace("\n", "; "))
+        log.debug("answers by %s", scoring.describe().replace("\n", "; "))
         return {"weights": scoring.weights, "dev": scoring.dev_quality}
 
 

@@ -72,7 +72,7 @@ class AdaptedEncoder(Stage):
         dev = read_table(context.path(self.dev))
         encoders = load_sentence_encoder(self.encoder), load_sentence_encoder(folder)
         untrained, adapted = (_mean_ap(encoder, dev) for encoder in encoders)
-        log.info("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
+        log.debug("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
         is_adapted = adapted >= untrained
         save_sentence_encoder(encoders[is_adapted], context.output / ENCODER)
         quality = {"untrained": untrained, "adapted": adapted}

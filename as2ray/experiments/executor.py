@@ -253,7 +253,8 @@ class _StageLog:
     def complete(self, stage: Stage, num_complete: int) -> None:
         name, seconds = _name(stage, self._names), time.monotonic() - self._started_at[stage]
         self._durations_s[name] = round(seconds, 2)
-        ended = fields(task=name, state="complete", duration_s=self._durations_s[name])
+        place = {"num_complete": num_complete, "num_stages": self._num_stages}
+        ended = fields(task=name, state="complete", duration_s=self._durations_s[name], **place)
         shown = (name, num_complete, self._num_stages, format_duration(seconds))
         log.info("%s: complete (%d of %d), %s", *shown, extra=ended)
 

@@ -10,10 +10,11 @@ from as2ray.evaluation.report import (
     markdown_table,
     save_report,
     to_markdown,
+    to_summary,
 )
 from as2ray.experiments.experiment import Evaluations, Finished
 from as2ray.experiments.recipe import Recipe
-from as2ray.progress import RESULT
+from as2ray.progress import result
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, read_metrics
 
@@ -57,8 +58,9 @@ def write_reports(
             parameters=finished.parameters(test),
             reproduces=recipe.reproduces.get(test),
         )
-        save_report(report, finished.output / f"{test}.md")
-        log.info("\n%s", to_markdown(report), extra=RESULT)
+        path = finished.output / f"{test}.md"
+        save_report(report, path)
+        log.info("\n%s", to_summary(report, path), extra=result(f"\n{to_markdown(report)}"))
         measures = {row.system: row.measures for row in report.rows}
         plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:

@@ -21,6 +21,8 @@ from starlette.exceptions import HTTPException
 from as2ray.retrieval.query_generation import example_questions
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.admission import Admission
+from as2ray.serving.api_page import HEADERS as API_PAGE_HEADERS
+from as2ray.serving.api_page import render_page
 from as2ray.serving.ask_handler import AskHandler
 from as2ray.serving.error_responses import (
     ERRORS,
@@ -147,7 +149,7 @@ def create_app(
         index: Index that `/ask` answers from; without it the path does not exist.
         admission: Bounds the requests at the same time; by default a new one.
     """
-    # FastAPI's own documentation pages load scripts from other hosts.
+    # FastAPI's own documentation pages load scripts from other hosts; `/docs` is ours.
     app = FastAPI(title="as2ray", version=version("as2ray"), docs_url=None, redoc_url=None)
     app.router.route_class = create_body_route(settings.limits)
 
@@ -176,6 +178,7 @@ def create_app(
     _add_status_routes(app, service, settings, admission, index)
     if settings.enable_demo_page:
         _add_demo_page(app)
+    _add_api_page(app)
     _add_error_handlers(app)
     app.add_middleware(
         RequestMiddleware,
@@ -314,6 +317,13 @@ def _add_demo_page(app: FastAPI) -> None:
     async def demo_page() -> HTMLResponse:
         """A page to try the ranker on."""
         return HTMLResponse(page, headers=DEMO_PAGE_HEADERS)
+
+
+def _add_api_page(app: FastAPI) -> None:
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def api_page() -> HTMLResponse:
+        """What can be sent to which path."""
+        return HTMLResponse(render_page(app.openapi()), headers=API_PAGE_HEADERS)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -33,7 +33,8 @@ COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     "candidate": ("candidate", "sentence", "answer", "passage", "text"),
     "label": ("label", "relevance"),
 }
-"""Names under which a column is recognized without `columns`, in order of preference."""
+"""Names under which a column is recognized without `columns`, in order of preference. Capitals do
+not matter, and a blank is an underscore."""
 
 REQUIRED = ("question", "candidate", "label")
 
@@ -266,16 +267,18 @@ def _resolve_columns(
     if unknown := sorted(columns.keys() - COLUMN_NAMES.keys()):
         problem = f"columns {dict(columns)}: {unknown[0]!r} is none of {list(COLUMN_NAMES)}"
         raise CorpusError(problem, fix=suggest(unknown[0], COLUMN_NAMES))
+    plain_names = {each.strip().lower().replace(" ", "_"): each for each in reversed(available)}
     names = {}
     for role, aliases in COLUMN_NAMES.items():
         accepted = [columns[role]] if role in columns else aliases
-        if name := next((each for each in accepted if each in available), None):
+        known = {**({} if role in columns else plain_names), **dict(zip(available, available))}
+        if name := next((known[each] for each in accepted if each in known), None):
             names[role] = name
         elif role in REQUIRED or role in columns:
             hint = suggest(accepted[0], available)
             raise CorpusError(
                 f"{source} has the columns {available}, and none of {list(accepted)} for {role!r}",
-                fix=f"{f'{hint} ' if hint else ''}say which it is: columns {{{role}: NAME}}",
+                fix=f'{f"{hint} " if hint else ""}say which it is: columns {{"{role}": "NAME"}}',
             )
     return names
 

@@ -3,11 +3,28 @@ import shutil
 
 import pytest
 
-from benchmarks.results import DATA, FOLDER, PAGE, build_page, main
+from benchmarks.results import DATA, DRAWN, FOLDER, PAGE, PAPERS, build_page, fill_tables, main
 
 
 def test_page_of_results_is_what_its_files_give():
     assert (FOLDER / PAGE).read_text(encoding="utf-8") == build_page(FOLDER / DATA)
+
+
+@pytest.mark.parametrize("path", [*PAPERS.glob("*.md"), *FOLDER.glob("*.md")], ids=lambda p: p.stem)
+def test_tables_of_a_page_are_what_their_files_give(path):
+    page = path.read_text(encoding="utf-8")
+    assert fill_tables(page, FOLDER / DATA) == page
+    assert page.count("<!-- drawn from ") == len(DRAWN.findall(page))
+
+
+def test_table_of_a_page_follows_its_file(tmp_path):
+    content = json.loads((FOLDER / DATA / "gpu.json").read_text())
+    content["results"]["MiniLM"]["pairs a second"]["rates"] = [12_345.0]
+    (tmp_path / "gpu.json").write_text(json.dumps(content))
+    page = fill_tables("a\n\n<!-- drawn from gpu.json -->\nold\n<!-- end -->\n\nz\n", tmp_path)
+    assert "| MiniLM | 12,345 | 2.52 (2.35 to 2.56) | 37 % | 1.86 ms |" in page
+    assert "old" not in page
+    assert page.endswith("<!-- end -->\n\nz\n")
 
 
 def test_files_of_results_are_small_and_name_no_folder_of_a_machine():

@@ -4,9 +4,11 @@ import json
 import shutil
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 import tiny
 import transformers
+from pyarrow import csv
 
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
@@ -151,6 +153,15 @@ def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_pat
     with pytest.raises(SystemExit):
         cost()
     assert "has 360 rows and the table 60" in capsys.readouterr().err
+
+
+def test_table_of_a_user_serves_as_in_train(call, refused, tmp_path):
+    columns = {"q": "question", "text": "candidate", "y": "label"}
+    path = tmp_path / "mine.csv"
+    csv.write_csv(pa.table({new: TABLE[old] for new, old in columns.items()}), path)
+    names = ["--columns", json.dumps({old: new for new, old in columns.items()})]
+    assert "'q', 'text', 'y'" in refused("--table", path, *BOUND)
+    assert "over 15 questions" in call("--table", path, *names, *BOUND)
 
 
 def test_pairs_without_labels_serve_too(call, tmp_path):

@@ -44,7 +44,9 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         ([*TRAIN, "--training.epoch", "3"], "did you mean '--training.epochs'?"),
         (["rank", "--mod", "m", "--question", "q"], "unknown flag --mod\n"),  # no abbreviation
         (["rank", "--model", "m"], "--question must be given"),
-        ([*TRAIN, "--training.epochs", "many"], "training.epochs: Expected"),
+        ([*TRAIN, "--training.epochs", "many"], "training.epochs=many is no int"),
+        ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
+        (["evaluate", "--measures", "AP"], "measures=AP is no list[str] or null\n  fix: write"),
         ([*TRAIN, "--training.global_batch_size", "0"], "should be greater than 0"),
         (["evaluate", "--run", "x"], "a run needs --qrels, --table or --corpus"),
         (["evaluate", "--model", "bm25", "--corpus", "wikqa"], "did you mean 'wikiqa'?"),

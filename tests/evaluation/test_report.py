@@ -5,7 +5,7 @@ import pytest
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import evaluate
-from as2ray.evaluation.report import build_report, save_report, to_markdown
+from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
 
 
 @pytest.fixture
@@ -35,6 +35,31 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
     assert "| TANDA | 0, 1, 2 |" in text
     assert "| *paper, as printed* |  | 0.9200 |  |" in text
     assert "adjusted over 4 tests" in text
+
+
+def test_summary_has_the_best_system_its_baselines_and_the_file_with_the_rest(systems):
+    many = {**systems, **{f"other {n}": systems["same"] for n in range(3)}}
+    published = {"paper, all": {"AP": 0.6}, "paper, other": {"AP": 0.1}}
+    made = build_report(
+        "Toy",
+        many,
+        baseline="BM25",
+        published_results=published,
+        reproduces={"TANDA": "paper, all", "other 1": "paper, other"},
+    )
+    text = to_summary(made, "out/toy.md", keep=["same"])
+    listed = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    assert listed[2:] == ["| BM25 (baseline)", "| TANDA", "| same", "| *paper, all, as printed*"]
+    test = made.rows[1].comparisons["AP"]
+    assert f"TANDA: AP {test.difference:+.4f} [{test.interval[0]:+.4f}, " in text
+    assert text.endswith("(Holm). 4 more systems, the tests: out/toy.md\n")
+    assert "other 1: AP" in to_summary(made, "out/toy.md", best="other 1")
+
+
+def test_summary_of_few_systems_has_all(systems):
+    text = to_summary(build_report("Toy", systems, baseline="BM25"), "out/toy.md", best="BM25")
+    assert all(f"| {system}" in text for system in systems)
+    assert text.endswith("|\n\nThe tests: out/toy.md\n")
 
 
 def test_only_significant_systems_bear_the_mark(systems):

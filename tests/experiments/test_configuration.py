@@ -1,14 +1,14 @@
 """Configurations: YAML files and flags are merged, and every error names its path."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import ConfigError
-from as2ray.experiments.configuration import read_config
+from as2ray.experiments.configuration import describe_type, read_config
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -107,4 +107,20 @@ def test_help_lists_the_flags(capsys):
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
     assert "--training.epochs" in printed
+    assert "Annotated" not in printed
     assert "A study." in printed
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (PositiveInt, "int > 0"),
+        (Annotated[float, Field(gt=0, lt=1)] | None, "float > 0 and < 1 or null"),
+        (tuple[PositiveInt, ...] | None, "list of int > 0 or null"),
+        (dict[Literal["train", "dev"], list[str]], "dict[train or dev, list of str]"),
+        (dict[str, Any], "dict[str, any]"),
+        (str | Training, "str or Training"),
+    ],
+)
+def test_types_in_the_help_are_for_those_who_write_a_value(hint, text):
+    assert describe_type(hint) == text

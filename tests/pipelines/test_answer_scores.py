@@ -2,6 +2,7 @@
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.recipe import TableSpec
+from as2ray.progress import console_log
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines.answer_scores import BASELINE, PIPELINE, AnswerScores
@@ -24,7 +25,8 @@ def test_all_parts_and_their_sums_are_compared_with_the_untrained_similarity(
         encoder_training=TINY,
         training=TINY,
     )
-    PIPELINE.run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
+    with console_log(verbose=True):
+        PIPELINE.run(recipe, tmp_path / "out", WorkersConfig(num_workers=0))
     shown = capsys.readouterr().out
     report = (tmp_path / "out" / "wikiqa.md").read_text()
     for system in ("cosine", "hybrid", "ranker", "fused"):

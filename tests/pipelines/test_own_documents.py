@@ -18,6 +18,7 @@ from as2ray.experiments.bm25 import DocumentIndex, read_queries
 from as2ray.experiments.documents import GeneratedQueries
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.store import Store
+from as2ray.progress import console_log
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.training.config import TrainingConfig
@@ -58,7 +59,8 @@ def run(tmp_path):
     """Runs the pipeline; returns the folder of the ranker that answers."""
 
     def run_here(own, output=tmp_path / "out"):
-        PIPELINE.run(own, output, HERE)
+        with console_log():
+            PIPELINE.run(own, output, HERE)
         return Path(output) / "answering" / "ranker"
 
     return run_here

@@ -13,6 +13,7 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.bm25 import INDEX
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.store import Store
+from as2ray.progress import console_log
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
@@ -55,10 +56,19 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(
         training=TINY,
         fine_tuning=TINY,
     )
-    PIPELINE.run(asked, tmp_path / "out", WorkersConfig(num_workers=0))
-    out = capsys.readouterr().out
-    assert all(f"| {system}" in out for system in quickstart.SYSTEMS.values())
-    assert "### Whole index" in (tmp_path / "out" / "report.md").read_text()
+    with console_log(log_file=tmp_path / "console.log"):
+        PIPELINE.run(asked, tmp_path / "out", WorkersConfig(num_workers=0))
+    out, err = capsys.readouterr()
+    assert len(f"{out}{err}".splitlines()) <= 60
+    assert " short stages: complete (" in err
+    listed = [line.split(" | ")[0] for line in out.splitlines() if line.startswith("| ")]
+    assert listed[2:] == ["| BM25", "| cosine (untrained) (baseline)", "| combined, stage zero"]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert all(f"| {system}" in report for system in quickstart.SYSTEMS.values())
+    assert "### Whole index" in report
+    log = (tmp_path / "console.log").read_text()
+    assert "adapted: started" in log
+    assert report in log
     assert all(question in out for question in quickstart.SAMPLES)
     for name in ("report.md", "report.json", "measures.png", "loss.png"):
         assert (tmp_path / "out" / name).stat().st_size > 0

@@ -46,3 +46,15 @@ def test_every_ranking_describes_its_refusals(client):
     for path in RANKINGS:
         told = set(paths[path]["post"]["responses"])
         assert {"200", "400", "401", "404", "413", "422", "429", "503"} <= told
+
+
+def test_page_of_the_interface_has_every_path_and_its_fields_and_no_script(client):
+    response = client.get("/docs")
+    assert response.status_code == 200
+    page, paths = response.text, client.get("/openapi.json").json()["paths"]
+    for path, operations in paths.items():
+        assert all(f"<h2>{method.upper()} {path}</h2>" in page for method in operations)
+    assert "<td>candidates</td><td>list of string</td><td>required</td>" in page
+    assert "<td>budget_ms</td><td>number &gt; 0 and &lt;= 3,600,000 or null</td>" in page
+    assert "<script" not in page
+    assert response.headers["content-security-policy"].startswith("default-src 'none'")

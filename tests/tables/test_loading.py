@@ -150,6 +150,17 @@ def test_bad_json_lines_are_bad_records(tmp_path):
     assert load_table(path, max_bad_records=3).num_rows == 1
 
 
+def test_names_of_columns_are_recognized_whatever_their_capitals():
+    row = {"Question ID": "1", "Query": "no", "Question": "q?", "Sentence": "s", "Label": 1}
+    table = load_table([row])
+    assert table["question_id"].to_pylist() == ["1"]
+    assert table["question"].to_pylist() == ["q?"]
+    exact = load_table([{**row, "question": "why?"}])
+    assert exact["question"].to_pylist() == ["why?"]
+    with pytest.raises(CorpusError, match=r"none of \['sentence'\]"):
+        load_table([row], columns={"candidate": "sentence"})
+
+
 def test_question_id_with_two_questions_is_a_bad_record():
     row = {"question_id": "1", "question": "q?", "text": "t", "label": 1}
     with pytest.raises(CorpusError, match="row 2: another question"):
@@ -162,7 +173,11 @@ def test_question_id_with_two_questions_is_a_bad_record():
         ("train.cvs", {}, r"there is no table .*\n  fix: did you mean 'train.csv'\?"),
         ("", {}, r"no Parquet files\n  fix: give a file: .*csv"),
         ("train.csv", {"columns": {"qestion": "q"}}, "did you mean 'question'"),
-        ("train.csv", {"columns": {"question": "qq"}}, r"did you mean 'q'\? .*columns {question"),
+        (
+            "train.csv",
+            {"columns": {"question": "qq"}},
+            r"did you mean 'q'\? .*columns {\"question\": ",
+        ),
         ("train.csv", {}, r"\['q', 'text', 'y'\], and none of \['question', 'query'\]"),
         ("notes.doc", {}, "is none of .csv"),
         ("latin.csv", {}, r"damaged or not UTF-8(.|\n)*save it as UTF-8"),
