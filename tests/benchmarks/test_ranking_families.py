@@ -1,12 +1,22 @@
 """What the benchmarks of families build and compare, in this process."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
 import torch
 
 from as2ray.checkpoints.loading import load
-from benchmarks.ranking import FAMILY_SHAPES, _write_random_ranker
+from benchmarks.ranking import (
+    FAMILY_SEARCH,
+    FAMILY_SHAPES,
+    SMALL,
+    _compare,
+    _keep_fastest,
+    _write_random_ranker,
+)
+from benchmarks.ranking_peer import _choose_batch_size
 from benchmarks.reference_scores import (
     _compare_cross_encoder,
     _compare_transformers,
@@ -40,3 +50,35 @@ def test_sampled_candidates_are_those_of_the_whole_table():
     assert sizes.tolist() == [20, 20, 20]
     assert len(set(rows["candidate_id"].to_pylist())) > 20
     assert set(rows["candidate"].to_pylist()) <= set(table["candidate"].to_pylist())
+
+
+def test_only_baselines_near_the_fastest_are_measured_further(capsys):
+    closed = []
+    peers = {
+        name: SimpleNamespace(
+            seconds=seconds, batch_size=8, close=lambda name=name: closed.append(name)
+        )
+        for name, seconds in {"default": 4.0, "ONNX": 1.2, "OpenVINO": 1.0}.items()
+    }
+    assert list(_keep_fastest(peers)) == ["ONNX", "OpenVINO"]
+    assert closed == ["default"]
+    assert "default: 4.0 times" in capsys.readouterr().out
+
+
+def test_batch_size_of_a_baseline_is_the_fastest_of_one_pass_each():
+    passes = []
+
+    def predict(question, candidates, batch_size):
+        passes.append((len(candidates), batch_size))
+        sum(range(2_000_000 if batch_size == 8 else 1_000))
+
+    size, seconds = _choose_batch_size(predict, ("q", ["a"] * 20), [8, 32], 1)
+    assert size == 32
+    assert seconds > 0
+    assert passes == [(8, 8), (20, 8), (20, 32)]
+
+
+def test_family_without_any_baseline_is_one_sentence(tmp_path):
+    args = SimpleNamespace(without_peers=True)
+    with pytest.raises(SystemExit, match="nothing to compare with"):
+        _compare({"packed": None}, tmp_path, None, args, SMALL, FAMILY_SEARCH)
