@@ -139,11 +139,11 @@ def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
 
 def _rotate_in_place(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
     """Rotates each head's pairs of elements, [tokens, 2, heads, head size], in fp32."""
-    cosines, sines = (part[0, :, None, None].chunk(2, -1) for part in (cosines, sines))
+    cosine, sine = (part[0, :, None, None].chunk(2, -1) for part in (cosines, sines))
     first, second = x.float().chunk(2, -1)
     size = first.shape[-1]
-    rotated = (first * cosines[0]).addcmul_(second, sines[0], value=-1.0)
-    x[..., size:] = (second * cosines[1]).addcmul_(first, sines[1])
+    rotated = (first * cosine[0]).addcmul_(second, sine[0], value=-1.0)
+    x[..., size:] = (second * cosine[1]).addcmul_(first, sine[1])
     x[..., :size] = rotated
 
 
