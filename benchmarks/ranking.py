@@ -44,6 +44,7 @@ from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.corpora.preparation import read_split
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.significance import compare_systems
+from as2ray.models.encoder.encoder import set_depth
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
 from as2ray.models.precision import has_int8, resolve_dtype
@@ -233,6 +234,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
     )
+    parser.add_argument("--layers", type=int, help="with --family: layers; by default all")
     parser.add_argument(
         "--repeats", type=int, default=FAMILY_REPEATS, help="with --family: passes of each side"
     )
@@ -251,7 +253,7 @@ def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim]
     results: dict[str, Any] = {}
     for family in args.family:
         with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
-            model = _write_random_ranker(family, Path(folder) / "model", args.small)
+            model = _write_random_ranker(family, Path(folder) / "model", args.small, args.layers)
             ranker = as_packed_ranker(load(model, device="cpu", dtype="bf16"))
             if ranker.tokenizer.prompt:
                 claims.append(
@@ -308,7 +310,9 @@ def _compare_shared_prefixes(
     return Claim(f"{name}: > 1 x whole prompts", str(ratio), ratio.median > 1)
 
 
-def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
+def _write_random_ranker(
+    family: str, folder: Path, small: bool, num_layers: int | None = None
+) -> Path:
     """Writes a classifier with random weights of the real shape, and MiniLM's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
     shape = {**FAMILY_SHAPES[family], **(SMALL_SHAPE if small else {})}
@@ -323,6 +327,8 @@ def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
     config = AutoConfig.for_model(
         family, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
     )
+    if num_layers is not None:
+        set_depth(config, num_layers)
     torch.manual_seed(0)
     network = AutoModelForSequenceClassification.from_config(config)
     network.save_pretrained(folder)

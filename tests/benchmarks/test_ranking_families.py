@@ -43,6 +43,12 @@ def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
     assert _compare_transformers(ranker, path, *texts) > 1e-3
 
 
+@pytest.mark.parametrize("family", ["distilbert", "modernbert"])
+def test_random_ranker_of_fewer_layers_loads(family, tmp_path):
+    path = _write_random_ranker(family, tmp_path / "model", small=True, num_layers=1)
+    assert len(load(path, device="cpu").encoder) == 1
+
+
 def test_sampled_candidates_are_those_of_the_whole_table():
     table = tiny.candidates(10)
     rows = sample_candidates(table, 3, 20)
