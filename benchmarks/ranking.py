@@ -442,10 +442,10 @@ def _start_peers(
     names = [x for x in names if args.backends is None or x in args.backends]
     peers = {name: _PeerProcess(name, model_path, rows, args, search) for name in names}
     for name, peer in peers.items():
-        if peer.missing:
+        if peer.problem:
             peer.close()
-            print(f"{name} is not measured: {', '.join(peer.missing)} is not installed")
-    return {name: peer for name, peer in peers.items() if not peer.missing}
+            print(f"{name} is not measured: {peer.problem}")
+    return {name: peer for name, peer in peers.items() if not peer.problem}
 
 
 def _keep_fastest(peers: dict[str, "_PeerProcess"]) -> dict[str, "_PeerProcess"]:
@@ -494,9 +494,14 @@ class _PeerProcess:
                 }
             )
         )
-        message = self._receive()
-        self.missing: list[str] = message.get("missing", [])
-        """Packages that it needs and that are not installed."""
+        message = self._read_message()
+        self.problem: str | None = None
+        """Why it cannot be measured."""
+        if message is None:  # such as a backend that cannot export this family
+            message = {}
+            self.problem = f"exit code {self.process.wait()}; its error is printed above"
+        elif "missing" in message:
+            self.problem = f"{', '.join(message['missing'])} is not installed"
         self.batch_size: int | None = message.get("batch_size")
         self.seconds: float = message.get("seconds", 0.0)
         """The fastest pass of its search for a batch size."""
@@ -531,14 +536,21 @@ class _PeerProcess:
         self.process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
+        message = self._read_message()
+        if message is None:
+            sys.exit(
+                f"a baseline ended with exit code {self.process.wait()}; its error is printed above"
+            )
+        return message
+
+    def _read_message(self) -> dict[str, Any] | None:
+        """Returns the next message; None if the process has ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("as2ray-peer "):
                 message: dict[str, Any] = json.loads(line.removeprefix("as2ray-peer "))
                 return message
-        sys.exit(
-            f"a baseline ended with exit code {self.process.wait()}; its error is printed above"
-        )
+        return None
 
 
 def group_by_question(rows: pa.Table) -> list[tuple[str, list[str]]]:

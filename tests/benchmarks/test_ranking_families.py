@@ -14,6 +14,7 @@ from benchmarks.ranking import (
     SMALL,
     _compare,
     _keep_fastest,
+    _start_peers,
     _write_random_ranker,
 )
 from benchmarks.ranking_peer import _choose_batch_size
@@ -82,6 +83,16 @@ def test_batch_size_of_a_baseline_is_the_fastest_of_one_pass_each():
     assert size == 32
     assert seconds > 0
     assert passes == [(8, 8), (20, 8), (20, 32)]
+
+
+def test_baseline_that_cannot_start_is_not_measured(tmp_path, capsys):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nread line\nexit 3\n")
+    broken.chmod(0o755)
+    args = SimpleNamespace(without_peers=False, backends=None, peers=broken, small=True, cores=1)
+    rows = sample_candidates(tiny.candidates(10), 1, 4)
+    assert _start_peers(tmp_path, rows, args, ["ONNX"]) == {}
+    assert "ONNX is not measured: exit code 3" in capsys.readouterr().out
 
 
 def test_family_without_any_baseline_is_one_sentence(tmp_path):
