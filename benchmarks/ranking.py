@@ -7,12 +7,16 @@ are measured. `--peers` names the Python of another environment for the baseline
 and the packages of as2ray's extra `peers` for networks in int8 (OpenVINO by NNCF, ONNX Runtime).
 What is not installed is not measured. Each baseline but the default has the best of several batch
 sizes. A cascade is the same encoder trained with exits (`--cascade`);
-its MAP is compared with its own MAP when nothing is dropped.
+its MAP is compared with its own MAP when nothing is dropped. A small model is a rival of a cascade:
+`--compare`, once or several times, names one that was trained on the same data, such as the
+ranker's first layers, and the cascade's rate and MAP are compared with its.
 
 `--family NAME`, once or several times, compares families of encoders instead: random weights of the
-real shapes (XLM-R base, ModernBERT base, DeBERTa-v3 small and others), texts of WikiQA, 100
-candidates for each question, the tokenizer of MiniLM, in bf16. A decoder is compared with itself
-without shared prefixes instead, because sentence-transformers cannot run it with this tokenizer.
+real shapes (XLM-R base, ModernBERT base, DeBERTa-v3 small and others), texts of WikiQA, 64
+candidates for each question, the tokenizer of MiniLM, in bf16, from text. Each baseline ranks half
+of a question's candidates once for each batch size, and only those near the fastest are measured
+further. A decoder is compared with itself without shared prefixes instead, in CPU time, because
+sentence-transformers cannot run it with this tokenizer.
 """
 
 import argparse
@@ -21,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +44,7 @@ from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.corpora.preparation import read_split
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.significance import compare_systems
+from as2ray.models.encoder.encoder import set_depth
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
 from as2ray.models.precision import has_int8, resolve_dtype
@@ -67,11 +72,28 @@ PEER_BACKENDS = {
 INT8_PEERS = ("ONNX int8", "OpenVINO int8")
 """Baselines in int8, whose MAP is measured, too."""
 
-BATCH_SIZES = (8, 16, 32, 64)
-"""Batch sizes of which a baseline takes its best."""
-
 DEFAULT_BATCH_SIZE = 32
 """CrossEncoder's default."""
+
+
+@dataclass(frozen=True)
+class BatchSizeSearch:
+    """How a baseline finds its batch size, on the candidates of the first question."""
+
+    batch_sizes: tuple[int, ...] = (8, 16, 32, 64)
+    num_passes: int = 2
+    """Passes with each size, of which the fastest counts."""
+    num_pairs: int | None = None
+    """Pairs of a pass; by default all."""
+
+
+FAMILY_SEARCH = BatchSizeSearch((8, 32), 1, 32)
+FAMILY_CANDIDATES = 64
+"""Candidates of each question, in a comparison of families."""
+FAMILY_REPEATS = 3
+
+MAX_SLOWDOWN = 1.3
+"""A family's baseline that takes this many times as long as the fastest is measured no further."""
 
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1},
@@ -156,11 +178,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.cascade:
             rankers["cascade"] = as_packed_ranker(load(args.cascade, device="cpu"))
             rankers["cascade"].activation_ranges = ()
+        smaller = {path.name: as_packed_ranker(load(path, device="cpu")) for path in args.compare}
+        for ranker in smaller.values():
+            ranker.activation_ranges = ()
         if has_int8():
             paths = {"packed": model, "cascade": args.cascade}
             for name in [name for name in rankers if name in paths]:
                 fitted_on = table.slice(0, MIN_PAIRS) if args.small else table
                 rankers[f"{name} int8"] = _load_int8(paths[name], fitted_on)
+        rankers |= smaller
         for candidates, questions in size.num_questions.items():
             rows = select_questions(table, candidates, questions)
             for kind, ratios in _compare(rankers, model, rows, args, size).items():
@@ -168,7 +194,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                     name: {peer: ratio.as_json() for peer, ratio in ratios_by_peer.items()}
                     for name, ratios_by_peer in ratios.items()
                 }
-                claims += _build_claims(f"{candidates} candidates, from {kind}", ratios)
+                setting = f"{candidates} candidates, from {kind}"
+                claims += _build_claims(setting, ratios)
+                for name in [name for name in smaller if args.cascade]:
+                    rate = f"cascade, {setting}: times the rate of {name}"
+                    claims.append(Claim(rate, str(ratios["cascade"][name]), None))
             if candidates == max(size.num_questions):
                 gemm = _measure_gemm_share(rankers["packed"], rows, size.num_repeats)
                 results["part of the GEMM rate"] = gemm
@@ -185,6 +215,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 table, max(size.num_questions), size.num_quality_questions
             )
             claims.append(_measure_quality(rankers["cascade"], quality_rows, results))
+            for name, ranker in smaller.items():
+                claims.append(_compare_map(rankers["cascade"], name, ranker, quality_rows, results))
     write_report("ranking", args, claims, results)
 
 
@@ -194,9 +226,18 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", action="append", choices=FAMILY_SHAPES, help="family with random weights"
     )
+    parser.add_argument(
+        "--compare", type=Path, action="append", default=[], help="checkpoint of a smaller model"
+    )
     parser.add_argument("--brief", action="store_true", help="one question, from text, no MAP")
-    parser.add_argument("--questions", type=int, default=2, help="with --family: questions")
-    parser.add_argument("--repeats", type=int, help="with --family: passes of each side")
+    parser.add_argument("--questions", type=int, default=1, help="with --family: questions")
+    parser.add_argument(
+        "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
+    )
+    parser.add_argument("--layers", type=int, help="with --family: layers; by default all")
+    parser.add_argument(
+        "--repeats", type=int, default=FAMILY_REPEATS, help="with --family: passes of each side"
+    )
     parser.add_argument("--backends", nargs="*", help="peers' backends; by default all there are")
     parser.add_argument("--without_peers", action="store_true", help="compare as2ray's own alone")
     parser.add_argument("--peers", type=Path, help="Python with sentence-transformers' backends")
@@ -204,22 +245,22 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _compare_families(args: argparse.Namespace, size: Size) -> tuple[list[Claim], dict[str, Any]]:
     """Compares a random ranker of each family with sentence-transformers."""
-    num_questions, num_candidates = (1, 8) if args.small else (args.questions, 100)
-    size = replace(size, num_repeats=args.repeats or size.num_repeats)
+    num_questions, num_candidates = (1, 8) if args.small else (args.questions, args.candidates)
+    size = replace(size, num_repeats=1 if args.small else args.repeats, kinds=("text",))
     table = load_wikiqa_table(args.data, args.small)
     rows = sample_candidates(table, num_questions, num_candidates)
     claims: list[Claim] = []
     results: dict[str, Any] = {}
     for family in args.family:
         with TemporaryDirectory(prefix="as2ray-ranking-") as folder:
-            model = _write_random_ranker(family, Path(folder) / "model", args.small)
+            model = _write_random_ranker(family, Path(folder) / "model", args.small, args.layers)
             ranker = as_packed_ranker(load(model, device="cpu", dtype="bf16"))
             if ranker.tokenizer.prompt:
                 claims.append(
                     _compare_shared_prefixes(family, ranker, rows, size.num_repeats, results)
                 )
                 continue
-            compared = _compare({"packed": ranker}, model, rows, args, size)
+            compared = _compare({"packed": ranker}, model, rows, args, size, FAMILY_SEARCH)
         for kind, ratios in compared.items():
             best = min(ratios["packed"], key=lambda peer: ratios["packed"][peer].median)
             ratio = ratios["packed"][best]
@@ -249,9 +290,9 @@ def _compare_shared_prefixes(
 
     def build_workload(sequences: TokenSequences) -> Callable[[], float]:
         def workload() -> float:
-            started_at = time.perf_counter()
+            started_at = time.process_time()  # of all threads
             ranker.predict_sequences(sequences, question)
-            return rows.num_rows / (time.perf_counter() - started_at)
+            return rows.num_rows / (time.process_time() - started_at)
 
         return workload
 
@@ -263,11 +304,15 @@ def _compare_shared_prefixes(
         "share of prefix tokens": tokens,
     }
     rate = float(np.median(ratio.rates))
-    name = f"{family} ({rate:,.0f} pairs/s): prefixes once per question, {tokens:.0%} of the tokens"
+    name = (
+        f"{family} ({rate:,.1f} pairs per CPU second): prefixes ({tokens:.0%} of the tokens) once"
+    )
     return Claim(f"{name}: > 1 x whole prompts", str(ratio), ratio.median > 1)
 
 
-def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
+def _write_random_ranker(
+    family: str, folder: Path, small: bool, num_layers: int | None = None
+) -> Path:
     """Writes a classifier with random weights of the real shape, and MiniLM's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
     shape = {**FAMILY_SHAPES[family], **(SMALL_SHAPE if small else {})}
@@ -282,6 +327,8 @@ def _write_random_ranker(family: str, folder: Path, small: bool) -> Path:
     config = AutoConfig.for_model(
         family, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
     )
+    if num_layers is not None:
+        set_depth(config, num_layers)
     torch.manual_seed(0)
     network = AutoModelForSequenceClassification.from_config(config)
     network.save_pretrained(folder)
@@ -327,9 +374,15 @@ def _compare(
     rows: pa.Table,
     args: argparse.Namespace,
     size: Size,
+    search: BatchSizeSearch = BatchSizeSearch(),
 ) -> dict[str, dict[str, dict[str, SpeedRatio]]]:
     """Returns the ratio of each ranker to each baseline, from text and from tokens."""
-    peers = _start_peers(model_path, rows, args)
+    names = [x for x in PEER_BACKENDS if x not in INT8_PEERS or search is not FAMILY_SEARCH]
+    peers = _start_peers(model_path, rows, args, names, search)
+    if search is FAMILY_SEARCH:
+        peers = _keep_fastest(peers)
+    if len(peers) + len(rankers) == 1:
+        sys.exit("there is nothing to compare with: no baseline is installed or chosen")
     results = {}
     try:
         for kind in size.kinds:
@@ -377,25 +430,48 @@ def _build_ranker_workload(ranker: PackedRanker, rows: pa.Table, kind: str) -> C
 
 
 def _start_peers(
-    model_path: Path, rows: pa.Table, args: argparse.Namespace, names: Sequence[str] = ()
+    model_path: Path,
+    rows: pa.Table,
+    args: argparse.Namespace,
+    names: Sequence[str],
+    search: BatchSizeSearch = BatchSizeSearch(),
 ) -> dict[str, "_PeerProcess"]:
-    """Starts the baselines, by default all whose packages are there."""
+    """Starts the baselines whose packages are there."""
     if args.without_peers:
         return {}
-    names = [x for x in names or PEER_BACKENDS if args.backends is None or x in args.backends]
-    peers = {name: _PeerProcess(name, model_path, rows, args) for name in names}
+    names = [x for x in names if args.backends is None or x in args.backends]
+    peers = {name: _PeerProcess(name, model_path, rows, args, search) for name in names}
     for name, peer in peers.items():
-        if peer.missing:
+        if peer.problem:
             peer.close()
-            print(f"{name} is not measured: {', '.join(peer.missing)} is not installed")
-    return {name: peer for name, peer in peers.items() if not peer.missing}
+            print(f"{name} is not measured: {peer.problem}")
+    return {name: peer for name, peer in peers.items() if not peer.problem}
+
+
+def _keep_fastest(peers: dict[str, "_PeerProcess"]) -> dict[str, "_PeerProcess"]:
+    """Ends baselines that were far slower than the fastest when they looked for a batch size."""
+    fastest = min((peer.seconds for peer in peers.values()), default=0.0)
+    kept = {}
+    for name, peer in peers.items():
+        if peer.seconds <= MAX_SLOWDOWN * fastest:
+            kept[name] = peer
+            continue
+        peer.close()
+        slowdown = peer.seconds / fastest
+        print(f"{name}: {slowdown:.1f} times as long as the fastest (batch size {peer.batch_size})")
+    return kept
 
 
 class _PeerProcess:
     """A process that ranks with another library whenever it is asked to."""
 
     def __init__(
-        self, name: str, model_path: Path, rows: pa.Table, args: argparse.Namespace
+        self,
+        name: str,
+        model_path: Path,
+        rows: pa.Table,
+        args: argparse.Namespace,
+        search: BatchSizeSearch,
     ) -> None:
         backend, keywords = PEER_BACKENDS[name]
         python = sys.executable if backend == "torch" else str(args.peers or sys.executable)
@@ -413,14 +489,22 @@ class _PeerProcess:
                     "model_kwargs": keywords,
                     "cores": select_cores(args.cores),
                     "questions": group_by_question(rows),
-                    "batch_sizes": [DEFAULT_BATCH_SIZE] if takes_default else BATCH_SIZES,
+                    **asdict(search),
+                    "batch_sizes": [DEFAULT_BATCH_SIZE] if takes_default else search.batch_sizes,
                 }
             )
         )
-        message = self._receive()
-        self.missing: list[str] = message.get("missing", [])
-        """Packages that it needs and that are not installed."""
+        message = self._read_message()
+        self.problem: str | None = None
+        """Why it cannot be measured."""
+        if message is None:  # such as a backend that cannot export this family
+            message = {}
+            self.problem = f"exit code {self.process.wait()}; its error is printed above"
+        elif "missing" in message:
+            self.problem = f"{', '.join(message['missing'])} is not installed"
         self.batch_size: int | None = message.get("batch_size")
+        self.seconds: float = message.get("seconds", 0.0)
+        """The fastest pass of its search for a batch size."""
         self.peak_mb = 0.0
         """Largest resident memory of the process after its last pass."""
 
@@ -452,14 +536,21 @@ class _PeerProcess:
         self.process.stdin.flush()
 
     def _receive(self) -> dict[str, Any]:
+        message = self._read_message()
+        if message is None:
+            sys.exit(
+                f"a baseline ended with exit code {self.process.wait()}; its error is printed above"
+            )
+        return message
+
+    def _read_message(self) -> dict[str, Any] | None:
+        """Returns the next message; None if the process has ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("as2ray-peer "):
                 message: dict[str, Any] = json.loads(line.removeprefix("as2ray-peer "))
                 return message
-        sys.exit(
-            f"a baseline ended with exit code {self.process.wait()}; its error is printed above"
-        )
+        return None
 
 
 def group_by_question(rows: pa.Table) -> list[tuple[str, list[str]]]:
@@ -608,6 +699,21 @@ def _measure_quality(ranker: PackedRanker, rows: pa.Table, results: dict[str, An
     }
     measured = f"{test.difference:+.4f} [{low:+.4f}, {high:+.4f}], p {test.p_randomization:.3f}"
     return Claim("cascade loses <= 0.005 MAP", measured, test.difference >= -0.005)
+
+
+def _compare_map(
+    cascade: PackedRanker, name: str, smaller: PackedRanker, rows: pa.Table, results: dict[str, Any]
+) -> Claim:
+    """Compares the cascade's MAP with that of a smaller model."""
+    theirs, ours = (
+        evaluate(rows, ranker.predict_table(rows).sort_keys, ["AP"], question_filter="clean")
+        for ranker in (smaller, cascade)
+    )
+    test = compare_systems(theirs.per_question, ours.per_question, "AP")
+    low, high = test.interval
+    results[f"MAP of {name}"] = theirs.measures["AP"]
+    measured = f"{test.difference:+.4f} [{low:+.4f}, {high:+.4f}], p {test.p_randomization:.3f}"
+    return Claim(f"MAP of the cascade above that of {name}", measured, None)
 
 
 if __name__ == "__main__":

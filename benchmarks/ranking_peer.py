@@ -51,14 +51,18 @@ def main() -> None:
     load = _load_int8 if backend.endswith("int8") else _load_cross_encoder
     predict, tokenize, run = load(config)
     questions = config["questions"]
-    batch_size = _choose_batch_size(predict, questions[0], config["batch_sizes"])
+    question, candidates = questions[0]
+    first_pairs = question, candidates[: config["num_pairs"]]
+    batch_size, seconds = _choose_batch_size(
+        predict, first_pairs, config["batch_sizes"], config["num_passes"]
+    )
     batches = [
         tokenize([(question, text) for text in texts[i : i + batch_size]])
         for question, candidates in questions
         for texts in [sorted(candidates, key=len, reverse=True)]
         for i in range(0, len(texts), batch_size)
     ]
-    write_message({"ready": True, "batch_size": batch_size})
+    write_message({"ready": True, "batch_size": batch_size, "seconds": seconds})
     for line in sys.stdin:
         started_at = time.perf_counter()
         scores: list[Any] = []
@@ -83,17 +87,19 @@ def peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _choose_batch_size(predict: Any, question: tuple[str, list[str]], sizes: list[int]) -> int:
-    """Returns the size with which the first question takes the least time, of two passes."""
-    if len(sizes) == 1:
-        return sizes[0]
+def _choose_batch_size(
+    predict: Any, question: tuple[str, list[str]], sizes: list[int], num_passes: int
+) -> tuple[int, float]:
+    """Returns the batch size with which a question takes the least time, and its seconds."""
+    text, candidates = question
+    predict(text, candidates[:8], 8)  # a library prepares itself in its first call
     seconds = {size: float("inf") for size in sizes}
-    for _ in range(2):
+    for _ in range(num_passes if len(sizes) > 1 else 1):
         for size in sizes:
             started_at = time.perf_counter()
-            predict(*question, size)
+            predict(text, candidates, size)
             seconds[size] = min(seconds[size], time.perf_counter() - started_at)
-    return min(sizes, key=lambda size: seconds[size])
+    return min(seconds.items(), key=lambda entry: entry[1])
 
 
 def _load_cross_encoder(config: dict[str, Any]) -> tuple[Any, Any, Any]:

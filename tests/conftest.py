@@ -126,6 +126,18 @@ def _quiet():
     transformers.utils.logging.disable_progress_bar()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _on_cpu():
+    """Hides GPUs from tests and the processes that they start, but not from `test_gpu`.
+
+    A ranker takes a GPU by default, and tests compare its scores with tensors of a CPU.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # of other processes; this one may have read it
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        yield
+
+
 @pytest.fixture(params=[name for name in tiny.FAMILIES if name not in tiny.DECODERS])
 def family(request) -> str:
     """Name of each supported family of encoders in turn."""

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from small_runs import report, started
 
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.saving import save
 from benchmarks import epoch
 from benchmarks.consuming import WorkerReport, compute_checksum, is_exact
 
@@ -52,13 +54,14 @@ def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[st
 
 
 @pytest.fixture(scope="module")
-def runs(cascade, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, str]]:
+def runs(cascade, encoder, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, str]]:
     """What the small run of a ranker's benchmark wrote, and how each ends that finds nothing."""
     folder = tmp_path_factory.mktemp("runs")
+    smaller = str(save(init_ranker(encoder), folder / "smaller"))
     # One core: threads that wait for each other on a busy machine would take minutes.
     small = {
         "training": ["--cores", "1"],
-        "ranking": ["--cores", "1", "--cascade", cascade],
+        "ranking": ["--cores", "1", "--cascade", cascade, "--compare", smaller],
         "two_in_one": ["--cores", "1"],
         "retrieval": ["--cores", "1"],
         "budget": ["--cores", "1", "--cascade", cascade, "--model", cascade],
@@ -142,6 +145,8 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
         for name in ("packed", "cascade"):
             assert {"default", "bf16"} <= set(compared[name])
             assert all(side["ratio"]["median"] > 0 for side in compared[name].values())
+    assert {"smaller"} <= set(compared["cascade"])
+    assert 0 < results["MAP of smaller"] <= 1
     assert results["part of the GEMM rate"]["part"] > 0
     assert results["quality"]["questions"] > 0
 

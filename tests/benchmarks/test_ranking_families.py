@@ -1,12 +1,23 @@
 """What the benchmarks of families build and compare, in this process."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
 import torch
 
 from as2ray.checkpoints.loading import load
-from benchmarks.ranking import FAMILY_SHAPES, _write_random_ranker
+from benchmarks.ranking import (
+    FAMILY_SEARCH,
+    FAMILY_SHAPES,
+    SMALL,
+    _compare,
+    _keep_fastest,
+    _start_peers,
+    _write_random_ranker,
+)
+from benchmarks.ranking_peer import _choose_batch_size
 from benchmarks.reference_scores import (
     _compare_cross_encoder,
     _compare_transformers,
@@ -33,6 +44,12 @@ def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
     assert _compare_transformers(ranker, path, *texts) > 1e-3
 
 
+@pytest.mark.parametrize("family", ["distilbert", "modernbert"])
+def test_random_ranker_of_fewer_layers_loads(family, tmp_path):
+    path = _write_random_ranker(family, tmp_path / "model", small=True, num_layers=1)
+    assert len(load(path, device="cpu").encoder) == 1
+
+
 def test_sampled_candidates_are_those_of_the_whole_table():
     table = tiny.candidates(10)
     rows = sample_candidates(table, 3, 20)
@@ -40,3 +57,45 @@ def test_sampled_candidates_are_those_of_the_whole_table():
     assert sizes.tolist() == [20, 20, 20]
     assert len(set(rows["candidate_id"].to_pylist())) > 20
     assert set(rows["candidate"].to_pylist()) <= set(table["candidate"].to_pylist())
+
+
+def test_only_baselines_near_the_fastest_are_measured_further(capsys):
+    closed = []
+    peers = {
+        name: SimpleNamespace(
+            seconds=seconds, batch_size=8, close=lambda name=name: closed.append(name)
+        )
+        for name, seconds in {"default": 4.0, "ONNX": 1.2, "OpenVINO": 1.0}.items()
+    }
+    assert list(_keep_fastest(peers)) == ["ONNX", "OpenVINO"]
+    assert closed == ["default"]
+    assert "default: 4.0 times" in capsys.readouterr().out
+
+
+def test_batch_size_of_a_baseline_is_the_fastest_of_one_pass_each():
+    passes = []
+
+    def predict(question, candidates, batch_size):
+        passes.append((len(candidates), batch_size))
+        sum(range(2_000_000 if batch_size == 8 else 1_000))
+
+    size, seconds = _choose_batch_size(predict, ("q", ["a"] * 20), [8, 32], 1)
+    assert size == 32
+    assert seconds > 0
+    assert passes == [(8, 8), (20, 8), (20, 32)]
+
+
+def test_baseline_that_cannot_start_is_not_measured(tmp_path, capsys):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nread line\nexit 3\n")
+    broken.chmod(0o755)
+    args = SimpleNamespace(without_peers=False, backends=None, peers=broken, small=True, cores=1)
+    rows = sample_candidates(tiny.candidates(10), 1, 4)
+    assert _start_peers(tmp_path, rows, args, ["ONNX"]) == {}
+    assert "ONNX is not measured: exit code 3" in capsys.readouterr().out
+
+
+def test_family_without_any_baseline_is_one_sentence(tmp_path):
+    args = SimpleNamespace(without_peers=True)
+    with pytest.raises(SystemExit, match="nothing to compare with"):
+        _compare({"packed": None}, tmp_path, None, args, SMALL, FAMILY_SEARCH)

@@ -38,6 +38,12 @@ def copy_of(tmp_path):
     return copy
 
 
+def test_rankers_of_tests_and_of_their_processes_are_on_the_cpu(checkpoint):
+    """Also on a machine with a GPU, which `_on_cpu` hides."""
+    assert load(checkpoint()).device.type == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def change_weights(folder, change) -> None:
     path = folder / "model.safetensors"
     weights = load_file(path)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from as2ray.models.encoder.fused_layers import FusedLinear, Rotations, pad_rows
+from as2ray.models.encoder.length_buckets import AttentionMask, bucketed_self_attention
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
 
@@ -50,6 +51,16 @@ class FusedGatedLayer:
         self.head_norms = [
             getattr(self.heads, name, nn.Identity()) for name in ("q_norm", "k_norm")
         ]  # Qwen3
+        self.mask = AttentionMask(
+            bool(getattr(self.heads, "is_causal", False)),
+            getattr(self.heads, "sliding_window", None),
+        )
+        self.is_bucketed = (
+            dtype == torch.bfloat16
+            and groups == 1
+            and all(isinstance(norm, nn.Identity) for norm in self.head_norms)
+        )
+        """Whether a CPU rotates queries and keys in place and attends in one pass of buckets."""
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -72,10 +83,22 @@ class FusedGatedLayer:
         if self.is_pre_norm:
             hidden = self.norms[0](hidden).to(self.dtype)
         projected = self.qkv_projection(hidden)[:num_tokens]
+        cosines, sines = rotations[self.layer_type]
+        is_whole = layout.prefixes is None and layout.recorded is None
+        if self.is_bucketed and is_whole and projected.is_cpu:
+            qkv = projected.view(num_tokens, 3, -1, self.head_size)
+            _rotate_in_place(qkv[:, :2], cosines, sines)
+            return bucketed_self_attention(
+                qkv,
+                layout.length_buckets,
+                num_rows,
+                self.dtype,
+                mask=self.mask,
+                scale=getattr(self.heads, "scaling", None),
+            )
         heads = projected.view(num_tokens, -1, self.head_size).split(self.num_heads, 1)  # type: ignore[no-untyped-call]
         query, key = (norm(x) for norm, x in zip(self.head_norms, heads))
         query, key, value = (x.transpose(0, 1)[None] for x in (query, key, heads[2]))
-        cosines, sines = rotations[self.layer_type]
         query, key = (_rotate(x, cosines, sines).to(self.dtype) for x in (query, key))
         attended, _ = packed_attention(
             self.heads,
@@ -85,7 +108,7 @@ class FusedGatedLayer:
             None,
             layout=layout,
             scaling=getattr(self.heads, "scaling", None),
-            sliding_window=getattr(self.heads, "sliding_window", None),
+            sliding_window=self.mask.sliding_window,
         )
         return pad_rows(attended[0].flatten(1), num_rows)
 
@@ -112,6 +135,16 @@ def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
     """Normalizes over the last axis, in fp32 inside, and returns the dtype of the states."""
     weights, bias = norm.weight.to(hidden.dtype), norm.bias.to(hidden.dtype)
     return functional.layer_norm(hidden, hidden.shape[-1:], weights, bias, norm.eps)
+
+
+def _rotate_in_place(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """Rotates each head's pairs of elements, [tokens, 2, heads, head size], in fp32."""
+    cosine, sine = (part[0, :, None, None].chunk(2, -1) for part in (cosines, sines))
+    first, second = x.float().chunk(2, -1)
+    size = first.shape[-1]
+    rotated = (first * cosine[0]).addcmul_(second, sine[0], value=-1.0)
+    x[..., size:] = (second * cosine[1]).addcmul_(first, sine[1])
+    x[..., :size] = rotated
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

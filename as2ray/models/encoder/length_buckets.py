@@ -112,6 +112,8 @@ def bucketed_self_attention(
     num_rows: int,
     dtype: torch.dtype,
     first_queries: bool = False,
+    mask: AttentionMask = UNMASKED,
+    scale: float | None = None,
 ) -> Tensor:
     """Computes attention inside each sequence, in fp32 on a CPU, for inference.
 
@@ -124,11 +126,14 @@ def bucketed_self_attention(
         num_rows: Number of rows of the result; those after the last query are zeros.
         dtype: Number format of the result.
         first_queries: Whether only the first token of each sequence attends.
+        mask: Which tokens of its sequence a token attends to.
+        scale: Factor of the products; by default 1 / sqrt(head size).
 
     Returns:
         Shape [rows, heads * head size].
     """
     num_heads, head_size = qkv.shape[2:]
+    factor = head_size**-0.5 if scale is None else scale
     output = torch.empty(num_rows, num_heads, head_size, dtype=dtype)
     start = first_token = 0
     for count, length in buckets:
@@ -136,10 +141,12 @@ def bucketed_self_attention(
         first_token += count * length
         states = part.view(count, length, 3, num_heads, head_size).permute(2, 0, 3, 1, 4)
         num_queries = 1 if first_queries else length
+        allowed = mask.for_length(length, qkv.device)
+        allowed = None if allowed is None else allowed[:num_queries]
         if length > MAX_MANUAL_LENGTH:
             query, key, value = states
             attended = functional.scaled_dot_product_attention(
-                query[:, :, :num_queries], key, value
+                query[:, :, :num_queries], key, value, attn_mask=allowed, scale=factor
             )
         else:
             query, key, value = states.float().contiguous().flatten(1, 2)
@@ -148,8 +155,10 @@ def bucketed_self_attention(
                 query[:, :num_queries],
                 key.mT,
                 beta=0.0,
-                alpha=head_size**-0.5,
+                alpha=factor,
             )
+            if allowed is not None:
+                scores.masked_fill_(~allowed, float("-inf"))
             attended = torch.bmm(scores.softmax(-1), value)
             attended = attended.view(count, num_heads, num_queries, head_size)
         end = start + count * num_queries

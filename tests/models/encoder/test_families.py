@@ -115,6 +115,23 @@ def test_fused_layers_equal_those_of_transformers(family):
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("family", ["modernbert", "gte", "nomic_bert", "llama"])
+@torch.no_grad()
+def test_attention_in_one_pass_as_in_bf16_equals_that_of_transformers(family):
+    batch, _ = tokens(family)
+    heads = {"num_key_value_heads": build(family).config.num_attention_heads}
+    network = build(family, **heads if family == "llama" else {})
+    encoder = Encoder(network)
+    expected = packed_logits(network, batch)
+    with encoder.fused_inference(torch.bfloat16):
+        assert all(layer.is_bucketed for layer in encoder._fused._distinct)
+    with encoder.fused_inference(torch.float32):
+        for layer in encoder._fused._distinct:
+            layer.is_bucketed = True
+        found = classify(network, encoder.run_to_pooled(*encoder.embed(batch)))
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def difference(family: str, batch: PackedBatch | None = None, **changes) -> float:
     """Largest difference of packed logits to those of the family as it is."""
     own_batch, _ = tokens(family)

@@ -23,6 +23,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 DEVICE = torch.device("cuda")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _with_gpu():
+    """Undoes `_on_cpu`, which hides GPUs from all other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        yield
+
+
 def make_qkv(lengths, num_heads, head_size, dtype=torch.bfloat16):
     torch.manual_seed(0)
     shape = (sum(lengths), 3, num_heads, head_size)

@@ -3,6 +3,8 @@ import torch
 
 from as2ray.models.encoder.length_buckets import (
     MAX_MANUAL_LENGTH,
+    UNMASKED,
+    AttentionMask,
     bucketed_attention,
     bucketed_self_attention,
 )
@@ -121,16 +123,22 @@ def test_layout_of_lengths_groups_neighbours_of_equal_length():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("first_queries", [False, True])
-def test_self_attention_of_buckets_equals_attention_of_each_sequence_alone(dtype, first_queries):
+@pytest.mark.parametrize(
+    ("mask", "scale"), [(UNMASKED, None), (AttentionMask(sliding_window=3), 0.3)]
+)
+def test_self_attention_of_buckets_equals_attention_of_each_sequence_alone(
+    dtype, first_queries, mask, scale
+):
     lengths = [MAX_MANUAL_LENGTH + 1, 5, 5, 3]
     layout = SequenceLayout.from_lengths(lengths, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(sum(lengths), 3, 2, 8, generator=generator).to(dtype)
     buckets = layout.length_buckets
-    expected = bucketed_attention(*qkv.float().unbind(1), buckets, None, 0.0).flatten(1)
+    expected = bucketed_attention(*qkv.float().unbind(1), buckets, scale, 0.0, mask).flatten(1)
     expected = expected[layout.first_tokens] if first_queries else expected
     num_rows = len(expected) + 3
-    result = bucketed_self_attention(qkv, buckets, num_rows, torch.float32, first_queries)
+    arguments = (num_rows, torch.float32, first_queries, mask, scale)
+    result = bucketed_self_attention(qkv, buckets, *arguments)
     assert result[-3:].count_nonzero() == 0
     num_long = 1 if first_queries else lengths[0]
     torch.testing.assert_close(result[num_long:-3], expected[num_long:], atol=1e-6, rtol=1e-5)
