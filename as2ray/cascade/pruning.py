@@ -117,6 +117,20 @@ class StagedScores:
         return self.stage_index + np.where(scores == 1.0, 1.0 - 2.0**-40, scores)
 
 
+def concatenate_scores(parts: Sequence[StagedScores], rows: np.ndarray) -> StagedScores:
+    """Joins the scores of groups of rows of one ranker.
+
+    Args:
+        parts: Scores of each group.
+        rows: Row of each score, group by group: all rows once.
+    """
+    order = np.argsort(rows)
+    fields = zip(*((part.scores, part.stage_index, part.logits) for part in parts))
+    return StagedScores(
+        *(None if values[0] is None else np.concatenate(values)[order] for values in fields)
+    )
+
+
 def prune(scorer: StageScorer, pruning: Pruning) -> tuple[np.ndarray, np.ndarray]:
     """Runs all stages and drops candidates of each question after each stage but the last.
 
