@@ -125,9 +125,15 @@ def concatenate_scores(parts: Sequence[StagedScores], rows: np.ndarray) -> Stage
         rows: Row of each score, group by group: all rows once.
     """
     order = np.argsort(rows)
-    fields = zip(*((part.scores, part.stage_index, part.logits) for part in parts))
+
+    def join(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
+        known = [part for part in values if part is not None]
+        return np.concatenate(known)[order] if known else None
+
     return StagedScores(
-        *(None if values[0] is None else np.concatenate(values)[order] for values in fields)
+        np.concatenate([part.scores for part in parts])[order],
+        join([part.stage_index for part in parts]),
+        join([part.logits for part in parts]),
     )
 
 
