@@ -116,7 +116,8 @@ def check_num_questions(num_questions: int, max_loss: float, confidence: float |
         raise EvaluationError(
             f"a bound of {max_loss:g} on the loss needs {needed:,} questions with two or more "
             f"candidates for the calibration, but there are {num_questions:,}",
-            fix=f"give more questions, or a max_loss of at least {lowest:.4f}",
+            fix="give more questions, or a bound (`max_loss`, or 1 - `at_least`) of at least "
+            f"{lowest:.4f}",
         )
 
 

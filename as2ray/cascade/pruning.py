@@ -117,6 +117,26 @@ class StagedScores:
         return self.stage_index + np.where(scores == 1.0, 1.0 - 2.0**-40, scores)
 
 
+def concatenate_scores(parts: Sequence[StagedScores], rows: np.ndarray) -> StagedScores:
+    """Joins the scores of groups of rows of one ranker.
+
+    Args:
+        parts: Scores of each group.
+        rows: Row of each score, group by group: all rows once.
+    """
+    order = np.argsort(rows)
+
+    def join(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
+        known = [part for part in values if part is not None]
+        return np.concatenate(known)[order] if known else None
+
+    return StagedScores(
+        np.concatenate([part.scores for part in parts])[order],
+        join([part.stage_index for part in parts]),
+        join([part.logits for part in parts]),
+    )
+
+
 def prune(scorer: StageScorer, pruning: Pruning) -> tuple[np.ndarray, np.ndarray]:
     """Runs all stages and drops candidates of each question after each stage but the last.
 

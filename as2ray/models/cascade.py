@@ -212,14 +212,15 @@ class _CascadePass(StagePass):
     """A pass of whole questions through the layers; its stages are the exits."""
 
     ranker: "CascadeRanker"
-    hidden: Tensor | None = None
-    """States of the remaining rows; None before the first stage and after the last."""
+    states: Sequence[Tensor] = ()
+    """States of the remaining rows after each batch of the last stage; empty before the first
+    stage."""
     remaining_rows: np.ndarray = field(init=False)
     """Rows that the last stage scored; unset before the first stage."""
 
     def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
         """Runs the layers up to an exit over the remaining candidates and scores them."""
-        self._select_rows(rows)
+        remaining = self._select_states(rows)
         ranker = self.ranker
         head = ranker.network.heads[stage_index]
         is_last = stage_index == len(ranker.exit_layers) - 1
@@ -227,18 +228,17 @@ class _CascadePass(StagePass):
 
         def run_batch(batch: tuple[np.ndarray, slice]) -> tuple[Tensor | None, Tensor]:
             indices, tokens = batch
-            if self.hidden is None:
+            if remaining is None:
                 hidden, layout = ranker.encoder.embed(self.sequences.pack(indices, {}))
             else:
                 lengths = self.sequences.lengths[indices]
                 prefixes = self.sequences.continued_prefixes(indices)
                 layout = SequenceLayout.from_lengths(lengths, ranker.device, prefixes)
-                hidden = self.hidden[tokens]
+                hidden = remaining[tokens]
             hidden, logits = ranker.run_exit(stage_index, hidden, layout, start_layer)
             return None if is_last else hidden, head.score(logits)
 
-        states, score_parts = zip(*ranker.map_batches(run_batch, self._split_batches(rows)))
-        self.hidden = None if is_last else torch.cat(states)
+        self.states, score_parts = zip(*ranker.map_batches(run_batch, self._split_batches(rows)))
         scores: np.ndarray = torch.cat(score_parts).cpu().numpy()
         return scores
 
@@ -251,16 +251,28 @@ class _CascadePass(StagePass):
             yield self.rows[rows[batch]], slice(start, start + num_tokens)
             start += num_tokens
 
-    def _select_rows(self, rows: np.ndarray) -> None:
-        """Drops the tokens of all other rows."""
-        if self.hidden is not None and len(rows) < len(self.remaining_rows):
-            lengths = self.sequences.lengths[self.rows[self.remaining_rows]]
-            starts = np.cumsum(lengths) - lengths
-            kept_rows = np.searchsorted(self.remaining_rows, rows)
-            kept_lengths = lengths[kept_rows]
-            tokens = np.repeat(starts[kept_rows], kept_lengths) + ragged_arange(kept_lengths)
-            self.hidden = self.hidden[torch.from_numpy(tokens).to(self.hidden.device)]
-        self.remaining_rows = rows
+    def _select_states(self, rows: np.ndarray) -> Tensor | None:
+        """Returns the states of the remaining rows, [tokens, hidden]; None before the first stage.
+
+        They are taken from each batch, because joining all states first would copy those that are
+        dropped, too.
+        """
+        if not self.states:
+            self.remaining_rows = rows
+            return None
+        lengths = self.sequences.lengths[self.rows[self.remaining_rows]]
+        starts = np.cumsum(lengths) - lengths
+        kept_rows = np.searchsorted(self.remaining_rows, rows)
+        kept_lengths = lengths[kept_rows]
+        tokens = np.repeat(starts[kept_rows], kept_lengths) + ragged_arange(kept_lengths)
+        ends = np.cumsum([len(states) for states in self.states])
+        parts = np.split(tokens, np.searchsorted(tokens, ends[:-1]))
+        kept_states = [
+            states.index_select(0, torch.from_numpy(part - end + len(states)).to(states.device))
+            for states, part, end in zip(self.states, parts, ends)
+        ]
+        self.remaining_rows, self.states = rows, ()
+        return torch.cat(kept_states)
 
 
 class CascadeRanker(MultiStageRanker):

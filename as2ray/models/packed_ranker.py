@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores
+from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores, concatenate_scores
 from as2ray.errors import CheckpointError
+from as2ray.models.encoder.cpu_parallel import parallel_map
 from as2ray.models.ranker import Ranker, positive_probability
 from as2ray.progress import count_rows
 from as2ray.text.packing import PackedBatch, Prefixes, TokenSequences, pack_sequences
@@ -21,6 +22,9 @@ MAX_PREFIX_TOKENS = 8_192
 
 MAX_CONTINUED_TOKENS = 1_024
 """Longest text behind a shared prefix: its attention holds all products of its tokens in memory."""
+
+SLICE_PAIRS = 8_192
+"""Pairs that are tokenized while a GPU scores as many before them."""
 
 
 class PackedRanker(Ranker):
@@ -158,9 +162,31 @@ class PackedRanker(Ranker):
         question_index: np.ndarray,
         drop_ratios: DropRatios | None = None,
     ) -> StagedScores:
-        """Scores pairs; see `Ranker.predict_pairs`."""
-        sequences = self.tokenizer.encode(questions, candidates)
-        return self.predict_sequences(sequences, question_index, drop_ratios)
+        """Scores pairs; see `Ranker.predict_pairs`.
+
+        For a GPU, questions are tokenized in slices, each while the slice before is scored. On a
+        CPU the encoder has all cores, so there is nothing to gain.
+        """
+        slices = _slice_questions(question_index) if self.tokenizes_ahead else []
+        if len(slices) < 2:
+            sequences = self.tokenizer.encode(questions, candidates)
+            return self.predict_sequences(sequences, question_index, drop_ratios)
+        pruning = self.resolve_pruning(drop_ratios, int(question_index.max()) + 1)
+
+        def encode(rows: np.ndarray) -> TokenSequences:
+            return self.tokenizer.encode(*([texts[i] for i in rows] for texts in pairs))
+
+        pairs, parts = (questions, candidates), []
+        for rows, sequences in zip(slices, parallel_map(encode, slices, 1, one_core_each=True)):
+            numbers, index = np.unique(question_index[rows], return_inverse=True)
+            part_pruning = None if pruning is None else pruning.select(numbers)
+            parts.append(self.predict_sequences(sequences, index, part_pruning))
+        return concatenate_scores(parts, np.concatenate(slices))
+
+    @property
+    def tokenizes_ahead(self) -> bool:
+        """Whether the next pairs are tokenized while others are scored."""
+        return self.device.type == "cuda"
 
     def predict_sequences(
         self,
@@ -188,6 +214,14 @@ class PackedRanker(Ranker):
                 predictions[batch.sequence_data["row"]] = values
                 count_rows(len(values))
         return predictions
+
+
+def _slice_questions(question_index: np.ndarray) -> list[np.ndarray]:
+    """Returns the rows of whole questions, in slices that begin at most `SLICE_PAIRS` apart."""
+    order = np.argsort(question_index, kind="stable")
+    questions = question_index[order]
+    slice_index = np.searchsorted(questions, questions) // SLICE_PAIRS
+    return np.split(order, np.flatnonzero(np.diff(slice_index)) + 1)
 
 
 def as_packed_ranker(ranker: Ranker) -> PackedRanker:

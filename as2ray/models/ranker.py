@@ -1,5 +1,6 @@
 """The interface of all rankers: scores pairs of texts, ranks the candidates of questions."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -352,23 +353,28 @@ class Ranker(nn.Module, ABC):
             top_k: Number of candidates to return; by default all.
             drop_ratios: Drop ratio after every stage but the last, as one number or one per stage.
                 By default the checkpoint's. A ranker of one stage takes none.
-            budget_ms: Milliseconds from the call in which the ranking should be made.
+            budget_ms: Milliseconds from the call in which the ranking should be made. The first
+                ranking with a budget prepares the network before they start.
 
         Raises:
-            ConfigError: `top_k` is below 1, the budget is not above 0, the ranker cannot keep one,
-                or the drop ratios do not fit it.
+            ConfigError: `top_k` is below 1, the budget is not above 0 or is infinite, the ranker
+                cannot keep one, or the drop ratios do not fit it.
             EvaluationError: See `rank_many`.
         """
         check_top_k(top_k)
         if budget_ms is not None:
-            ends_at = perf_counter() + (budget_ms - OVERHEAD_MS) / 1e3
-            if not budget_ms > 0:
-                raise ConfigError(f"budget_ms={budget_ms}, but it must be above 0")
+            started_at = perf_counter()
+            if not 0 < budget_ms < math.inf:
+                raise ConfigError(f"budget_ms={budget_ms}, but it must be above 0, and finite")
             texts = as_candidate_list(candidates)
             for text in (question, *texts):
                 check_text(text)
             self.check_keeps_budget()
             pruning = self.resolve_pruning(drop_ratios, 1)
+            if texts and self.speed.start_s_per_token is None:
+                self.rank_many([(question, texts[:1])])  # builds fused layers and kernels
+                started_at = perf_counter()
+            ends_at = started_at + (budget_ms - OVERHEAD_MS) / 1e3
             staged_scores = TimedPass(self, question, texts, pruning, ends_at).run()
             return self.build_rankings([texts], staged_scores)[0][:top_k]
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.cascade.pruning import StagedScores, expand_drop_ratios, num_kept, survivor_mask
+from as2ray.cascade.pruning import (
+    StagedScores,
+    concatenate_scores,
+    expand_drop_ratios,
+    num_kept,
+    survivor_mask,
+)
 from as2ray.errors import ConfigError
 
 
@@ -65,3 +71,12 @@ def test_rank_by_puts_a_survivor_of_score_0_above_a_dropped_of_score_1():
 def test_drop_ratios_that_are_no_numbers_are_refused(drop):
     with pytest.raises(ConfigError, match="drop ratios"):
         expand_drop_ratios(drop, 3)
+
+
+def test_scores_of_groups_are_joined_by_row():
+    first = StagedScores(np.array([0.1, 0.2]), logits=np.array([-1.0, -2.0]))
+    second = StagedScores(np.array([0.3]), logits=np.array([3.0]))
+    joined = concatenate_scores([first, second], np.array([2, 0, 1]))
+    assert joined.scores.tolist() == [0.2, 0.3, 0.1]
+    assert joined.logits.tolist() == [-2.0, 3.0, -1.0]
+    assert joined.stage_index is None

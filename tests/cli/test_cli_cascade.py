@@ -216,7 +216,7 @@ def test_bad_input_is_refused_with_the_number_that_would_do(refused, table, tmp_
     assert "give one of --table" in refused("--table", table, "--pairs", "x")
     error = refused("--table", table)
     assert "needs 49 questions" in error
-    assert "max_loss of at least 0.0625" in error
+    assert "a bound (`max_loss`, or 1 - `at_least`) of at least 0.0625" in error
     assert "needs 114 questions" in refused("--table", table, "--high_confidence", "true")
     assert "needs 99 questions" in refused("--table", table, "--keep_top", "1")
     assert "max_loss" in refused("--table", table, "--max_loss", "0")

@@ -1,5 +1,6 @@
 from functools import lru_cache
 from random import Random
+from threading import Event
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from as2ray.checkpoints.saving import save
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.losses import get_loss
 from as2ray.losses.base import StepContext
+from as2ray.models import packed_ranker
 from as2ray.models.cascade import CascadeRanker, PartialClassifier
 from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.text.tokenization import PairTokenizer
 
 QUESTION = "What is kovarin?"
 
@@ -256,6 +259,34 @@ def test_question_without_candidates_may_stand_anywhere_among_others(bert, pairs
     assert [(r.index, r.exit_layer) for r in found[1]] == [
         (r.index, r.exit_layer) for r in bert.rank(QUESTION, pairs[1], drop_ratios=[0.2, 0.7])
     ]
+
+
+def test_next_questions_are_tokenized_while_a_gpu_scores_those_before(bert, pairs, monkeypatch):
+    question_index = np.repeat([1, 0, 3], 6)
+    ratios = np.array([[0.5, 0.0], [0.2, 0.7], [0.0, 0.0], [0.9, 0.9]])
+    expected = bert.predict_pairs(*pairs, question_index, ratios)
+    num_tokenized, two_are_tokenized = 0, Event()
+    encode, predict_sequences = PairTokenizer.encode, CascadeRanker.predict_sequences
+
+    def count_tokenized(*args):
+        nonlocal num_tokenized
+        sequences, num_tokenized = encode(*args), num_tokenized + 1
+        if num_tokenized == 2:
+            two_are_tokenized.set()
+        return sequences
+
+    def wait_for_two(*args):
+        assert two_are_tokenized.wait(10)
+        return predict_sequences(*args)
+
+    monkeypatch.setattr(packed_ranker, "SLICE_PAIRS", 6)
+    monkeypatch.setattr(CascadeRanker, "tokenizes_ahead", True)
+    monkeypatch.setattr(CascadeRanker, "predict_sequences", wait_for_two)
+    monkeypatch.setattr(PairTokenizer, "encode", count_tokenized)
+    scores = bert.predict_pairs(*pairs, question_index, ratios)
+    assert num_tokenized == 3
+    np.testing.assert_array_equal(scores.stage_index, expected.stage_index)
+    np.testing.assert_allclose(scores.scores, expected.scores, atol=1e-6)
 
 
 def test_partial_classifiers_have_the_dropout_of_the_encoder_s_dense_layers(checkpoint):

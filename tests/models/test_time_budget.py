@@ -1,3 +1,4 @@
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_budget_is_kept_and_the_best_candidates_get_furthest(
         cascade = load(checkpoint("bert", 2), max_length=60, device="cpu", dtype="fp32")
         cascade.use_fused_layers = False
     ranker = timed(cascade, clock, monkeypatch)
+    ranker.rank(QUESTION, candidates, budget_ms=budget_ms)  # prepares the network, too
     for _ in range(2):
         started_at = clock[0]
         ranked = ranker.rank(QUESTION, candidates, budget_ms=budget_ms)
@@ -98,6 +100,23 @@ def test_budget_is_kept_and_the_best_candidates_get_furthest(
         assert depths[0] == 3
     if unscored:  # the first ones that were given are scored
         assert min(unscored) > max(r.index for r in ranked if r.exit_layer != 0)
+
+
+def test_first_ranking_prepares_the_network_before_its_time_starts(
+    cascade, candidates, clock, monkeypatch
+):
+    timed(cascade, clock, monkeypatch)
+    scoring, durations = cascade.scoring, iter([10.0])
+
+    @contextmanager
+    def prepare():
+        clock[0] += next(durations, 0.0)
+        with scoring():
+            yield
+
+    monkeypatch.setattr(cascade, "scoring", prepare)
+    ranked = cascade.rank(QUESTION, candidates, budget_ms=150)
+    assert sum(r.exit_layer > 0 for r in ranked) > 10
 
 
 def test_more_time_lets_more_candidates_through_each_exit(cascade, candidates, clock, monkeypatch):
@@ -173,7 +192,7 @@ def test_plan_uses_the_time_that_is_left():
 
 
 def test_impossible_budgets_and_rankers_are_refused(cascade, checkpoint, candidates):
-    for budget_ms in (0, -1, float("nan")):
+    for budget_ms in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="must be above 0"):
             cascade.rank(QUESTION, candidates, budget_ms=budget_ms)
     with pytest.raises(EvaluationError, match="not one text"):

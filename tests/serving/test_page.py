@@ -7,6 +7,9 @@ import httpx
 import pytest
 from served import CANDIDATES, QUESTION, listen
 
+from as2ray.cascade.margins import Margins
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import DEMO_PAGE
@@ -105,6 +108,28 @@ def test_page_ranks_by_keyboard_on_wide_and_narrow_screens(browser, address, cli
         lambda b: "Budget\nkept" in b.find_element("id", "details").text
     )
     assert [text for text, _ in ranked(browser)] == [text for text, _ in found]
+
+
+@pytest.mark.slow
+def test_page_says_by_which_margins_candidates_were_dropped(browser, cascade, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    ranker = load(cascade)
+    ranker.margins = Margins((0.0, 1.5), 1)
+    with listen(str(save(ranker, tmp_path / "cascade"))) as address:
+        browser.get(address)
+        candidates = browser.find_element("id", "candidates")
+        candidates.clear()
+        candidates.send_keys("\n".join(CANDIDATES), Keys.CONTROL, Keys.ENTER)
+        assert ranked(browser)
+        details = browser.find_element("id", "details")
+        assert "Margins\n0.0, 1.5 log-odds below place 1" in details.text
+        assert "Drop ratios" not in details.text
+        browser.execute_script("document.getElementById('drop-ratio').value = 0.3")
+        browser.find_element("id", "rank").click()
+        WebDriverWait(browser, 30).until(lambda _: "Drop ratios\n0.3, 0.3" in details.text)
+        assert "Margins" not in details.text
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from as2ray.errors import CheckpointError
@@ -133,9 +134,13 @@ class Encoder:
             "token_type_ids": types if self.has_token_types else torch.zeros_like(types),
             "position_ids": positions + self.first_position,
         }
-        hidden = self.embeddings(
-            ids, **{name: inputs[name] for name in self.family.embedding_inputs}
-        )
+        inputs = {name: inputs[name] for name in self.family.embedding_inputs}
+        is_fused = self._num_fused_contexts > 0 and self.device.type == "cpu"
+        if is_fused and self.family.positions == "absolute" and "token_type_ids" in inputs:
+            num_positions = int(batch.positions.max()) + self.first_position + 1
+            hidden = _add_embeddings(self.embeddings, ids, num_positions, **inputs)
+        else:
+            hidden = self.embeddings(ids, **inputs)
         hidden = hidden if self.embedding_projection is None else self.embedding_projection(hidden)
         layout = SequenceLayout.from_lengths(batch.lengths, self.device, batch.prefixes)
         return hidden[0], layout
@@ -265,6 +270,26 @@ class Encoder:
         else:
             states = self.run_layers(hidden, layout, start_layer, len(self))[token_index]
         return self.normalize(states)
+
+
+def _add_embeddings(
+    embeddings: Any,
+    ids: Tensor,
+    num_positions: int,
+    *,
+    token_type_ids: Tensor,
+    position_ids: Tensor,
+) -> Tensor:
+    """Returns what BERT's embeddings do, [1, tokens, embedding], in about half the time on a CPU.
+
+    Token types and positions are added to one another before they are added to each token.
+    """
+    types = embeddings.token_type_embeddings.weight[:, None]
+    offsets = (types + embeddings.position_embeddings.weight[:num_positions]).flatten(0, 1)
+    states = functional.embedding(ids, embeddings.word_embeddings.weight)
+    states.add_(functional.embedding(token_type_ids * num_positions + position_ids, offsets))
+    norm = embeddings.LayerNorm
+    return functional.layer_norm(states, states.shape[-1:], norm.weight, norm.bias, norm.eps)
 
 
 def run_deberta_layer(

@@ -128,6 +128,8 @@ class Int8Linear:
         self.input = quantization_of(ranges)
         self.output = (1.0, 0) if output_ranges is None else quantization_of(output_ranges)
         self.output_dtype = output_dtype if output_ranges is None else torch.uint8
+        # Two threads that silence torch's warning at the same time would let it through.
+        _one_pass_operator()
 
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
