@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "corpora": {"tables", "text"},
     "data": {"tables", "text"},
     "retrieval": {"tables", "text"},
-    "evaluation": {"tables", "cascade"},
+    "evaluation": {"tables", "cascade", "text"},
     "models": CORE,
     "checkpoints": {*CORE, "models"},
     "profiling": {*CORE, "models", "evaluation"},

@@ -194,13 +194,13 @@ def measure_relative_cost(
         exit_layers: As in `relative_layers`.
         drop_ratios: As in `relative_layers`.
         lengths: Number of tokens of each pair, shape [pairs].
-        stage_index: Last stage that scored each pair, shape [pairs].
+        stage_index: Last stage that scored each pair, or -1, shape [pairs].
         sequential: As in `relative_layers`.
     """
     num_head_layers = shape.num_ranking_heads * shape.layers_per_head
     layers = relative_layers(
         exit_layers, drop_ratios, shape.num_layers, sequential, num_head_layers
-    )
+    ) * float(np.mean(stage_index >= 0))
     stage_lengths = [lengths[stage_index >= stage] for stage in range(len(exit_layers))]
     flops = count_flops(shape, exit_layers, stage_lengths, sequential)
     return layers, flops / count_flops(shape, [shape.num_layers], [lengths], sequential=True)

@@ -184,12 +184,20 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
 
 
 def _describe_dropping(ranker: "CascadeRanker") -> list[str]:
+    from as2ray.text.bm25 import POINTS_PER_LOGIT
+
     margins = ranker.margins
     if margins is None or margins.bound is None:
         return [f"drop ratios {', '.join(f'{ratio:g}' for ratio in ranker.drop_ratios)}"]
+    lines = []
+    if ranker.bm25_margin is not None:
+        points = ranker.bm25_margin * float(POINTS_PER_LOGIT)
+        lines = [f"BM25 more than {points:.1f} below the best: dropped before the first layer"]
     if margins.values:
         values = ", ".join(f"{margin:.2f}" for margin in margins.values)
-        return [f"margins {values} (log-odds)", str(margins.bound)]
+        lines.append(f"margins {values} (log-odds)")
+    if lines:
+        return [*lines, str(margins.bound)]
     nothing = "no exit can drop candidates within the bound, so nothing is dropped"
     return [nothing, str(margins.bound)]
 

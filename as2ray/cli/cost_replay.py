@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,8 +63,13 @@ def print_replay(
     """
     if not Path(folder).exists():
         _store_scores(folder, rows, model)
-    replay = _load_replay(folder, rows, rounding)
-    stored = Margins.from_settings(settings) if (settings := _read_margins(model)) else None
+    replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
+    stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
+    bm25_margin = settings.get("bm25_margin")
+    if stored is not None and bm25_margin is not None and not ways.margins:
+        # A way's stages begin with BM25's, which has no layer.
+        replay, values = replay.with_bm25(), (bm25_margin, *stored.values)
+        stored = replace(stored, values=values)
     replayed = list(_replay_ways(replay, ways, stored))
     reports = [report_pruning(replay, *each) for each in replayed]
     console = create_console()
@@ -126,12 +131,12 @@ def _load_replay(folder: str, rows: pa.Table, rounding: Rounding) -> CascadeRepl
     )
 
 
-def _read_margins(model: str | None) -> dict[str, Any] | None:
+def _read_settings(model: str | None) -> dict[str, Any]:
     path = Path(model or "") / "config.json"
     if model is None or not path.exists():
-        return None
+        return {}
     settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("as2ray", {})
-    return settings.get("margins")
+    return settings
 
 
 def _replay_ways(
@@ -139,6 +144,8 @@ def _replay_ways(
 ) -> Iterator[tuple[str, list[int], StagedScores]]:
     """Yields the name, the indices of the exits and the scores of each way; first of none."""
     layers = list(ways.exit_layers or replay.exit_layers)
+    if ways.exit_layers and replay.exit_layers[0] == 0:
+        layers = [0, *ways.exit_layers]
     if not {*layers} <= {*replay.exit_layers} or sorted({*layers}) != layers:
         raise ConfigError(
             f"exit_layers={layers} must be some of the stored exits {list(replay.exit_layers)}"

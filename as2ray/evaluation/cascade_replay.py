@@ -79,6 +79,22 @@ class CascadeReplay:
         """Number of questions."""
         return int(self.question_index.max(initial=-1)) + 1
 
+    def with_bm25(self) -> "CascadeReplay":
+        """Returns these scores after a stage without layers, that of `list_probabilities`."""
+        from as2ray.text.bm25 import list_probabilities
+
+        probabilities = np.empty(len(self.scores), np.float32)
+        questions = self.table["question"].to_pylist()
+        candidates = np.array(self.table["candidate"].to_pylist(), object)
+        for question in range(self.num_questions):
+            rows = np.flatnonzero(self.question_index == question)
+            probabilities[rows] = list_probabilities(questions[rows[0]], candidates[rows].tolist())
+        return dataclasses.replace(
+            self,
+            exit_layers=(0, *self.exit_layers),
+            scores=np.column_stack([probabilities, self.scores]),
+        )
+
     def rank(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> StagedScores:
         """Computes the scores that the cascade would give all rows.
 

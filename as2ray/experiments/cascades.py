@@ -294,6 +294,7 @@ class RankerCascade(Stage):
             "shape": RankerShape(len(cascade.encoder), cascade.exit_layers),
             "drop_ratios": cascade.drop_ratios,
             "margins": cascade.margins and asdict(cascade.margins),
+            "bm25_margin": cascade.bm25_margin,
         }
 
 
@@ -309,12 +310,16 @@ class CascadeReplayEvaluation(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Replays its margins or drop ratios."""
         replay, stored = load_replay(context, self.scores), context.outputs(self.cascade)
-        exits = [replay.exit_layers.index(layer) for layer in stored["shape"]["exit_layers"]]
+        layers, bm25_margin = stored["shape"]["exit_layers"], stored["bm25_margin"]
+        if bm25_margin is not None:
+            replay, layers = replay.with_bm25(), [0, *layers]
+        exits = [replay.exit_layers.index(layer) for layer in layers]
         if stored["margins"] is None:
             staged = replay.rank(exits, stored["drop_ratios"])
         else:
             margins = Margins.from_settings(stored["margins"])
-            staged = replay.rank_by_margins(exits, margins.values, margins.top_k)
+            values = margins.values if bm25_margin is None else (bm25_margin, *margins.values)
+            staged = replay.rank_by_margins(exits, values, margins.top_k)
         result = evaluate(
             replay.table,
             staged.sort_keys,

@@ -18,6 +18,7 @@ from as2ray.cascade.pruning import (
     expand_drop_ratios,
     prune,
 )
+from as2ray.models.bm25_stage import BM25Selection, enter_all, select_by_bm25
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
@@ -45,7 +46,7 @@ class StagePass(ABC):
 class MultiStageRanker(PackedRanker):
     """A ranker whose `config.json` has `exit_layers` and `drop_ratios` in its entry `as2ray`.
 
-    It may also have `rounding` (see `num_kept`; by default `floor`) and `margins`.
+    It may also have `rounding` (see `num_kept`; by default `floor`), `margins` and `bm25_margin`.
     """
 
     stage_pass: type[StagePass]
@@ -76,7 +77,7 @@ class MultiStageRanker(PackedRanker):
     @drop_ratios.setter
     def drop_ratios(self, drop_ratios: DropRatios) -> None:
         expanded = expand_drop_ratios(drop_ratios, len(self.exit_layers))
-        self._settings.update(drop_ratios=expanded.tolist(), margins=None)
+        self._settings.update(drop_ratios=expanded.tolist(), margins=None, bm25_margin=None)
 
     @property
     def rounding(self) -> Rounding:
@@ -99,6 +100,51 @@ class MultiStageRanker(PackedRanker):
         margins.check_stages(len(self.exit_layers))
         self.drop_ratios = 0.0
         self._settings["margins"] = asdict(margins)
+
+    @property
+    def bm25_margin(self) -> float | None:
+        """How far BM25 of a candidate may lie below the best of its question's candidates.
+
+        Those farther below leave before the first layer. In log-odds of `list_probabilities`; None
+        if all candidates enter it. Setting `margins` or `drop_ratios` removes it.
+        """
+        margin: float | None = self._settings.get("bm25_margin")
+        return margin
+
+    @bm25_margin.setter
+    def bm25_margin(self, margin: float | None) -> None:
+        self._settings["bm25_margin"] = margin
+
+    def select_by_bm25(self, question: str, candidates: Sequence[str]) -> BM25Selection | None:
+        """Returns which candidates of a question enter the first layer; None if all do."""
+        if self.bm25_margin is None:
+            return None
+        return select_by_bm25(question, candidates, self.bm25_margin)
+
+    def predict_pairs(
+        self,
+        questions: Sequence[str],
+        candidates: Sequence[str],
+        question_index: np.ndarray,
+        drop_ratios: DropRatios | None = None,
+    ) -> StagedScores:
+        """Scores pairs; see `Ranker.predict_pairs`. With drop ratios, all enter the first layer."""
+        if self.bm25_margin is None or drop_ratios is not None:
+            return super().predict_pairs(questions, candidates, question_index, drop_ratios)
+        selection = enter_all(len(candidates))
+        order = np.argsort(question_index, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(question_index[order])) + 1):
+            texts = [candidates[row] for row in rows]
+            if texts:
+                part = select_by_bm25(questions[rows[0]], texts, self.bm25_margin)
+                selection.enters[rows], selection.scores[rows] = part.enters, part.scores
+        rows = np.flatnonzero(selection.enters)
+        entered = super().predict_pairs(
+            [questions[row] for row in rows],
+            [candidates[row] for row in rows],
+            question_index[rows],
+        )
+        return selection.complete(entered)
 
     def resolve_pruning(
         self, drop_ratios: DropRatios | Pruning | None, num_questions: int

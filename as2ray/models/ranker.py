@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores, log_odds
 from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.errors import ConfigError, EvaluationError
+from as2ray.models.bm25_stage import BM25Selection
 from as2ray.models.calibration import (
     UNCHANGED,
     Calibration,
@@ -265,6 +266,10 @@ class Ranker(nn.Module, ABC):
         self.check_no_drop_ratios(drop_ratios)
         return None
 
+    def select_by_bm25(self, question: str, candidates: Sequence[str]) -> BM25Selection | None:
+        """Returns which candidates of a question enter the first layer; None if all do."""
+        return None
+
     def check_no_drop_ratios(self, drop_ratios: DropRatios | Pruning | None) -> None:
         """Raises an error if drop ratios are given to a ranker of one stage."""
         if drop_ratios is not None:
@@ -375,7 +380,8 @@ class Ranker(nn.Module, ABC):
                 self.rank_many([(question, texts[:1])])  # builds fused layers and kernels
                 started_at = perf_counter()
             ends_at = started_at + (budget_ms - OVERHEAD_MS) / 1e3
-            staged_scores = TimedPass(self, question, texts, pruning, ends_at).run()
+            selects = drop_ratios is None
+            staged_scores = TimedPass(self, question, texts, pruning, ends_at, selects).run()
             return self.build_rankings([texts], staged_scores)[0][:top_k]
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
 

@@ -67,6 +67,7 @@ class TimedPass:
         candidates: Its candidates; the first ones are scored if there is no time for all.
         pruning: What the ranker drops in any case.
         ends_at: Deadline, as `perf_counter` counts.
+        selects_by_bm25: Whether the ranker's stage before the first layer may drop candidates.
         time_share: Returns the share of the time until the deadline that this pass may take, from 0
             to 1; it is asked each time that the clock is looked at.
     """
@@ -78,12 +79,14 @@ class TimedPass:
         candidates: Sequence[str],
         pruning: Pruning | None,
         ends_at: float,
+        selects_by_bm25: bool = True,
         time_share: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.ranker, self.question, self.candidates = ranker, question, candidates
         self.pruning, self.speed = pruning, ranker.speed
         self.deadline = self.ends_at = ends_at
         """The pass ends before the deadline if others need the time."""
+        self.selects_by_bm25 = selects_by_bm25
         self.time_share = time_share
         exits = ranker.exit_layers or (len(ranker.encoder),)
         self.stage_layers = [end - start for start, end in zip((0, *exits), exits)]
@@ -97,6 +100,12 @@ class TimedPass:
     def run(self) -> StagedScores:
         """Scores as many candidates with as many stages as there is time for."""
         rows = np.arange(len(self.candidates))
+        selection = None
+        if self.selects_by_bm25:
+            selection = self.ranker.select_by_bm25(self.question, self.candidates)
+        if selection is not None:
+            rows = np.flatnonzero(selection.enters)
+            self.scores[~selection.enters] = selection.scores[~selection.enters]
         with self.ranker.scoring():
             for stage in range(len(self.stage_layers)):
                 if stage and len(rows):

@@ -285,6 +285,7 @@ def _add_status_routes(
             head=model_info.head,
             activation=model_info.activation,
             margins=asdict(model_info.margins) if model_info.margins else None,
+            bm25_margin=model_info.bm25_margin,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=0 if index is None else len(index),
             example_questions=examples,

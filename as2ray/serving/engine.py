@@ -15,6 +15,7 @@ import numpy as np
 
 from as2ray.cascade.pruning import Pruning, StagedScores, concatenate_prunings
 from as2ray.errors import As2rayError
+from as2ray.models.bm25_stage import BM25Selection, enter_all, join_selections
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import Ranker
@@ -56,7 +57,8 @@ class TokenizedRequest:
     engine: "RerankEngine"
     request: RerankRequest
     encoded: TokenSequences | None
-    """Tokens of the pairs; None for a request with a budget, which is tokenized as it is ranked."""
+    """Tokens of the pairs that enter the first layer; None for a request with a budget, which is
+    tokenized as it is ranked."""
     pruning: Pruning
     """What is dropped; its arrays have the shape [1, stages - 1]."""
     received_at: float
@@ -69,6 +71,8 @@ class TokenizedRequest:
     """When it should be ranked, by the same clock."""
     time_share: Callable[[], float] = lambda: 1.0
     """Returns the share of its time that others with a budget leave it."""
+    selection: BM25Selection | None = None
+    """Which candidates enter the first layer; None for all."""
 
     @property
     def has_budget(self) -> bool:
@@ -102,6 +106,7 @@ class RerankEngine:
             ranker.exit_layers,
             tuple(drop_ratios),
             margins,
+            ranker.bm25_margin if isinstance(ranker, MultiStageRanker) else None,
             ranker.threshold,
             self.answer_scoring,
             network.config.model_type if network is not None else "",
@@ -127,23 +132,28 @@ class RerankEngine:
         check_request_texts(request)
         pruning, budget = self._resolve_pruning(request), request.budget
         num_candidates, tokenizer = len(request.candidates), self.ranker.tokenizer
-        limit, encoded = self.limits.max_request_tokens, None
+        limit, encoded, selection = self.limits.max_request_tokens, None, None
         # With a budget, what there is no time for is not tokenized. Its tokens are only counted
         # where they may be too many.
         if budget is None or num_candidates * tokenizer.max_length > limit:
-            encoded = self._encode(request)
+            if budget is None and request.drop_ratios is None:
+                selection = self.ranker.select_by_bm25(request.question, request.candidates)
+            encoded = self._encode(request, selection)
             fix = "send fewer candidates at a time"
             check_size(len(encoded.token_ids), limit, "tokens in all pairs", fix)
         num_tokens = _estimate_tokens(request) if encoded is None else len(encoded.token_ids)
         tokenized = TokenizedRequest(
             self, request, encoded, pruning, received_at, time.monotonic(), num_tokens
         )
+        tokenized.selection = selection
         if budget is not None:
             tokenized.encoded, tokenized.ends_at = None, budget.ends_at
         return tokenized
 
-    def _encode(self, request: RerankRequest) -> TokenSequences:
-        texts = request.candidates
+    def _encode(self, request: RerankRequest, selection: BM25Selection | None) -> TokenSequences:
+        texts: Sequence[str] = request.candidates
+        if selection is not None:
+            texts = [texts[row] for row in np.flatnonzero(selection.enters)]
         num_chars = np.cumsum([len(text) for text in texts])
         starts = np.flatnonzero(np.diff(num_chars // MAX_TOKENIZED_CHARS, prepend=-1)).tolist()
         return concatenate_sequences(
@@ -210,6 +220,7 @@ class RerankEngine:
             request.candidates,
             tokenized.pruning if self.ranker.exit_layers else None,
             perf_counter() + tokenized.ends_at - RESPONSE_S - started_at,
+            request.drop_ratios is None,
             tokenized.time_share,
         )
         staged_scores = timed_pass.run()
@@ -240,7 +251,13 @@ class RerankEngine:
             parts = [tokenized.encoded for tokenized in batch if tokenized.encoded is not None]
             encoded = concatenate_sequences(parts)
             pruning = concatenate_prunings(prunings) if self.ranker.exit_layers else None
-            return self.ranker.predict_sequences(encoded, question_index, pruning)
+            if all(tokenized.selection is None for tokenized in batch):
+                return self.ranker.predict_sequences(encoded, question_index, pruning)
+            selection = join_selections(
+                [tokenized.selection or enter_all(size) for tokenized, size in zip(batch, sizes)]
+            )
+            entered = question_index[selection.enters]
+            return selection.complete(self.ranker.predict_sequences(encoded, entered, pruning))
         questions = [requests[i].question for i in question_index]
         candidates = [text for request in requests for text in request.candidates]
         return self.ranker.predict_pairs(questions, candidates, question_index)

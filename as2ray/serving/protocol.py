@@ -330,6 +330,8 @@ class Info(StrictModel):
     """What a score is: a probability (`sigmoid`), or its logit (`identity`)."""
     margins: dict[str, Any] | None
     """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
+    bm25_margin: float | None
+    """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
     max_drop_ratio: float
     num_indexed_sentences: int
     example_questions: list[str]

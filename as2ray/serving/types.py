@@ -209,6 +209,8 @@ class ModelInfo:
     drop_ratios: tuple[float, ...]
     margins: Margins | None = None
     """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
+    bm25_margin: float | None = None
+    """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
     threshold: float | None = None
     """Score below which the best candidate should not be given as an answer, if the model is
     calibrated."""

@@ -31,6 +31,10 @@ class CascadeConfig:
     high_confidence: bool = False
     """Let the mean loss stay below the bound with a probability of 90 % over the choice of the
     questions; otherwise the expected loss does. It needs more questions."""
+    use_bm25: bool = True
+    """Let candidates leave before the first layer whose BM25, counted over the question's
+    candidates, lies too far below the best; the margin is one of those that the bound chooses. With
+    `drop_ratios` all candidates enter the first layer."""
     int8: bool = False
     """Fit the ranges of activations that int8 needs. Where the ranker's dtype is then int8, exits
     and margins are fitted to its scores in int8."""
@@ -75,4 +79,5 @@ class CascadeConfig:
             keep_top=None,
             at_least=0.99,
             high_confidence=False,
+            use_bm25=True,
         )

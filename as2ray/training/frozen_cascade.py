@@ -201,6 +201,8 @@ def _choose_margins(
         num_pairs = len(parts.calibration) + len(parts.path)
         with task("scores of all exits", num_pairs, "pairs", counts_rows=True):
             calibration, path = (_score(cascade, t) for t in (parts.calibration, parts.path))
+        if config.use_bm25:
+            calibration, path = calibration.with_bm25(), path.with_bm25()
         exit_layers, margins = fit_margins(
             path,
             calibration,
@@ -209,12 +211,16 @@ def _choose_margins(
             confidence,
             config.keep_top or 1,
         )
+        bm25_margin = None
+        if exit_layers[0] == 0:
+            bm25_margin, *values = margins.values
+            exit_layers, margins = exit_layers[1:], replace(margins, values=tuple(values))
         cascade.prune_exits(exit_layers)
         if config.joint and margins.bound is not None:
             scores = monolith.predict_table(parts.calibration).scores
             change = measure_last_exit(calibration, scores)
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
-        cascade.margins = margins
+        cascade.margins, cascade.bm25_margin = margins, bm25_margin
     # The exits imitate the ranker's log-odds, so its calibration is theirs.
     cascade.calibration = monolith.calibration * len(cascade.exit_layers)
     cascade.threshold = monolith.threshold

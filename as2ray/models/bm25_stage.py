@@ -1,0 +1,60 @@
+"""Stage zero of a cascade: BM25 drops candidates before the first layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from as2ray.cascade.pruning import StagedScores, margin_mask
+from as2ray.cascade.time_plan import NOT_SCORED
+
+UNSCORED_SCALE = np.float32(1e-6)
+"""Scores of candidates that leave before the first layer are below it, in the order of BM25."""
+
+
+@dataclass(frozen=True)
+class BM25Selection:
+    """Which candidates enter the first layer."""
+
+    enters: np.ndarray
+    """Bool, shape [rows]."""
+    scores: np.ndarray
+    """Scores of those that do not; float32, shape [rows]."""
+
+    def complete(self, entered: StagedScores) -> StagedScores:
+        """Returns the scores of all rows, given those of the rows that entered."""
+        scores = self.scores.copy()
+        stage_index = np.full(len(scores), NOT_SCORED)
+        scores[self.enters], stage_index[self.enters] = entered.scores, entered.stage_index
+        return StagedScores(scores, stage_index)
+
+
+def enter_all(num_rows: int) -> BM25Selection:
+    """Returns the selection of all rows."""
+    return BM25Selection(np.ones(num_rows, bool), np.zeros(num_rows, np.float32))
+
+
+def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
+    """Returns the selection of the rows of several questions, one after the other."""
+    return BM25Selection(
+        np.concatenate([selection.enters for selection in selections]),
+        np.concatenate([selection.scores for selection in selections]),
+    )
+
+
+def select_by_bm25(question: str, candidates: Sequence[str], margin: float) -> BM25Selection:
+    """Selects the candidates of one question.
+
+    Args:
+        question: The question.
+        candidates: Its candidates.
+        margin: How far their log-odds, of `list_probabilities`, may lie below the best.
+    """
+    from as2ray.text.bm25 import list_probabilities  # bm25s and scipy are loaded when needed
+
+    if not candidates:
+        return enter_all(0)
+    probabilities = list_probabilities(question, candidates)
+    rows = np.zeros(len(candidates), np.int64)
+    enters = margin_mask(rows, probabilities, np.array([margin]), 1)
+    return BM25Selection(enters, UNSCORED_SCALE * probabilities)

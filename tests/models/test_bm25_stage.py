@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from as2ray.cascade.margins import Margins
+from as2ray.cascade.time_plan import NOT_SCORED
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
+from as2ray.models.bm25_stage import UNSCORED_SCALE, select_by_bm25
+from as2ray.serving.engine import RerankEngine
+from as2ray.serving.settings import Limits
+from as2ray.serving.types import RerankRequest
+from as2ray.text.bm25 import BM25, POINTS_PER_LOGIT, list_probabilities
+
+QUESTION = "who wrote the wide book"
+CANDIDATES = [
+    "the sea is wide",
+    "she wrote the wide book",
+    "nothing here",
+    "he wrote a book",
+    "a book",
+    "rain falls",
+]
+ENTERS = [0, 1, 3]
+"""Candidates within `MARGIN` of the best."""
+MARGIN = 0.1
+
+
+@pytest.fixture
+def cascade(checkpoint):
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3])
+    ranker.dtype = "fp32"
+    ranker.margins, ranker.bm25_margin = Margins((100.0,)), MARGIN
+    return ranker
+
+
+def test_list_is_scored_by_its_own_words():
+    probabilities = list_probabilities(QUESTION, CANDIDATES)
+    scores = BM25().build_index(CANDIDATES).get_scores(QUESTION)
+    assert np.argmax(probabilities) == 1
+    assert np.log(probabilities / (1 - probabilities)) * POINTS_PER_LOGIT == pytest.approx(
+        scores, abs=1e-4
+    )
+    assert probabilities[[2, 5]].tolist() == [0.5, 0.5]
+    assert list_probabilities(QUESTION, ["?", "!"]).tolist() == [0.5, 0.5]
+
+
+def test_candidates_far_below_the_best_do_not_enter():
+    selection = select_by_bm25(QUESTION, CANDIDATES, MARGIN)
+    assert np.flatnonzero(selection.enters).tolist() == ENTERS
+    assert select_by_bm25(QUESTION, CANDIDATES, 9.0).enters.all()
+    assert select_by_bm25(QUESTION, [], MARGIN).enters.shape == (0,)
+
+
+def test_those_that_enter_are_scored_as_alone_and_the_others_rank_below_by_bm25(cascade):
+    ranking = cascade.rank(QUESTION, CANDIDATES)
+    alone = cascade.rank(QUESTION, [CANDIDATES[i] for i in ENTERS], drop_ratios=0.0)
+    assert [(ENTERS[r.index], r.score) for r in alone] == [(r.index, r.score) for r in ranking[:3]]
+    dropped = ranking[len(ENTERS) :]
+    expected = np.argsort(-list_probabilities(QUESTION, CANDIDATES), kind="stable").tolist()
+    assert [r.index for r in dropped] == [i for i in expected if i not in ENTERS]
+    assert {r.exit_layer for r in dropped} == {0}
+    assert all(0 < r.score < UNSCORED_SCALE for r in dropped)
+
+
+def test_questions_are_selected_each_by_itself_whatever_their_order(cascade):
+    others = ["a book is wide", "who wrote", "the rain"]
+    index = np.array([1, 0, 0, 1, 0, 1, 0, 0, 0])
+    texts, questions = [iter(CANDIDATES), iter(others)], [QUESTION, "the rain"]
+    candidates = [next(texts[i]) for i in index]
+    staged = cascade.predict_pairs([questions[i] for i in index], candidates, index)
+    for number, given in enumerate((CANDIDATES, others)):
+        alone = cascade.predict_pairs(
+            [questions[number]] * len(given), given, np.zeros(len(given), int)
+        )
+        assert staged.stage_index[index == number].tolist() == alone.stage_index.tolist()
+        assert staged.scores[index == number] == pytest.approx(alone.scores, abs=1e-6)
+    assert np.sum(staged.stage_index == NOT_SCORED) > 4
+
+
+def test_drop_ratios_let_all_enter_and_set_ones_remove_the_margin(cascade, tmp_path):
+    assert {r.exit_layer for r in cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)} == {3}
+    assert load(save(cascade, tmp_path / "saved"), device="cpu").bm25_margin == MARGIN
+    cascade.drop_ratios = 0.0
+    assert cascade.bm25_margin is None
+    assert {r.exit_layer for r in cascade.rank(QUESTION, CANDIDATES)} == {3}
+
+
+@pytest.mark.parametrize("drop_ratios", [None, (0.0,)])
+def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cascade, drop_ratios):
+    engine = RerankEngine(cascade, Limits())
+    batch = [
+        engine.tokenize(RerankRequest(QUESTION, texts, "m", drop_ratios=drop_ratios))
+        for texts in (CANDIDATES, CANDIDATES[:1], CANDIDATES[2:])
+    ]
+    for tokenized, result in zip(batch, engine.rank(batch), strict=True):
+        texts = tokenized.request.candidates
+        expected = cascade.rank(QUESTION, texts, drop_ratios=drop_ratios)
+        assert [(r.index, r.exit_layer) for r in result.ranking] == [
+            (r.index, r.exit_layer) for r in expected
+        ]
+        assert [r.score for r in result.ranking] == pytest.approx(
+            [r.score for r in expected], abs=1e-6
+        )
+        entered = [r.index for r in expected if r.exit_layer]
+        pairs = cascade.tokenizer.encode([QUESTION] * len(entered), [texts[i] for i in entered])
+        assert result.num_tokens == len(pairs.token_ids)
+
+
+def test_budget_is_spent_on_those_that_enter(cascade):
+    ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=60_000)
+    expected = cascade.rank(QUESTION, CANDIDATES)
+    assert [(r.index, r.exit_layer) for r in ranking] == [(r.index, r.exit_layer) for r in expected]
+    every = cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0, budget_ms=60_000)
+    assert {r.exit_layer for r in every} == {3}
