@@ -241,8 +241,10 @@ def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
 
 
 def _describe_searches(finished: Finished) -> str:
-    """Returns how often the answer is found in the whole index, as one line."""
+    """Returns how often the answer is found in the whole index; empty if it is not known."""
     searches = {n: finished.outputs(s) for n, s in finished.named("searches/").items()}
+    if not {"answering", "bm25"} <= searches.keys():
+        return ""
     found = {n: [x["measures"][f"hit@{k}"] for k in (1, 10)] for n, x in searches.items()}
     (first, among), (bm25_first, bm25_among) = found["answering"], found["bm25"]
     return (
