@@ -47,10 +47,17 @@ questions with an answer that are not."""
 SCORE_EPS = 1e-6
 """Distance from 0 and 1 to which a ranker's scores are clipped."""
 
-FEATURES = ("share", "similarity")
+FEATURES = ("share", "margin", "bm25")
 """What tells that an answer is right: the logarithm of the first candidate's share of the
-exponentiated scores, and the best similarity. On 196 questions about the Python reference the share
-alone tells more than the margin to the second candidate or BM25 (docs/log.md)."""
+exponentiated scores, the best similarity minus the mean of the next `NUM_NEXT` ones, and the first
+candidate's share of the best BM25 score. Chosen on train and dev questions about the Python
+reference (docs/log.md)."""
+
+NUM_NEXT = 3
+"""Candidates to which the best similarity is compared: some answers are said two or three times."""
+
+PENALTY = 5.0
+"""Weight of the squared coefficients of standardized features."""
 
 Parts = Mapping[str, np.ndarray]
 """Scores of a question's candidates by part, each of shape [candidates]."""
@@ -466,8 +473,10 @@ def answer_features(parts: Parts, scores: np.ndarray) -> np.ndarray:
         parts: Scores of its candidates by part; at least one candidate.
         scores: Their combined scores, shape [candidates].
     """
-    similarity = parts["similarity"].max() if "similarity" in parts else 0.0
-    return np.array([log_softmax(scores).max(), similarity])
+    best = np.sort(parts.get("similarity", scores))[::-1]
+    margin = best[0] - best[1 : NUM_NEXT + 1].mean() if len(best) > 1 else 0.0
+    bm25 = parts["bm25"][np.argmax(scores)] / max(parts["bm25"].max(), SCORE_EPS)
+    return np.array([log_softmax(scores).max(), margin, bm25])
 
 
 def fit_answer_model(
@@ -491,17 +500,16 @@ def fit_answer_model(
         The model; None if all first answers are right, or none is.
     """
     features, is_right = [], []
+    lowest = -np.inf if scoring.min_similarity is None else scoring.min_similarity
     unlabeled = [(parts, np.zeros(len(parts["bm25"]))) for parts in off_topic]
     for parts, labels in [*questions, *unlabeled]:
-        if len(labels):
+        # Others are not answered, whatever the probability.
+        if len(labels) and parts.get("similarity", np.array([np.inf])).max() >= lowest:
             kept = scoring.keep(parts)
             scores = scoring.score(kept)
             features.append(answer_features(kept, scores))
             is_right.append(bool(labels[scoring.kept_rows(parts)[np.argmax(scores)]]))
     x, y = np.array(features), np.array(is_right)
-    if scoring.min_similarity is not None:  # Others are not answered, whatever the probability.
-        is_close = x[:, FEATURES.index("similarity")] >= scoring.min_similarity
-        x, y = x[is_close], y[is_close]
     if y.all() or not y.any():
         return None
     folds = np.random.default_rng(seed).permutation(len(y)) % NUM_FOLDS
@@ -522,7 +530,7 @@ def fit_answer_model(
 
 
 def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
-    """Fits a logistic regression with a small penalty on standardized features."""
+    """Fits a logistic regression with a penalty on standardized features."""
     from scipy.optimize import minimize
 
     mean, scale = features.mean(0), np.maximum(features.std(0), 1e-9)
@@ -530,7 +538,8 @@ def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
 
     def loss(weights: np.ndarray) -> float:
         logits = x @ weights[1:] + weights[0]
-        return float(np.logaddexp(0.0, -signs * logits).sum() + 0.5 * weights[1:] @ weights[1:])
+        penalty = 0.5 * PENALTY * weights[1:] @ weights[1:]
+        return float(np.logaddexp(0.0, -signs * logits).sum() + penalty)
 
     found = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
     coefficients = found[1:] / scale

@@ -58,7 +58,9 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(
     PIPELINE.run(asked, tmp_path / "out", WorkersConfig(num_workers=0))
     out = capsys.readouterr().out
     assert all(f"| {system}" in out for system in quickstart.SYSTEMS.values())
-    assert "### Whole index" in (tmp_path / "out" / "report.md").read_text()
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "### Whole index" in report
+    assert re.search(r"Subject: .* of the test questions and .* of 100 on other subjects", report)
     assert all(question in out for question in quickstart.SAMPLES)
     for name in ("report.md", "report.json", "measures.png", "loss.png"):
         assert (tmp_path / "out" / name).stat().st_size > 0

@@ -9,6 +9,7 @@ from as2ray.retrieval.answer_scoring import (
     PARTS,
     AnswerScoring,
     _choose,
+    answer_features,
     average_precision,
     default_scoring,
     fit_answer_scoring,
@@ -146,6 +147,17 @@ def test_first_answer_is_given_where_it_is_likely_to_be_right(with_strangers):
     assert np.mean([answers(parts) for parts, _ in again]) > 0.8
     others = make_questions(100, {"similarity": 0.0, "bm25": 0.0}, seed=6, offset=0.0)
     assert np.mean([answers(parts) for parts, _ in others]) < 0.05
+
+
+def test_features_compare_the_first_candidate_with_others():
+    parts = {
+        "similarity": np.array([0.5, 0.9, 0.8, 0.7, 0.6, 0.1]),
+        "bm25": np.array([8.0, 2.0, 0.0, 0.0, 1.0, 0.0]),
+    }
+    share, margin, bm25 = answer_features(parts, np.log([1.0, 5.0, 1.0, 1.0, 1.0, 1.0]))
+    assert (share, margin, bm25) == pytest.approx((np.log(0.5), 0.9 - 0.7, 2 / 8))
+    without_words = {"bm25": np.zeros(1)}
+    assert answer_features(without_words, np.array([0.0])).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_precision_that_no_threshold_reaches_gives_none(with_strangers):
