@@ -352,21 +352,31 @@ def fit_answer_scoring(
         dev_quality={" + ".join(subset): value for subset, value in quality.items()},
         encoder=encoder,
     )
-    scoring = fit_min_similarity(scoring, [parts for parts, _ in questions], off_topic)
+    own_parts = [parts for parts, _ in questions]
+    scoring = fit_min_similarity(scoring, own_parts, off_topic, is_written=True)
     scoring = replace(scoring, max_ranked=fit_max_ranked(scoring, answered))
     model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
     return replace(scoring, answer_model=model)
 
 
 def fit_min_similarity(
-    scoring: AnswerScoring, questions: Sequence[Parts], off_topic: Sequence[Parts]
+    scoring: AnswerScoring,
+    questions: Sequence[Parts],
+    off_topic: Sequence[Parts],
+    *,
+    is_written: bool = False,
 ) -> AnswerScoring:
     """Fits the similarity that tells questions on other subjects; labels are not needed.
+
+    It is the lowest one that all but `OFF_TOPIC_SHARE` of the questions on other subjects miss. If
+    people wrote the questions on the subjects, and all but this share of them have more, it is
+    halfway between; generated questions are more similar to the documents than those of users.
 
     Args:
         scoring: The combined score.
         questions: Parts of the candidates of questions on the subjects of the documents.
         off_topic: Those of questions on other subjects.
+        is_written: Whether people wrote the questions.
     """
     own, others = (
         np.array([parts["similarity"].max() for parts in group if "similarity" in parts])
@@ -374,11 +384,10 @@ def fit_min_similarity(
     )
     if not len(own) or not len(others):
         return scoring
-    bounds = (
-        np.quantile(others, 1 - OFF_TOPIC_SHARE),
-        np.quantile(own, OFF_TOPIC_SHARE, method="lower"),
-    )
-    lowest = float(min(bounds))
+    other_bound = np.quantile(others, 1 - OFF_TOPIC_SHARE)
+    own_bound = np.quantile(own, OFF_TOPIC_SHARE, method="lower")
+    halfway = (own_bound + other_bound) / 2 if is_written else other_bound
+    lowest = float(min(own_bound, halfway))
     shares = {
         name: float((values >= lowest).mean())
         for name, values in (("answered", own), ("answered of other subjects", others))

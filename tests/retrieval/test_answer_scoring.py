@@ -181,6 +181,17 @@ def test_ties_are_broken_against_the_system():
     assert average_precision(np.zeros(4), np.array([1, 0, 0, 0])) == 0.25
 
 
+def test_bound_of_the_subject_is_halfway_between_written_questions_and_others():
+    own, others = (
+        [{"similarity": np.array([x])} for x in values] for values in ([0.6, 0.8], [0.1, 0.2])
+    )
+    bounds = [
+        fit_min_similarity(AnswerScoring({}), own, others, is_written=is_written).min_similarity
+        for is_written in (False, True)
+    ]
+    assert bounds == pytest.approx([0.197, (0.197 + 0.6) / 2])
+
+
 def test_few_questions_are_all_near_enough():
     own, others = (
         [{"similarity": np.array([x])} for x in values] for values in ([0.4, 0.8], [0.9])
