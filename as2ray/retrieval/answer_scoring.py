@@ -34,6 +34,9 @@ of BM25 adds 0.023 and 0.033 MAP to the similarity, all of it 0.005 and -0.007 (
 NUM_FOLDS = 5
 """Parts of the questions that are held out in turn."""
 
+NUM_REPEATS = 10
+"""Times that the questions are divided into folds to fit `AnswerModel`; probabilities are means."""
+
 MIN_GAIN = 0.02
 """MAP by which the ranker must improve the score; otherwise it is not asked."""
 
@@ -521,11 +524,12 @@ def fit_answer_model(
     x, y = np.array(features), np.array(is_right)
     if y.all() or not y.any():
         return None
-    folds = np.random.default_rng(seed).permutation(len(y)) % NUM_FOLDS
-    held_out = np.empty(len(y))
-    for fold in range(NUM_FOLDS):
-        model = _fit_logistic(x[folds != fold], y[folds != fold])
-        held_out[folds == fold] = model.probability(x[folds == fold])
+    random, held_out = np.random.default_rng(seed), np.zeros(len(y))
+    for _ in range(NUM_REPEATS):
+        folds = random.permutation(len(y)) % NUM_FOLDS
+        for fold in range(NUM_FOLDS):
+            model = _fit_logistic(x[folds != fold], y[folds != fold])
+            held_out[folds == fold] += model.probability(x[folds == fold]) / NUM_REPEATS
     abstention = measure_abstention(held_out, y.astype(int), min_precision)
     measures = {
         "precision": abstention.precision_at(1.0),
