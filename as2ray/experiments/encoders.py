@@ -180,6 +180,7 @@ class IndexScores(StoredScores):
 class CombinedScores(StoredScores):
     """The combined score of the rows of a table."""
 
+    VERSION = 2
     table: Stage
     scoring: Stage
     similarity: StoredScores
@@ -207,6 +208,7 @@ class CombinedScores(StoredScores):
 class TableScoring(Stage):
     """How the parts of the score of a table's candidates are combined."""
 
+    VERSION = 2
     table: Stage
     """Questions whose labels the weights are fitted to."""
     similarity: StoredScores

@@ -216,10 +216,13 @@ class AnswerScoring:
             rows = np.flatnonzero(similarity >= bound)
         if self.max_ranked is None or len(rows) <= self.max_ranked:
             return rows
-        weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
-        cheap = {name: parts[name][rows] for name in PARTS if name in parts and name != "ranker"}
-        scores = AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
+        scores = self._score_without_ranker({name: parts[name][rows] for name in parts})
         return np.sort(rows[np.argsort(-scores, kind="stable")[: self.max_ranked]])
+
+    def _score_without_ranker(self, parts: Parts) -> np.ndarray:
+        weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
+        cheap = {name: parts[name] for name in PARTS if name in parts and name != "ranker"}
+        return AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
 
     def keep(self, parts: Parts) -> Parts:
         """Returns the parts of the candidates that reach the ranker."""
@@ -254,17 +257,18 @@ class AnswerScoring:
             scores = ranker_scores
         probability = self._probability(kept)
         return CombinedRanking(
-            self._order(rows, sums, num_candidates), scores, exit_layers, ranker_scores, probability
+            self._order(rows, sums, parts), scores, exit_layers, ranker_scores, probability
         )
 
     def order(self, parts: Parts) -> list[int]:
         """Returns the candidates, best first, where all parts of all candidates are known."""
         rows, sums = self.kept_rows(parts), self.score(self.keep(parts))
-        return self._order(rows, sums, len(parts["bm25"]))
+        return self._order(rows, sums, parts)
 
-    @staticmethod
-    def _order(rows: np.ndarray, sums: np.ndarray, num_candidates: int) -> list[int]:
-        rest = np.setdiff1d(np.arange(num_candidates), rows)
+    def _order(self, rows: np.ndarray, sums: np.ndarray, parts: Parts) -> list[int]:
+        rest = np.setdiff1d(np.arange(len(parts["bm25"])), rows)
+        if len(rest):  # In a table's order answers may come first.
+            rest = rest[np.argsort(-self._score_without_ranker(parts)[rest], kind="stable")]
         return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]
 
     def _probability(self, parts: Parts) -> float | None:

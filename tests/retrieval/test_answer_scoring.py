@@ -122,6 +122,16 @@ def test_fewer_candidates_reach_the_ranker_where_others_lose_no_answers():
     assert fit_max_ranked(AnswerScoring({"similarity": 1.0}), test) is None
 
 
+def test_candidates_that_never_reach_the_ranker_follow_by_their_other_scores():
+    parts = {
+        "bm25": np.zeros(5),
+        "similarity": np.array([0.1, 0.4, 0.2, 0.9, 0.8]),
+        "ranker": np.array([9.0, 9.0, 9.0, 1.0, 2.0]),
+    }
+    scoring = AnswerScoring({"similarity": 0.1, "ranker": 1.0}, max_ranked=2)
+    assert scoring.order(parts) == [4, 3, 1, 2, 0]
+
+
 @pytest.fixture
 def with_strangers():
     """Questions of which some are easy, and others on another subject."""
