@@ -253,11 +253,11 @@ def _searches_table(finished: Finished) -> str:
         cells = [SYSTEMS[name], *(f"{value:.4f}" for value in measures.values())]
         lines.append(f"| {' | '.join(cells)} |")
         if name == "answering":
-            abstention = _describe_abstention(outputs["abstention"])
+            abstention = _abstention_section(outputs["abstention"])
     return "\n".join(["\n### Whole index\n", *lines, "", abstention, ""])
 
 
-def _describe_abstention(abstention: Mapping[str, Any]) -> str:
+def _abstention_section(abstention: Mapping[str, Any]) -> str:
     """Returns which questions are told from others, and risk against coverage, as Markdown."""
     on_subject, others = abstention["on_subject"], abstention["others"]
     lines = [
