@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-from as2ray import retrieval
 from as2ray.checkpoints import packaged
 from as2ray.errors import ConfigError
 from as2ray.experiments.bm25 import (
@@ -48,6 +47,7 @@ from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.query_generation import QuerySource
+from as2ray.retrieval.subject_bound import OFF_TOPIC_QUESTIONS
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 
@@ -55,8 +55,6 @@ log = logging.getLogger(__name__)
 
 DEV_SHARE = 10
 """About one of this number of questions selects the checkpoints."""
-
-OFF_TOPIC_QUESTIONS = Path(retrieval.__file__).with_name("off_topic_questions.txt")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -198,7 +196,7 @@ def add_ranker(
         train = (labeled["train"],)
         ranker = replace(ranker, init_from=ranker, train=train, dev=dev, training=training)
         experiment.add("adapted", ranker)
-    off_topic = tuple(_read_lines(own.off_topic_questions or OFF_TOPIC_QUESTIONS))
+    off_topic = tuple(read_lines(own.off_topic_questions or OFF_TOPIC_QUESTIONS))
     scoring = FittedScoring(embedded, dev, "dev" in labeled, ranker, own.min_precision, off_topic)
     experiment.add("scoring", scoring)
     experiment.add("answering", AnsweringRanker(ranker, scoring))
@@ -213,7 +211,7 @@ def _with_head_learning_rate(training: TrainingConfig, model: ModelSpec) -> Trai
 
 def _read_questions(source: str, max_questions: int | None) -> list[Query]:
     """Reads a user's questions, or samples some of them."""
-    texts = _read_lines(source)
+    texts = read_lines(source)
     queries = [Query(f"own-{number}", text) for number, text in enumerate(texts)]
     if max_questions is not None and max_questions < len(queries):
         queries = [queries[i] for i in sorted(Random(0).sample(range(len(queries)), max_questions))]
@@ -222,8 +220,12 @@ def _read_questions(source: str, max_questions: int | None) -> list[Query]:
     return queries
 
 
-def _read_lines(source: str | Path) -> list[str]:
-    """Returns the distinct lines of a file that are not blank."""
+def read_lines(source: str | Path) -> list[str]:
+    """Returns the distinct lines of a file that are not blank.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     try:
         # Not splitlines: a line may contain a form feed or a Unicode separator.
         lines = Path(source).read_text(encoding="utf-8-sig").split("\n")

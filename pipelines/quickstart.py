@@ -40,6 +40,7 @@ from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import prepared_table, read_table
 from as2ray.progress import result
 from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.subject_bound import OFF_TOPIC_TEST_QUESTIONS
 from as2ray.tables.schema import count_table
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
@@ -89,6 +90,9 @@ class Quickstart:
     max_negatives: PositiveInt | None = None
     """Maximum number of negatives of each test question, sampled from the sentences of its section;
     `null` takes all, some 58. Few are easier: the first answer is a right one more often."""
+    off_topic_test_questions: str | None = None
+    """A file of questions on other subjects, one per line, which the report asks; by default 100 of
+    general knowledge that nothing was fitted to."""
     score_each_run: bool = False
     """Whether the report has the ranker after its first run, too: 26,000 pairs, a minute more."""
     training: TrainingConfig = field(
@@ -185,12 +189,16 @@ def build(quickstart: Quickstart, data_dirs: Mapping[str, str]) -> Experiment:
     for name, stage in scores.items():
         evaluation = experiment.add(f"evaluations/{name}", TableEvaluation(stage, MEASURES))
         experiment.compare("test", SYSTEMS[name], 0, evaluation)
+    off_topic_file = quickstart.off_topic_test_questions or OFF_TOPIC_TEST_QUESTIONS
+    off_topic = tuple(own_documents.read_lines(off_topic_file))
     searches = {
         "bm25": SearchEvaluation(untrained, test, "bm25"),
         "context": SearchEvaluation(untrained, test, "dense"),
         "encoder": SearchEvaluation(embedded, test, "dense"),
         "hybrid": SearchEvaluation(embedded, test, scoring=hybrid),
-        "answering": SearchEvaluation(embedded, test, scoring=scoring, ranker=ranker),
+        "answering": SearchEvaluation(
+            embedded, test, scoring=scoring, ranker=ranker, off_topic=off_topic
+        ),
     }
     for name, search in searches.items():
         experiment.add(f"searches/{name}", search)
@@ -241,8 +249,10 @@ def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
 
 
 def _describe_searches(finished: Finished) -> str:
-    """Returns how often the answer is found in the whole index, as one line."""
+    """Returns how often the answer is found in the whole index; empty if it is not known."""
     searches = {n: finished.outputs(s) for n, s in finished.named("searches/").items()}
+    if not {"answering", "bm25"} <= searches.keys():
+        return ""
     found = {n: [x["measures"][f"hit@{k}"] for k in (1, 10)] for n, x in searches.items()}
     (first, among), (bm25_first, bm25_among) = found["answering"], found["bm25"]
     return (
@@ -272,8 +282,34 @@ def _searches_table(finished: Finished) -> str:
         cells = [SYSTEMS[name], *(f"{value:.4f}" for value in measures.values())]
         lines.append(f"| {' | '.join(cells)} |")
         if name == "answering":
-            abstention = _describe_abstention(outputs)
+            abstention = _abstention_section(outputs["abstention"])
     return "\n".join(["\n### Whole index\n", *lines, "", abstention, ""])
+
+
+def _abstention_section(abstention: Mapping[str, Any]) -> str:
+    """Returns which questions are told from others, and risk against coverage, as Markdown."""
+    on_subject, others = abstention["on_subject"], abstention["others"]
+    lines = [
+        "### Abstention\n",
+        f"Subject: {on_subject['own']:.1%} of the test questions and {on_subject['others']:.1%} of "
+        f"{others['number']} on other subjects are close enough to some sentence.",
+    ]
+    if "precision_at" in abstention:
+        shares = abstention["precision_at"]
+        lines += [
+            "Risk against coverage: the first answers to the test questions that are most probably "
+            f"answered rightly (AURC {abstention['AURC']:.4f}).\n",
+            f"| share of the questions | {' | '.join(f'{float(s):.0%}' for s in shares)} |",
+            "|---" * (len(shares) + 1) + "|",
+            f"| labeled as right | {' | '.join(f'{p:.1%}' for p in shares.values())} |\n",
+        ]
+    lines += [
+        f"With the fitted threshold {abstention['given']:.1%} of the test questions get an answer; "
+        f"the first one is labeled as right for {abstention['precision'] or 0.0:.1%} of these. "
+        f"{others['given']} of the {others['number']} on other subjects get one. The rest gets "
+        "`no answer`.",
+    ]
+    return "\n".join(lines)
 
 
 PIPELINE = Pipeline(Quickstart, build, report)

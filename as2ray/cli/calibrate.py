@@ -6,6 +6,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from as2ray.cli.console import create_console, create_console_table, load_table
+from as2ray.errors import ConfigError
 from as2ray.tables.filters import QuestionFilter
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def calibrate(
     corpus_options: dict[str, Any] = {},  # noqa: B006
     question_filter: QuestionFilter = "raw",
     min_precision: Annotated[float, Field(gt=0, le=1)] = 0.5,
+    index: str | None = None,
 ) -> None:
     """Turns the scores of a ranker into probabilities, fitted on a development split.
 
@@ -43,6 +45,8 @@ def calibrate(
         question_filter: Questions to fit on. With `raw`, as in use, some have no answer.
         min_precision: Minimum share of correct answers among those that `as2ray ask` gives. It
             abstains below the score that reaches this share with a confidence of 90 %.
+        index: Index with embeddings. Also prints which share of the table's questions, and of 100
+            of general knowledge, its documents are about.
     """
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import check_new_path, save
@@ -53,6 +57,7 @@ def calibrate(
     folder = check_new_path(output)
     rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
     rows = rows.filter(pa.array(evaluated_rows(rows, question_filter)))
+    subject = None if index is None else _describe_subject(index, model, rows)
     ranker = load(model)
     result = ranker.calibrate(rows, method, min_precision)
     save(ranker, folder)
@@ -73,6 +78,8 @@ def calibrate(
     plots.learning_curve({"risk": points}, model, *axes, path, markers=False)
     console = create_console()
     console.print(summary)
+    if subject is not None:
+        console.print(subject)
     at_half, at_full = (1 - abstention.precision_at(share) for share in (0.5, 1.0))
     console.print(
         f"wrong first answers: {at_full:.4f}, of the half with the highest scores {at_half:.4f}; "
@@ -85,3 +92,28 @@ def calibrate(
         )
     else:
         console.print(f"abstains below {ranker.threshold:.4f}")
+
+
+def _describe_subject(index_folder: str, model: str, rows: pa.Table) -> str:
+    """Returns which shares of a table's and of other questions an index's documents are about."""
+    from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+    from as2ray.retrieval.answer_scoring import AnswerScoring
+    from as2ray.retrieval.sentence_index import MIN_SIMILARITY, SentenceIndex
+    from as2ray.retrieval.subject_bound import OFF_TOPIC_TEST_QUESTIONS, share_on_subject
+
+    index = SentenceIndex.open(index_folder, load_sentence_encoder)
+    scoring = AnswerScoring.read(model)
+    bound = index.manifest.get(MIN_SIMILARITY) if scoring is None else scoring.min_similarity
+    if bound is None:
+        raise ConfigError(
+            f"neither {model} nor {index_folder} has a similarity below which questions are on "
+            "other subjects",
+            fix="index the documents with `as2ray index` and an encoder, or leave out --index",
+        )
+    own = list(dict.fromkeys(rows["question"].to_pylist()))
+    others = OFF_TOPIC_TEST_QUESTIONS.read_text(encoding="utf-8").splitlines()
+    own_share, other_share = (share_on_subject(index, group, bound) for group in (own, others))
+    return (
+        f"subject: {own_share:.1%} of the table's questions, and {other_share:.1%} of "
+        f"{len(others)} of general knowledge, have a sentence with a similarity of {bound:.4f}"
+    )

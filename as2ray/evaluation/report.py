@@ -143,13 +143,14 @@ def to_summary(report: Report, path: Path | str, best: str = "", keep: Iterable[
     Args:
         report: All results.
         path: File of the whole report.
-        best: The system to list as the best; by default the one with the highest first measure.
+        best: The system to list as the best; if there is none of this name, the one with the
+            highest first measure.
         keep: Other systems to list besides the baseline, such as BM25.
     """
     measures = list(report.rows[0].measures)
     rows = {row.system: row for row in report.rows}
     ours = [row for row in report.rows if row.seeds]
-    if not best:
+    if best not in rows:
         best = max(ours, key=lambda row: row.measures[measures[0]].mean).system
     if len(rows) > MAX_CONSOLE_ROWS:
         listed = {report.baseline, best, *keep}

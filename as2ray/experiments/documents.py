@@ -162,7 +162,7 @@ class FittedScoring(Stage):
     """How the parts of the score of a retrieved candidate are combined."""
 
     RESOURCES = "device"
-    VERSION = 3
+    VERSION = 4
 
     index: Stage
     """Index with embeddings."""

@@ -29,9 +29,10 @@ from as2ray.retrieval.answer_scoring import (
 )
 from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
-from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.question_answering import QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.reliability import measure_abstention
 from as2ray.tables.schema import question_offsets
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 
 NUM_CANDIDATES = 100
 """Candidates that are found for a question."""
+
+COVERAGES = (0.1, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the questions at which the precision of the given answers is reported."""
 
 ENCODER = "encoder"
 """Folder of the sentence encoder in a stage that trains one."""
@@ -176,6 +180,7 @@ class IndexScores(StoredScores):
 class CombinedScores(StoredScores):
     """The combined score of the rows of a table."""
 
+    VERSION = 2
     table: Stage
     scoring: Stage
     similarity: StoredScores
@@ -203,6 +208,7 @@ class CombinedScores(StoredScores):
 class TableScoring(Stage):
     """How the parts of the score of a table's candidates are combined."""
 
+    VERSION = 2
     table: Stage
     """Questions whose labels the weights are fitted to."""
     similarity: StoredScores
@@ -287,7 +293,7 @@ def _stored(context: StageContext, stage: Stage) -> np.ndarray:
 class SearchEvaluation(Stage):
     """How often the answer to a question is found in an index."""
 
-    VERSION = 2
+    VERSION = 3
     RESOURCES = "device"
 
     index: Stage
@@ -297,12 +303,13 @@ class SearchEvaluation(Stage):
     scoring: Stage | None = None
     """What ranks the candidates; by default they are taken in the order in which they are found."""
     ranker: Stage | None = None
+    off_topic: tuple[str, ...] = ()
+    """Questions on other subjects, which should get no answer."""
 
     def run(self, context: StageContext) -> Outputs:
-        """Asks all questions that have an answer.
+        """Asks all questions that have an answer, and with a scoring those on other subjects.
 
-        With a scoring, `abstention` has the share of the questions that get an answer by its
-        thresholds, and the share of right ones among the first answers given.
+        With a scoring there is `abstention`; see `describe_abstention`.
         """
         from as2ray.checkpoints.loading import load
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
@@ -313,7 +320,7 @@ class SearchEvaluation(Stage):
         if scoring is not None and scoring.uses_ranker and self.ranker is not None:
             ranker = load(context.path(self.ranker) / RANKER)
         positives = positives_by_question(read_table(context.path(self.table)))
-        ranks, is_given = [], []
+        ranks, results = [], []
         for question, answers in positives.items():
             if scoring is None:
                 found = index.search_candidates(question, NUM_CANDIDATES, 1, self.method)
@@ -324,7 +331,7 @@ class SearchEvaluation(Stage):
                 )
                 texts = [a.text for a in answerer.ask(question, NUM_CANDIDATES).answers]
                 abstaining = replace(answerer, score_threshold=None)
-                is_given.append(bool(abstaining.ask(question, 1).answers))
+                results.append(abstaining.ask(question, 1))
             is_right = [" ".join(text.split()) in answers for text in texts]
             ranks.append(is_right.index(True) + 1 if any(is_right) else np.inf)
         found_at = np.array(ranks)
@@ -332,11 +339,57 @@ class SearchEvaluation(Stage):
         measures["RR"] = float((1 / found_at).mean())
         measures["R@100"] = float((found_at <= NUM_CANDIDATES).mean())
         outputs: dict[str, Any] = {"measures": measures, "num_questions": len(ranks)}
-        if is_given:
-            first = found_at[is_given] <= 1
-            precision = float(first.mean()) if len(first) else None
-            outputs["abstention"] = {"given": float(np.mean(is_given)), "precision": precision}
+        if results:
+            others = [abstaining.ask(question, 1) for question in self.off_topic]
+            has_probability = scoring is not None and scoring.answer_model is not None
+            outputs["abstention"] = describe_abstention(
+                results, found_at <= 1, others, has_probability
+            )
         return outputs
+
+
+def describe_abstention(
+    own: Sequence[QuestionAnswer],
+    is_right: np.ndarray,
+    others: Sequence[QuestionAnswer],
+    has_probability: bool,
+) -> dict[str, Any]:
+    """Describes how well questions that should get no answer are told from others.
+
+    Args:
+        own: Results of questions on the subjects of the documents.
+        is_right: Whether the best sentence of each is an answer, shape [own].
+        others: Results of questions on other subjects.
+        has_probability: Whether `best_score` is a fitted probability.
+
+    Returns:
+        `given` and `precision`: the share of own questions that get an answer, and of right ones
+        among these answers. `on_subject`: by kind of question, the share that is close enough to
+        some sentence. With a fitted probability also `AURC` and `precision_at`: the share of right
+        ones among the first answers with the highest probabilities, by the share of own questions
+        that these answer; questions that are not close enough come last.
+    """
+    is_given = np.array([bool(result.answers) for result in own])
+    outputs: dict[str, Any] = {
+        "given": float(is_given.mean()),
+        "precision": float(is_right[is_given].mean()) if is_given.any() else None,
+        "on_subject": {
+            name: float(np.mean([not result.is_off_topic for result in results]))
+            for name, results in (("own", own), ("others", others))
+            if results
+        },
+        "others": {
+            "number": len(others),
+            "given": sum(bool(result.answers) for result in others),
+        },
+    }
+    if has_probability:
+        # A question that is not close enough is answered last, whatever its probability.
+        scores = np.array([0.0 if r.is_off_topic else r.best_score or 0.0 for r in own])
+        curve = measure_abstention(scores, is_right.astype(int), min_precision=1.0)
+        shares = {f"{coverage:g}": curve.precision_at(coverage) for coverage in COVERAGES}
+        outputs |= {"AURC": curve.aurc, "precision_at": shares}
+    return outputs
 
 
 def similarities(encoder: Any, rows: pa.Table) -> np.ndarray:

@@ -28,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def write_reports(
-    recipe: Recipe, finished: Finished, evaluations: Evaluations | None = None
+    recipe: Recipe,
+    finished: Finished,
+    evaluations: Evaluations | None = None,
+    *,
+    is_shown: bool = True,
 ) -> dict[str, Report]:
     """Writes a report and a bar chart of each test whose baseline is complete.
 
@@ -36,6 +40,7 @@ def write_reports(
         recipe: Its title, baselines and published results.
         finished: What is complete.
         evaluations: The evaluations to report; by default all of the experiment's.
+        is_shown: Whether the console gets the short form of each report.
 
     Returns:
         The report of each test that has one.
@@ -60,7 +65,8 @@ def write_reports(
         )
         path = finished.output / f"{test}.md"
         save_report(report, path)
-        log.info("\n%s", to_summary(report, path), extra=result(f"\n{to_markdown(report)}"))
+        if is_shown:
+            log.info("\n%s", to_summary(report, path), extra=result(f"\n{to_markdown(report)}"))
         measures = {row.system: row.measures for row in report.rows}
         plots.bar_chart(measures, title, "mean over questions", finished.output / f"{test}.png")
         if recipe.plot_learning_curves:

@@ -206,7 +206,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
         output,
         store,
         SequentialBackend(store, WorkersConfig(num_workers=0)),
-        lambda finished: reports.update(write_reports(recipe, finished)),
+        lambda finished: reports.update(write_reports(recipe, finished, is_shown=False)),
         fail_fast=True,
         title=recipe.title,
     )

@@ -34,6 +34,9 @@ of BM25 adds 0.023 and 0.033 MAP to the similarity, all of it 0.005 and -0.007 (
 NUM_FOLDS = 5
 """Parts of the questions that are held out in turn."""
 
+NUM_REPEATS = 10
+"""Times that the questions are divided into folds to fit `AnswerModel`; probabilities are means."""
+
 MIN_GAIN = 0.02
 """MAP by which the ranker must improve the score; otherwise it is not asked."""
 
@@ -47,10 +50,17 @@ questions with an answer that are not."""
 SCORE_EPS = 1e-6
 """Distance from 0 and 1 to which a ranker's scores are clipped."""
 
-FEATURES = ("share", "similarity")
+FEATURES = ("share", "margin", "bm25")
 """What tells that an answer is right: the logarithm of the first candidate's share of the
-exponentiated scores, and the best similarity. On 196 questions about the Python reference the share
-alone tells more than the margin to the second candidate or BM25 (docs/log.md)."""
+exponentiated scores, the best similarity minus the mean of the next `NUM_NEXT` ones, and the first
+candidate's share of the best BM25 score. Chosen on train and dev questions about the Python
+reference (docs/log.md)."""
+
+NUM_NEXT = 3
+"""Candidates to which the best similarity is compared: some answers are said two or three times."""
+
+PENALTY = 5.0
+"""Weight of the squared coefficients of standardized features."""
 
 Parts = Mapping[str, np.ndarray]
 """Scores of a question's candidates by part, each of shape [candidates]."""
@@ -206,10 +216,13 @@ class AnswerScoring:
             rows = np.flatnonzero(similarity >= bound)
         if self.max_ranked is None or len(rows) <= self.max_ranked:
             return rows
-        weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
-        cheap = {name: parts[name][rows] for name in PARTS if name in parts and name != "ranker"}
-        scores = AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
+        scores = self._score_without_ranker({name: parts[name][rows] for name in parts})
         return np.sort(rows[np.argsort(-scores, kind="stable")[: self.max_ranked]])
+
+    def _score_without_ranker(self, parts: Parts) -> np.ndarray:
+        weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
+        cheap = {name: parts[name] for name in PARTS if name in parts and name != "ranker"}
+        return AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
 
     def keep(self, parts: Parts) -> Parts:
         """Returns the parts of the candidates that reach the ranker."""
@@ -244,17 +257,18 @@ class AnswerScoring:
             scores = ranker_scores
         probability = self._probability(kept)
         return CombinedRanking(
-            self._order(rows, sums, num_candidates), scores, exit_layers, ranker_scores, probability
+            self._order(rows, sums, parts), scores, exit_layers, ranker_scores, probability
         )
 
     def order(self, parts: Parts) -> list[int]:
         """Returns the candidates, best first, where all parts of all candidates are known."""
         rows, sums = self.kept_rows(parts), self.score(self.keep(parts))
-        return self._order(rows, sums, len(parts["bm25"]))
+        return self._order(rows, sums, parts)
 
-    @staticmethod
-    def _order(rows: np.ndarray, sums: np.ndarray, num_candidates: int) -> list[int]:
-        rest = np.setdiff1d(np.arange(num_candidates), rows)
+    def _order(self, rows: np.ndarray, sums: np.ndarray, parts: Parts) -> list[int]:
+        rest = np.setdiff1d(np.arange(len(parts["bm25"])), rows)
+        if len(rest):  # In a table's order answers may come first.
+            rest = rest[np.argsort(-self._score_without_ranker(parts)[rest], kind="stable")]
         return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]
 
     def _probability(self, parts: Parts) -> float | None:
@@ -345,21 +359,31 @@ def fit_answer_scoring(
         dev_quality={" + ".join(subset): value for subset, value in quality.items()},
         encoder=encoder,
     )
-    scoring = fit_min_similarity(scoring, [parts for parts, _ in questions], off_topic)
+    own_parts = [parts for parts, _ in questions]
+    scoring = fit_min_similarity(scoring, own_parts, off_topic, is_written=True)
     scoring = replace(scoring, max_ranked=fit_max_ranked(scoring, answered))
     model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
     return replace(scoring, answer_model=model)
 
 
 def fit_min_similarity(
-    scoring: AnswerScoring, questions: Sequence[Parts], off_topic: Sequence[Parts]
+    scoring: AnswerScoring,
+    questions: Sequence[Parts],
+    off_topic: Sequence[Parts],
+    *,
+    is_written: bool = False,
 ) -> AnswerScoring:
     """Fits the similarity that tells questions on other subjects; labels are not needed.
+
+    It is the lowest one that all but `OFF_TOPIC_SHARE` of the questions on other subjects miss. If
+    people wrote the questions on the subjects, and all but this share of them have more, it is
+    halfway between; generated questions are more similar to the documents than those of users.
 
     Args:
         scoring: The combined score.
         questions: Parts of the candidates of questions on the subjects of the documents.
         off_topic: Those of questions on other subjects.
+        is_written: Whether people wrote the questions.
     """
     own, others = (
         np.array([parts["similarity"].max() for parts in group if "similarity" in parts])
@@ -367,11 +391,10 @@ def fit_min_similarity(
     )
     if not len(own) or not len(others):
         return scoring
-    bounds = (
-        np.quantile(others, 1 - OFF_TOPIC_SHARE),
-        np.quantile(own, OFF_TOPIC_SHARE, method="lower"),
-    )
-    lowest = float(min(bounds))
+    other_bound = np.quantile(others, 1 - OFF_TOPIC_SHARE)
+    own_bound = np.quantile(own, OFF_TOPIC_SHARE, method="lower")
+    halfway = (own_bound + other_bound) / 2 if is_written else other_bound
+    lowest = float(min(own_bound, halfway))
     shares = {
         name: float((values >= lowest).mean())
         for name, values in (("answered", own), ("answered of other subjects", others))
@@ -466,8 +489,10 @@ def answer_features(parts: Parts, scores: np.ndarray) -> np.ndarray:
         parts: Scores of its candidates by part; at least one candidate.
         scores: Their combined scores, shape [candidates].
     """
-    similarity = parts["similarity"].max() if "similarity" in parts else 0.0
-    return np.array([log_softmax(scores).max(), similarity])
+    best = np.sort(parts.get("similarity", scores))[::-1]
+    margin = best[0] - best[1 : NUM_NEXT + 1].mean() if len(best) > 1 else 0.0
+    bm25 = parts["bm25"][np.argmax(scores)] / max(parts["bm25"].max(), SCORE_EPS)
+    return np.array([log_softmax(scores).max(), margin, bm25])
 
 
 def fit_answer_model(
@@ -491,24 +516,24 @@ def fit_answer_model(
         The model; None if all first answers are right, or none is.
     """
     features, is_right = [], []
+    lowest = -np.inf if scoring.min_similarity is None else scoring.min_similarity
     unlabeled = [(parts, np.zeros(len(parts["bm25"]))) for parts in off_topic]
     for parts, labels in [*questions, *unlabeled]:
-        if len(labels):
+        # Others are not answered, whatever the probability.
+        if len(labels) and parts.get("similarity", np.array([np.inf])).max() >= lowest:
             kept = scoring.keep(parts)
             scores = scoring.score(kept)
             features.append(answer_features(kept, scores))
             is_right.append(bool(labels[scoring.kept_rows(parts)[np.argmax(scores)]]))
     x, y = np.array(features), np.array(is_right)
-    if scoring.min_similarity is not None:  # Others are not answered, whatever the probability.
-        is_close = x[:, FEATURES.index("similarity")] >= scoring.min_similarity
-        x, y = x[is_close], y[is_close]
     if y.all() or not y.any():
         return None
-    folds = np.random.default_rng(seed).permutation(len(y)) % NUM_FOLDS
-    held_out = np.empty(len(y))
-    for fold in range(NUM_FOLDS):
-        model = _fit_logistic(x[folds != fold], y[folds != fold])
-        held_out[folds == fold] = model.probability(x[folds == fold])
+    random, held_out = np.random.default_rng(seed), np.zeros(len(y))
+    for _ in range(NUM_REPEATS):
+        folds = random.permutation(len(y)) % NUM_FOLDS
+        for fold in range(NUM_FOLDS):
+            model = _fit_logistic(x[folds != fold], y[folds != fold])
+            held_out[folds == fold] += model.probability(x[folds == fold]) / NUM_REPEATS
     abstention = measure_abstention(held_out, y.astype(int), min_precision)
     measures = {
         "precision": abstention.precision_at(1.0),
@@ -522,7 +547,7 @@ def fit_answer_model(
 
 
 def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
-    """Fits a logistic regression with a small penalty on standardized features."""
+    """Fits a logistic regression with a penalty on standardized features."""
     from scipy.optimize import minimize
 
     mean, scale = features.mean(0), np.maximum(features.std(0), 1e-9)
@@ -530,7 +555,8 @@ def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
 
     def loss(weights: np.ndarray) -> float:
         logits = x @ weights[1:] + weights[0]
-        return float(np.logaddexp(0.0, -signs * logits).sum() + 0.5 * weights[1:] @ weights[1:])
+        penalty = 0.5 * PENALTY * weights[1:] @ weights[1:]
+        return float(np.logaddexp(0.0, -signs * logits).sum() + penalty)
 
     found = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
     coefficients = found[1:] / scale

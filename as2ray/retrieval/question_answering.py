@@ -67,6 +67,8 @@ class QuestionAnswer:
     nearest: Answer | None
     """The best sentence, even if it is no answer; None without candidates."""
     retrieval_time_s: float = 0.0
+    is_off_topic: bool = False
+    """Whether the documents are on other subjects: none has `AnswerScoring.min_similarity`."""
 
 
 @dataclass(frozen=True)
@@ -236,15 +238,18 @@ def select_answers(
                 f"answer needs {limit:.4f}"
             )
     lowest = scoring.min_similarity
-    if threshold is None and lowest is not None and "similarity" in found.parts:
-        similarity = found.parts["similarity"].max()
-        if similarity < lowest:
-            reason = (
-                f"the documents are on other subjects: the similarity of the nearest sentence is "
-                f"{similarity:.4f}, and an answer needs {lowest:.4f}"
-            )
+    similarity = found.parts["similarity"].max() if "similarity" in found.parts else np.inf
+    is_off_topic = lowest is not None and bool(similarity < lowest)
+    if threshold is None and is_off_topic:
+        reason = (
+            f"the documents are on other subjects: the similarity of the nearest sentence is "
+            f"{similarity:.4f}, and an answer needs {lowest:.4f}"
+        )
     answers = () if reason else tuple(given)
-    return QuestionAnswer(answers, len(found.candidates), best_score, reason, best[0])
+    num_candidates = len(found.candidates)
+    return QuestionAnswer(
+        answers, num_candidates, best_score, reason, best[0], is_off_topic=is_off_topic
+    )
 
 
 def _first_with_each_text(

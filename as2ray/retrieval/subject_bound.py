@@ -1,6 +1,7 @@
 """The similarity below which a question is on another subject than an index's documents."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +17,19 @@ from as2ray.tables.atomic import atomic_file
 OFF_TOPIC_QUESTIONS: Final = Path(__file__).with_name("off_topic_questions.txt")
 """100 questions of general knowledge, one per line."""
 
+OFF_TOPIC_TEST_QUESTIONS: Final = Path(__file__).with_name("off_topic_test_questions.txt")
+"""100 others, which choose nothing: they show what a bound is worth."""
+
 NUM_QUESTIONS: Final = 200
 """Maximum number of questions that are generated from the documents."""
+
+
+def share_on_subject(
+    index: SentenceIndex, questions: Sequence[str], min_similarity: float
+) -> float:
+    """Returns the share of questions to which a sentence of an index is similar enough."""
+    is_close = [index.embeddings.nearest_similarity(q) >= min_similarity for q in questions]
+    return float(np.mean(is_close))
 
 
 def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float | None:

@@ -5,16 +5,21 @@ import json
 import os
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.cli.main import main
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
+from as2ray.experiments.tables import read_table
 from as2ray.models.ranker import Ranker
+from as2ray.retrieval.index_writer import IndexConfig, write_index
+from as2ray.retrieval.sentence_index import MIN_SIMILARITY
 from as2ray.tables.trec import write_run
 
 
@@ -372,6 +377,25 @@ def test_calibrate_says_which_precision_can_be_reached(checkpoint, prepared, tmp
         capsys.readouterr().out.split()
     )
     assert load(out).threshold is None
+
+
+def test_calibrate_says_which_questions_are_on_the_subject_of_an_index(
+    checkpoint, prepared, sentence_encoder, tmp_path, capsys
+):
+    rows = pa.table({"text": read_table(prepared)["question"].unique()})
+    pq.write_table(rows, tmp_path / "questions.parquet")
+    config = IndexConfig(sentence_splitter="lines", encoder=sentence_encoder)
+    documents, index = tmp_path / "questions.parquet", tmp_path / "index"
+    write_index(documents, index, config, load_encoder=load_sentence_encoder)
+    flags = ["--model", str(checkpoint()), "--table", str(prepared), "--index", str(index)]
+    told = refused(capsys, "calibrate", *flags, "--output", str(tmp_path / "calibrated"))
+    assert "has a similarity below which questions are on other subjects" in told
+    assert not (tmp_path / "calibrated").exists()
+    manifest = index / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), MIN_SIMILARITY: 0.995}))
+    main(["calibrate", *flags, "--output", str(tmp_path / "calibrated")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "subject: 100.0% of the table's questions, and 0.0% of 100 of general" in shown
 
 
 def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path, capsys):

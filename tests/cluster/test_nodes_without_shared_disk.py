@@ -144,6 +144,7 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
         *(sys.executable, "-m", "pipelines.transfer_adapt", "--config", str(recipe)),
         *("--output", str(output), "--store", f"{bucket}/store"),
         *(word for name, value in flags.items() for word in (f"--workers.{name}", str(value))),
+        "--verbose",  # each step has its line
     ]
     said = tmp_path / "driver.log"
     with said.open("wb") as file:

@@ -150,7 +150,7 @@ def test_search_that_is_stopped_as_a_job_ends_as_one_that_was_not(job_server, su
     done = subprocess.run([RAY, "job", "logs", "whole"], env=job_server, capture_output=True)
     lines = done.stdout.decode().splitlines()
     ours = [line for line in lines if re.search(r"\d\d:\d\d:\d\d  ", line)]
-    assert len(ours) >= 0.7 * len(lines), done.stdout.decode()
+    assert len(lines) - len(ours) <= 30, done.stdout.decode()
     for number in range(1, NUM_TRIALS + 1):
         assert any(f"trial {number}/{NUM_TRIALS} alpha " in line for line in ours)
     assert any("step 5/" in line and " left  loss " in line for line in ours)

@@ -54,6 +54,7 @@ def test_summary_has_the_best_system_its_baselines_and_the_file_with_the_rest(sy
     assert f"TANDA: AP {test.difference:+.4f} [{test.interval[0]:+.4f}, " in text
     assert text.endswith("(Holm). 4 more systems, the tests: out/toy.md\n")
     assert "other 1: AP" in to_summary(made, "out/toy.md", best="other 1")
+    assert to_summary(made, "out/toy.md", best="not complete", keep=["same"]) == text
 
 
 def test_summary_of_few_systems_has_all(systems):

@@ -25,14 +25,16 @@ from as2ray.experiments.encoders import (
     SimilarityScores,
     TableScoring,
     TableWithHeadings,
+    describe_abstention,
 )
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import TABLE
 from as2ray.retrieval.answer_scoring import FILE, AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
-from as2ray.retrieval.question_answering import QuestionAnswerer
+from as2ray.retrieval.question_answering import Answer, QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.retrieval.subject_bound import share_on_subject
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
@@ -220,8 +222,41 @@ def test_search_counts_the_questions_whose_answer_is_found(embedded, table, scor
     assert outputs["num_questions"] == 16
     assert 0 < measures["hit@1"] <= measures["hit@3"] <= measures["hit@10"] <= measures["R@100"]
     assert measures["hit@1"] <= measures["RR"] <= measures["R@100"] == 1.0
-    ranked, _ = complete(SearchEvaluation(embedded, table, scoring=scoring, ranker=scoring.ranker))
+    asked = SearchEvaluation(embedded, table, "auto", scoring, scoring.ranker, OFF_TOPIC)
+    ranked, _ = complete(asked)
     assert ranked["measures"]["R@100"] == 1.0
+    abstention = ranked["abstention"]
+    fitted = AnswerScoring.read(complete(scoring)[1])
+    opened = SentenceIndex.open(complete(embedded)[1] / INDEX, load_sentence_encoder)
+    assert abstention["on_subject"]["others"] == share_on_subject(
+        opened, OFF_TOPIC, fitted.min_similarity
+    )
+    assert abstention["others"]["number"] == len(OFF_TOPIC)
+    assert ("precision_at" in abstention) == (fitted.answer_model is not None)
+
+
+def test_risk_counts_questions_on_other_subjects_last():
+    def result(best_score: float, is_given: bool, is_off_topic: bool = False) -> QuestionAnswer:
+        answer = Answer("text", 1.0, "document", "", "", "")
+        answers = (answer,) if is_given else ()
+        return QuestionAnswer(answers, 1, best_score, None, answer, is_off_topic=is_off_topic)
+
+    own = [result(0.9, False, True), result(0.8, True), result(0.6, True), result(0.1, False)]
+    others = [result(0.7, False, True), result(0.7, True)]
+    described = describe_abstention(own, np.array([0, 1, 1, 0], bool), others, True)
+    assert described["given"] == 0.5
+    assert described["precision"] == 1.0
+    assert described["on_subject"] == {"own": 0.75, "others": 0.5}
+    assert described["others"] == {"number": 2, "given": 1}
+    assert described["precision_at"] == {
+        "0.1": 1.0,
+        "0.25": 1.0,
+        "0.5": 1.0,
+        "0.75": pytest.approx(2 / 3),
+        "1": 0.5,
+    }
+    assert described["AURC"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4)
+    assert "AURC" not in describe_abstention(own, np.zeros(4, bool), others, False)
 
 
 def test_similarity_is_the_product_of_the_embeddings(table, sentence_encoder, complete):

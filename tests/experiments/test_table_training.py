@@ -58,6 +58,7 @@ def test_train_on_a_csv_prints_the_report_against_bm25_and_the_similarity(
     printed = capsys.readouterr().out
     for system in ("| ranker |", "| bm25 (baseline) |", "| similarity |"):
         assert system in printed
+    assert printed.count("| bm25 (baseline) |") == 1
     assert "3 questions / 15 pairs" in printed
     assert printed.splitlines()[-1] == f"ranker: {output / 'ranker'}"
     assert (output / "test.md").is_file()

@@ -69,6 +69,7 @@ def test_quickstart_trains_reports_answers_and_can_be_asked(
     log = (tmp_path / "console.log").read_text()
     assert "adapted: started" in log
     assert report in log
+    assert re.search(r"Subject: .* of the test questions and .* of 100 on other subjects", report)
     assert all(question in out for question in quickstart.SAMPLES)
     for name in ("report.md", "report.json", "measures.png", "loss.png"):
         assert (tmp_path / "out" / name).stat().st_size > 0

@@ -9,8 +9,10 @@ from as2ray.retrieval.answer_scoring import (
     PARTS,
     AnswerScoring,
     _choose,
+    answer_features,
     average_precision,
     default_scoring,
+    fit_answer_model,
     fit_answer_scoring,
     fit_max_ranked,
     fit_min_similarity,
@@ -120,6 +122,16 @@ def test_fewer_candidates_reach_the_ranker_where_others_lose_no_answers():
     assert fit_max_ranked(AnswerScoring({"similarity": 1.0}), test) is None
 
 
+def test_candidates_that_never_reach_the_ranker_follow_by_their_other_scores():
+    parts = {
+        "bm25": np.zeros(5),
+        "similarity": np.array([0.1, 0.4, 0.2, 0.9, 0.8]),
+        "ranker": np.array([9.0, 9.0, 9.0, 1.0, 2.0]),
+    }
+    scoring = AnswerScoring({"similarity": 0.1, "ranker": 1.0}, max_ranked=2)
+    assert scoring.order(parts) == [4, 3, 1, 2, 0]
+
+
 @pytest.fixture
 def with_strangers():
     """Questions of which some are easy, and others on another subject."""
@@ -148,6 +160,26 @@ def test_first_answer_is_given_where_it_is_likely_to_be_right(with_strangers):
     assert np.mean([answers(parts) for parts, _ in others]) < 0.05
 
 
+def test_features_compare_the_first_candidate_with_others():
+    parts = {
+        "similarity": np.array([0.5, 0.9, 0.8, 0.7, 0.6, 0.1]),
+        "bm25": np.array([8.0, 2.0, 0.0, 0.0, 1.0, 0.0]),
+    }
+    share, margin, bm25 = answer_features(parts, np.log([1.0, 5.0, 1.0, 1.0, 1.0, 1.0]))
+    assert (share, margin, bm25) == pytest.approx((np.log(0.5), 0.9 - 0.7, 2 / 8))
+    without_words = {"bm25": np.zeros(1)}
+    assert answer_features(without_words, np.array([0.0])).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_one_division_into_folds_does_not_decide_what_can_be_reached():
+    easy = make_questions(40, {"similarity": 2.0, "bm25": 1.0})
+    questions = [*easy, *make_questions(30, {"similarity": 0.5, "bm25": 0.0}, seed=2)]
+    scoring = AnswerScoring({"similarity": 1.0})
+    models = [fit_answer_model(scoring, questions, 0.7, seed=seed) for seed in (0, 1)]
+    first, second = (model.measures["reachable precision"] for model in models)
+    assert first == second  # 0.85 and 0.82 with a single division
+
+
 def test_precision_that_no_threshold_reaches_gives_none(with_strangers):
     questions, strangers = with_strangers
     model = fit_answer_scoring(questions, 0.999, strangers).answer_model
@@ -167,6 +199,17 @@ def test_standardized_scores_of_equal_candidates_are_zero():
 
 def test_ties_are_broken_against_the_system():
     assert average_precision(np.zeros(4), np.array([1, 0, 0, 0])) == 0.25
+
+
+def test_bound_of_the_subject_is_halfway_between_written_questions_and_others():
+    own, others = (
+        [{"similarity": np.array([x])} for x in values] for values in ([0.6, 0.8], [0.1, 0.2])
+    )
+    bounds = [
+        fit_min_similarity(AnswerScoring({}), own, others, is_written=is_written).min_similarity
+        for is_written in (False, True)
+    ]
+    assert bounds == pytest.approx([0.197, (0.197 + 0.6) / 2])
 
 
 def test_few_questions_are_all_near_enough():

@@ -108,6 +108,15 @@ def test_command_line_says_why_the_ranker_is_not_asked(index, tmp_path, capsys):
     assert shown.err.startswith("Answers by bm25: the ranker is not asked: it adds +0.0100 MAP")
 
 
+def test_question_on_another_subject_is_known_even_if_it_is_answered(index):
+    parts = {"bm25": np.array([9.0]), "similarity": np.array([0.4])}
+    found = FoundCandidates([Candidate(0, 9.0, 0.4)], parts, [0])
+    for lowest, threshold, expected in ((0.3, None, (1, False)), (0.5, 0.0, (1, True))):
+        scoring = AnswerScoring({"similarity": 1.0}, min_similarity=lowest)
+        answer = select_answers(index, scoring, found, (), 1, threshold)
+        assert (len(answer.answers), answer.is_off_topic) == expected
+
+
 def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
     # By the sum, the order is 0, 1, 2; by the ranker alone it is 0, 2, 1.
     found = FoundCandidates(
