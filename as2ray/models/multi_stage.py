@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -138,11 +139,11 @@ class MultiStageRanker(PackedRanker):
             if texts:
                 part = select_by_bm25(questions[rows[0]], texts, self.bm25_margin)
                 selection.enters[rows], selection.scores[rows] = part.enters, part.scores
-        rows = np.flatnonzero(selection.enters)
+        enters = selection.enters
         entered = super().predict_pairs(
-            [questions[row] for row in rows],
-            [candidates[row] for row in rows],
-            question_index[rows],
+            list(compress(questions, enters)),
+            list(compress(candidates, enters)),
+            question_index[enters],
         )
         return selection.complete(entered)
 

@@ -67,9 +67,9 @@ class TimedPass:
         candidates: Its candidates; the first ones are scored if there is no time for all.
         pruning: What the ranker drops in any case.
         ends_at: Deadline, as `perf_counter` counts.
-        selects_by_bm25: Whether the ranker's stage before the first layer may drop candidates.
         time_share: Returns the share of the time until the deadline that this pass may take, from 0
             to 1; it is asked each time that the clock is looked at.
+        selects_by_bm25: Whether the ranker's stage before the first layer may drop candidates.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class TimedPass:
         candidates: Sequence[str],
         pruning: Pruning | None,
         ends_at: float,
-        selects_by_bm25: bool = True,
         time_share: Callable[[], float] = lambda: 1.0,
+        selects_by_bm25: bool = True,
     ) -> None:
         self.ranker, self.question, self.candidates = ranker, question, candidates
         self.pruning, self.speed = pruning, ranker.speed

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from time import perf_counter
 from typing import Final
 
@@ -153,7 +153,7 @@ class RerankEngine:
     def _encode(self, request: RerankRequest, selection: BM25Selection | None) -> TokenSequences:
         texts: Sequence[str] = request.candidates
         if selection is not None:
-            texts = [texts[row] for row in np.flatnonzero(selection.enters)]
+            texts = list(compress(texts, selection.enters))
         num_chars = np.cumsum([len(text) for text in texts])
         starts = np.flatnonzero(np.diff(num_chars // MAX_TOKENIZED_CHARS, prepend=-1)).tolist()
         return concatenate_sequences(
@@ -220,8 +220,8 @@ class RerankEngine:
             request.candidates,
             tokenized.pruning if self.ranker.exit_layers else None,
             perf_counter() + tokenized.ends_at - RESPONSE_S - started_at,
-            request.drop_ratios is None,
             tokenized.time_share,
+            request.drop_ratios is None,
         )
         staged_scores = timed_pass.run()
         [ranking] = self.ranker.build_rankings([request.candidates], staged_scores)

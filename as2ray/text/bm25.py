@@ -140,7 +140,8 @@ def list_probabilities(question: str, candidates: Sequence[str]) -> npt.NDArray[
         scores = BM25().build_index(candidates).get_scores(question)
     except CorpusError:  # no candidate has a word
         scores = np.zeros(len(candidates), np.float32)
-    return 1.0 / (1.0 + np.exp(-scores / POINTS_PER_LOGIT))
+    probabilities: npt.NDArray[np.float32] = 1.0 / (1.0 + np.exp(-scores / POINTS_PER_LOGIT))
+    return probabilities
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from as2ray.training.frozen_cascade import choose_margins, make_cascade, train_e
 from as2ray.training.run_job import train
 
 QUESTION = "What is kovarin?"
-CONFIG = CascadeConfig(max_loss=0.2, epochs=4, learning_rate=5e-3)
+CONFIG = CascadeConfig(max_loss=0.2, epochs=4, learning_rate=5e-3, use_bm25=False)
 TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=7))
 CANDIDATES = TABLE["candidate"].to_pylist()[:18]
 ALL = {"drop_ratios": 0.0}
@@ -189,6 +189,21 @@ def test_bound_says_what_was_fitted(monolith, tmp_path):
     staged = replay.rank_by_margins(list(range(len(made.exit_layers))), made.margins.values)
     assert (staged.stage_index == len(made.exit_layers) - 1).mean() < 1
     assert 0 < bound.relative_flops < 1
+
+
+def test_bm25_drops_before_the_first_layer_what_the_replay_says(monolith, tmp_path):
+    config = replace(CONFIG, max_loss=0.5, use_bm25=True)
+    made = make_cascade(monolith, TABLE, tmp_path / "c", calibration_table=OTHERS, config=config)
+    replay = frozen_cascade._score(made, OTHERS).with_bm25()
+    assert replay.exit_layers == (0, *made.exit_layers)
+    every = list(range(len(replay.exit_layers)))
+    expected = replay.rank_by_margins(every, (made.bm25_margin, *made.margins.values))
+    staged = load(tmp_path / "c", dtype="fp32", device="cpu").predict_table(OTHERS)
+    np.testing.assert_array_equal(staged.stage_index + 1, expected.stage_index)
+    assert 0 < np.mean(staged.stage_index < 0) < 1
+    flops = replay.measure(every, expected).relative_flops
+    assert made.margins.bound.relative_flops == pytest.approx(flops)
+    assert (made.margins.bound.mean_loss * 30 + 1) / 31 <= 0.5
 
 
 def test_exits_are_trained_once_for_several_bounds(monolith, tmp_path):
