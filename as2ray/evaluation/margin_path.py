@@ -156,17 +156,21 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
                 steps.append((gain, -int(stage), -jump, new_loss, new_flops, lowered))
         *_, loss, flops, place = max(steps, key=lambda step: step[:3])
         path.append(margins_at(place))
-    return _divide_steps(path)
+    return _divide_steps(path, np.array([_largest_gap(replay, i, top_k) for i in range(len(levels))]))
 
 
-def _divide_steps(path: list[np.ndarray]) -> np.ndarray:
-    """Returns the path with `NUM_SUBSTEPS` steps in place of each one."""
+def _divide_steps(path: list[np.ndarray], largest_gaps: np.ndarray) -> np.ndarray:
+    """Returns the path with `NUM_SUBSTEPS` steps in place of each one.
+
+    A margin that was infinite falls from the exit's largest gap, which drops as little.
+    """
     steps = [path[0]]
     for margins, lower in pairwise(path):
-        is_divided = np.isfinite(margins)
+        is_finite = np.isfinite(lower)
+        start = np.where(np.isfinite(margins), margins, largest_gaps)
         for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
             step = lower.copy()
-            step[is_divided] = (1 - share) * margins[is_divided] + share * lower[is_divided]
+            step[is_finite] = (1 - share) * start[is_finite] + share * lower[is_finite]
             steps.append(step)
     return np.stack(steps)
 
@@ -176,14 +180,23 @@ def _margin_levels(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
 
     Shape [NUM_LEVELS + 1].
     """
+    quantiles = np.quantile(_gaps(replay, stage, top_k), np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1])
+    return np.array([np.inf, *quantiles, 0.0])
+
+
+def _largest_gap(replay: CascadeReplay, stage: int, top_k: int) -> float:
+    return float(_gaps(replay, stage, top_k).max())
+
+
+def _gaps(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
+    """Returns how far all but the best lie below the `top_k`-th best of their question."""
     values, question_index = log_odds(replay.scores[:, stage]), replay.question_index
     places, sizes = _places(question_index, values), np.bincount(question_index)
     best = np.empty(len(sizes))
     is_best = places == np.minimum(top_k, sizes)[question_index]
     best[question_index[is_best]] = values[is_best]
-    gaps = np.maximum(best[question_index] - values, 0.0)
-    quantiles = np.quantile(gaps[places > 1], np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1])
-    return np.array([np.inf, *quantiles, 0.0])
+    gaps: np.ndarray = np.maximum(best[question_index] - values, 0.0)
+    return gaps[places > 1]
 
 
 def fit_margins(
