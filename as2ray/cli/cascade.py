@@ -60,6 +60,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     joint: bool = False,
     joint_epochs: PositiveInt = 3,
     label_weight: Annotated[float, Field(ge=0, le=1)] | None = None,
+    use_bm25: bool = True,
     int8: bool = False,
     report: bool = True,
     compare: str | None = None,
@@ -106,6 +107,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         joint_epochs: Epochs of the joint training.
         label_weight: Weight of the labels in the joint training, from 0 to 1; by default 0.5 where
             there are labels.
+        use_bm25: Let candidates whose BM25 is far below the best of their question leave before the
+            first layer, as far as the bound allows.
         int8: Fit the ranges of activations, too, with which `--dtype auto` is int8 on CPUs with
             AVX512-VNNI or AMX.
         report: Measure the cascade on this machine beside the ranker, and write `report.md` and
@@ -145,6 +148,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         joint=joint,
         joint_epochs=joint_epochs,
         label_weight=label_weight,
+        use_bm25=use_bm25,
         int8=int8,
         seed=seed,
     )
