@@ -156,7 +156,9 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
                 steps.append((gain, -int(stage), -jump, new_loss, new_flops, lowered))
         *_, loss, flops, place = max(steps, key=lambda step: step[:3])
         path.append(margins_at(place))
-    return _divide_steps(path, np.array([_largest_gap(replay, i, top_k) for i in range(len(levels))]))
+    return _divide_steps(
+        path, np.array([_largest_gap(replay, i, top_k) for i in range(len(levels))])
+    )
 
 
 def _divide_steps(path: list[np.ndarray], largest_gaps: np.ndarray) -> np.ndarray:
@@ -180,7 +182,9 @@ def _margin_levels(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
 
     Shape [NUM_LEVELS + 1].
     """
-    quantiles = np.quantile(_gaps(replay, stage, top_k), np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1])
+    quantiles = np.quantile(
+        _gaps(replay, stage, top_k), np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1]
+    )
     return np.array([np.inf, *quantiles, 0.0])
 
 

@@ -15,6 +15,7 @@ from as2ray.evaluation.margin_path import (
     measure_margins,
     question_losses,
 )
+from as2ray.text.bm25 import list_probabilities
 
 
 def stored(num_questions: int, seed: int = 0) -> CascadeReplay:
@@ -39,6 +40,32 @@ def replay() -> CascadeReplay:
 @pytest.fixture(scope="module")
 def path(replay):
     return fit_margin_path(replay, "first_place", 1)
+
+
+def test_first_step_of_each_margin_is_divided_from_the_largest_gap(replay, path):
+    for stage in range(path.shape[1]):
+        finite = path[np.isfinite(path[:, stage]), stage]
+        largest = margin_path._gaps(replay, stage, 1).max()
+        level = margin_path._margin_levels(replay, stage, 1)[1]
+        assert level < finite[0] < largest
+        assert np.all(np.diff(finite[: margin_path.NUM_SUBSTEPS]) < 0)
+
+
+def test_bm25_is_a_stage_without_layers_before_the_others(replay):
+    staged = replay.with_bm25()
+    assert (staged.exit_layers, staged.scores.shape[1]) == ((0, 2, 4, 6), 4)
+    np.testing.assert_array_equal(staged.scores[:, 1:], replay.scores)
+    texts = replay.table["candidate"].to_pylist()
+    rows = np.flatnonzero(replay.question_index == 7)
+    expected = list_probabilities(
+        replay.table["question"][int(rows[0])].as_py(), [texts[row] for row in rows]
+    )
+    np.testing.assert_array_equal(staged.scores[rows, 0], expected)
+    # What it drops costs nothing but the classifiers.
+    margins = np.array([0.0, np.inf, np.inf])
+    _, flops = measure_margins(staged, margins, "first_place", 1)
+    kept = staged.rank_by_margins([0, 3], [0.0]).stage_index == 1
+    assert flops == pytest.approx(replay.num_tokens[kept].sum() / replay.num_tokens.sum(), rel=0.1)
 
 
 def staged_example() -> tuple[CascadeReplay, StagedScores]:
