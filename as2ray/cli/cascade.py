@@ -174,7 +174,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     with console_log(quiet=quiet, verbose=verbose, json_log=json_log):
         ranker = make_cascade(monolith, rows, output, calibration_table=calibration, config=config)
     console.print(f"exits after layers {', '.join(map(str, ranker.exit_layers))}")
-    lines = _describe_dropping(ranker)
+    lines = describe_dropping(ranker)
     console.print("\n".join(lines))
     if type(monolith) is PointwiseRanker:
         export_cross_encoder(monolith, Path(output) / FULL_FOLDER)
@@ -187,7 +187,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
             write_report(*shown)
 
 
-def _describe_dropping(ranker: "CascadeRanker") -> list[str]:
+def describe_dropping(ranker: "CascadeRanker") -> list[str]:
+    """Returns what a cascade drops, and the bound on what that loses, in lines."""
     from as2ray.text.bm25 import POINTS_PER_LOGIT
 
     margins = ranker.margins

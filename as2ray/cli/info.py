@@ -1,5 +1,6 @@
 """`as2ray info`: describes a ranker as this machine will run it."""
 
+from as2ray.cli.cascade import describe_dropping
 from as2ray.cli.console import create_console, create_console_table
 from as2ray.models.precision import Dtype
 
@@ -12,6 +13,7 @@ def info(*, model: str, dtype: Dtype = "auto") -> None:
         dtype: Number format of matrix products that is requested.
     """
     from as2ray.checkpoints.loading import load
+    from as2ray.models.cascade import CascadeRanker
 
     ranker = load(model, dtype=dtype)
     num_weights = sum(weights.numel() for weights in ranker.parameters())
@@ -25,6 +27,8 @@ def info(*, model: str, dtype: Dtype = "auto") -> None:
         "device": str(ranker.device),
         "dtype": f"{ranker.dtype_name} ({dtype} was requested)",
     }
+    if isinstance(ranker, CascadeRanker):
+        rows["drops"] = "\n".join(describe_dropping(ranker))
     table = create_console_table("", model)
     for name, value in rows.items():
         table.add_row(name, value)

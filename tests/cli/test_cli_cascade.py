@@ -12,6 +12,7 @@ from pyarrow import csv
 
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import question_offsets
@@ -70,6 +71,23 @@ def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table
     costs = capsys.readouterr().out
     assert "operations over 360 pairs" in costs
     assert str(made.margins.bound) in " ".join(costs.split())
+    made.bm25_margin = 0.25
+    save(made, tmp_path / "bm25")
+    main(["info", "--model", str(tmp_path / "bm25")])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "drops BM25 more than 2.5 below the best: dropped before the first layer" in told
+    main(
+        [
+            "cost",
+            "--model",
+            str(tmp_path / "bm25"),
+            "--table",
+            str(table),
+            "--scores",
+            str(tmp_path / "s"),
+        ]
+    )
+    assert "left at 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
