@@ -37,7 +37,7 @@ def test_page_reads_only_what_rank_and_info_give(client):
         ("result", client.post("/rank", json=asked).json()),
         ("info", client.get("/info").json()),
     ):
-        read = set(re.findall(rf"\b{name}\.([a-z_]+)", page))
+        read = set(re.findall(rf"\b{name}\.([a-z0-9_]+)", page))
         assert read
         assert read <= set(given) | set(AskResponse.model_fields)
 
