@@ -233,8 +233,8 @@ def report(quickstart: Quickstart, finished: Finished) -> None:
     plots.loss_curve(losses, "Training", finished.output / "loss.png")
     path = finished.output / "report.md"
     summary = to_summary(comparison, path, SYSTEMS["answering"], [SYSTEMS["bm25"]])
-    found = f"\n{summary}{_describe_searches(finished)}"
-    log.info("%s", found, extra=result(f"\n{to_markdown(comparison)}{searches}\nReport: {path}"))
+    summary = f"\n{summary}{_describe_searches(finished)}"
+    log.info("%s", summary, extra=result(f"\n{to_markdown(comparison)}{searches}\nReport: {path}"))
 
 
 def _describe_candidates(quickstart: Quickstart, rows: pa.Table) -> str:
@@ -253,8 +253,8 @@ def _describe_searches(finished: Finished) -> str:
     searches = {n: finished.outputs(s) for n, s in finished.named("searches/").items()}
     if not {"answering", "bm25"} <= searches.keys():
         return ""
-    found = {n: [x["measures"][f"hit@{k}"] for k in (1, 10)] for n, x in searches.items()}
-    (first, among), (bm25_first, bm25_among) = found["answering"], found["bm25"]
+    hits = {n: [x["measures"][f"hit@{k}"] for k in (1, 10)] for n, x in searches.items()}
+    (first, among), (bm25_first, bm25_among) = hits["answering"], hits["bm25"]
     return (
         f"In the whole index an answer comes first for {first:.1%} of the questions (BM25 "
         f"{bm25_first:.1%}), and among ten for {among:.1%} (BM25 {bm25_among:.1%}).\n"

@@ -110,9 +110,11 @@ def _describe_subject(index_folder: str, model: str, rows: pa.Table) -> str:
             "other subjects",
             fix="index the documents with `as2ray index` and an encoder, or leave out --index",
         )
-    own = list(dict.fromkeys(rows["question"].to_pylist()))
+    questions = list(dict.fromkeys(rows["question"].to_pylist()))
     others = OFF_TOPIC_TEST_QUESTIONS.read_text(encoding="utf-8").splitlines()
-    own_share, other_share = (share_on_subject(index, group, bound) for group in (own, others))
+    own_share, other_share = (
+        share_on_subject(index, group, bound) for group in (questions, others)
+    )
     return (
         f"subject: {own_share:.1%} of the table's questions, and {other_share:.1%} of "
         f"{len(others)} of general knowledge, have a sentence with a similarity of {bound:.4f}"

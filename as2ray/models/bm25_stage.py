@@ -42,13 +42,16 @@ def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
     )
 
 
-def select_by_bm25(question: str, candidates: Sequence[str], margin: float) -> BM25Selection:
+def select_by_bm25(
+    question: str, candidates: Sequence[str], margin: float, top_k: int = 1
+) -> BM25Selection:
     """Selects the candidates of one question.
 
     Args:
         question: The question.
         candidates: Its candidates.
-        margin: How far their log-odds, of `list_probabilities`, may lie below the best.
+        margin: How far their log-odds, of `list_probabilities`, may lie below the `top_k`-th best.
+        top_k: See `Pruning`.
     """
     from as2ray.text.bm25 import list_probabilities  # bm25s and scipy are loaded when needed
 
@@ -56,5 +59,5 @@ def select_by_bm25(question: str, candidates: Sequence[str], margin: float) -> B
         return enter_all(0)
     probabilities = list_probabilities(question, candidates)
     rows = np.zeros(len(candidates), np.int64)
-    enters = margin_mask(rows, probabilities, np.array([margin]), 1)
+    enters = margin_mask(rows, probabilities, np.array([margin]), top_k)
     return BM25Selection(enters, UNSCORED_SCALE * probabilities)

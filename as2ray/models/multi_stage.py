@@ -106,8 +106,9 @@ class MultiStageRanker(PackedRanker):
     def bm25_margin(self) -> float | None:
         """How far BM25 of a candidate may lie below the best of its question's candidates.
 
-        Those farther below leave before the first layer. In log-odds of `list_probabilities`; None
-        if all candidates enter it. Setting `margins` or `drop_ratios` removes it.
+        As with `margins`, the best is the `top_k`-th of them. Candidates farther below leave before
+        the first layer. In log-odds of `list_probabilities`; None if all candidates enter it.
+        Setting `margins` or `drop_ratios` removes it.
         """
         margin: float | None = self._settings.get("bm25_margin")
         return margin
@@ -120,7 +121,8 @@ class MultiStageRanker(PackedRanker):
         """Returns which candidates of a question enter the first layer; None if all do."""
         if self.bm25_margin is None:
             return None
-        return select_by_bm25(question, candidates, self.bm25_margin)
+        top_k = 1 if self.margins is None else self.margins.top_k
+        return select_by_bm25(question, candidates, self.bm25_margin, top_k)
 
     def predict_pairs(
         self,
@@ -136,8 +138,8 @@ class MultiStageRanker(PackedRanker):
         order = np.argsort(question_index, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(question_index[order])) + 1):
             texts = [candidates[row] for row in rows]
-            if texts:
-                part = select_by_bm25(questions[rows[0]], texts, self.bm25_margin)
+            part = self.select_by_bm25(questions[rows[0]], texts) if texts else None
+            if part is not None:
                 selection.enters[rows], selection.scores[rows] = part.enters, part.scores
         enters = selection.enters
         entered = super().predict_pairs(

@@ -380,8 +380,10 @@ class Ranker(nn.Module, ABC):
                 self.rank_many([(question, texts[:1])])  # builds fused layers and kernels
                 started_at = perf_counter()
             ends_at = started_at + (budget_ms - OVERHEAD_MS) / 1e3
-            timed_pass = TimedPass(self, question, texts, pruning, ends_at)
-            timed_pass.selects_by_bm25 = drop_ratios is None
+            selects_by_bm25 = drop_ratios is None
+            timed_pass = TimedPass(
+                self, question, texts, pruning, ends_at, selects_by_bm25=selects_by_bm25
+            )
             staged_scores = timed_pass.run()
             return self.build_rankings([texts], staged_scores)[0][:top_k]
         return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
