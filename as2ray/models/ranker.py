@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from itertools import chain, repeat
 from time import perf_counter
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from as2ray.models.encoder.cpu_parallel import (
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.precision import Dtype, dtype_name, resolve_dtype
-from as2ray.models.time_budget import OVERHEAD_MS, LayerSpeed, TimedPass
+from as2ray.models.time_budget import OVERHEAD_MS, RankerSpeed, TimedPass, measure_speed
 from as2ray.outputs import RankedCandidate
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
@@ -105,7 +106,7 @@ class Ranker(nn.Module, ABC):
         fitted."""
         self.calibration: tuple[Calibration, ...] = ()
         """Calibration of each stage; without one, scores are returned as they are."""
-        self.speeds: dict[int, LayerSpeed] = {}
+        self.speeds: dict[int, RankerSpeed] = {}
         """Measured speed with each number of threads, by which rankings with a budget are
         planned."""
         self.threshold: float | None = None
@@ -149,9 +150,18 @@ class Ranker(nn.Module, ABC):
         return torch.get_num_threads() if use_cores else 1
 
     @property
-    def speed(self) -> LayerSpeed:
-        """Measured speed with the present number of threads."""
-        return self.speeds.setdefault(self.num_threads, LayerSpeed())
+    def speed(self) -> RankerSpeed | None:
+        """Measured speed with the present number of threads; None before the first measurement.
+
+        A number of threads that was not measured starts with the speed of another one.
+        """
+        if self.num_threads not in self.speeds and self.speeds:
+            self.speeds[self.num_threads] = deepcopy(next(iter(self.speeds.values())))
+        return self.speeds.get(self.num_threads)
+
+    @speed.setter
+    def speed(self, speed: RankerSpeed) -> None:
+        self.speeds[self.num_threads] = speed
 
     def balanced_budget(self, lengths: np.ndarray) -> int:
         """Returns the token budget that divides sequences evenly among the threads.
@@ -376,8 +386,8 @@ class Ranker(nn.Module, ABC):
                 check_text(text)
             self.check_keeps_budget()
             pruning = self.resolve_pruning(drop_ratios, 1)
-            if texts and self.speed.start_s_per_token is None:
-                self.rank_many([(question, texts[:1])])  # builds fused layers and kernels
+            if texts and self.speed is None:
+                self.speed = measure_speed(self, question, texts)
                 started_at = perf_counter()
             ends_at = started_at + (budget_ms - OVERHEAD_MS) / 1e3
             selects_by_bm25 = drop_ratios is None

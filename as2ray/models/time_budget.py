@@ -9,6 +9,7 @@ clock is looked at.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice, takewhile
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,39 +24,101 @@ from as2ray.models.encoder.packed_attention import SequenceLayout
 SLICE_S: Final = (0.004, 0.05)
 """Bounds of the expected duration of a slice of work: a twentieth of the time that is left."""
 
+MIN_WORK_SHARE: Final = 0.75
+"""Share of a slice's duration that its tokens take at least, if half of the time that is left is
+enough for such a slice: short ones would mostly be what each slice takes."""
+
 OVERHEAD_MS: Final = 1.0
 """Milliseconds of a budget that are left for what is done around the scoring."""
 
 NEW_WEIGHT: Final = 0.3
 """Weight of a new measurement in the mean of the speed."""
 
+PROBE_SIZES: Final = (2, 16)
+"""Candidates of the slices that measure the speed."""
+
+PROBE_ROUNDS: Final = 5
+PROBE_S: Final = 0.5
+"""Each slice is measured at most so often, and once more only before so many seconds have passed;
+the least disturbed measurement counts."""
+
 
 @dataclass
-class LayerSpeed:
+class SliceSpeed:
+    """Measured duration of a slice of work: a part that each slice takes, and one of each token."""
+
+    fixed_s: float
+    s_per_token: float
+
+    @classmethod
+    def fit(cls, num_tokens: np.ndarray, durations_s: np.ndarray) -> "SliceSpeed":
+        """Returns the speed that two slices show, a small one and a large one."""
+        small, large = np.argsort(num_tokens)
+        more_tokens = num_tokens[large] - num_tokens[small]
+        longer_s = durations_s[large] - durations_s[small]
+        s_per_token = longer_s / more_tokens if more_tokens > 0 else 0.0
+        fixed_s = durations_s[large] - num_tokens[large] * s_per_token
+        if not (s_per_token > 0 and fixed_s >= 0):  # disturbed, or slices of the same size
+            return cls(0.0, float(durations_s[large] / num_tokens[large]))
+        return cls(float(fixed_s), float(s_per_token))
+
+    def update(self, num_tokens: int, duration_s: float) -> None:
+        """Takes a measurement into the mean of the speed; its two parts keep their proportion."""
+        ratio = duration_s / (self.fixed_s + num_tokens * self.s_per_token)
+        factor = 1 + NEW_WEIGHT * (ratio - 1)
+        self.fixed_s, self.s_per_token = factor * self.fixed_s, factor * self.s_per_token
+
+
+@dataclass
+class RankerSpeed:
     """Measured speed of a ranker on this machine; each ranking with a budget updates it."""
 
-    start_s_per_token: float | None = None
-    """Tokenizing and embedding, and the layers of the first stage; None if not measured."""
-    layer_s_per_token: float | None = None
-    """One layer of a later stage; None if not measured."""
+    start: SliceSpeed
+    """Tokenizing and embedding, and the layers of the first stage."""
+    layer: SliceSpeed
+    """One layer of a later stage."""
 
-    def stage_s_per_token(self, stage_layers: Sequence[int]) -> list[float]:
-        """Returns the expected seconds of each stage for a token.
+    def fixed_s(self, stage_layers: Sequence[int]) -> np.ndarray:
+        """Returns what a slice of each stage takes whatever its size, in seconds, shape [stages].
 
         Args:
             stage_layers: Number of layers of each stage.
         """
-        start = self.start_s_per_token or 0.0
         # Later stages may not have been reached for long: they are no slower than the first.
-        layer = min(self.layer_s_per_token or np.inf, start / stage_layers[0])
-        return [start, *(layer * num_layers for num_layers in stage_layers[1:])]
+        layer_s = min(self.layer.fixed_s, self.start.fixed_s / stage_layers[0])
+        return np.array([self.start.fixed_s, *(layer_s * np.array(stage_layers[1:]))])
 
-    def update(self, stage_index: int, num_layers: int, s_per_token: float) -> None:
-        """Takes a measurement of a stage into the mean."""
-        name = "layer_s_per_token" if stage_index else "start_s_per_token"
-        value = s_per_token / num_layers if stage_index else s_per_token
-        mean = getattr(self, name)
-        setattr(self, name, value if mean is None else mean + NEW_WEIGHT * (value - mean))
+    def s_per_token(self, stage_layers: Sequence[int]) -> np.ndarray:
+        """Returns what a token takes in each stage, in seconds, shape [stages]; see `fixed_s`."""
+        layer_s = min(self.layer.s_per_token, self.start.s_per_token / stage_layers[0])
+        return np.array([self.start.s_per_token, *(layer_s * np.array(stage_layers[1:]))])
+
+
+def measure_speed(ranker: Any, question: str, candidates: Sequence[str]) -> RankerSpeed:
+    """Measures how fast a ranker scores, which also builds its fused layers and kernels.
+
+    Args:
+        ranker: A pointwise ranker or a cascade.
+        question: Any question.
+        candidates: Candidates, at least one, of the length that is expected.
+    """
+    texts = list(islice(cycle(candidates), max(PROBE_SIZES)))
+    passes = [
+        TimedPass(ranker, question, texts[:size], None, np.inf, selects_by_bm25=False)
+        for size in PROBE_SIZES
+    ]
+    passes[-1].time_stages()  # prepares the network
+    ends_at = perf_counter() + PROBE_S
+    rounds = takewhile(lambda _: perf_counter() < ends_at, range(PROBE_ROUNDS))
+    stage_s = np.min([[part.time_stages() for part in passes] for _ in rounds], axis=0)
+    num_tokens = np.array([timed_pass.num_tokens for timed_pass in passes])
+    num_first, *num_later = passes[0].stage_layers
+    start = SliceSpeed.fit(num_tokens, stage_s[:, 0])
+    if num_later:
+        return RankerSpeed(
+            start, SliceSpeed.fit(num_tokens, stage_s[:, 1:].sum(1) / sum(num_later))
+        )
+    return RankerSpeed(start, SliceSpeed(start.fixed_s / num_first, start.s_per_token / num_first))
 
 
 class TimedPass:
@@ -83,7 +146,7 @@ class TimedPass:
         selects_by_bm25: bool = True,
     ) -> None:
         self.ranker, self.question, self.candidates = ranker, question, candidates
-        self.pruning, self.speed = pruning, ranker.speed
+        self.pruning = pruning
         self.deadline = self.ends_at = ends_at
         """The pass ends before the deadline if others need the time."""
         self.selects_by_bm25 = selects_by_bm25
@@ -104,14 +167,25 @@ class TimedPass:
         if self.selects_by_bm25:
             selection = self.ranker.select_by_bm25(self.question, self.candidates)
         if selection is not None:
-            rows = np.flatnonzero(selection.enters)
-            self.scores[~selection.enters] = selection.scores[~selection.enters]
+            # Those for which there will be no time keep BM25's order.
+            self.scores[:] = selection.scores
+            rows = np.argsort(-selection.scores, kind="stable")
+            rows = rows[selection.enters[rows]]
+        if len(rows) and self.ranker.speed is None:
+            self.ranker.speed = measure_speed(self.ranker, self.question, self.candidates)
         with self.ranker.scoring():
             for stage in range(len(self.stage_layers)):
                 if stage and len(rows):
                     rows = self._drop(stage, rows)
                 rows = self._run_stage(stage, rows)
         return StagedScores(self.scores, self.stage_index)
+
+    @torch.inference_mode()
+    def time_stages(self) -> list[float]:
+        """Runs each stage over all candidates in one slice, and returns its duration in seconds."""
+        rows = np.arange(len(self.candidates))
+        with self.ranker.scoring():
+            return [self._run_slice(stage, rows) for stage in range(len(self.stage_layers))]
 
     @property
     def num_tokens(self) -> int:
@@ -130,29 +204,37 @@ class TimedPass:
             questions = np.zeros(len(rows), np.int64)
             rows = rows[self.pruning.survivor_mask(stage - 1, questions, self.scores[rows])]
         rows = rows[np.argsort(-self.scores[rows], kind="stable")]
-        later_s = self._expected_s(rows, stage)
-        keep_ratio = find_keep_ratio(len(rows), later_s, self._time_left_s())
+        time_left_s = self._time_left_s() - self._fixed_s(stage).sum()
+        keep_ratio = find_keep_ratio(len(rows), self._expected_s(rows, stage), time_left_s)
         return rows[: max(1, int(len(rows) * keep_ratio))]
 
     def _run_stage(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """Scores the first of these rows, in slices; returns those that were scored."""
         num_done = 0
         while num_done < len(rows):
-            time_left_s, size = self._time_left_s(), 1
+            time_left_s = self._time_left_s()
             if time_left_s <= 0:
                 break
-            # One is scored in any case: the speed may not be known, or was measured at a bad time.
-            if self.speed.start_s_per_token is not None:
-                stage_s = self._expected_s(rows[num_done:], stage)
-                size = num_affordable(num_done, stage_s, time_left_s)
-                if not size and (stage or num_done):
-                    break
-                size = max(1, size)
-                slice_s = np.clip(time_left_s / 20, *SLICE_S)
-                size = min(size, max(1, int(slice_s / stage_s[0])))
-            self._run_slice(stage, rows[num_done : num_done + size])
+            fixed_s, stage_s = self._fixed_s(stage), self._expected_s(rows[num_done:], stage)
+            size = num_affordable(num_done, stage_s, time_left_s - fixed_s.sum())
+            if not size and (stage or num_done):
+                break
+            # A slice between which the clock is looked at; one is scored in any case.
+            slice_s = np.clip(time_left_s / 20, *SLICE_S) - fixed_s[0]
+            min_s = fixed_s[0] * MIN_WORK_SHARE / (1 - MIN_WORK_SHARE)
+            slice_s = max(slice_s, min(min_s, time_left_s / 2 - fixed_s[0]))
+            size = max(1, min(size, int(slice_s / stage_s[0])))
+            slice_rows = rows[num_done : num_done + size]
+            speed = self.ranker.speed.layer if stage else self.ranker.speed.start
+            num_layers = self.stage_layers[stage] if stage else 1
+            duration_s = self._run_slice(stage, slice_rows)
+            speed.update(int(self.lengths[slice_rows].sum()), duration_s / num_layers)
             num_done += size
         return rows[:num_done]
+
+    def _fixed_s(self, stage: int) -> np.ndarray:
+        """Returns the expected seconds of a slice of a stage and each later one without tokens."""
+        return np.asarray(self.ranker.speed.fixed_s(self.stage_layers)[stage:])
 
     def _expected_s(self, rows: np.ndarray, stage: int) -> np.ndarray:
         """Returns the expected seconds of a stage and each later one for one of these rows."""
@@ -160,15 +242,14 @@ class TimedPass:
         if not len(lengths):
             lengths = self.lengths[self.lengths > 0]
         length = lengths.mean() if len(lengths) else self.ranker.tokenizer.max_length / 2
-        return np.asarray(
-            length * np.array(self.speed.stage_s_per_token(self.stage_layers)[stage:])
-        )
+        return np.asarray(length * self.ranker.speed.s_per_token(self.stage_layers)[stage:])
 
-    def _run_slice(self, stage: int, rows: np.ndarray) -> None:
-        [duration_s] = self.ranker.map_batches(partial(self._score_timed, stage), [rows])
+    def _run_slice(self, stage: int, rows: np.ndarray) -> float:
+        """Scores rows in as many parts as there are threads; returns the seconds of the longest."""
+        parts = np.array_split(rows, min(self.ranker.num_threads, len(rows)))
+        durations_s = self.ranker.map_batches(partial(self._score_timed, stage), parts)
         self.stage_index[rows] = stage
-        s_per_token = duration_s / int(self.lengths[rows].sum())
-        self.speed.update(stage, self.stage_layers[stage], s_per_token)
+        return float(max(durations_s))
 
     def _score_timed(self, stage: int, rows: np.ndarray) -> float:
         """Returns the seconds that it took, without what went before the slice."""

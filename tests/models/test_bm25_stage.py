@@ -107,6 +107,14 @@ def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cas
         assert result.num_tokens == len(pairs.token_ids)
 
 
+def test_those_for_which_there_is_no_time_keep_the_order_of_bm25(cascade):
+    cascade.bm25_margin = np.inf  # all enter
+    ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=1e-6)
+    order = np.argsort(-list_probabilities(QUESTION, CANDIDATES), kind="stable")
+    assert {r.exit_layer for r in ranking} == {0}
+    assert [r.index for r in ranking] == order.tolist()
+
+
 def test_budget_is_spent_on_those_that_enter(cascade):
     ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=60_000)
     expected = cascade.rank(QUESTION, CANDIDATES)

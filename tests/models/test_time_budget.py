@@ -1,4 +1,5 @@
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
-from as2ray.models.time_budget import TimedPass
+from as2ray.models.time_budget import RankerSpeed, SliceSpeed, TimedPass
 
 QUESTION = "What is kovarin?"
 SECONDS_PER_TOKEN_AND_LAYER = 1e-4
@@ -26,7 +27,7 @@ def cascade(checkpoint):
     ranker = init_ranker(
         checkpoint("bert", None, initializer_range=0.5), max_length=60, exit_layers=(1, 2, 3)
     )
-    ranker.dtype = "fp32"
+    ranker.dtype, ranker.allow_parallel = "fp32", False  # the clock adds what threads do
     return ranker
 
 
@@ -39,14 +40,16 @@ def clock(monkeypatch):
     return now
 
 
-def timed(ranker, clock, monkeypatch, speed: float = SECONDS_PER_TOKEN_AND_LAYER):
-    """Lets the clock go on by a fixed time for each token and layer."""
+def timed(ranker, clock, monkeypatch, fixed_s: float = 0.0):
+    """Lets the clock go on by a fixed time for each layer of a slice, and of each token in it."""
     run_layers, run_to_tokens = ranker.encoder.run_layers, ranker.encoder.run_to_tokens
     num_layers = len(ranker.encoder)
 
     def run(function, hidden, start, end):
-        clock[0] += speed * len(hidden) * ((num_layers if end is None else end) - start)
-        return function()
+        started_at, value = clock[0], function()  # one of the functions calls the other
+        layer_s = fixed_s + SECONDS_PER_TOKEN_AND_LAYER * len(hidden)
+        clock[0] = started_at + layer_s * ((num_layers if end is None else end) - start)
+        return value
 
     def timed_layers(hidden, layout, start=0, end=None):
         return run(lambda: run_layers(hidden, layout, start, end), hidden, start, end)
@@ -82,7 +85,7 @@ def test_budget_is_kept_and_the_best_candidates_get_furthest(
 ):
     if not has_exits:
         cascade = load(checkpoint("bert", 2), max_length=60, device="cpu", dtype="fp32")
-        cascade.use_fused_layers = False
+        cascade.use_fused_layers = cascade.allow_parallel = False
     ranker = timed(cascade, clock, monkeypatch)
     ranker.rank(QUESTION, candidates, budget_ms=budget_ms)  # prepares the network, too
     for _ in range(2):
@@ -146,14 +149,20 @@ def test_pass_that_shares_its_time_leaves_it_to_others(cascade, candidates, cloc
     assert timed_pass.num_tokens == timed_pass.lengths[staged.stage_index >= 0].sum()
 
 
-def test_speed_is_measured_for_each_number_of_threads(cascade, candidates, monkeypatch):
+def test_each_number_of_threads_has_its_speed(cascade, candidates, monkeypatch):
+    cascade.allow_parallel = True
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     cascade.rank(QUESTION, candidates, budget_ms=100)
-    measured = cascade.speed
-    assert measured.start_s_per_token is not None
-    monkeypatch.setattr(type(cascade), "num_threads", 2)
-    assert cascade.speed.start_s_per_token is None
-    monkeypatch.undo()
-    assert cascade.speed is measured
+    with_one = cascade.speed
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert cascade.speed == with_one  # until it is measured
+    assert cascade.speed is not with_one
+    before = deepcopy(with_one)
+    cascade.rank(QUESTION, candidates, budget_ms=100)
+    assert cascade.speed != before
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    assert cascade.speed is with_one
+    assert with_one == before
 
 
 def test_what_goes_before_a_slice_is_no_part_of_the_measured_speed(
@@ -169,12 +178,30 @@ def test_what_goes_before_a_slice_is_no_part_of_the_measured_speed(
         ranker.rank(QUESTION, candidates, budget_ms=3_000)
     finally:
         BEFORE_BATCH.reset(token)
-    assert ranker.speed.start_s_per_token == pytest.approx(SECONDS_PER_TOKEN_AND_LAYER)
+    assert ranker.speed.start.fixed_s == pytest.approx(0.0)
+    assert ranker.speed.start.s_per_token == pytest.approx(SECONDS_PER_TOKEN_AND_LAYER)
+
+
+def test_short_budget_is_not_spent_on_what_each_slice_takes(
+    checkpoint, candidates, clock, monkeypatch
+):
+    ranker = load(checkpoint("bert", 2), max_length=60, device="cpu", dtype="fp32")
+    ranker.use_fused_layers = ranker.allow_parallel = False
+    timed(ranker, clock, monkeypatch, fixed_s=2e-3)  # 6 ms a slice, as much as 20 tokens
+    ranker.rank(QUESTION, candidates, budget_ms=100)
+    assert ranker.speed.start.fixed_s == pytest.approx(6e-3, rel=0.2)
+    started_at = clock[0]
+    timed_pass = TimedPass(ranker, QUESTION, candidates, None, started_at + 0.1)
+    timed_pass.run()
+    duration_s = clock[0] - started_at
+    assert duration_s <= 0.105
+    tokens_s = timed_pass.num_tokens * 3 * SECONDS_PER_TOKEN_AND_LAYER
+    assert tokens_s > 0.6 * duration_s
 
 
 def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monkeypatch):
     ranker = timed(cascade, clock, monkeypatch)
-    ranker.speed.start_s_per_token, ranker.speed.layer_s_per_token = 10.0, 10.0
+    ranker.speed = RankerSpeed(SliceSpeed(5.0, 10.0), SliceSpeed(5.0, 10.0))
     for _ in range(60):
         ranked = ranker.rank(QUESTION, candidates, budget_ms=100)
     assert sum(r.exit_layer > 0 for r in ranked) > 10
