@@ -12,7 +12,9 @@ NOT_SCORED: Final = -1
 """Stage of candidates for which there was no time."""
 
 
-def num_affordable(num_done: int, stage_s: np.ndarray, time_left_s: float) -> int:
+def num_affordable(
+    num_done: int, stage_s: np.ndarray, time_left_s: float, keep_ratios: np.ndarray | None = None
+) -> int:
     """Returns how many more candidates a stage can score, so that there is time for the later ones.
 
     Args:
@@ -20,8 +22,12 @@ def num_affordable(num_done: int, stage_s: np.ndarray, time_left_s: float) -> in
         stage_s: Expected seconds of this stage and of each later one for a candidate, shape
             [stages].
         time_left_s: Seconds until the deadline.
+        keep_ratios: Share of the candidates that each stage is expected to pass to the next one,
+            shape [stages - 1]; those below `MIN_KEEP_RATIO`, and the default, are this ratio.
     """
-    later_s = float(stage_s[1:] @ MIN_KEEP_RATIO ** np.arange(1, len(stage_s)))
+    if keep_ratios is None:
+        keep_ratios = np.zeros(len(stage_s) - 1)
+    later_s = float(stage_s[1:] @ np.cumprod(np.maximum(keep_ratios, MIN_KEEP_RATIO)))
     return max(0, int((time_left_s - num_done * later_s) / (stage_s[0] + later_s)))
 
 

@@ -77,6 +77,9 @@ class RankerSpeed:
     """Tokenizing and embedding, and the layers of the first stage."""
     layer: SliceSpeed
     """One layer of a later stage."""
+    keep_ratios: np.ndarray
+    """Share of the candidates that each exit but the last has passed with enough time, shape
+    [stages - 1]; at first 1."""
 
     def fixed_s(self, stage_layers: Sequence[int]) -> np.ndarray:
         """Returns what a slice of each stage takes whatever its size, in seconds, shape [stages].
@@ -115,10 +118,10 @@ def measure_speed(ranker: Any, question: str, candidates: Sequence[str]) -> Rank
     num_first, *num_later = passes[0].stage_layers
     start = SliceSpeed.fit(num_tokens, stage_s[:, 0])
     if num_later:
-        return RankerSpeed(
-            start, SliceSpeed.fit(num_tokens, stage_s[:, 1:].sum(1) / sum(num_later))
-        )
-    return RankerSpeed(start, SliceSpeed(start.fixed_s / num_first, start.s_per_token / num_first))
+        layer = SliceSpeed.fit(num_tokens, stage_s[:, 1:].sum(1) / sum(num_later))
+    else:
+        layer = SliceSpeed(start.fixed_s / num_first, start.s_per_token / num_first)
+    return RankerSpeed(start, layer, np.ones(len(num_later)))
 
 
 class TimedPass:
@@ -167,10 +170,7 @@ class TimedPass:
         if self.selects_by_bm25:
             selection = self.ranker.select_by_bm25(self.question, self.candidates)
         if selection is not None:
-            # Those for which there will be no time keep BM25's order.
-            self.scores[:] = selection.scores
-            rows = np.argsort(-selection.scores, kind="stable")
-            rows = rows[selection.enters[rows]]
+            rows = np.flatnonzero(selection.enters)
         if len(rows) and self.ranker.speed is None:
             self.ranker.speed = measure_speed(self.ranker, self.question, self.candidates)
         with self.ranker.scoring():
@@ -178,6 +178,8 @@ class TimedPass:
                 if stage and len(rows):
                     rows = self._drop(stage, rows)
                 rows = self._run_stage(stage, rows)
+        if selection is not None and (self.stage_index[selection.enters] != NOT_SCORED).all():
+            self.scores[~selection.enters] = selection.scores[~selection.enters]
         return StagedScores(self.scores, self.stage_index)
 
     @torch.inference_mode()
@@ -202,7 +204,10 @@ class TimedPass:
         """Returns the rows that enter a stage, best first."""
         if self.pruning is not None:
             questions = np.zeros(len(rows), np.int64)
-            rows = rows[self.pruning.survivor_mask(stage - 1, questions, self.scores[rows])]
+            passes = self.pruning.survivor_mask(stage - 1, questions, self.scores[rows])
+            ratios = self.ranker.speed.keep_ratios
+            ratios[stage - 1] += NEW_WEIGHT * (passes.mean() - ratios[stage - 1])
+            rows = rows[passes]
         rows = rows[np.argsort(-self.scores[rows], kind="stable")]
         time_left_s = self._time_left_s() - self._fixed_s(stage).sum()
         keep_ratio = find_keep_ratio(len(rows), self._expected_s(rows, stage), time_left_s)
@@ -216,7 +221,8 @@ class TimedPass:
             if time_left_s <= 0:
                 break
             fixed_s, stage_s = self._fixed_s(stage), self._expected_s(rows[num_done:], stage)
-            size = num_affordable(num_done, stage_s, time_left_s - fixed_s.sum())
+            ratios = self.ranker.speed.keep_ratios[stage:]
+            size = num_affordable(num_done, stage_s, time_left_s - fixed_s.sum(), ratios)
             if not size and (stage or num_done):
                 break
             # A slice between which the clock is looked at; one is scored in any case.
@@ -245,11 +251,10 @@ class TimedPass:
         return np.asarray(length * self.ranker.speed.s_per_token(self.stage_layers)[stage:])
 
     def _run_slice(self, stage: int, rows: np.ndarray) -> float:
-        """Scores rows in as many parts as there are threads; returns the seconds of the longest."""
-        parts = np.array_split(rows, min(self.ranker.num_threads, len(rows)))
-        durations_s = self.ranker.map_batches(partial(self._score_timed, stage), parts)
+        """Scores rows, and returns the seconds that it took."""
+        [duration_s] = self.ranker.map_batches(partial(self._score_timed, stage), [rows])
         self.stage_index[rows] = stage
-        return float(max(durations_s))
+        return float(duration_s)
 
     def _score_timed(self, stage: int, rows: np.ndarray) -> float:
         """Returns the seconds that it took, without what went before the slice."""

@@ -107,12 +107,10 @@ def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cas
         assert result.num_tokens == len(pairs.token_ids)
 
 
-def test_those_for_which_there_is_no_time_keep_the_order_of_bm25(cascade):
-    cascade.bm25_margin = np.inf  # all enter
+def test_without_time_for_those_that_enter_all_others_keep_their_order(cascade):
     ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=1e-6)
-    order = np.argsort(-list_probabilities(QUESTION, CANDIDATES), kind="stable")
-    assert {r.exit_layer for r in ranking} == {0}
-    assert [r.index for r in ranking] == order.tolist()
+    assert [r.index for r in ranking] == list(range(len(CANDIDATES)))
+    assert {(r.exit_layer, r.score) for r in ranking} == {(0, 0.0)}
 
 
 def test_budget_is_spent_on_those_that_enter(cascade):
