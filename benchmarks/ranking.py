@@ -154,7 +154,7 @@ class Size:
 
 
 FULL = Size({400: 4, 100: 12}, 5, 150)
-BRIEF = Size({400: 1}, 5, 0, ("text",))
+BRIEF = Size({400: 4}, 3, 0, ("text",))
 SMALL = Size({8: 2}, 1, 6)
 
 
@@ -229,7 +229,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", type=Path, action="append", default=[], help="checkpoint of a smaller model"
     )
-    parser.add_argument("--brief", action="store_true", help="one question, from text, no MAP")
+    parser.add_argument("--brief", action="store_true", help="four questions, from text, no MAP")
     parser.add_argument("--questions", type=int, default=1, help="with --family: questions")
     parser.add_argument(
         "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
