@@ -33,12 +33,16 @@ def check_config(name: str, values: Mapping[str, Any]) -> None:
     if model_type == "new":
         _check_new(name, values)
         return
-    if model_type not in FAMILIES and values.get("auto_map"):
+    auto_map, architectures = values.get("auto_map"), values.get("architectures") or []
+    if model_type not in FAMILIES and auto_map:
+        classes = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
         raise CheckpointError(
             f"{name}: model_type={model_type!r} needs the code that auto_map names, "
-            f"{sorted(map(str, values['auto_map'].values()))}, and as2ray runs no remote code"
+            f"{sorted(map(str, classes))}, and as2ray runs no remote code"
         )
-    for architecture in values.get("architectures") or []:
+    if not isinstance(architectures, list):
+        raise CheckpointError(f"{name}: architectures={architectures!r} is no list of classes")
+    for architecture in map(str, architectures):
         if CONFIG_KEY not in values and not hasattr(transformers, architecture):
             raise CheckpointError(
                 f"{name}: architectures={architecture!r} is no class of transformers, and as2ray "

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from huggingface_hub import ModelCard
 
 from as2ray.checkpoints.cross_encoder_files import CheckpointFiles
@@ -29,7 +30,7 @@ class ModelFacts:
     activation: str
     """What a score is."""
     license: str | None
-    """As the model card says; None if it has none."""
+    """As the model card says, several with commas; None if it says none."""
 
     @property
     def warning(self) -> str | None:
@@ -72,7 +73,9 @@ def _read_license(path: str | Path) -> str | None:
         return None
     try:
         data = ModelCard.load(card).data
-    except ValueError:  # no metadata
+    except (ValueError, TypeError, yaml.YAMLError):  # no metadata, or none that can be read
         return None
-    name: str | None = getattr(data, "license_name", None) or data.license
-    return name
+    names = getattr(data, "license_name", None) or data.license
+    if isinstance(names, list):
+        return ", ".join(map(str, names)) or None
+    return None if names is None else str(names)

@@ -391,15 +391,23 @@ class Embeddings:
         Raises:
             SentenceIndexError: No encoder was given, or it is not that of the embeddings.
         """
+        load_encoder, own = self.require_load_encoder(), self.folder / self.info.name
+        encoder = load_encoder(str(own) if own.is_dir() else self.info.name)
+        self.info.check(encoder)
+        return encoder
+
+    def require_load_encoder(self) -> LoadEncoder:
+        """Returns what loads the encoder of queries.
+
+        Raises:
+            SentenceIndexError: The index was opened without it.
+        """
         if self.load_encoder is None:
             raise SentenceIndexError(
                 f"{self.folder} was opened without an encoder of queries",
                 fix="open it with SentenceIndex.open(folder, load_sentence_encoder)",
             )
-        own = self.folder / self.info.name
-        encoder = self.load_encoder(str(own) if own.is_dir() else self.info.name)
-        self.info.check(encoder)
-        return encoder
+        return self.load_encoder
 
     def encode_query(self, question: str) -> npt.NDArray[np.float32]:
         """Returns the embedding of a question, shape [dimension].

@@ -152,7 +152,8 @@ def resolve_scoring(
     """Returns how answers from an index are scored; see `default_scoring`.
 
     Raises:
-        SentenceIndexError: The scoring needs embeddings of another encoder than the index has.
+        SentenceIndexError: The scoring needs embeddings of another encoder than the index has, or
+            the index was opened without an encoder.
     """
     stored = index.stored_embeddings
     if scoring is None:
@@ -161,8 +162,12 @@ def resolve_scoring(
             lowest = index.manifest.get(MIN_SIMILARITY)
             return replace(default, max_ranked=UNFITTED_MAX_RANKED, min_similarity=lowest)
         return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
-    needs_similarity = "similarity" in scoring.weights or scoring.max_similarity_gap is not None
-    if needs_similarity and scoring.encoder != index.embeddings.info.fingerprint:
+    limits = (scoring.max_similarity_gap, scoring.min_similarity)
+    needs_similarity = "similarity" in scoring.weights or limits != (None, None)
+    if not needs_similarity:
+        return scoring
+    index.embeddings.require_load_encoder()
+    if scoring.encoder != index.embeddings.info.fingerprint:
         raise SentenceIndexError(
             f"{index.folder} has embeddings by {index.embeddings.info.name} with the fingerprint "
             f"{index.embeddings.info.fingerprint}, but the answers were scored with those of an "

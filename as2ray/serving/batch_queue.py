@@ -6,7 +6,8 @@ Batches form while the ranker is busy: a free worker takes the first requests, u
 Requests are ordered by when each would end if it took `MAX_SLOWDOWN` times as long as alone: small
 requests overtake large ones, but not for ever. Requests of one client, where
 clients have tokens, follow each other in this order, so that clients share the ranker evenly. A
-large batch is ranked in parts, and between parts lets smaller requests before it go first.
+large batch is ranked in parts, and between parts lets requests go first that are much smaller than
+its largest.
 
 A request with a budget is ranked alone, and comes no later in this order than its deadline. It
 takes the time that it has, unless others with a budget wait: they share the time evenly.
@@ -57,7 +58,7 @@ URGENT_S = 1.0
 """A request with a budget of which less is left is not interrupted."""
 
 SMALLER = 0.5
-"""Requests of at most this share of a batch's tokens may interrupt it."""
+"""Requests of at most this share of the tokens of a batch's largest request may interrupt it."""
 
 
 @dataclass(order=True)
@@ -247,9 +248,11 @@ class BatchQueue:
         """
         started_at, interrupted_s = time.monotonic(), 0.0
         last_end, num_tokens = max(batch).virtual_end, num_tokens_of(batch)
+        # Not of the whole batch: requests of about one size would interrupt each other.
+        max_request_tokens = SMALLER * max(queued.request.num_tokens for queued in batch)
 
         async def take_smaller() -> list[QueuedRequest]:
-            smaller = self._next_batch(last_end, SMALLER * num_tokens)
+            smaller = self._next_batch(last_end, max_request_tokens)
             self.on_change(self)
             return smaller
 

@@ -129,7 +129,8 @@ class ServiceMetrics:
         self.tokens = counter("as2ray_tokens", "Ranked tokens.", ("model",))
         self.candidates_exited = counter(
             "as2ray_candidates_exited",
-            "Candidates that left after each exit; `all` for a ranker without exits.",
+            "Candidates that left after each exit, 0 before the first layer; `all` for a ranker "
+            "without exits.",
             ("model", "exit_layer"),
         )
         self.load_shed = counter(
@@ -206,8 +207,10 @@ class ServiceMetrics:
         for phase, duration_s in result.timings_s.items():
             self.phase_seconds.observe(duration_s, {**model, "phase": phase})
         self.tokens.inc(result.num_tokens, model)
-        num_scored = (*(result.num_scored or [len(result.ranking)]), 0)
-        for layer, (scored, kept) in zip(result.exit_layers or ["all"], pairwise(num_scored)):
+        # Stage zero and budgets keep candidates from the first layer.
+        num_scored = (len(result.ranking), *result.num_scored, 0)
+        layers = (0, *result.exit_layers) if result.exit_layers else ("all",)
+        for layer, (scored, kept) in zip(layers, pairwise(num_scored)):
             if scored > kept:
                 labels = {**model, "exit_layer": str(layer)}
                 self.candidates_exited.inc(scored - kept, labels)

@@ -61,7 +61,9 @@ def validate_body(data: dict[str, Any], body_type: type[BaseModel]) -> BaseModel
         return body_type.model_validate(data)
     except ValidationError as error:
         # The response names place and reason but no value: values are the user's.
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        # Of several types, the one that fits furthest is meant.
+        problem = max(problems, key=lambda problem: len(problem["loc"]))
         path = ".".join(["body", *map(str, problem["loc"])])[:200]
         raise RequestError("invalid_request", f"{path}: {problem['msg']}", FIX) from None
 

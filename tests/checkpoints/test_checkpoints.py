@@ -18,6 +18,7 @@ from as2ray.checkpoints.initialization import (
     init_ranker,
 )
 from as2ray.checkpoints.loading import load, load_weights
+from as2ray.checkpoints.model_facts import read_model_facts
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.encoder.families import FAMILIES
@@ -526,3 +527,24 @@ def test_hub_id_with_a_revision_loads_that_revision(checkpoint, tmp_path, monkey
     assert encoder_num_layers("toy/encoder@" + "a" * 40) == first.network.config.num_hidden_layers
     with pytest.raises(CheckpointError, match="toy/encoder@c"):
         load("toy/encoder@" + "c" * 40)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "license_name", "warns"),
+    [
+        ("license: mit", "mit", False),
+        ("license: [mit, cc-by-nc-4.0]", "mit, cc-by-nc-4.0", True),
+        ("license: other\nlicense_name: own-research", "own-research", True),
+        ("license: 3", "3", False),
+        ("license: [", None, False),
+        ("2: 3", None, False),
+        ("license:", None, False),
+    ],
+)
+def test_license_of_a_model_card_is_told_however_it_is_written(
+    checkpoint, tmp_path, metadata, license_name, warns
+):
+    (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\n")
+    facts = read_model_facts(tmp_path, load(checkpoint("bert", 1), device="cpu"))
+    assert facts.license == license_name
+    assert (facts.warning is not None) is warns

@@ -186,6 +186,14 @@ def test_index_opened_without_an_encoder_is_searched_by_bm25_and_says_so(build, 
     assert index.search_candidates(QUESTION)[0].similarity is None
     with pytest.raises(SentenceIndexError, match="opened without an encoder"):
         index.search_candidates(QUESTION, method="dense")
+    # Scores that were fitted with similarities would be others without them.
+    encoder = index.embeddings.info.fingerprint
+    for fitted in (
+        AnswerScoring({"similarity": 1.0}, encoder=encoder),
+        AnswerScoring({"bm25": 1.0}, min_similarity=0.5, encoder=encoder),
+    ):
+        with pytest.raises(SentenceIndexError, match="opened without an encoder"):
+            QuestionAnswerer(index, scoring=fitted)
 
 
 def test_question_without_indexed_words_has_dense_candidates_only(build):

@@ -314,6 +314,8 @@ def test_the_log_holds_numbers_and_texts_by_option_alone(serve, caplog):
         line = json.loads(caplog.messages[-1])
         assert (line["path"], line["status"], line["num_candidates"]) == ("/rank", 200, 6)
         assert line["num_scored"] == [6, 3, 2]
+        assert (line["model"], line["load_shed"]) == ("cascade", False)
+        assert min(line["duration_ms"], line["num_tokens"], len(line["request_id"])) > 0
         assert ("kovarin" in caplog.text) is log_request_texts
 
 

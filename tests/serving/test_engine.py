@@ -501,6 +501,28 @@ def test_small_requests_go_first_between_the_parts_of_a_large_one_that_is_not_ur
     assert small_s < 0.5 * large_s or not is_interrupted
 
 
+@pytest.mark.parametrize(("num_candidates", "is_interrupted"), [(2, False), (1, True)])
+def test_a_batch_is_interrupted_by_requests_much_smaller_than_its_largest(
+    engine, num_candidates, is_interrupted
+):
+    ranker = PartsRanker()
+
+    async def run() -> None:
+        queue = BatchQueue(ranker, 100_000, 100_000)
+        queue.tokens_per_second = 100.0
+        queue._update_throughput = lambda rate: None
+        names = ["muri a", "muri b", "muri c"]
+        batch = [engine.tokenize(RerankRequest(name, CANDIDATES[:3], "m")) for name in names]
+        tasks = [asyncio.create_task(queue.submit(tokenized, 30.0)) for tokenized in batch]
+        await asyncio.sleep(1.5 * PartsRanker.PART_S)
+        request = RerankRequest("muri late", CANDIDATES[:num_candidates], "m")
+        await asyncio.gather(*tasks, queue.submit(engine.tokenize(request), 30.0))
+
+    asyncio.run(run())
+    assert (ranker.ended[0] == "muri late") is is_interrupted
+    assert len(ranker.ended) == 4
+
+
 def test_small_requests_overtake_a_large_one_but_not_for_ever(engine, blocking):
     blocking.release.set()
 

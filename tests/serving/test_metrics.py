@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from served import CANDIDATES, QUESTION
 
 from as2ray.serving import metrics
 from as2ray.serving.settings import ServiceConfig
+from as2ray.serving.types import CandidateScore, RequestRecord, RerankResult
 
 DASHBOARD = Path(__file__).parents[2] / "serve_configs" / "grafana.json"
 QUERIES = [
@@ -107,6 +109,28 @@ def test_a_ranking_is_counted_where_its_candidates_left(address):
     for path, status, count in (("/rank", "200", 1), ("/rank", "422", 1), ("/ask", "200", 0)):
         found = values(text, "ray_as2ray_requests_total", path=path, status=status)
         assert found == pytest.approx(count)
+
+
+@pytest.mark.parametrize(
+    ("exit_layers", "num_scored", "exited"),
+    [((1, 3), (4, 3), {"0": 2, "1": 1, "3": 3}), ((1, 3), (6, 6), {"3": 6}), ((), (), {"all": 6})],
+)
+def test_candidates_that_never_reach_the_first_layer_are_counted_there(
+    monkeypatch, exit_layers, num_scored, exited
+):
+    context = SimpleNamespace(app_name="a", deployment="d", replica_tag="r")
+    monkeypatch.setattr(metrics.serve, "get_replica_context", lambda: context)
+    monkeypatch.setenv(metrics.COLLECTION_VARIABLE, "0")
+    ranking = [CandidateScore(index, 0.5) for index in range(6)]
+    result = RerankResult("m", ranking, 60, exit_layers, num_scored)
+    service_metrics = metrics.ServiceMetrics()
+    service_metrics.record_request(RequestRecord("id", "/rank", 200, 0.1, None, result, None))
+    found = re.findall(
+        r'^ray_as2ray_candidates_exited_total{.*exit_layer="(\w+)".*} (\S+)$',
+        service_metrics.export(),
+        re.M,
+    )
+    assert {layer: float(count) for layer, count in found} == exited
 
 
 def test_dashboard_plots_every_metric_and_no_other():
