@@ -104,6 +104,36 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert not list((tmp_path / "store").rglob("scratch"))
 
 
+def test_cascade_is_compared_without_ray_where_no_trial_is_searched(recipe, tmp_path, monkeypatch):
+    def refuse():
+        raise AssertionError("Ray is started")
+
+    monkeypatch.setattr("as2ray.distributed.cluster.ray_session", refuse)
+    small = replace(
+        recipe,
+        runs={"cascade": recipe.runs["cascade"]},
+        baseline="cascade, drop 0",
+        sequential_rankers={},
+        ranker_cascades={},
+        run_tests={},
+        bounds={},
+        search=DropSearchConfig(num_trials=0),
+        measure_speed=False,
+        published_costs={"cascade, drop 0.5": -0.42},
+    )
+    PIPELINE.run(small, tmp_path / "out", HERE)
+    lines = (tmp_path / "out" / "test-cost.md").read_text().splitlines()
+    cells = {
+        row[1].strip(): (row[3].strip(), row[6].strip()) for row in (x.split("|") for x in lines)
+    }
+    assert cells["cascade, drop 0.5"] == ("-41.7 %", "-42%")
+    assert cells["cascade, drop 0"] == ("+0.0 %", "")
+    # Four measures over two costs (Figure 2), of the paper's grid alone.
+    assert (tmp_path / "out/searched/cascade-seed0/pareto.png").stat().st_size > 0
+    with pytest.raises(ConfigError, match=r"published_costs of \['three'\]"):
+        replace(small, published_costs={"three": 0.0})
+
+
 def test_results_of_a_paper_are_those_of_systems_of_the_recipe(recipe):
     published = {"test": {"paper": {"AP": 0.5}}}
     recipe = replace(recipe, published_results=published)
