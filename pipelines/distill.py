@@ -82,12 +82,15 @@ class Recipe(BaseRecipe):
     """Whether to measure time too, with the rankers of the first seed (Table 5)."""
     published_savings: dict[str, Savings] = field(default_factory=dict)
     """What the paper says that the baseline saves, by the system that it is compared with."""
+    published_latencies_us: dict[str, PositiveFloat] = field(default_factory=dict)
+    """Microseconds that Table 5 prints, by system."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_members(self, "ensemble", self.ensembles, self.runs)
-        if unknown := sorted(self.published_savings.keys() - set(self.systems())):
-            raise ConfigError(f"published_savings of {unknown}; the systems are {self.systems()}")
+        for name in ("published_savings", "published_latencies_us"):
+            if unknown := sorted(getattr(self, name).keys() - set(self.systems())):
+                raise ConfigError(f"{name} of {unknown}; the systems are {self.systems()}")
         for name in self.teacher_agreement:
             run = self.runs.get(name)
             if run is None or not 0 < run.num_ranking_heads == len(run.teaching_runs):
@@ -326,11 +329,15 @@ def report(recipe: Recipe, finished: Finished) -> None:
     for name, stage in finished.named("confidence/").items():
         _write_confidence(finished, name, finished.outputs(stage))
     for stage in finished.named("latency").values():
-        latencies = _format_latencies(finished.outputs(stage), recipe.published_savings)
+        latencies = _format_latencies(
+            finished.outputs(stage), recipe.published_savings, recipe.published_latencies_us
+        )
         finished.write("latency.md", latencies)
 
 
-def _format_latencies(systems: Outputs, published: Mapping[str, Savings]) -> str:
+def _format_latencies(
+    systems: Outputs, published: Mapping[str, Savings], printed_us: Mapping[str, float]
+) -> str:
     """Formats Table 5, what the first system saves compared with each other one, and claims.
 
     A claim holds if as much is saved as the paper prints, to its digits.
@@ -352,11 +359,13 @@ def _format_latencies(systems: Outputs, published: Mapping[str, Savings]) -> str
                 *("{:,.1f} ± {:,.1f}".format(*time) for time in times),
                 values["slowdown"],
                 *(f"{ratio:.2f}", f"{1 - 1 / ratio:.0%}", f"{saved_time:.0%}"),
+                f"{printed_us[system]:g}" if system in printed_us else "",
             )
         )
     columns = (
         *("system", "parameters", "µs a pair", f"in batches of {PAPER_BATCH}"),
         *("times the baseline's", "times its parameters", "it saves in size", "in latency"),
+        "µs as printed",
     )
     table = markdown_table(columns, rows)
     if not claims:

@@ -36,26 +36,46 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
 
 
 def report(recipe: Recipe, finished: Finished) -> None:
-    """Writes the reports, and what label noise costs (TANDA, Table 5)."""
+    """Writes the reports, and what label noise costs beside what is printed (TANDA, Table 5)."""
     write_reports(recipe, finished)
     for test, systems in finished.evaluations().items():
         means = {
             name: _means(by_seed.values(), recipe.measures) for name, by_seed in systems.items()
         }
+        published = recipe.published_results.get(test, {})
+        printed = {run: published[name] for run, name in recipe.reproduces.get(test, {}).items()}
+        printed_measures = [m for m in recipe.measures if any(m in v for v in printed.values())]
         rows = [
-            (name, clean, *(f"{1 - a / b:.2%}" for a, b in zip(means[name], means[clean]) if b))
+            (
+                *(name, clean),
+                *_format_drops(means, name, clean, recipe.measures),
+                *_format_drops(printed, name, clean, printed_measures),
+            )
             for name, clean in _runs_without_noise(recipe).items()
             if {name, clean} <= means.keys()
         ]
         if rows:
-            columns = ("run", "without noise", *(f"{measure} drop" for measure in recipe.measures))
+            columns = (
+                *("run", "without noise", *(f"{measure} drop" for measure in recipe.measures)),
+                *(f"{measure} drop as printed" for measure in printed_measures),
+            )
             finished.write(f"{test}-noise.md", markdown_table(columns, rows))
 
 
-def _means(results: Iterable[EvaluationResult], measures: Sequence[str]) -> list[float]:
+def _means(results: Iterable[EvaluationResult], measures: Sequence[str]) -> dict[str, float]:
     """Returns the means over the seeds, by measure."""
-    values = [[result.measures[measure] for measure in measures] for result in results]
-    return list(map(float, np.mean(values, axis=0)))
+    results = list(results)
+    return {m: float(np.mean([result.measures[m] for result in results])) for m in measures}
+
+
+def _format_drops(
+    values: Mapping[str, Mapping[str, float]], noisy: str, clean: str, measures: Iterable[str]
+) -> list[str]:
+    """Returns the share of each measure that noise takes; "" where a value is missing or 0."""
+    after, before = values.get(noisy, {}), values.get(clean, {})
+    return [
+        f"{1 - after[m] / before[m]:.2%}" if m in after and before.get(m) else "" for m in measures
+    ]
 
 
 def _runs_without_noise(recipe: Recipe) -> dict[str, str]:

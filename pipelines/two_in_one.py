@@ -71,6 +71,8 @@ class Recipe(BaseRecipe):
     """How facts are selected; the score source of a system follows from its run."""
     balance_passages: bool = True
     """Train on as many irrelevant passages as relevant ones, as the released code does."""
+    published_gaps: dict[str, float] = field(default_factory=dict)
+    """Mean distance of a passage's score and its best sentence's that the paper prints, by run."""
     drop_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop ratio after every exit of a cascade that selects among all sentences."""
 
@@ -84,6 +86,8 @@ class Recipe(BaseRecipe):
                 "hotpotqa, and none of its tests",
                 fix="describe the table under `tables`; twice, if it is a test too",
             )
+        if unknown := sorted(self.published_gaps.keys() - self.runs.keys()):
+            raise ConfigError(f"published_gaps of {unknown}; the runs are {[*self.runs]}")
         for name, table in self.passage_tables.items():
             is_joint = name in self.runs and isinstance(self.runs[name].loss, TwoInOneLoss)
             if not is_joint or table not in hotpotqa_tables or len(selected) > 1:
@@ -282,7 +286,7 @@ def _passage_tables(recipe: Recipe, tables: Mapping[str, Stage]) -> dict[str, St
 
 
 def report(recipe: Recipe, finished: Finished) -> None:
-    """Writes the reports of rankings, facts and answers; logs how consistent joint models are."""
+    """Writes the reports of rankings, facts and answers, and how consistent joint models are."""
     evaluations = finished.evaluations()
     for test in [test for test in evaluations if test.endswith(ANSWERS)]:
         systems = evaluations.pop(test)
@@ -292,8 +296,12 @@ def report(recipe: Recipe, finished: Finished) -> None:
     write_reports(recipe, finished, evaluations)
     selections = finished.named("selections/").items()
     gaps = {name: finished.outputs(stage)["gap"] for name, stage in selections}
-    rows = [(name, f"{gap:.3f}") for name, gap in gaps.items() if gap is not None]
-    columns = ("system", "mean distance of passage and best sentence")
+    rows = [
+        (name, f"{gap:.3f}", str(recipe.published_gaps.get(name.rpartition("-seed")[0], "")))
+        for name, gap in gaps.items()
+        if gap is not None
+    ]
+    columns = ("system", "mean distance of passage and best sentence", "as printed")
     finished.write("consistency.md", markdown_table(columns, rows))
 
 

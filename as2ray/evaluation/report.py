@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MAX_CONSOLE_ROWS = 5
 """Most systems that the short form of a report lists."""
 
+PARAMETERS = "parameters"
+"""Key of the number of weights in a published result, beside its measures."""
+
 SIGNIFICANCE_LEVEL = 0.05
 """Adjusted p-value below which a difference is marked with †."""
 
@@ -72,7 +75,8 @@ def build_report(
         title: Heading, such as "WikiQA test".
         systems: Evaluations of each system by seed.
         baseline: The system that the others are tested against.
-        published_results: Results from papers, by name and measure; they are not tested.
+        published_results: Results from papers, by name and measure; they are not tested. The key
+            `parameters` is a number of weights.
         parameters: Number of weights by system.
         reproduces: Name of the published result that a system reproduces, by system.
         seed: Seed of the tests.
@@ -107,7 +111,9 @@ def build_report(
         for name, by_seed in systems.items()
     ]
     for name, values in (published_results or {}).items():
-        rows.append(ReportRow(name, (), {m: SeedSummary(v, None, 1) for m, v in values.items()}))
+        printed = {m: SeedSummary(v, None, 1) for m, v in values.items() if m != PARAMETERS}
+        size = int(values[PARAMETERS]) if PARAMETERS in values else None
+        rows.append(ReportRow(name, (), printed, size))
     settings = first.fingerprint, first.question_filter, first.ties, first.relevance
     return Report(title, baseline, *settings, first.counts, tuple(rows), reproduces or {})
 
@@ -120,9 +126,9 @@ def to_markdown(report: Report) -> str:
         seeds = ", ".join(map(str, row.seeds))
         values = [_format_measure(row, measure) for measure in measures]
         if has_parameters:
-            values.append(f"{row.parameters / 1e6:.1f}M" if row.parameters else "")
+            values.append(_format_size(row.parameters) if row.parameters else "")
         results.append([_format_system(row, report), seeds, *values])
-    columns = ["system", "seeds", *measures, *["parameters"] * has_parameters]
+    columns = ["system", "seeds", *measures, *[PARAMETERS] * has_parameters]
     tests = [_format_test(row, test) for row in report.rows for test in row.comparisons.values()]
     parts = [f"### {report.title}", markdown_table(columns, results)]
     if tests:
@@ -260,7 +266,16 @@ def _compare_with_published(report: Report) -> list[tuple[str, ...]]:
             claim = "holds" if holds else "does not hold"
         values = (f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")
         cells.append((system, measure, *values, claim))
+    for system, (row, published) in pairs.items():
+        if row and published and row.parameters and published.parameters:
+            sizes = map(_format_size, (published.parameters, row.parameters))
+            difference = f"{(row.parameters - published.parameters) / 1e6:+.1f}M"
+            cells.append((system, PARAMETERS, *sizes, difference, ""))
     return cells
+
+
+def _format_size(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f}M"
 
 
 def _format_footer(report: Report) -> str:

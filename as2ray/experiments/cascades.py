@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +164,8 @@ class DropSearch(Stage):
         every = list(range(num_exits))
         ratios_grid = drop_ratio_space.param_grid(num_exits) if num_exits > 1 else ()
         grid = [replay.evaluate(every, ratios) for ratios in ratios_grid]
-        with ray_session():
+        # Without trials there is nothing to start Ray for.
+        with ray_session() if self.search.num_trials else nullcontext():
             trials = search_scores(
                 evaluate_params,
                 partial(drop_ratio_space.suggest, num_exits=num_exits),

@@ -219,7 +219,8 @@ class Recipe:
     """Evaluate on the tests during training and plot the measures (Figure 4); it selects
     nothing."""
     published_results: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """Results that papers print, by test, system and measure."""
+    """Results that papers print, by test, system and measure; `parameters` is a number of
+    weights."""
     reproduces: dict[str, dict[str, str]] = field(default_factory=dict)
     """Which of the `published_results` a system reproduces, by test and system; the reports show
     both with their difference."""

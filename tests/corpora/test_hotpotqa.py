@@ -51,6 +51,18 @@ def test_sentences_keep_their_passage_title_and_number(path):
     assert set(table["question"].to_pylist()) == {"Who met whom?"}
 
 
+def test_full_training_file_must_have_the_shares_that_the_paper_prints(write):
+    two = RECORD | {"_id": "a2", "supporting_facts": [["Ann", 0], ["Bob", 0]]}
+    path = write("hotpot_train_v1.1.json", [RECORD, two])
+    checks = {check.name: check for check in hotpotqa.count_release(path.parent)}
+    shares = {name: (c.published, c.actual) for name, c in checks.items() if "of 1,000" in name}
+    # The first record has four different facts.
+    assert shares == {
+        "questions with two facts, of 1,000": (704, 500),
+        "first sentences among the facts, of 1,000": (600, 667),
+    }
+
+
 def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(path):
     question = hotpotqa.read_gold_questions(split_of(path), path)["a1"]
     assert question.facts == (("Ann", 1), ("Bob", 0), ("Bob", 7), ("Cid", 0))

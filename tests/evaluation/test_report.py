@@ -103,6 +103,17 @@ def test_report_has_a_column_of_parameters_where_they_are_known(systems):
     assert lines[2].endswith("| parameters |")
     assert [line.split("|")[-2].strip() for line in lines[4:7]] == ["", "124.8M", ""]
     assert "parameters" not in to_markdown(build_report("Toy", systems, baseline="BM25"))
+    made = build_report(
+        "Toy",
+        systems,
+        baseline="BM25",
+        parameters={"TANDA": 124_800_000},
+        published_results={"paper": {"AP": 0.6, "parameters": 124e6}},
+        reproduces={"TANDA": "paper"},
+    )
+    text = to_markdown(made)
+    assert "| *paper, as printed* |  | 0.6000 |  | 124.0M |" in text
+    assert "| TANDA | parameters | 124.0M | 124.8M | +0.8M |  |" in text
 
 
 def test_cells_of_a_paper_stand_beside_ours_with_their_claims(systems):

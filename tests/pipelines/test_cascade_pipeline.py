@@ -45,6 +45,7 @@ def recipe(common, learn):
 def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     recipe, tmp_path, ray_local
 ):
+    recipe = replace(recipe, published_costs={"cascade, drop 0.5": -0.42})
     PIPELINE.run(recipe, tmp_path / "out", HERE)
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     PIPELINE.run(recipe, tmp_path / "out", HERE)
@@ -63,11 +64,10 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert costs["cascade, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 0.5 + 0.25) / 3)
     assert costs["sequence, drop 0.5"][0]["relative_layers"] == pytest.approx((1 + 3 * 0.5) / 3)
     # A monolith costs its share of the deepest one's layers (Table 3, last column).
-    assert costs["one"][0]["relative_layers"] == pytest.approx(1 / 3)
-    assert costs["three"][0]["relative_layers"] == 1.0
+    assert [costs[n][0]["relative_layers"] for n in ("one", "three")] == pytest.approx([1 / 3, 1.0])
     lines = (out / "test-cost.md").read_text().splitlines()
-    cells = {line.split("|")[1].strip(): line.split("|")[3:6] for line in lines}
-    assert cells["one"][0].strip() == "-66.7 %"
+    cells = {line.split("|")[1].strip(): line.split("|")[3:7] for line in lines}
+    assert (cells["one"][0], cells["cascade, drop 0.5"][3]) == (" -66.7 % ", " -42% ")
     assert cells["cascade, drop 0"][2].strip() == "100.0%"
     assert (out / "cascade-exits.png").stat().st_size > 0
     against = json.loads((out / "test-cascade.json").read_text())
@@ -102,6 +102,11 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
     assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
     assert not list((tmp_path / "store").rglob("scratch"))
+
+
+def test_printed_costs_are_of_systems_of_the_recipe(recipe):
+    with pytest.raises(ConfigError, match=r"published_costs of \['four'\]"):
+        replace(recipe, published_costs={"four": 0.0})
 
 
 def test_results_of_a_paper_are_those_of_systems_of_the_recipe(recipe):

@@ -118,9 +118,9 @@ def test_latencies_have_the_paper_s_claims_as_columns():
         return {"num_parameters": num_parameters, **times, "slowdown": ""}
 
     systems = {"cerberus": values(124_000_000, 1.0), "large": values(335_000_000, 2.5)}
-    cells = _format_latencies(systems, {}).splitlines()[-1].split(" | ")
-    assert cells[-3:] == ["2.70", "63%", "60% |"]
-    claims = _format_latencies(systems, {"large": Savings(2.7, 0.64, 0.6)}).splitlines()[-3:]
+    cells = _format_latencies(systems, {}, {"large": 6.5}).splitlines()[-1].split(" | ")
+    assert cells[-4:] == ["2.70", "63%", "60%", "6.5 |"]
+    claims = _format_latencies(systems, {"large": Savings(2.7, 0.64, 0.6)}, {}).splitlines()[-3:]
     assert claims == [
         "| large | parameters | 2.7 | 2.7 | holds |",
         "| large | size | 0.64 | 0.63 | does not hold |",
@@ -131,6 +131,8 @@ def test_latencies_have_the_paper_s_claims_as_columns():
 def test_savings_of_an_unknown_system_are_refused(recipe):
     with pytest.raises(ConfigError, match=r"published_savings of \['large'\]"):
         replace(recipe, published_savings={"large": Savings(2.7, 0.64, 0.6)})
+    with pytest.raises(ConfigError, match=r"published_latencies_us of \['large'\]"):
+        replace(recipe, published_latencies_us={"large": 6.5})
 
 
 def test_ensembles_and_resemblance_that_name_no_such_steps_are_refused(recipe):

@@ -77,7 +77,7 @@ def recipe(common, data_root):
 
 
 def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_path):
-    out = tmp_path / "out"
+    out, recipe = tmp_path / "out", replace(recipe, published_gaps={"joint": 0.11})
     PIPELINE.run(recipe, out, HERE)
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     PIPELINE.run(recipe, out, HERE)
@@ -101,6 +101,9 @@ def test_pipeline_measures_every_system_and_makes_each_stage_once(recipe, tmp_pa
     assert followed["dev/AP"] == followed["dev/AP/passage"] != followed["dev/AP/sentence"]
     prediction = json.loads((out / "selections/joint-seed0-hotpot-dev/prediction.json").read_text())
     assert len(prediction["sp"]) == 10
+    gaps = [line.split("|") for line in (out / "consistency.md").read_text().splitlines()[2:]]
+    printed = {cells[1].strip(): cells[3].strip() for cells in gaps}
+    assert printed == {"joint-seed0-hotpot-dev": "0.11", "transferred-seed0-hotpot-dev": ""}
     answers = json.loads((out / "hotpot-dev-answers.json").read_text())
     [row] = answers["rows"]
     assert row["system"] == "transferred"
@@ -115,6 +118,11 @@ def test_recipe_without_a_table_to_select_on_is_refused(recipe):
             replace(recipe, fact_selection_tests=selects, tests=["test"], on_leak="keep")
     with pytest.raises(ConfigError, match="fact_selection_tests"):
         replace(recipe, tests=["test", "hotpot-dev"])  # whose report there would be two of
+
+
+def test_gaps_of_an_unknown_run_are_refused(recipe):
+    with pytest.raises(ConfigError, match=r"published_gaps of \['jont'\]"):
+        replace(recipe, published_gaps={"jont": 0.11})
 
 
 def test_training_questions_of_what_is_selected_on_are_refused(recipe, tmp_path):

@@ -65,6 +65,15 @@ def test_encode_long_candidate_is_cut_as_only_second_cuts(published, family, pai
     assert [len(ids) for ids, _ in encoded] == [60, 60]
 
 
+def test_candidate_is_cut_at_a_length_of_its_own_whatever_the_question(published):
+    """Of 512 tokens a document takes 445 (Mokrii et al., section 4)."""
+    tokenizer, long = published("bert"), "lutetu muri me bodafupo tu " * 300
+    encoded = PairTokenizer(tokenizer.backend_tokenizer.to_str(), 512, 64, 445)
+    lengths = encoded.encode(["muri?", long], [long, long]).lengths.tolist()
+    question = len(tokenizer("muri?", add_special_tokens=False)["input_ids"])
+    assert lengths == [question + 445 + 3, 64 + 445 + 3]
+
+
 def test_encode_long_question_keeps_its_first_tokens_and_room_for_the_candidate(
     published, family, pair_tokenizer
 ):

@@ -533,6 +533,20 @@ def test_gradient_of_a_step_is_clipped_to_the_configured_norm(checkpoint, small,
     assert torch.stack(moments).norm() == pytest.approx((1 - beta) * 0.01, rel=1e-3)
 
 
+def test_gradient_of_a_step_is_whole_without_a_norm(checkpoint, small, tmp_path):
+    """Mokrii et al. do not clip."""
+    norms = []
+    for max_norm in (0.0, 1e9):
+        folder = tmp_path / str(max_norm)
+        loop = create_trainer(
+            checkpoint("bert"), small(8), folder, epochs=1, max_grad_norm=max_norm
+        )
+        loop.fit()
+        moments = [held["exp_avg"].norm() for held in loop.optimizer.state.values()]
+        norms.append(float(torch.stack(moments).norm()))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6) != 0
+
+
 def test_last_step_is_validated_whatever_the_interval(checkpoint, small, tmp_path):
     settings = {"epochs": 1, "global_batch_size": 32, "eval_steps": 3}
     create_trainer(checkpoint("bert"), small(160), tmp_path, **settings).fit()
