@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from as2ray.console.configuration import console_log, silence_libraries
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import As2rayError
 from as2ray.experiments.dry_run import dry_run
@@ -15,7 +16,6 @@ from as2ray.experiments.executor import Backend, SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
-from as2ray.progress import console_log, silence_libraries
 from as2ray.training.tracking import (
     RunDescription,
     TrackingConfig,
