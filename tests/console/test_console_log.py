@@ -186,12 +186,13 @@ def test_json_log_has_an_object_for_each_line(tmp_path, capsys):
     assert {"time", "level", "logger", "message"} <= lines[-1].keys()
 
 
-def test_failed_stage_is_an_error_without_traceback_and_has_no_duration(tmp_path, capsys):
-    store = Store(str(tmp_path / "store"))
-    with console_log():
-        run_graph([Failing("no good")], store, SequentialBackend(store, WorkersConfig(0)))
+def test_failed_stage_is_a_line_without_traceback_and_has_no_duration(tmp_path, capsys):
+    store, path = Store(str(tmp_path / "store")), tmp_path / "console.log"
+    with console_log(log_file=path):
+        run_graph([Failing("no good\nline 2")], store, SequentialBackend(store, WorkersConfig(0)))
     err = capsys.readouterr().err
-    assert "failed: " in err
+    assert err.splitlines()[2].endswith(": failed: no good")
+    assert "failed: no good\nline 2" in path.read_text()
     assert "Traceback" not in err
     assert err.splitlines()[-1][10:].startswith("0 of 1 stages complete")
 
