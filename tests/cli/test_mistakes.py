@@ -87,11 +87,14 @@ def test_mistake_on_the_command_line(
         (["--config", RECIPE, "--profile", "nodes"], "did you mean 'node'?"),
         (["--config", str(RECIPES / "no_profiles.yaml"), "--profile", "node"], "no `profiles`"),
         (["--config", RECIPE, "--workers.num_workers", "0"], "set AS2RAY_DATA"),
+        (["--config", RECIPE], "set AS2RAY_DATA"),
+        (["--seeds", "[0]"], "runs, baseline: required, and not given\n  fix: name a recipe:"),
     ],
 )
 def test_mistake_in_a_recipe(arguments, problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AS2RAY_DATA", raising=False)
+    monkeypatch.delattr("as2ray.distributed.cluster.ray_session")  # nothing is started
     if "no_profiles" in arguments[1]:
         text = Path(RECIPE).read_text().partition("\nprofiles:")[0]
         arguments = ["--config", "no_profiles.yaml", *arguments[2:]]
