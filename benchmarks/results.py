@@ -103,7 +103,7 @@ def _benchmark_section(path: Path) -> Iterator[str]:
     machine, name = report["machine"], report["benchmark"]
     variant = "" if path.stem == name else f" ({path.stem.removeprefix(f'{name}-')})"
     yield f"## benchmarks.{name}{variant}: {machine['gpu'] or 'CPU'}"
-    flags = [f" --{key}" if value is True else f" --{key} {value}" for key, value in _given(report)]
+    flags = [f" --{key}" + ("" if value is True else f" {value}") for key, value in _given(report)]
     yield (
         f"`python -m benchmarks.{name}{''.join(flags)}`, {_describe_run(report)}. "
         f"Load average at the end: {machine['load_average'][0]:.1f}."
@@ -117,9 +117,14 @@ def _benchmark_section(path: Path) -> Iterator[str]:
 
 
 def _given(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the flags of a run: those that are set, and numbers."""
+    """Returns the flags of a run that are known: those that are set, numbers, and families."""
     given = report.get("arguments") or {key: report[key] for key in ("cores", "small")}
-    return [(key, value) for key, value in given.items() if value is not False]
+    values = [
+        (key, v)
+        for key, value in given.items()
+        for v in (value if isinstance(value, list) else [value])
+    ]
+    return [(key, value) for key, value in values if value is not False]
 
 
 def _recipe_sections(folder: Path) -> Iterator[str]:

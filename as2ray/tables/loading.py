@@ -191,7 +191,10 @@ def _read_delimited(path: Path) -> _RawTable:
     with open_text(path) as text:
         header_line = text.readline()
         delimiter = max(",;\t", key=header_line.count)
-        header = next(csv.reader([header_line], delimiter=delimiter), [])
+        try:
+            header = next(csv.reader([header_line], delimiter=delimiter), [])
+        except csv.Error as error:
+            raise CorpusError(f"{path}, line 1: {error}", fix="end lines as on Linux") from error
         if len(set(header)) < len(header):
             raise CorpusError(f"{path}: two columns of {header} have one name")
         raw = _RawTable(pa.table({}), [], "line")
@@ -302,9 +305,10 @@ def _parse_grades(labels: pa.Array) -> np.ndarray:
 
 def _parse_grade(text: str) -> float:
     try:
-        return float(TRUTH_VALUES.get(text.lower(), text))
+        grade = float(TRUTH_VALUES.get(text.lower(), text))
     except ValueError:
         return math.nan
+    return grade if math.isfinite(grade) else math.nan
 
 
 def _find_problems(
@@ -339,6 +343,8 @@ def _find_problems(
 def _report_bad_rows(
     bad: list[tuple[int, str]], num_rows: int, source: str, unit: str, max_bad_records: int
 ) -> None:
+    if not bad and not num_rows:
+        raise CorpusError(f"{source} has no {unit}s but its columns' names")
     shown = [f"  {unit} {number:,}: {problem}" for number, problem in bad[:NUM_SHOWN_ROWS]]
     text = f"{source}: {len(bad):,} of {len(bad) + num_rows:,} {unit}s cannot be used"
     if len(bad) > max_bad_records and num_rows:

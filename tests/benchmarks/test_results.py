@@ -49,10 +49,13 @@ def test_table_of_a_search_has_its_steps_answers_and_peers(tmp_path):
     assert "| 1,000,000 | ask of the peers | 1,755.6 | 2,115.4 |" in page
 
 
-def test_section_of_a_benchmark_names_its_flags_and_what_it_was_run_on():
-    page = build_page(FOLDER / DATA)
-    assert "## benchmarks.ranking (xlm-roberta): CPU" in page
-    assert "`python -m benchmarks.ranking --cores 2 --brief " in page
+def test_section_of_a_benchmark_names_its_flags_and_what_it_was_run_on(tmp_path):
+    content = json.loads((FOLDER / DATA / "ranking-xlm-roberta.json").read_text())
+    content["arguments"] = {"cores": 2, "brief": True, "small": False, "family": ["bert", "gte"]}
+    (tmp_path / "ranking-two.json").write_text(json.dumps(content))
+    page = build_page(tmp_path)
+    assert "## benchmarks.ranking (two): CPU" in page
+    assert "`python -m benchmarks.ranking --cores 2 --brief --family bert --family gte`" in page
 
 
 def test_files_of_results_are_small_and_name_no_folder_of_a_machine():

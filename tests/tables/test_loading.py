@@ -148,6 +148,20 @@ def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed(
     assert "1 of 1 rows cannot be used\n" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("question,text,label\n", "has no lines but its columns' names"),
+        ("question,text,label\rq?,a,1\r", "line 1: new-line character"),
+        ("question,text,label\nq?,a,inf\n", "line 2: label 'inf' is neither"),
+    ],
+)
+def test_file_without_a_usable_line_is_one_error(tmp_path, text, problem):
+    (tmp_path / "t.csv").write_text(text, newline="")
+    with pytest.raises(CorpusError, match=problem):
+        load_table(tmp_path / "t.csv", min_positive_grade=2)
+
+
 def test_bad_json_lines_are_bad_records(tmp_path):
     good = json.dumps({"question": "q?", "text": "t", "label": 1})
     path = write_lines(tmp_path / "t.jsonl", good, "{", "", "[1]", '{"question": "q?"}')
