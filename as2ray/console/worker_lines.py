@@ -3,11 +3,11 @@
 import json
 import logging
 import re
-import threading
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from as2ray.console.handlers import BarHandler
+from as2ray.console.line_stream import LineStream
 from as2ray.progress import fields
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _RAY_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\t?\s*(?:INFO|WARNING) \S+\.py:\
 _WORKER_LINE = re.compile(r"(?:\x1b\[\d+m)?\([^)]*pid=\d+[^)]*\)(?:\x1b\[0m)? (.*)")
 
 
-class WorkerLines:
+class WorkerLines(LineStream):
     """Standard error that logs what Ray's workers write, as if this process had logged it.
 
     Args:
@@ -27,27 +27,11 @@ class WorkerLines:
     """
 
     def __init__(self, stream: TextIO, console: logging.Handler) -> None:
-        self._stream, self._console, self._line = stream, console, ""
-        self._lock = threading.RLock()
+        super().__init__(stream)
+        self._console = console
 
-    def write(self, text: str) -> int:
-        """Takes text; each line goes where it belongs once it is complete."""
-        with self._lock:
-            *lines, self._line = (self._line + text).split("\n")
-            for line in lines:
-                self._take(line)
-        return len(text)
-
-    def close_line(self) -> None:
-        """Writes what has no end of line yet."""
-        if self._line:
-            self._stream.write(self._line)
-            self._line = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
+        """Logs a worker's line, hides one of Ray, and shows any other above the bars."""
         if _RAY_LINE.fullmatch(line):
             log.debug("%s", line)
             return
@@ -55,7 +39,7 @@ class WorkerLines:
             if isinstance(self._console, BarHandler):
                 self._console.print(line)
             else:
-                self._stream.write(line + "\n")
+                super().take(line)
             return
         with suppress(ValueError, TypeError, KeyError, AttributeError):  # a line that is no object
             values, _ = json.JSONDecoder().raw_decode(match[1])
