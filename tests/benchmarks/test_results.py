@@ -71,6 +71,9 @@ def test_plots_and_page_are_made_from_the_files_of_a_folder(tmp_path):
     gpu["claims"][0]["measured"] = "7 pairs/s"
     gpu["machine"]["gpu"] = "Abacus"
     (tmp_path / DATA / "gpu.json").write_text(json.dumps(gpu))
+    budget = json.loads((tmp_path / DATA / "budget.json").read_text())
+    budget["results"]["cosine"] = budget["results"]["25 ms"]["cascade"]
+    (tmp_path / DATA / "budget.json").write_text(json.dumps(budget))
     main(["--folder", str(tmp_path)])
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
     assert "## benchmarks.gpu: Abacus" in page
@@ -79,6 +82,8 @@ def test_plots_and_page_are_made_from_the_files_of_a_folder(tmp_path):
         assert f"]({name})" in page
         assert (tmp_path / name).stat().st_size > 5_000
         assert (FOLDER / name).is_file()
+    plot = (tmp_path / "budget.png").read_bytes()
+    assert plot != (FOLDER / "budget.png").read_bytes()  # it has the cosine
 
 
 @pytest.mark.parametrize("has_run", [False, True])
