@@ -21,15 +21,17 @@ LOGGERS = ("ray.serve", "ray._private.authentication.authentication_token_setup"
 @contextmanager
 def without_chatter() -> Iterator[None]:
     """Hides `CHATTER`, of this process and of Ray's others, inside the context."""
-    stream, loggers = sys.stderr, [logging.getLogger(name) for name in LOGGERS]
+    streams, loggers = (sys.stdout, sys.stderr), [logging.getLogger(name) for name in LOGGERS]
+    shown = _Shown(sys.stdout), _Shown(sys.stderr)
     for logger in loggers:
         logger.addFilter(_is_shown)
-    sys.stderr = _Shown(stream)
+    sys.stdout, sys.stderr = shown
     try:
         yield
     finally:
-        sys.stderr.close_line()
-        sys.stderr = stream
+        for stream in shown:
+            stream.close_line()
+        sys.stdout, sys.stderr = streams
         for logger in loggers:
             logger.removeFilter(_is_shown)
 
