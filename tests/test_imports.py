@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": {
         *(*TRAINING, "corpora", "retrieval", "profiling", "distributed", "console"),
     },
-    "serving": {*RANKERS, "retrieval", "distributed", "console"},
+    "serving": {*RANKERS, "retrieval", "distributed"},
     "cli": {
         *(*TRAINING, "corpora", "retrieval", "profiling", "experiments", "console"),
         *PACKAGES_WITH_RAY,
