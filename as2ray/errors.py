@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_PROBLEMS = 5
+"""Lines of an error about several fields."""
+
 
 class As2rayError(Exception):
     """Base of every error that a user can cause and fix.
@@ -100,19 +103,21 @@ def from_validation_error(
     kind: type[As2rayError] = ConfigError,
     known_keys: Callable[[Sequence[str]], Iterable[str]] = lambda path: (),
 ) -> As2rayError:
-    """An error with one line for each wrong field: its path, its value and what is accepted.
+    """An error with a line for each wrong field: its path, its value and what is accepted.
+
+    Missing fields share a line, and there are at most `MAX_PROBLEMS` lines.
 
     Args:
         error: The error of pydantic.
         kind: Class of the error that is returned.
         known_keys: Returns the keys that are accepted beside a key, by the path above it.
     """
-    problems = []
+    problems, missing = [], []
     for wrong in error.errors(include_url=False):
         path = ".".join(str(part) for part in wrong["loc"])
         problem = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] in ("missing", "missing_argument"):
-            problems.append(f"{path}: required, and not given")
+            missing.append(path)
         elif wrong["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             parts = [str(part) for part in wrong["loc"]]
             near = suggest(parts[-1], known_keys(parts[:-1]))
@@ -120,4 +125,8 @@ def from_validation_error(
         else:
             value = shorten(repr(wrong["input"]), 100, placeholder=" ...")
             problems.append(f"{path}={value}: {problem}" if path else problem)
+    if missing:
+        problems.append(f"{', '.join(missing)}: required, and not given")
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS - 1 :] = [f"and {len(problems) - MAX_PROBLEMS + 1} more"]
     return kind("\n".join(problems))

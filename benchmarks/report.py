@@ -86,8 +86,12 @@ def write_report(
             "benchmark": name,
             "small": args.small,
             "cores": args.cores,
-            # Seeds, and whatever else is a number; paths are of one machine.
-            "arguments": {k: v for k, v in vars(args).items() if isinstance(v, int | float)},
+            # Seeds and whatever else is a number, and families; paths are of one machine.
+            "arguments": {
+                name: value
+                for name, value in vars(args).items()
+                if isinstance(value, int | float) or (name == "family" and value)
+            },
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": _read_commit(),
             "machine": _describe_machine(),

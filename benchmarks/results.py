@@ -29,6 +29,9 @@ RATES = {
 }
 """Measurements of `benchmarks.gpu` in its plot, and what they are called there."""
 
+MEASURED = ("p50", "p99", "MAP")
+"""What `benchmarks.budget` measures of each side."""
+
 HOLDS = {True: "yes", False: "**no**", None: ""}
 
 
@@ -53,8 +56,8 @@ def fill_tables(page: str, data: Path) -> str:
 
     def draw(match: re.Match[str]) -> str:
         content = json.loads((data / match[2]).read_text(encoding="utf-8"))
-        table = _bounds_table(content) if _is_bounds(content) else _rates_table(content)
-        return f"{match[1]}\n{table}\n\n{match[3]}"
+        table = _bounds_table if _is_bounds(content) else TABLES[content["benchmark"]]
+        return f"{match[1]}\n{table(content)}\n\n{match[3]}"
 
     return DRAWN.sub(draw, page)
 
@@ -91,21 +94,37 @@ def write_plots(data: Path, folder: Path) -> None:
                     labels.append(f"{model}, {name}")
             title = f"{content['machine']['gpu']}: times padded SDPA (smallest to largest)"
             _plot_intervals(points, labels, title, 1.0, folder / f"{path.stem}.png")
+        elif _has_budgets(content):
+            _plot_budgets(content["results"], folder / f"{path.stem}.png")
 
 
 def _benchmark_section(path: Path) -> Iterator[str]:
     report = json.loads(path.read_text(encoding="utf-8"))
-    machine = report["machine"]
-    small = " --small" if report["small"] else ""
-    yield f"## benchmarks.{report['benchmark']}: {machine['gpu'] or 'CPU'}"
+    machine, name = report["machine"], report["benchmark"]
+    variant = "" if path.stem == name else f" ({path.stem.removeprefix(f'{name}-')})"
+    yield f"## benchmarks.{name}{variant}: {machine['gpu'] or 'CPU'}"
+    flags = [f" --{key}" + ("" if value is True else f" {value}") for key, value in _given(report)]
     yield (
-        f"`python -m benchmarks.{report['benchmark']} --cores {report['cores']}{small}`, "
-        f"{_describe_run(report)}. Load average at the end: {machine['load_average'][0]:.1f}."
+        f"`python -m benchmarks.{name}{''.join(flags)}`, {_describe_run(report)}. "
+        f"Load average at the end: {machine['load_average'][0]:.1f}."
     )
     rows = [(each["claim"], each["measured"], HOLDS[each["holds"]]) for each in report["claims"]]
     yield _table(("claim", "measured", "holds"), rows)
     if _has_rates(report):
         yield f"![Ratios to padded SDPA]({path.stem}.png)"
+    if _has_budgets(report):
+        yield f"![MAP over the median time of a question]({path.stem}.png)"
+
+
+def _given(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Returns the flags of a run that are known: those that are set, numbers, and families."""
+    given = report.get("arguments") or {key: report[key] for key in ("cores", "small")}
+    values = [
+        (key, v)
+        for key, value in given.items()
+        for v in (value if isinstance(value, list) else [value])
+    ]
+    return [(key, value) for key, value in values if value is not False]
 
 
 def _recipe_sections(folder: Path) -> Iterator[str]:
@@ -174,6 +193,40 @@ def _rates_table(report: Mapping[str, Any]) -> str:
     return _table(columns, lines)
 
 
+def _budgets_table(report: Mapping[str, Any]) -> str:
+    """Returns time and quality within each budget of `benchmarks.budget`."""
+    lines = []
+    for budget, sides in _budgets(report["results"]).items():
+        cascade, cap = sides["cascade"], sides["blind cap"]
+        times = [f"{side[key]:,.0f} ms" for side in (cascade, cap) for key in ("p50", "p99")]
+        values = [f"{side['MAP']:.3f}" for side in (cascade, cap)]
+        lines.append((budget, *times[:2], values[0], *times[2:], values[1]))
+    sides = ("cascade", "ranker on as many as there is time for")
+    columns = [f"{side}: p50" if key == "p50" else key for side in sides for key in MEASURED]
+    return _table(("budget", *columns), lines)
+
+
+def _search_table(report: Mapping[str, Any]) -> str:
+    """Returns the times of a question's steps of `benchmarks.retrieval`, and those of answers."""
+    lines: list[Sequence[str]] = []
+    for size, measured in report["results"].items():
+        for name, times in measured["search"]["ms"].items():
+            lines.append((size, name, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}", "", ""))
+        for name, system in measured["ask"]["systems"].items():
+            times = f"{system['ms']['p50']:.1f}", f"{system['ms']['p99']:.1f}"
+            share = f"{system['hit@3']:.2f}", f"{system['ranked']:.1f}"
+            lines.append((size, f"ask, {name}", *times, *share))
+        for name, times in measured["peer"].items():
+            shown = f"{times['p50']:,.1f}", f"{times['p99']:,.1f}"
+            lines.append((size, f"{name} of the peers", *shown, "", ""))
+    return _table(("sentences", "", "p50, ms", "p99, ms", "hit@3", "ranked, mean"), lines)
+
+
+def _budgets(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns what was measured within each budget, the shortest first, and without one."""
+    return {name: sides for name, sides in results.items() if name == "none" or name[0].isdigit()}
+
+
 def _describe_run(report: Mapping[str, Any]) -> str:
     """Says when, from which commit and on what a benchmark or a recipe ran."""
     machine = report["machine"]
@@ -201,6 +254,43 @@ def _has_rates(content: Any) -> bool:
     )
 
 
+def _has_budgets(content: Any) -> bool:
+    return isinstance(content, dict) and content.get("benchmark") == "budget"
+
+
+def _plot_budgets(results: Mapping[str, Any], path: Path) -> None:
+    """Plots MAP over the median time of a question: BM25, the cosine, the ranker, the cascade."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    *within, whole = _budgets(results).values()
+    for side, name, color in (
+        ("cascade", "cascade", "tab:blue"),
+        ("blind cap", "ranker", "tab:orange"),
+    ):
+        points = sorted((sides[side]["p50"], sides[side]["MAP"]) for sides in within)
+        label = f"{name} within 25 to 500 ms" if side == "cascade" else "ranker on fewer candidates"
+        axes.plot(*zip(*points), "o-", color=color, label=label, markersize=4, linewidth=1)
+        end = whole[side]["p50"], whole[side]["MAP"]
+        axes.plot(*end, "*", color=color, markersize=13, label=f"{name}, all candidates")
+    if cosine := results.get("cosine"):
+        label = "cosine, stored embeddings"
+        axes.plot(cosine["p50"], cosine["MAP"], "s", color="tab:green", label=label)
+    label = "BM25's order, which is given"
+    axes.axhline(results["BM25"], color="gray", linestyle="--", linewidth=1, label=label)
+    axes.set_xscale("log")
+    ticks = [10, 20, 50, 100, 200, 500]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("median time of a question, ms")
+    axes.set_ylabel("MAP")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    title = "{questions} questions of SQuAD, up to {candidates} sentences each".format(**results)
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
 def _plot_intervals(
     points: Sequence[tuple[float, float, float]],
     labels: Sequence[str],
@@ -222,6 +312,9 @@ def _plot_intervals(
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=90, metadata={"Software": None})
 
+
+TABLES = {"gpu": _rates_table, "budget": _budgets_table, "retrieval": _search_table}
+"""Tables of pages, by the benchmark that wrote the file."""
 
 if __name__ == "__main__":
     main()

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "outputs": set(),
     "plugins": set(),
     "progress": set(),
+    "console": set(),
     "tables": set(),
     "cascade": set(),
     "text": {"tables"},
@@ -41,10 +42,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiling": {*CORE, "models", "evaluation"},
     "training": TRAINING,
     "integrations": RANKERS,
-    "distributed": {*TRAINING, "corpora", "retrieval"},
-    "experiments": {*TRAINING, "corpora", "retrieval", "profiling", "distributed"},
+    "distributed": {*TRAINING, "corpora", "retrieval", "console"},
+    "experiments": {
+        *(*TRAINING, "corpora", "retrieval", "profiling", "distributed", "console"),
+    },
     "serving": {*RANKERS, "retrieval", "distributed"},
-    "cli": {*TRAINING, "corpora", "retrieval", "profiling", "experiments", *PACKAGES_WITH_RAY},
+    "cli": {
+        *(*TRAINING, "corpora", "retrieval", "profiling", "experiments", "console"),
+        *PACKAGES_WITH_RAY,
+    },
     "api": {*TRAINING, "retrieval", "experiments", "cli"},
     "__init__": {*TRAINING, "corpora", "retrieval", "experiments", "api"},
 }

@@ -61,7 +61,7 @@ def calibrate(
     ranker = load(model)
     result = ranker.calibrate(rows, method, min_precision)
     save(ranker, folder)
-    headings = ("stage", "ECE before", "after", "Brier before", "after", "stored")
+    headings = ("exit", "ECE before", "after", "Brier before", "after", "stored")
     summary = create_console_table(*headings)
     curves: dict[str, Reliability] = {}
     stages = zip(ranker.exit_layers or ("",), result.before, result.after, ranker.calibration)
@@ -82,8 +82,8 @@ def calibrate(
         console.print(subject)
     at_half, at_full = (1 - abstention.precision_at(share) for share in (0.5, 1.0))
     console.print(
-        f"wrong first answers: {at_full:.4f}, of the half with the highest scores {at_half:.4f}; "
-        f"AURC {abstention.aurc:.4f}"
+        f"the first answer is wrong for {at_full:.1%} of the questions, and for {at_half:.1%} of "
+        f"the half with the highest scores (AURC {abstention.aurc:.4f})"
     )
     if ranker.threshold is None:
         console.print(

@@ -17,8 +17,9 @@ from as2ray.cli.console import (
     parse_drop_ratios,
     parse_numbers,
 )
+from as2ray.console.configuration import console_log
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
-from as2ray.progress import console_log, task
+from as2ray.progress import task
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
 
 if TYPE_CHECKING:

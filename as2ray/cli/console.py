@@ -3,16 +3,14 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-
-from as2ray.corpora.preparation import read_split
-from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
-from as2ray.tables import loading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+    from rich.table import Table
 
 Number = TypeVar("Number", int, float)
 
@@ -24,7 +22,7 @@ def load_table(
     data_dir: str | None,
     corpus_options: dict[str, Any],
     columns: Mapping[str, str] | None = None,
-) -> pa.Table:
+) -> "pa.Table":
     """Loads the candidates table of a file or folder, or of a split of a corpus.
 
     Raises:
@@ -35,7 +33,11 @@ def load_table(
     if (table is None) == (corpus is None):
         raise EvaluationError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     if table is not None:
+        from as2ray.tables import loading
+
         return loading.load_table(table, columns=columns)
+    from as2ray.corpora.preparation import read_split
+
     name = str(corpus)
     return read_split(name, split, data_dir, **validate_corpus_options(name, corpus_options))
 
@@ -48,6 +50,8 @@ def validate_corpus_options(corpus: str, corpus_options: dict[str, Any]) -> dict
     Raises:
         ConfigError: There is no such corpus or option, or a value is not accepted.
     """
+    from as2ray.corpora.registry import get_corpus
+
     get_corpus(corpus).parse_options({str(name): v for name, v in corpus_options.items()})
     return corpus_options
 
@@ -70,16 +74,20 @@ def parse_numbers(text: str, number_type: type[Number]) -> list[Number]:
         raise ConfigError(f"{text!r} is not a list of numbers with commas between them") from error
 
 
-def create_console_table(*columns: str) -> Table:
+def create_console_table(*columns: str) -> "Table":
     """Creates a table to print."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
 
 
-def create_console() -> Console:
+def create_console() -> "Console":
     """Creates a console that prints text as it is."""
+    from rich.console import Console
+
     is_terminal = sys.stdout.isatty()
     # File names may contain brackets and colons, which are not markup or emoji codes.
     return Console(

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from as2ray.cli.console import create_console, create_console_table, load_table, parse_drop_ratios
 from as2ray.errors import EvaluationError, lookup
-from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.filters import FILTER_DESCRIPTIONS, QuestionFilter
+from as2ray.tables.schema import count_table
 from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         f"{evaluation.counts} ({question_filter}), ties {evaluation.ties}, "
         f"table {evaluation.fingerprint}"
     )
+    if left_out := count_table(rows).num_questions - evaluation.counts.num_questions:
+        create_console().print(
+            f"left out: {left_out:,} questions, as {question_filter} keeps "
+            f"{FILTER_DESCRIPTIONS[question_filter]}; --question_filter raw takes all"
+        )
     if output_run:
         _write_results(Path(output_run), rows, scores, evaluation)
     if score_baseline:

@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 
 from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
-from as2ray.progress import console_log, task
+from as2ray.console.configuration import console_log
+from as2ray.progress import task
 
 if TYPE_CHECKING:
     from as2ray.retrieval.embeddings import LoadEncoder

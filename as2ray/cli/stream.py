@@ -8,9 +8,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
 from as2ray.cli.console import create_console, validate_corpus_options
+from as2ray.console.configuration import console_log
 from as2ray.corpora.preparation import prepare_splits
 from as2ray.errors import ConfigError
-from as2ray.progress import console_log
 
 
 def stream(  # noqa: PLR0913 - every argument is a flag

@@ -3,7 +3,7 @@
 import logging
 import sys
 
-from as2ray.progress import console_log
+from as2ray.console.configuration import console_log
 from as2ray.training.config import TrainingConfig
 
 

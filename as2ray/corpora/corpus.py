@@ -204,7 +204,7 @@ class Corpus:
             splits = f"'[\"{split}\"]'"
             return (
                 f"as2ray corpora fetch --corpus {self.name} --splits {splits}, "
-                f"then --data_dirs.{self.name} {HUB}"
+                f"then --data_dir {HUB} (recipes: --data_dirs.{self.name} {HUB})"
             )
         if self.urls:
             return f"curl -L --create-dirs --output-dir {folder} --remote-name-all " + " ".join(

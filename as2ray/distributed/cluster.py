@@ -17,9 +17,9 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from as2ray.console.configuration import worker_variables
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.errors import As2rayError, ResourceError
-from as2ray.progress import worker_variables
 
 WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -28,6 +28,7 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
+from as2ray.console.configuration import log_to_console
 from as2ray.distributed.cluster import (
     check_shared,
     record_placement_group,
@@ -38,7 +39,6 @@ from as2ray.distributed.ingest import RayBatchSource
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
-from as2ray.progress import log_to_console
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import EncoderJob, TrainingJob

@@ -12,12 +12,12 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 
+from as2ray.console.configuration import log_to_console
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import max_concurrent_runs
 from as2ray.distributed.trials import Trial
 from as2ray.distributed.tune_run import CONTROLLER, TuneRun
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.progress import log_to_console
 from as2ray.training.checkpoint_store import BEST, LocalCheckpointStore, Metrics
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.job import TrainingJob

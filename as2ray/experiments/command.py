@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from as2ray.console.configuration import console_log, silence_libraries
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import As2rayError
 from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import Backend, SequentialBackend
-from as2ray.experiments.experiment import Experiment, Finished, run_experiment
+from as2ray.experiments.experiment import Experiment, Finished, check_experiment, run_experiment
 from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.store import Store
-from as2ray.progress import console_log, silence_libraries
 from as2ray.training.tracking import (
     RunDescription,
     TrackingConfig,
@@ -90,6 +90,7 @@ class Pipeline(Generic[R]):
 
         if not workers.num_workers:
             return run_on(SequentialBackend(place, workers))
+        check_experiment(experiment, output, place)
         from as2ray.distributed.cluster import ray_session
         from as2ray.experiments.ray_backend import RayBackend
 

@@ -195,7 +195,9 @@ def _parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from error
+        mark, cause = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{source} is not YAML: {where}{cause or error}") from error
 
 
 def _field_type(kinds: Sequence[type], keys: Sequence[str]) -> Any:

@@ -247,8 +247,9 @@ class _StageLog:
 
     def fail(self, stage: Stage, error: Exception) -> None:
         name, is_bug = _name(stage, self._names), not isinstance(error, As2rayError)
-        ended = fields(task=name, state="failed")
-        log.error("%s: failed: %s", name, error, exc_info=is_bug, extra=ended)
+        full = f"{name}: failed: {error}"
+        ended = fields(task=name, state="failed", full=full)
+        log.error("%s", full.partition("\n")[0], exc_info=is_bug, extra=ended)
 
     def complete(self, stage: Stage, num_complete: int) -> None:
         name, seconds = _name(stage, self._names), time.monotonic() - self._started_at[stage]

@@ -15,6 +15,7 @@ from as2ray.evaluation.measures import EvaluationResult
 from as2ray.experiments.executor import (
     Backend,
     GraphRun,
+    check_stage,
     git_commit,
     package_versions,
     run_graph,
@@ -138,6 +139,20 @@ class Finished:
                 result = load_evaluation(self.run.results[stage], self.store, name)
                 results.setdefault(test, {}).setdefault(system, {})[seed] = result
         return results
+
+
+def check_experiment(experiment: Experiment, output: str | Path, store: Store) -> None:
+    """Checks what needs no cluster, so that none is started in vain.
+
+    Raises:
+        As2rayError: The output is of another recipe, or a stage that has to run cannot.
+    """
+    _check_same_recipe(experiment, Path(output).resolve())
+    stages, names = sorted_stages(experiment.targets), experiment.names()
+    results = store.find_all(stages)
+    for stage in stages:
+        if stage not in results:
+            check_stage(stage, results, names)
 
 
 def run_experiment(

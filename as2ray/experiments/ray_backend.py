@@ -8,13 +8,13 @@ from typing import Any
 import ray
 from ray._private.state import state as cluster_state
 
+from as2ray.console.configuration import log_to_console
 from as2ray.distributed.cluster import unwrap_ray_errors, worker_environment
 from as2ray.distributed.plan import check_plan, node_resources
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
 from as2ray.experiments.executor import execute
 from as2ray.experiments.stage import Label, Result, Stage
 from as2ray.experiments.store import Store
-from as2ray.progress import log_to_console
 
 MAX_RETRIES = 3
 """Times that a stage is started again after its process or node is lost; it resumes."""

@@ -449,4 +449,10 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
         workers = asdict(lookup(options.profiles, options.profile, "profile"))
         merge_into(workers, options_tree.get("workers", {}))
         options = validate(RunOptions, {**options_tree, "workers": workers})
-    return validate(kind, tree, RunOptions), options
+    try:
+        return validate(kind, tree, RunOptions), options
+    except ConfigError as error:
+        if any(argument.partition("=")[0] == "--config" for argument in arguments):
+            raise
+        fix = "name a recipe: --config FILE; those of pipelines/recipes are found by their names"
+        raise ConfigError(error.problem, fix) from None

@@ -49,7 +49,8 @@ TEACHER = "teacher"
 SPLIT_SHARES = {"dev": 0.1, "test": 0.1}
 """Shares of the questions that are held out if only one table is given."""
 
-MEASURES = ("AP", "RR", "P@1", "nDCG@10")
+FIRST = "P@1"
+MEASURES = ("AP", "RR", FIRST, "nDCG@10")
 
 TRAINING, INPUTS, STORE = "training", "inputs", "store"
 """Folders of the output: the training run, tables that were given as objects, and the stages."""
@@ -78,9 +79,13 @@ class TrainingResult:
     def __repr__(self) -> str:
         means = {row.system: row.measures[MEASURES[0]].mean for row in self.report.rows}
         best = max(means, key=lambda system: means[system])
-        verdict = ""
+        ranker, *others = (
+            f"{row.system} for {row.measures[FIRST].mean:.0%}" for row in self.report.rows
+        )
+        questions = f"{self.report.counts.num_questions:,} questions"
+        verdict = f"An answer comes first: {ranker} of the {questions}, {', '.join(others)}.\n"
         if best != RANKER:
-            verdict = f"The ranker is worse than {best}; more questions or epochs may help.\n"
+            verdict += f"The ranker is worse than {best}; more questions or epochs may help.\n"
         return f"{to_markdown(self.report)}\n{verdict}ranker: {self.folder}"
 
 

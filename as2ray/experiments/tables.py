@@ -1,5 +1,6 @@
 """Stages of candidates tables: prepared from a release or a file, sampled, checked for leaks."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,8 @@ from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
 from as2ray.tables.schema import TableCounts, count_table
 from as2ray.text.sentences import versioned_name
+
+log = logging.getLogger(__name__)
 
 TABLE = "part-00000.parquet"
 
@@ -164,6 +167,7 @@ class LoadedTable(PreparedTable):
         if not rows.num_rows:
             name = f"{spec.path}/{spec.split} ({spec.question_filter})"
             raise CorpusError(f"{name}: no question is left", fix="choose another filter or split")
+        log.info("%s: %s", context.label.name or spec.path, count_table(rows))
         return write_table(rows, context.output)
 
     def verify(self, result: Result) -> None:

@@ -18,6 +18,7 @@ from ray import serve
 from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.plan import node_resources
 from as2ray.errors import ConfigError, ResourceError
+from as2ray.serving.chatter import without_chatter
 from as2ray.serving.deployment import build_app
 from as2ray.serving.metrics import COLLECTION_VARIABLE
 from as2ray.serving.settings import ReplicasConfig, ServiceConfig
@@ -62,6 +63,7 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
     if config.auth_token_file is None and not _is_loopback(host):
         sys.stderr.write(f"as2ray: others may reach {host}, and requests need no token\n")
     with ExitStack() as stack:
+        stack.enter_context(without_chatter())
         if is_local:  # on a cluster, the proxies listen on its nodes
             stack.enter_context(_lock_address(host, port))
             _check_address(host, port)

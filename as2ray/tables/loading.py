@@ -38,7 +38,7 @@ not matter, and a blank is an underscore."""
 
 REQUIRED = ("question", "candidate", "label")
 
-TRUTH_VALUES = {"true": 1, "false": 0}
+TRUTH_VALUES = {"true": 1, "false": 0, "yes": 1, "no": 0}
 
 NUM_SHOWN_ROWS = 5
 """Bad rows that an error or a warning shows."""
@@ -80,7 +80,7 @@ def load_table(
         columns: Name in the source of `question`, `candidate`, `label`, `question_id` or
             `candidate_id`, by default as in `COLUMN_NAMES`.
         min_positive_grade: Lowest grade that counts as an answer; the grades are kept if they are
-            whole numbers. By default labels are 0, 1, true and false.
+            whole numbers. By default labels are 0 or 1, true or false, yes or no, in any capitals.
         max_bad_records: Number of rows that may be left out because they cannot be used; a warning
             shows the first five.
 
@@ -191,7 +191,10 @@ def _read_delimited(path: Path) -> _RawTable:
     with open_text(path) as text:
         header_line = text.readline()
         delimiter = max(",;\t", key=header_line.count)
-        header = next(csv.reader([header_line], delimiter=delimiter), [])
+        try:
+            header = next(csv.reader([header_line], delimiter=delimiter), [])
+        except csv.Error as error:
+            raise CorpusError(f"{path}, line 1: {error}", fix="end lines as on Linux") from error
         if len(set(header)) < len(header):
             raise CorpusError(f"{path}: two columns of {header} have one name")
         raw = _RawTable(pa.table({}), [], "line")
@@ -302,9 +305,10 @@ def _parse_grades(labels: pa.Array) -> np.ndarray:
 
 def _parse_grade(text: str) -> float:
     try:
-        return float(TRUTH_VALUES.get(text.lower(), text))
+        grade = float(TRUTH_VALUES.get(text.lower(), text))
     except ValueError:
         return math.nan
+    return grade if math.isfinite(grade) else math.nan
 
 
 def _find_problems(
@@ -322,8 +326,10 @@ def _find_problems(
         is_unknown |= (grades != 0) & (grades != 1)
     for row in np.flatnonzero(is_unknown).tolist():
         problems[row] = f"label {texts['label'][row].as_py()!r}"
-        if min_positive_grade is None and not np.isnan(grades[row]):
+        if not np.isnan(grades[row]):
             problems[row] += " without min_positive_grade"
+        elif texts["label"][row].as_py():
+            problems[row] += " is neither a number nor " + ", ".join(TRUTH_VALUES)
     if "question_id" in texts:
         ids = np.asarray(texts["question_id"].dictionary_encode().indices.fill_null(-1))
         _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
@@ -337,9 +343,11 @@ def _find_problems(
 def _report_bad_rows(
     bad: list[tuple[int, str]], num_rows: int, source: str, unit: str, max_bad_records: int
 ) -> None:
+    if not bad and not num_rows:
+        raise CorpusError(f"{source} has no {unit}s but its columns' names")
     shown = [f"  {unit} {number:,}: {problem}" for number, problem in bad[:NUM_SHOWN_ROWS]]
     text = f"{source}: {len(bad):,} of {len(bad) + num_rows:,} {unit}s cannot be used"
-    if len(bad) > max_bad_records:
+    if len(bad) > max_bad_records and num_rows:
         text += f"; correct them, or allow them with max_bad_records {len(bad)}"
     if len(bad) > max_bad_records or not num_rows:
         raise CorpusError("\n".join([text, *shown]))

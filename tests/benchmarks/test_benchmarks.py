@@ -54,7 +54,9 @@ def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[st
 
 
 @pytest.fixture(scope="module")
-def runs(cascade, encoder, tmp_path_factory) -> tuple[Callable[[str], dict], dict[str, str]]:
+def runs(
+    cascade, encoder, sentence_encoder, tmp_path_factory
+) -> tuple[Callable[[str], dict], dict[str, str]]:
     """What the small run of a ranker's benchmark wrote, and how each ends that finds nothing."""
     folder = tmp_path_factory.mktemp("runs")
     smaller = str(save(init_ranker(encoder), folder / "smaller"))
@@ -64,7 +66,10 @@ def runs(cascade, encoder, tmp_path_factory) -> tuple[Callable[[str], dict], dic
         "ranking": ["--cores", "1", "--cascade", cascade, "--compare", smaller],
         "two_in_one": ["--cores", "1"],
         "retrieval": ["--cores", "1"],
-        "budget": ["--cores", "1", "--cascade", cascade, "--model", cascade],
+        "budget": [
+            *("--cores", "1", "--cascade", cascade, "--model", cascade),
+            *("--encoder", str(sentence_encoder)),
+        ],
         "gpu": ["--device", "cpu", "--cascade", cascade],
         "distillation": ["--cores", "1"],
     }
@@ -188,6 +193,7 @@ def test_retrieval_small_run_measures_search_ask_and_encoding(small):
 def test_budget_small_run_measures_both_sides_within_each_budget(small):
     results = small("budget")["results"]
     assert set(results["25 ms"]) == {"cascade", "blind cap"}
+    assert 0 < results["cosine"]["MAP"] <= 1
     for budget in ("25 ms", "500 ms", "none"):
         for measured in results[budget].values():
             assert 0 < measured["MAP"] <= 1

@@ -27,6 +27,37 @@ def test_table_of_a_page_follows_its_file(tmp_path):
     assert page.endswith("<!-- end -->\n\nz\n")
 
 
+def test_table_of_budgets_has_a_row_for_each_and_follows_its_file(tmp_path):
+    content = json.loads((FOLDER / DATA / "budget.json").read_text())
+    content["results"]["25 ms"]["cascade"] = {"MAP": 0.5, "p50": 1.0, "p99": 1_234.0}
+    (tmp_path / "budget.json").write_text(json.dumps(content))
+    page = fill_tables("<!-- drawn from budget.json -->\n<!-- end -->\n", tmp_path)
+    rows = [line for line in page.splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        *("| 25 ms", "| 50 ms", "| 100 ms", "| 200 ms", "| 500 ms", "| none")
+    ]
+    assert rows[0].startswith("| 25 ms | 1 ms | 1,234 ms | 0.500 |")
+
+
+def test_table_of_a_search_has_its_steps_answers_and_peers(tmp_path):
+    content = json.loads((FOLDER / DATA / "retrieval.json").read_text())
+    content["results"]["1,000,000"]["ask"]["systems"]["fitted"]["hit@3"] = 0.25
+    (tmp_path / "retrieval.json").write_text(json.dumps(content))
+    page = fill_tables("<!-- drawn from retrieval.json -->\n<!-- end -->\n", tmp_path)
+    assert "| 1,000,000 | ask, fitted | 38.4 | 49.5 | 0.25 | 1.0 |" in page
+    assert "| 1,000,000 | dense exact | 94.8 | 109.3 |" in page
+    assert "| 1,000,000 | ask of the peers | 1,755.6 | 2,115.4 |" in page
+
+
+def test_section_of_a_benchmark_names_its_flags_and_what_it_was_run_on(tmp_path):
+    content = json.loads((FOLDER / DATA / "ranking-xlm-roberta.json").read_text())
+    content["arguments"] = {"cores": 2, "brief": True, "small": False, "family": ["bert", "gte"]}
+    (tmp_path / "ranking-two.json").write_text(json.dumps(content))
+    page = build_page(tmp_path)
+    assert "## benchmarks.ranking (two): CPU" in page
+    assert "`python -m benchmarks.ranking --cores 2 --brief --family bert --family gte`" in page
+
+
 def test_files_of_results_are_small_and_name_no_folder_of_a_machine():
     for path in (FOLDER / DATA).rglob("*.json"):
         text = path.read_text(encoding="utf-8")
@@ -40,14 +71,19 @@ def test_plots_and_page_are_made_from_the_files_of_a_folder(tmp_path):
     gpu["claims"][0]["measured"] = "7 pairs/s"
     gpu["machine"]["gpu"] = "Abacus"
     (tmp_path / DATA / "gpu.json").write_text(json.dumps(gpu))
+    budget = json.loads((tmp_path / DATA / "budget.json").read_text())
+    budget["results"]["cosine"] = budget["results"]["25 ms"]["cascade"]
+    (tmp_path / DATA / "budget.json").write_text(json.dumps(budget))
     main(["--folder", str(tmp_path)])
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
     assert "## benchmarks.gpu: Abacus" in page
     assert "| MiniLM, packed | 7 pairs/s |" in page
-    for name in ("gpu.png", "bound-monolith.png", "bound-monolith-longer.png"):
+    for name in ("budget.png", "gpu.png", "bound-monolith.png", "bound-monolith-longer.png"):
         assert f"]({name})" in page
         assert (tmp_path / name).stat().st_size > 5_000
         assert (FOLDER / name).is_file()
+    plot = (tmp_path / "budget.png").read_bytes()
+    assert plot != (FOLDER / "budget.png").read_bytes()  # it has the cosine
 
 
 @pytest.mark.parametrize("has_run", [False, True])

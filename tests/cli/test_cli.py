@@ -81,6 +81,16 @@ def test_evaluate_of_a_constant_scorer_is_far_below_one(prepared, capsys):
     assert value == pytest.approx(0.2)  # one positive of five, ranked last
 
 
+def test_evaluate_says_how_many_questions_its_filter_leaves_out(tmp_path, capsys):
+    rows = ["question,text,label", "who?,krill,1", "who?,squid,0", "what?,fish,0", "why?,hare,0"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    arguments = ["evaluate", "--model", "bm25", "--table", str(tmp_path / "t.csv")]
+    main(arguments)
+    assert "left out: 2 questions, as clean keeps questions with" in capsys.readouterr().out
+    main([*arguments, "--question_filter", "raw"])
+    assert "left out" not in capsys.readouterr().out
+
+
 def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, tmp_path, capsys):
     server = tmp_path / "ranker.run"
     main(

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from as2ray.errors import ConfigError
+from as2ray.errors import MAX_PROBLEMS, ConfigError
 from as2ray.experiments.configuration import describe_type, read_config
 
 
@@ -79,7 +79,7 @@ def test_plus_appends_to_a_list_or_its_default(config):
         ("{titel: x}", "titel: unknown key"),
         ("{precision: fp64}", "precision='fp64': Input should be 'fp32' or 'bf16'"),
         ("[1, 2]", "not a YAML mapping"),
-        ("{", "not YAML"),
+        ("{", "is not YAML: line 1, column 2: expected"),
     ],
 )
 def test_wrong_values_are_refused_with_their_path(tmp_path, yaml, error):
@@ -93,6 +93,15 @@ def test_all_wrong_values_are_told_at_once():
     with pytest.raises(ConfigError) as raised:
         read_config(Study, ["--training.epochs=0", "--bogus=1"])
     assert len(str(raised.value).splitlines()) == 3
+
+
+def test_error_about_many_values_has_few_lines():
+    keys = [f"--key{number}=1" for number in range(9)]
+    with pytest.raises(ConfigError) as raised:
+        read_config(Study, keys)
+    *_, last = lines = str(raised.value).splitlines()
+    assert len(lines) == MAX_PROBLEMS
+    assert last == "and 6 more"
 
 
 @pytest.mark.parametrize("arguments", [["title"], ["--title"], ["--config=nowhere.yaml"]])

@@ -1,6 +1,7 @@
 """`as2ray train` and `as2ray.train`: from a table of the user's own to a ranker and a report."""
 
 import json
+import re
 import stat
 from dataclasses import replace
 
@@ -60,6 +61,9 @@ def test_train_on_a_csv_prints_the_report_against_bm25_and_the_similarity(
         assert system in printed
     assert printed.count("| bm25 (baseline) |") == 1
     assert "3 questions / 15 pairs" in printed
+    assert re.search(
+        r"An answer comes first: ranker for \d+% of the 3 questions, bm25 for", printed
+    )
     assert printed.splitlines()[-1] == f"ranker: {output / 'ranker'}"
     assert (output / "test.md").is_file()
 
@@ -128,6 +132,7 @@ def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, 
     frame = pandas.DataFrame(rows.to_pylist())
     held_out = set(sorted(frame["q"].unique())[:6])
     is_dev = frame["q"].isin(held_out)
+    caplog.set_level("INFO", "as2ray.experiments.tables")
     result = train(
         frame[~is_dev],
         tmp_path / "out",
@@ -137,6 +142,8 @@ def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, 
         max_length=40,
         training={"epochs": 1, "global_batch_size": 121},
     )
+    assert "tables/train: 24 questions / 120 pairs" in caplog.text
+    assert "tables/dev: 6 questions / 30 pairs" in caplog.text
     assert "global_batch_size 121 is larger than the 120 examples" in caplog.text
     assert [row.system for row in result.report.rows] == ["ranker", "bm25"]  # no sentence encoder
     assert result.report.counts.num_questions == 6

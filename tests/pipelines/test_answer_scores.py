@@ -1,8 +1,8 @@
 """The parts of an answer's score and their sums, on two made-up corpora."""
 
+from as2ray.console.configuration import console_log
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.recipe import TableSpec
-from as2ray.progress import console_log
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines.answer_scores import BASELINE, PIPELINE, AnswerScores

@@ -129,7 +129,7 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
     assert str(error.value).splitlines() == [
         f"{path}: 6 of 8 lines cannot be used; correct them, or allow them with max_bad_records 6",
         "  line 4: no candidate",
-        "  line 5: label 'maybe'",
+        "  line 5: label 'maybe' is neither a number nor true, false, yes, no",
         "  line 6: 2 fields, and the header has 3",
         "  line 7: no question",
         "  line 9: label ''",
@@ -138,6 +138,28 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
         table = load_table(path, max_bad_records=6)
     assert table["candidate"].to_pylist() == ["me", "it"]
     assert "6 of 8 lines cannot be used and are left out\n  line 4: no candidate" in caplog.text
+
+
+def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed():
+    rows = [{"question": "q?", "text": text, "label": text} for text in ("Yes", "no", "TRUE", "0")]
+    assert load_table(rows)["label"].to_pylist() == [1, 0, 1, 0]
+    with pytest.raises(CorpusError) as error:
+        load_table([{"question": "q?", "text": "t", "label": "relevant"}])
+    assert "1 of 1 rows cannot be used\n" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("question,text,label\n", "has no lines but its columns' names"),
+        ("question,text,label\rq?,a,1\r", "line 1: new-line character"),
+        ("question,text,label\nq?,a,inf\n", "line 2: label 'inf' is neither"),
+    ],
+)
+def test_file_without_a_usable_line_is_one_error(tmp_path, text, problem):
+    (tmp_path / "t.csv").write_text(text, newline="")
+    with pytest.raises(CorpusError, match=problem):
+        load_table(tmp_path / "t.csv", min_positive_grade=2)
 
 
 def test_bad_json_lines_are_bad_records(tmp_path):

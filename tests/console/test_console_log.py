@@ -12,24 +12,19 @@ import pytest
 from sleeping_stages import Cell, Failing
 
 from as2ray.cli.main import main
+from as2ray.console.configuration import (
+    LOGGERS,
+    WORKER_VARIABLE,
+    console_log,
+    log_to_console,
+    worker_variables,
+)
+from as2ray.console.handlers import JsonFormatter
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.store import Store
-from as2ray.progress import (
-    LOGGERS,
-    RESULT,
-    WORKER_VARIABLE,
-    JsonFormatter,
-    console_log,
-    count_rows,
-    fields,
-    format_duration,
-    log_to_console,
-    result,
-    task,
-    worker_variables,
-)
+from as2ray.progress import RESULT, count_rows, fields, format_duration, result, task
 from as2ray.training.tracking import ConsoleTracker
 
 log = logging.getLogger("as2ray.test")
@@ -104,11 +99,22 @@ def test_long_stage_has_a_line_and_what_runs_inside_a_stage_has_none(tmp_path, c
             end_stage(f"stage-{number}", seconds, number)
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line[10:] for line in lines] == [
-        "stage-2: complete",
-        "3 short stages: complete (4 of 9), 1.8 s",
+        "stage-2: complete; before it 1 short stage, 0.5 s",
+        "2 short stages: complete (4 of 9), 1.2 s",
     ]
     written = path.read_text()
     assert written.count(": started") == written.count("complete") == 8
+
+
+def test_lines_of_stages_are_in_the_order_in_which_they_end(capsys):
+    with console_log():
+        for number, seconds in enumerate((0.5, 0.25, 40.0, 30.0, 0.1, 20.0), 1):
+            end_stage(f"stage-{number}", seconds, number)
+    assert [line[10:] for line in capsys.readouterr().err.splitlines()] == [
+        "stage-3: complete; before it 2 short stages, 0.8 s",
+        "stage-4: complete",
+        "stage-6: complete; before it 1 short stage, 0.1 s",
+    ]
 
 
 def test_short_stages_are_summed_up_before_an_error_and_after_a_minute(capsys, monkeypatch):
@@ -117,7 +123,7 @@ def test_short_stages_are_summed_up_before_an_error_and_after_a_minute(capsys, m
         end_stage("b", 0.1, 2)
         log.error("no good")
         end_stage("c", 0.1, 3)
-        monkeypatch.setattr("as2ray.progress.MAX_HELD_S", -1.0)
+        monkeypatch.setattr("as2ray.console.digest.MAX_HELD_S", -1.0)
         end_stage("d", 0.1, 4)
         log.info("next")
     assert [line[10:] for line in capsys.readouterr().err.splitlines()] == [
@@ -180,12 +186,13 @@ def test_json_log_has_an_object_for_each_line(tmp_path, capsys):
     assert {"time", "level", "logger", "message"} <= lines[-1].keys()
 
 
-def test_failed_stage_is_an_error_without_traceback_and_has_no_duration(tmp_path, capsys):
-    store = Store(str(tmp_path / "store"))
-    with console_log():
-        run_graph([Failing("no good")], store, SequentialBackend(store, WorkersConfig(0)))
+def test_failed_stage_is_a_line_without_traceback_and_has_no_duration(tmp_path, capsys):
+    store, path = Store(str(tmp_path / "store")), tmp_path / "console.log"
+    with console_log(log_file=path):
+        run_graph([Failing("no good\nline 2")], store, SequentialBackend(store, WorkersConfig(0)))
     err = capsys.readouterr().err
-    assert "failed: " in err
+    assert err.splitlines()[2].endswith(": failed: no good")
+    assert "failed: no good\nline 2" in path.read_text()
     assert "Traceback" not in err
     assert err.splitlines()[-1][10:].startswith("0 of 1 stages complete")
 

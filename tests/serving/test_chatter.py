@@ -1,0 +1,18 @@
+import logging
+
+from as2ray.serving.chatter import LOGGERS, without_chatter
+
+
+def test_chatter_of_ray_is_hidden_and_all_else_is_shown(caplog):
+    logger = logging.getLogger(LOGGERS[0])
+    logger.addHandler(caplog.handler)  # Ray's do not propagate
+    caplog.set_level(logging.INFO, LOGGERS[0])
+    with without_chatter():
+        logger.info('Started Serve in namespace "serve".')
+        logger.info("Application 'as2ray' is ready at http://127.0.0.1:8000/.")
+    logger.info("Connecting to existing Serve app")
+    logger.removeHandler(caplog.handler)
+    assert set(caplog.messages) == {
+        "Application 'as2ray' is ready at http://127.0.0.1:8000/.",
+        "Connecting to existing Serve app",
+    }
