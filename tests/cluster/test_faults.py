@@ -19,8 +19,8 @@ TOLERANCE = 1e-4
 """Of the losses: a sum over other shares of a step rounds otherwise."""
 
 STEPS, EPOCHS = 25, 10
-"""Of the first run: steps of an epoch, and epochs, of which few pass before the node is taken, and
-some more before the driver is killed."""
+"""Of the run whose node is drained: few epochs pass before, and some more until its driver is
+killed."""
 
 ELASTIC_EPOCHS = 20
 """Of the run that grows and shrinks: four seconds each, and Ray looks for nodes every twenty."""
