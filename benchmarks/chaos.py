@@ -36,6 +36,8 @@ MAX_RECOVERY_S, START_TIMEOUT_S, CLIENT_TIMEOUT_S = 20.0, 900.0, 300.0
 MAX_EFFECT_S = 60.0
 """Seconds within which a fault is noticed."""
 NUM_SLOW_CLIENTS, NUM_HOGS, NUM_FAULTS = 200, 2, 8
+MAX_CANDIDATES = 1_000
+"""Candidates of a request that the service allows."""
 REFUSALS = (408, 413, 429, 503)
 SMALL_REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": QUESTION, "documents": [SENTENCE] * 8},
@@ -185,10 +187,10 @@ class Service:
         for connection in connections:
             connection.close()
 
-    def send_large_requests(self, seconds: float) -> None:
-        """Sends requests of as many candidates as are allowed, from a few clients."""
+    def send_large_requests(self, seconds: float, num_candidates: int) -> None:
+        """Sends requests of many candidates from a few clients."""
         deadline = time.monotonic() + seconds
-        body = {"query": QUESTION, "documents": [SENTENCE * 4] * 1_000}
+        body = {"query": QUESTION, "documents": [SENTENCE * 4] * num_candidates}
 
         def run() -> None:
             while time.monotonic() < deadline:
@@ -272,11 +274,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             SmallClients(service.url, 1 if args.small else 4) as clients,
         ):
             seconds = 60 * (0.2 if args.small else args.minutes) / NUM_FAULTS
+            num_candidates = 100 if args.small else MAX_CANDIDATES
             faults: dict[str, Callable[[], None]] = {
                 "none": lambda: None,
                 "hostile bodies": service.send_hostile_bodies,
                 "slow clients": partial(service.open_slow_connections, seconds),
-                "large requests": partial(service.send_large_requests, seconds),
+                "large requests": partial(service.send_large_requests, seconds, num_candidates),
                 "bad models": partial(service.change_models, broken, are_good=False),
                 "good models": partial(service.change_models, other, are_good=True),
                 "killed ranker": partial(service.disturb_ranker, signal.SIGKILL),

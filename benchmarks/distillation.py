@@ -69,6 +69,9 @@ class Size:
     """Turns of training."""
     num_scored_pairs: int
     """Pairs scored per repeat."""
+    num_startup_pairs: int
+    """Pairs of a run of the logit store that measures the time of its start, which is subtracted.
+    In a small run the difference would be noise."""
     num_repeats: int
     batch_size: int
     num_timed_pairs: int
@@ -77,13 +80,10 @@ class Size:
     """Changes of BERT-base's configuration for the encoder whose heads are timed."""
 
 
-FULL = Size(256, 24, 18_000, 5, 32, 128, {})
+FULL = Size(256, 24, 18_000, 32, 5, 32, 128, {})
 SMALL = Size(
-    8, 1, 64, 1, 4, 8, {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    8, 1, 64, 0, 1, 4, 8, {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 )
-
-STARTUP_PAIRS = 32
-"""Pairs of a run of the logit store that measures the time of its start."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -267,22 +267,18 @@ def _measure_scoring(table: pa.Table, size: Size, folder: Path) -> ClaimsAndResu
         _predict_logits(ranker, sample)
         return len(files) / (time.perf_counter() - started_at)
 
+    def score(name: str) -> float:
+        out, workers = folder / f"out-{next(numbers)}", WorkersConfig(num_workers=1)
+        return score_table(folder / name, ranker_path, out, workers).duration_s
+
     def one_actor() -> float:
         # Starting Ray Data and the actor takes the same time for a corpus of millions. The
         # difference between two sizes does not include it.
-        startup_s, total_s = (
-            score_table(
-                folder / name,
-                ranker_path,
-                folder / f"out-{next(numbers)}",
-                WorkersConfig(num_workers=1),
-            ).duration_s
-            for name in ("scored-start", "scored")
-        )
-        # In a small run the difference can be noise.
-        return (len(files) - STARTUP_PAIRS) / max(total_s - startup_s, 1e-3)
+        startup_s = score("scored-start") if size.num_startup_pairs else 0.0
+        return (len(files) - size.num_startup_pairs) / (score("scored") - startup_s)
 
-    _write_table(table.slice(0, STARTUP_PAIRS), folder / "scored-start")
+    if size.num_startup_pairs:
+        _write_table(table.slice(0, size.num_startup_pairs), folder / "scored-start")
     threads = torch.get_num_threads()
     with ray.init(address="local", include_dashboard=False, logging_level="WARNING"):
         (ratio,) = measure_alternately(one_actor, [in_process], size.num_repeats, warm_up=False)

@@ -16,6 +16,11 @@ os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 # A worker process that starts slowly on a busy machine is waited for; by default Ray kills it after
 # a minute and starts another one, which is as slow.
 os.environ["RAY_worker_register_timeout_seconds"] = "900"  # noqa: SIM112 - as Ray spells it
+# A worker process that is idle for a second is ended, so that every epoch of a small run, and every
+# table, would start another one; and each driver starts as many as there are CPUs, which tasks with
+# an environment of their own never use.
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "30000"  # noqa: SIM112
+os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -41,13 +46,11 @@ MakeTable = Callable[..., pa.Table]
 
 LONGEST_FILES = (
     "test_watched_search",
-    "test_resume_states",
     "test_nodes_without_shared_disk",
     "test_benchmarks",
     "test_faults",
-    "test_elastic_runs",
     "test_ray_benchmarks",
-    "test_gangs",
+    "test_autoscaling",
     "test_experiments",
 )
 """Files of tests that take longest, of which none uses this process' own Ray."""

@@ -18,7 +18,6 @@ RAY_FILES = {
     "test_document_stages",
     "test_metrics",
     "test_ray_benchmarks",
-    "test_search",
     "test_serve_command",
 }
 """Files of other folders that start Ray, in this process or in another one."""

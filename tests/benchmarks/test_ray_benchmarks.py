@@ -1,14 +1,14 @@
-"""Small runs of the benchmarks that start Ray and services, each in a process of its own."""
+"""Small runs of the benchmarks that start Ray and services, in processes of their own."""
 
 import pytest
-from small_runs import alone
+from small_runs import alone, here
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("encoder")
 def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
-    results = alone(tmp_path, "streaming")["results"]
+    results = here(tmp_path, "streaming")["results"]
     assert results["text"] == "made-up words"
     assert set(results["rates"]) == {"encode_batch", "encode_batch_fast", "packed_dataset"}
     assert all(rate["ratio"]["median"] > 0 for rate in results["rates"].values())
@@ -22,7 +22,7 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
 
 @pytest.mark.usefixtures("encoder")
 def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
-    found = alone(tmp_path, "epoch")
+    found = here(tmp_path, "epoch")
     [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
     assert exact["holds"]
     [one] = found["results"]["passes"]

@@ -27,6 +27,7 @@ def cluster() -> Iterator[Cluster]:
     A test adds the nodes that it needs.
     """
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 10**8}
+    head["include_log_monitor"] = False  # No test reads what workers print.
     looks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
     made = PatientCluster(initialize_head=True, head_node_args=head | {"_system_config": looks})
     yield made
@@ -59,7 +60,7 @@ def start(cluster, arguments, tmp_path) -> Iterator[Callable[..., Run]]:
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(pace),
         }
         if "min_workers" in plan:
-            environment["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "15"
+            environment["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "5"
         said = tmp_path / f"driver-{len(started)}.log"
         with said.open("wb") as output:
             process = subprocess.Popen(

@@ -3,7 +3,6 @@
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,8 +14,6 @@ from ray.core.generated import common_pb2
 from ray.core.generated.gcs_pb2 import TaskEvents
 
 from as2ray.training.tracking import read_metrics
-
-_ENDS = {common_pb2.FINISHED, common_pb2.FAILED}
 
 
 class PatientCluster(Cluster):
@@ -58,7 +55,7 @@ class Run:
         while not reached():
             assert self.process.poll() is None, f"ended early:\n{self.output()}"
             assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def output(self) -> str:
         """What the driver said, once it has ended."""
@@ -71,42 +68,20 @@ def workers() -> list[psutil.Process]:
     return _find_processes("RayTrainWorker")
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task or an actor's call that has ended.
+def nodes_of_tasks(cluster: Cluster, word: str) -> set[str]:
+    """Ids of the nodes where tasks with a word in their names ran, as the head recorded them.
 
-    Attributes:
-        name: Of its function, or `Actor.method`.
-        job: Of its driver; later drivers have greater ones.
-        node_id: Where it ran, in hexadecimal; empty for an actor's start.
-        started_at: In nanoseconds of the clock.
-        ended_at: The same.
-    """
-
-    name: str
-    job: str
-    node_id: str
-    started_at: int
-    ended_at: int
-
-
-def ended_tasks(cluster: Cluster) -> list[Task]:
-    """What has ended on a cluster, as its head has recorded it.
-
-    A look at processes misses tasks that are short, and sees workers that are about to exit.
+    A look at processes misses tasks that are short.
     """
     options = GcsClientOptions.create(cluster.address, None, True, False)
     accessor = GlobalStateAccessor(options)
     assert accessor.connect()
-    tasks = []
-    for event in map(TaskEvents.FromString, accessor.get_task_events()):
-        states, info = event.state_updates, event.task_info
-        times = states.state_ts_ns
-        if common_pb2.RUNNING in times and (ends := {*times} & _ENDS):
-            [end, *_] = ends
-            job, node = event.job_id.hex(), states.node_id.hex()
-            tasks.append(Task(info.name, job, node, times[common_pb2.RUNNING], times[end]))
-    return tasks
+    events = map(TaskEvents.FromString, accessor.get_task_events())
+    return {
+        event.state_updates.node_id.hex()
+        for event in events
+        if word in event.task_info.name and common_pb2.RUNNING in event.state_updates.state_ts_ns
+    }
 
 
 def count_nodes() -> int:

@@ -1,4 +1,4 @@
-"""Nodes start for runs that wait for them, and stop when the runs have ended."""
+"""Nodes start for a run that waits for them, and stop when it has ended."""
 
 import json
 import os
@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 from ray._private.services import get_node_ip_address
+from ray.util.placement_group import placement_group, remove_placement_group
 from running import count_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -93,19 +95,27 @@ def cluster(tmp_path_factory) -> Iterator[SimpleNamespace]:
         head.wait()
 
 
-def test_nodes_start_for_two_runs_at_once_and_stop_after_them(cluster, start):
-    plan = {"provision_timeout_s": 900, "label_selector": {"kind": "worker"}}
-    runs = [start(1, pace=0.2, name=f"run-{number}", **plan) for number in range(2)]
-    most_nodes = 0
-    deadline = time.monotonic() + 900
-    while any(run.process.poll() is None for run in runs):
-        assert time.monotonic() < deadline, [run.losses() for run in runs]
-        most_nodes = max(most_nodes, count_nodes())
-        time.sleep(0.5)
-    for run in runs:
-        assert run.process.returncode == 0, run.output()
-    assert most_nodes == 3
-    deadline = time.monotonic() + 900
-    while count_nodes() > 1:
-        assert time.monotonic() < deadline, "nodes that nobody needs are not stopped"
-        time.sleep(0.5)
+def test_nodes_start_for_a_run_beside_another_one_and_stop_after_them(cluster, start):
+    labels = {"kind": "worker"}
+    ray.init(cluster.address, logging_level="ERROR")
+    try:
+        other = placement_group([{"CPU": 2}], bundle_label_selector=[labels])
+        run = start(1, pace=0.2, provision_timeout_s=900, label_selector=labels)
+        most_nodes = 0
+
+        def is_complete() -> bool:
+            nonlocal most_nodes
+            most_nodes = max(most_nodes, count_nodes())
+            return (run.folder / "best").exists()
+
+        run.until(is_complete)
+        output = run.output()
+        assert run.process.returncode == 0, output
+        assert most_nodes == 3
+        remove_placement_group(other)
+        deadline = time.monotonic() + 900
+        while count_nodes() > 1:
+            assert time.monotonic() < deadline, "nodes that nobody needs are not stopped"
+            time.sleep(0.5)
+    finally:
+        ray.shutdown()

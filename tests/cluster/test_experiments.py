@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import ray
 import sleeping_stages
 import tiny
-from sleeping_stages import Cell, Failing, KilledOnce, runs
+from sleeping_stages import Cell, Failing, KilledOnce, runs, start_times
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import TrainingError
+from as2ray.experiments.cost_model import Cost
 from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.ray_backend import RayBackend
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
@@ -21,22 +23,44 @@ from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import TrackingConfig
+from benchmarks.plan import simulate
 from pipelines import transfer_adapt
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def nodes(cluster):
-    """Four nodes of one CPU each, and a head without any; this process is connected."""
-    for _ in range(4):
-        cluster.add_node(num_cpus=1, object_store_memory=10**8)
+SECONDS = 1.0
+"""Duration of a cell's work, which needs no CPU: one machine plays all nodes."""
+
+
+def count_rounds(started_at: Sequence[float]) -> int:
+    """Length of the longest chain of cells of which each starts after the one before has ended.
+
+    Unlike the duration of a schedule it does not grow with the load of the machine.
+    """
+    rounds: list[int] = []
+    for start in started_at:
+        ended = [r for r, earlier in zip(rounds, started_at) if earlier + SECONDS <= start]
+        rounds.append(1 + max(ended, default=0))
+    return max(rounds)
+
+
+def connect(cluster):
+    """Makes this process a driver, whose tasks see the stages of tests."""
     folders = [str(Path(sleeping_stages.__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {
         "env_vars": {"PYTHONPATH": os.pathsep.join(folders)},
         "worker_process_setup_hook": "sleeping_stages.skip_published_counts",
     }
     ray.init(address=cluster.address, logging_level="ERROR", runtime_env=environment)
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster):
+    """Four nodes of one CPU each, and a head without any; this process is connected."""
+    while len(cluster.worker_nodes) < 4:
+        cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    connect(cluster)
     yield cluster
     ray.shutdown()
 
@@ -55,6 +79,39 @@ def run_on_ray(folder, *targets, max_parallel=8, workers=None):
 
 def contents(folder):
     return {p.parent.name: p.read_bytes() for p in Path(folder).rglob("numbers.npy")}
+
+
+def test_table_gets_faster_with_nodes_as_simulated(cluster, tmp_path):
+    class WorkingCell(Cell):
+        RESOURCES = "device"
+
+    def cell(name, *after):
+        log.mkdir(exist_ok=True)
+        return WorkingCell(name, after, SECONDS, str(log), expected_hours=SECONDS)
+
+    measured, simulated = {}, {}
+    connect(cluster)
+    try:
+        for num_nodes in (1, 2, 4):
+            while len(cluster.worker_nodes) < num_nodes:
+                cluster.add_node(num_cpus=1, object_store_memory=10**8)
+            backend = RayBackend(Store(str(tmp_path / "store")), WorkersConfig(), 16)
+            log = tmp_path / f"log-{num_nodes}"
+            warm = [WorkingCell(f"warm-{num_nodes}-{n}", seconds=1.0) for n in range(num_nodes)]
+            run_graph(warm, backend.store, backend)
+            first = cell(f"first-{num_nodes}")
+            rows = [cell(f"row-{num_nodes}-{n}", first) for n in range(8)]
+            stages = [first, *rows, cell(f"last-{num_nodes}", rows[0])]
+            run_graph(stages, backend.store, backend).raise_failures({})
+            measured[num_nodes] = count_rounds(start_times(log)) * SECONDS
+            costs = {stage: Cost(None, stage.hours(), fixed_hours=0.0) for stage in stages}
+            simulated[num_nodes] = simulate(costs, num_nodes, gang_size=1)
+    finally:
+        ray.shutdown()
+    assert simulated == {1: 10 * SECONDS, 2: 6 * SECONDS, 4: 4 * SECONDS}
+    assert measured[1] > measured[2] > measured[4]
+    for num_nodes, duration_s in measured.items():
+        assert 0 <= duration_s - simulated[num_nodes] <= SECONDS, (measured, simulated)
 
 
 def test_cells_on_four_nodes_run_side_by_side_and_equal_those_in_sequence(nodes, tmp_path, log):
@@ -133,11 +190,21 @@ def recipe(checkpoint, tmp_path, monkeypatch):
     )
 
 
-def test_recipe_on_nodes_equals_the_recipe_in_one_process(nodes, recipe, tmp_path):
+def test_recipe_on_nodes_trains_what_the_store_has_not_and_equals_one_process(
+    nodes, recipe, tmp_path
+):
     here, there = tmp_path / "here" / "out", tmp_path / "there" / "out"
-    transfer_adapt.PIPELINE.run(recipe, here, WorkersConfig(num_workers=0))
+    alone = WorkersConfig(num_workers=0)
+    transfer_adapt.PIPELINE.run(recipe, here, alone)
+    smaller = replace(recipe, runs={"first": recipe.runs["first"]})
+    transfer_adapt.PIPELINE.run(smaller, tmp_path / "there" / "smaller", alone)
+    manifests = tmp_path / "there" / "store" / "TrainedRanker"
+    first = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
     workers = WorkersConfig(num_workers=1, cpus_per_worker=0.5, num_data_cpus=0.5)
     transfer_adapt.PIPELINE.run(recipe, there, workers)
+    both = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
+    assert (len(first), len(both)) == (1, 2)
+    assert first.items() <= both.items()
     assert (there / "test.json").read_bytes() == (here / "test.json").read_bytes()
     for run in recipe.runs:
         for file in (
@@ -148,16 +215,3 @@ def test_recipe_on_nodes_equals_the_recipe_in_one_process(nodes, recipe, tmp_pat
             assert (there / path).read_bytes() == (here / path).read_bytes(), path
     links = [json.loads((output / "stages.json").read_text()) for output in (here, there)]
     assert links[0] == links[1]
-
-
-def test_second_recipe_trains_only_what_the_first_one_has_not(nodes, recipe, tmp_path):
-    workers = WorkersConfig(num_workers=0)
-    small = replace(recipe, runs={"first": recipe.runs["first"]})
-    transfer_adapt.PIPELINE.run(small, tmp_path / "small", workers)
-    manifests = tmp_path / "store" / "TrainedRanker"
-    first = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
-    transfer_adapt.PIPELINE.run(recipe, tmp_path / "large", workers)
-    both = {path: path.stat().st_mtime_ns for path in manifests.glob("*/manifest.json")}
-    assert len(first) == 1
-    assert len(both) == 2
-    assert first.items() <= both.items()

@@ -154,7 +154,7 @@ def test_run_goes_on_from_the_object_store_on_a_node_that_has_nothing(
         while "step 60/" not in said.read_text():
             assert driver.poll() is None, said.read_text()
             assert time.monotonic() < deadline, said.read_text()
-            time.sleep(0.5)
+            time.sleep(0.1)
         first.kill()
         second = add_node("train", 2)
         assert driver.wait(timeout=900) == 0, said.read_text()

@@ -127,7 +127,14 @@ def test_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     )
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
+    before = ray.util.placement_group_table()
     selected = train_on_ray(job, folder, workers)
+    # A worker holds the CPUs of its data. If they were outside of its bundle, two runs could hold a
+    # worker each and wait for ever for the CPUs that the other one has.
+    groups = ray.util.placement_group_table()
+    assert [groups[name]["bundles"] for name in groups.keys() - before.keys()] == [
+        {0: {"CPU": 2.0}}
+    ] * 2
     # The first state is complete, the second is not. A worker has the threads of its bundle.
     assert (folder.parent / "starts").read_text().split("\n") == ["0 2", "12 2", ""]
     assert float((folder.parent / "report_s").read_text()) < 60

@@ -53,7 +53,10 @@ def create_jobs(job, *changes):
 
 
 @pytest.mark.slow
-def test_trials_are_compared_by_epochs_and_failed_ones_are_named(job, tmp_path, ray_local, caplog):
+def test_trials_are_compared_by_epochs_and_failed_ones_are_named(
+    job, tmp_path, ray_local, caplog, monkeypatch
+):
+    monkeypatch.setattr(tune_run, "MAX_TRIAL_FAILURES", 1)
     # 7 steps an epoch: the second trial is evaluated three times before the first was once.
     bad = {"learning_rate": 1e-9, "eval_steps": 2}
     short = {"learning_rate": 1e-9, "epochs": 1}  # as bad, but not stopped after its last epoch
@@ -103,14 +106,20 @@ def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local, monkeyp
 
 
 @pytest.mark.slow
-def test_trial_starts_after_one_that_was_stopped_early_and_none_keeps_workers(
-    job, tmp_path, ray_local
-):
-    # A worker and its share of data fill the cluster, which has no dashboard.
-    create_job = create_jobs(job, {}, *[{"learning_rate": 1e-9}] * 2)
+def test_trial_that_is_stopped_early_keeps_no_workers(job, tmp_path, ray_local, monkeypatch):
+    # A worker and its share of data fill the cluster, which has no dashboard: another trial would
+    # wait for ever. The log has a line when a trial ends.
+    states = {}
+
+    def record_states(line):
+        groups = ray.util.placement_group_table().values()
+        of_workers = [group for group in groups if "CPU" in group["bundles"][0]]
+        states[line.partition(" x ")[0]] = {group["state"] for group in of_workers}
+
+    monkeypatch.setattr(tune_run.logger, "info", record_states)
+    create_job = create_jobs(job, {}, {"learning_rate": 1e-9})
     result = search_training(
-        create_job, numbered, tmp_path / "search", WorkersConfig(), num_trials=3
+        create_job, numbered, tmp_path / "search", WorkersConfig(), num_trials=2
     )
-    assert [trial.state for trial in result.trials] == ["finished", "stopped", "stopped"]
-    groups = ray.util.placement_group_table().values()
-    assert {group["state"] for group in groups} == {"REMOVED"}
+    assert [trial.state for trial in result.trials] == ["finished", "stopped"]
+    assert states == {"trial 1/2": {"REMOVED"}, "trial 2/2": {"REMOVED"}}

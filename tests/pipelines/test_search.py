@@ -1,19 +1,16 @@
-"""A search of a student's settings, end to end on a made-up corpus."""
+"""A search of a student's settings; `cluster/test_watched_search.py` runs one with Ray Tune."""
 
 from dataclasses import replace
 
 import pytest
 
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, StaleStageError
-from as2ray.experiments.command import Pipeline
-from as2ray.experiments.rankers import RANKER
+from as2ray.errors import ConfigError
 from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
-from as2ray.training.tracking import METRICS, TrackingConfig, read_metrics
+from as2ray.training.tracking import METRICS, read_metrics
 from pipelines import distill
 from pipelines.search import PIPELINE, Recipe
-from tune_spaces import distillation
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -33,52 +30,6 @@ def recipe(common, learn):
         student="student",
         num_trials=2,
     )
-
-
-@pytest.mark.slow
-def test_search_writes_the_best_settings_as_a_recipe_whose_student_is_that_of_the_search(
-    recipe, tmp_path, ray_local
-):
-    mlflow = pytest.importorskip("mlflow")
-    output, uri = tmp_path / "out", f"sqlite:///{tmp_path}/mlflow.db"
-    recipe = replace(recipe, tracking=TrackingConfig(mlflow_uri=uri, upload_rankers=False))
-    PIPELINE.run(recipe, output, HERE)
-    client = mlflow.MlflowClient(uri)
-    found = client.search_runs([client.get_experiment_by_name("Tiny").experiment_id])
-    runs = {run.info.run_name.partition("-alpha")[0]: run for run in found}
-    assert runs["search"].info.status == "FINISHED"
-    files = {file.path for file in client.list_artifacts(runs["search"].info.run_id)}
-    assert files >= {"trials.csv", "search.md", "optuna.journal"}
-    for trial in ("001", "002"):
-        assert runs[trial].data.tags["mlflow.parentRunId"] == runs["search"].info.run_id
-        assert runs[trial].data.metrics.keys() >= {"train/loss/hard", "train/loss/soft", "dev/AP"}
-        assert runs[trial].data.params.keys() >= {"alpha", "training.epochs"}
-    assert len(list((output / "search").glob("trials/*/tensorboard/events*"))) == 2
-    path = output / "best.yaml"
-    best, *_ = read_recipe(distill.Recipe, ["--config", str(path), "--output", "out"])
-    student = best.runs["student"]
-    assert student.loss.alpha in distillation.ALPHA
-    assert student.loss.temperature in distillation.TEMPERATURE
-    assert student.loss.teacher_index == 0
-    assert student.training.global_batch_size in distillation.GLOBAL_BATCH_SIZE
-    assert student.training.epochs == 1
-    assert best.runs["teacher"] == recipe.runs["teacher"]
-    search = output / "search"
-    assert (search / "trials.csv").read_text().count("\n") == 3
-    assert (search / "optuna.journal").exists()
-    assert not (search / "scratch").exists()
-    before = {file: file.stat().st_mtime_ns for file in search.iterdir()}
-    PIPELINE.run(recipe, output, HERE)
-    assert {file: file.stat().st_mtime_ns for file in search.iterdir()} == before
-    with pytest.raises(StaleStageError, match="num_trials"):
-        PIPELINE.run(replace(recipe, num_trials=3), output, HERE)
-    # The written recipe shares the teacher of the search, and trains the same student.
-    rankers = Pipeline(distill.Recipe, distill.build, lambda recipe, finished: None)
-    rankers.run(replace(best, seeds=[0], measure_speed=False), tmp_path / "best", HERE)
-    weights = f"{RANKER}/model.safetensors"
-    written_out = tmp_path / "best" / "rankers" / "student-seed0" / weights
-    assert written_out.read_bytes() == (search / weights).read_bytes()
-    assert len(list((tmp_path / "store" / "TrainedRanker").iterdir())) == 2
 
 
 @pytest.mark.parametrize("student", ["teacher", "nobody", ""])

@@ -94,7 +94,7 @@ def wait(done, what: str, seconds: float = 900.0) -> None:
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, f"after {seconds:g} s not yet: {what}"
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 class Load:
