@@ -266,7 +266,7 @@ class CascadeExits(Stage):
 class RankerCascade(Stage):
     """A cascade made of a finished ranker: exits whose margins are chosen."""
 
-    RESOURCES = "device"
+    RESOURCES, VERSION = "device", 2
 
     exits: CascadeExits
     ranker: Stage

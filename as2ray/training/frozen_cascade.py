@@ -92,7 +92,8 @@ def make_cascade(
         table: A candidates table. Labels are read with `use_labels` and in the joint training.
         output: New folder for the cascade; by default it is not saved.
         calibration_table: Other questions, which choose the margins. By default a quarter of
-            `table`; another quarter then orders the margins, and half trains the classifiers.
+            `table`. All other questions order the margins, of which a third (with a calibration
+            table a fifth) does not train the classifiers.
         config: Exits, bound and training.
         train_job: Runs the joint training; by default in this process.
         scratch: New folder for the files of the joint training; by default a temporary one.
@@ -198,9 +199,14 @@ def _choose_margins(
 ) -> None:
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
-        num_pairs = len(parts.calibration) + len(parts.path)
+        # The order of the margins needs many questions more than it needs new ones: a step that
+        # loses nothing on a few costs much on others.
+        order = pa.concat_tables([parts.heads, parts.path])
+        if config.use_labels:
+            order = filter_table(order, "clean")
+        num_pairs = len(parts.calibration) + len(order)
         with task("scores of all exits", num_pairs, "pairs", counts_rows=True):
-            calibration, path = (_score(cascade, t) for t in (parts.calibration, parts.path))
+            calibration, path = (_score(cascade, t) for t in (parts.calibration, order))
         if config.use_bm25:
             calibration, path = calibration.with_bm25(), path.with_bm25()
         exit_layers, margins = fit_margins(

@@ -12,6 +12,7 @@ from as2ray.cascade.pruning import Pruning, log_odds
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
+from as2ray.evaluation.margin_path import fit_margins
 from as2ray.models.encoder import encoder as encoder_module
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION
 from as2ray.models.ranker import Ranker
@@ -245,6 +246,21 @@ def test_questions_are_divided_by_their_text_and_sampled_whole():
     assert parts.heads.num_rows == parts.path.num_rows == 70
     shared = frozen_cascade._divide(TABLE, TABLE[:210], CONFIG)
     assert not set(shared.heads["question"].to_pylist()) & set(TABLE[:210]["question"].to_pylist())
+
+
+def test_all_questions_that_do_not_choose_the_margins_order_them(monolith, monkeypatch):
+    replays = []
+
+    def spy(*args):
+        replays.extend(args[:2])
+        return fit_margins(*args)
+
+    monkeypatch.setattr(frozen_cascade, "fit_margins", spy)
+    make_cascade(monolith, TABLE, config=replace(CONFIG, max_loss=0.5))
+    ordering, calibration = (set(replay.table["question"].to_pylist()) for replay in replays)
+    assert len(ordering) == 45
+    assert ordering | calibration == set(TABLE["question"].to_pylist())
+    assert not ordering & calibration
 
 
 def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
