@@ -34,6 +34,9 @@ OVERHEAD_MS: Final = 1.0
 NEW_WEIGHT: Final = 0.3
 """Weight of a new measurement in the mean of the speed."""
 
+BM25_S: Final = 2e-5
+"""Expected seconds of BM25 for a candidate; without twice as many no candidate leaves by BM25."""
+
 PROBE_SIZES: Final = (2, 16)
 """Candidates of the slices that measure the speed."""
 
@@ -167,7 +170,7 @@ class TimedPass:
         """Scores as many candidates with as many stages as there is time for."""
         rows = np.arange(len(self.candidates))
         selection = None
-        if self.selects_by_bm25:
+        if self.selects_by_bm25 and BM25_S * len(rows) < self._time_left_s() / 2:
             selection = self.ranker.select_by_bm25(self.question, self.candidates)
         if selection is not None:
             rows = np.flatnonzero(selection.enters)

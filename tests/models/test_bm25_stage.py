@@ -107,7 +107,9 @@ def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cas
         assert result.num_tokens == len(pairs.token_ids)
 
 
-def test_without_time_for_those_that_enter_all_others_keep_their_order(cascade):
+def test_without_time_all_candidates_keep_their_order_and_bm25_is_not_asked(cascade, monkeypatch):
+    cascade.rank(QUESTION, CANDIDATES, budget_ms=1_000)  # measures the speed
+    monkeypatch.setattr(type(cascade), "select_by_bm25", None)  # cannot be called
     ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=1e-6)
     assert [r.index for r in ranking] == list(range(len(CANDIDATES)))
     assert {(r.exit_layer, r.score) for r in ranking} == {(0, 0.0)}
