@@ -198,8 +198,8 @@ def describe_dropping(ranker: "CascadeRanker") -> list[str]:
     lines = []
     if ranker.bm25_margin is not None:
         points = ranker.bm25_margin * float(POINTS_PER_LOGIT)
-        best = "best" if margins.top_k == 1 else f"{margins.top_k}th best"
-        lines = [f"BM25 more than {points:.1f} below the {best}: dropped before the first layer"]
+        best = "the best" if margins.top_k == 1 else f"place {margins.top_k}"
+        lines = [f"BM25 more than {points:.1f} below {best}: dropped before the first layer"]
     if margins.values:
         values = ", ".join(f"{margin:.2f}" for margin in margins.values)
         lines.append(f"margins {values} (log-odds)")

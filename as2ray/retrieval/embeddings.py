@@ -391,8 +391,8 @@ class Embeddings:
         Raises:
             SentenceIndexError: No encoder was given, or it is not that of the embeddings.
         """
-        load_encoder, own = self.require_load_encoder(), self.folder / self.info.name
-        encoder = load_encoder(str(own) if own.is_dir() else self.info.name)
+        load_encoder, stored_encoder = self.require_load_encoder(), self.folder / self.info.name
+        encoder = load_encoder(str(stored_encoder) if stored_encoder.is_dir() else self.info.name)
         self.info.check(encoder)
         return encoder
 

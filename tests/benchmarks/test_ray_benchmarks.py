@@ -22,16 +22,16 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
 
 @pytest.mark.usefixtures("encoder")
 def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
-    found = here(tmp_path, "epoch")
-    [exact] = [claim for claim in found["claims"] if "exactly once" in claim["claim"]]
+    report = here(tmp_path, "epoch")
+    [exact] = [claim for claim in report["claims"] if "exactly once" in claim["claim"]]
     assert exact["holds"]
-    [one] = found["results"]["passes"]
+    [one] = report["results"]["passes"]
     assert one["exact"]
     assert sum(worker["num_pairs"] for worker in one["workers"]) == one["pairs"] == 16_384
     assert 0 < one["first"] < one["end"]
     assert any("raylet" in name for name in one["memory"]["process_mb"])
-    assert found["results"]["datasets"]["rate"] > 0
-    assert found["results"]["datasets"]["memory"] > 0
+    assert report["results"]["datasets"]["rate"] > 0
+    assert report["results"]["datasets"]["memory"] > 0
 
 
 def test_serving_small_run_loads_both_services(cascade, tmp_path):

@@ -44,8 +44,8 @@ def test_run_grows_with_a_node_that_comes_and_goes_on_without_one_that_is_lost(
     # A run that began anew would have no MAP at all for a while.
     run.until(lambda: max(run.maps()) > lost and len(workers()) == 1)
     undisturbed = expected(ELASTIC_EPOCHS)
-    found = run.losses()
-    assert found == pytest.approx({step: undisturbed[step] for step in found}, abs=TOLERANCE)
+    losses = run.losses()
+    assert losses == pytest.approx({step: undisturbed[step] for step in losses}, abs=TOLERANCE)
     cluster.remove_node(second)
 
 

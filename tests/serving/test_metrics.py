@@ -125,12 +125,12 @@ def test_candidates_that_never_reach_the_first_layer_are_counted_there(
     result = RerankResult("m", ranking, 60, exit_layers, num_scored)
     service_metrics = metrics.ServiceMetrics()
     service_metrics.record_request(RequestRecord("id", "/rank", 200, 0.1, None, result, None))
-    found = re.findall(
+    counts = re.findall(
         r'^ray_as2ray_candidates_exited_total{.*exit_layer="(\w+)".*} (\S+)$',
         service_metrics.export(),
         re.M,
     )
-    assert {layer: float(count) for layer, count in found} == exited
+    assert {layer: float(count) for layer, count in counts} == exited
 
 
 def test_dashboard_plots_every_metric_and_no_other():
