@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyarrow import csv
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
+from as2ray.cli.cascade import describe_dropping
 from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import question_offsets
@@ -76,6 +78,9 @@ def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table
     main(["info", "--model", str(tmp_path / "bm25")])
     told = " ".join(capsys.readouterr().out.split())
     assert "drops BM25 more than 2.5 below the best: dropped before the first layer" in told
+    made.margins = replace(made.margins, top_k=2)
+    made.bm25_margin = 0.25  # margins that are set remove it
+    assert describe_dropping(made)[0].startswith("BM25 more than 2.5 below place 2: dropped")
     main(
         [
             "cost",
