@@ -92,8 +92,8 @@ def make_cascade(
         table: A candidates table. Labels are read with `use_labels` and in the joint training.
         output: New folder for the cascade; by default it is not saved.
         calibration_table: Other questions, which choose the margins. By default a quarter of
-            `table`. All other questions order the margins, of which a third (with a calibration
-            table a fifth) does not train the classifiers.
+            `table`. All other questions order the margins, and two thirds of them (with a
+            calibration table four fifths) train the classifiers, too.
         config: Exits, bound and training.
         train_job: Runs the joint training; by default in this process.
         scratch: New folder for the files of the joint training; by default a temporary one.
