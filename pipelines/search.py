@@ -2,19 +2,21 @@
 
     python -m pipelines.search --config RECIPE --student RUN --output DIR
     ... --grid '{training.learning_rate: [1e-6, 1e-5], loss.alpha: [0, 0.5]}'
+    ... --space '{training.learning_rate: {low: 1e-6, high: 1e-4, log: true}}'
 
 The recipe is one of `pipelines.distill` or `pipelines.transfer_adapt`. The rankers that the run
-builds on are trained once. Without a grid, Optuna chooses the settings of a distilled student, and
-bad trials are stopped early; `DIR/search` shows the trials. With a grid every combination is
-trained, and `DIR/grid.md` has every row. `DIR/best.yaml` is the recipe with the best settings,
-which finds the rankers in the store. An interrupted search continues.
+builds on are trained once. With a grid every combination is trained, and `DIR/grid.md` has every
+row. With a space Optuna chooses, and bad trials are stopped early; `DIR/search` shows the trials.
+With neither, Optuna searches a distilled student in the space of the CERBERUS paper.
+`DIR/best.yaml` is the recipe with the best settings, which finds the rankers in the store. An
+interrupted search continues.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from itertools import product
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import yaml
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
@@ -31,19 +33,18 @@ from as2ray.experiments.stage import plain, sorted_stages
 from as2ray.experiments.tables import leak_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
-from tune_spaces import distillation
-
-T = TypeVar("T")
+from tune_spaces import training_space
+from tune_spaces.run_fields import Values, apply_values
 
 log = logging.getLogger(__name__)
 
-SEARCH_KEYS = ("student", "num_trials", "grace_epochs", "grid")
+SEARCH_KEYS = ("student", "num_trials", "grace_epochs", "grid", "space")
 """Keys that a recipe of `pipelines.distill` does not have."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recipe(distill.Recipe):
-    """A recipe of `pipelines.distill`, and the search of one student's settings."""
+    """A recipe of `pipelines.distill`, and the search of one run's settings."""
 
     student: str = ""
     """The run whose settings are searched, with the first of its seeds."""
@@ -54,47 +55,38 @@ class Recipe(distill.Recipe):
     grid: dict[str, Annotated[list[Any], NON_EMPTY]] = field(default_factory=dict)
     """Values by field of the run, such as `training.learning_rate` or `loss.alpha`. With
     `training.max_steps` the number of updates does not depend on the batch size."""
+    space: dict[str, Values] = field(default_factory=dict)
+    """Values by field of the run, from which Optuna chooses: a list, or `low`, `high` and `log`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         students = [
             name
             for name, run in self.runs.items()
-            if self.grid or isinstance(run.loss, DistillationLoss)
+            if self.grid or self.space or isinstance(run.loss, DistillationLoss)
         ]
         if self.student not in students:
             raise ConfigError(
                 f"student {self.student!r} is not one of the runs to search, {students}; without a "
-                "grid they are those with a distillation loss",
+                "grid or a space they are those with a distillation loss",
                 fix="name one with --student",
             )
-        for values in self.points():
-            apply_values(values, self.runs[self.student])
+        if self.grid and self.space:
+            raise ConfigError(
+                "a search has a grid or a space, not both", fix="leave one of them out"
+            )
+        choices = [(n, v) for n, values in self.space.items() for v in _listed(values)]
+        for point in [*self.points(), *({name: value} for name, value in choices)]:
+            apply_values(point, self.runs[self.student])
 
     def points(self) -> list[dict[str, Any]]:
         """Returns the combinations of the grid."""
         return [dict(zip(self.grid, values)) for values in product(*self.grid.values())]
 
 
-def apply_values(values: Mapping[str, Any], run: T) -> T:
-    """Returns a run, or the stage of one, with other values of fields.
-
-    Args:
-        values: By the dotted name of the field.
-        run: A `RunSpec` or a `TrainedRanker`.
-
-    Raises:
-        ConfigError: There is no such field, or it does not accept the value.
-    """
-    for name, value in values.items():
-        parent, _, leaf = name.rpartition(".")
-        try:
-            part = replace(getattr(run, parent), **{leaf: value})
-            run = replace(run, **{parent: part})  # type: ignore[type-var]
-        except (AttributeError, TypeError, ValueError) as error:
-            problem = f"the grid's field {name!r} cannot be {value!r}"
-            raise ConfigError(problem, fix="name a field such as training.epochs") from error
-    return run
+def _listed(values: Values) -> list[Any]:
+    """Returns the values, or the ends of an interval."""
+    return values if isinstance(values, list) else [values.low, values.high]
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
@@ -114,7 +106,8 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
             experiment.add(f"grid/{number}", run)
         experiment.add("search", BestRanker(runs))
         return experiment
-    search = SearchConfig("distillation", recipe.num_trials, recipe.grace_epochs)
+    space = recipe.space or "distillation"
+    search = SearchConfig(space, recipe.num_trials, recipe.grace_epochs)
     experiment.add("search", TunedRanker.create(student, search))
     return experiment
 
@@ -132,7 +125,8 @@ def report(recipe: Recipe, finished: Finished) -> None:
             best = apply_values(choice, student)
         else:
             choice, value = outputs["choice"], outputs["value"]
-            best = distillation.apply_params(choice, student)
+            space = training_space(recipe.space or "distillation")
+            best = space.apply_params(choice, student)
         log.info("%s: dev %.4f with %s", recipe.student, value, choice)
         values = {key: value for key, value in asdict(recipe).items() if key not in SEARCH_KEYS}
         values["runs"][recipe.student] = asdict(best)

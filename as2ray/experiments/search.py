@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from as2ray.errors import lookup
 from as2ray.experiments.rankers import RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
-from tune_spaces import TRAINING_SPACES
+from tune_spaces import training_space
+from tune_spaces.run_fields import Values
 
 NEVER = 10_000.0
 """Epochs that no trial reaches, before which none is stopped."""
@@ -24,8 +24,8 @@ NEVER = 10_000.0
 class SearchConfig:
     """A search for the settings of a training run."""
 
-    space: str = "distillation"
-    """Name of a space in `tune_spaces`."""
+    space: str | dict[str, Values] = "distillation"
+    """Name of a space in `tune_spaces`, or values by field of the run."""
     num_trials: PositiveInt = 20
     """Number of trials."""
     grace_epochs: PositiveFloat = 1.0
@@ -34,7 +34,7 @@ class SearchConfig:
     """Seed of Optuna's sampler."""
 
     def __post_init__(self) -> None:
-        lookup(TRAINING_SPACES, self.space, "search space")
+        training_space(self.space)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,8 @@ class TunedRanker(TrainedRanker):
     def tuned_run(self, params: Mapping[str, Any]) -> TrainedRanker:
         """Returns the run with the parameters of a trial. Trained alone, it gives equal weights."""
         values = {each.name: getattr(self, each.name) for each in fields(TrainedRanker)}
-        run: TrainedRanker = TRAINING_SPACES[self.search.space].apply_params(
-            params, TrainedRanker(**values)
-        )
+        space = training_space(self.search.space)
+        run: TrainedRanker = space.apply_params(params, TrainedRanker(**values))
         return run
 
     @property
@@ -74,7 +73,8 @@ class TunedRanker(TrainedRanker):
         from as2ray.distributed.cluster import ray_session
         from as2ray.distributed.tune import search_training
 
-        space, search, job = TRAINING_SPACES[self.search.space], self.search, self.job(context)
+        search, job = self.search, self.job(context)
+        space = training_space(search.space)
         trackers = create_servers(job.tracking, job.run)
         with closing(trackers), ray_session():
             result = search_training(

@@ -10,7 +10,8 @@ from as2ray.experiments.recipe import RunSpec, read_recipe
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.tracking import METRICS, read_metrics
 from pipelines import distill
-from pipelines.search import PIPELINE, Recipe
+from pipelines.search import PIPELINE, Recipe, build
+from tune_spaces.run_fields import Interval
 
 HERE = WorkersConfig(num_workers=0)
 
@@ -60,6 +61,25 @@ def test_grid_trains_every_combination_of_any_run_and_writes_every_row(recipe, t
     for name, value in (("training.epoch", 1), ("training.epochs", -1), ("epochs", 1)):
         with pytest.raises(ConfigError, match=name):
             replace(searched, grid={name: [value]})
+
+
+def test_space_is_of_fields_that_the_run_has(recipe):
+    rates = Interval(1e-6, 1e-3, log=True)
+    space = {"training.learning_rate": rates, "training.num_layers": [1, 2]}
+    with pytest.raises(ConfigError, match="num_layers"):
+        replace(recipe, student="teacher", space=space)
+    space = {"training.learning_rate": rates, "training.epochs": [1, 2]}
+    searched = replace(recipe, student="teacher", space=space)
+    search = build(searched, {}).stages["search"]
+    chosen = search.tuned_run({"training.learning_rate": 1e-4, "training.epochs": 2})
+    assert (chosen.training.learning_rate, chosen.training.epochs) == (1e-4, 2)
+    other = {**space, "training.epochs": [1, 3]}
+    assert build(replace(searched, space=other), {}).stages["search"] != search
+    for wrong in ({"training.epochs": [0]}, {"training.weight_decay": Interval(-1.0, 0.0)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            replace(searched, space=wrong)
+    with pytest.raises(ConfigError, match="a grid or a space"):
+        replace(searched, grid={"training.epochs": [1]})
 
 
 @pytest.mark.parametrize(("select_by", "best_of"), [("dev/P@1", max), ("epoch", lambda v: v[-1])])

@@ -1,10 +1,12 @@
 import optuna
 import pytest
 
+from as2ray.errors import ConfigError
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from tune_spaces import bm25, distillation, drop_ratios, ensembles
+from tune_spaces.run_fields import Interval, RunFields
 
 
 def asked(space, answers) -> dict:
@@ -59,3 +61,34 @@ def test_grid_of_bm25_is_the_paper_s_56_points():
     points = bm25.param_grid()
     assert len(points) == len(set(points)) == 56
     assert (min(points), max(points)) == ((0.4, 0.3), (1.6, 1.0))
+
+
+def test_fields_of_a_run_are_sampled_from_their_values_and_intervals():
+    space = RunFields(
+        {
+            "training.epochs": Interval(1, 5),
+            "training.learning_rate": Interval(1e-6, 1e-2, log=True),
+            "training.global_batch_size": [8, 64],
+            "loss": ["cross_entropy", "listwise_cross_entropy"],
+        }
+    )
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    job = TrainingJob(ModelSpec("encoder"), ("train",), {}, TrainingConfig())
+    runs = []
+    for _ in range(200):
+        trial = study.ask()
+        space.suggest(trial)
+        runs.append(space.apply_params(trial.params, job))
+    trainings = [run.training for run in runs]
+    assert {t.epochs for t in trainings} == {1, 2, 3, 4, 5}
+    assert {t.global_batch_size for t in trainings} == {8, 64}
+    assert {run.loss for run in runs} == {"cross_entropy", "listwise_cross_entropy"}
+    below = sum(t.learning_rate < 1e-4 for t in trainings)
+    assert 70 < below < 130  # the middle of the logarithms
+    assert {run.model for run in runs} == {job.model}
+
+
+@pytest.mark.parametrize("interval", [(2, 1), (1, 1), (0, 1, True)])
+def test_interval_without_numbers_is_refused(interval):
+    with pytest.raises(ConfigError, match="low < high"):
+        Interval(*interval)

@@ -1,0 +1,76 @@
+"""Search space of any fields of a training run, as a recipe lists them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from as2ray.errors import ConfigError
+
+RunT = TypeVar("RunT")
+"""A dataclass with the fields of a run: a training job, its stage, or a run of a recipe."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Interval:
+    """Numbers from `low` to `high`, both included."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    """Samples on a logarithmic scale."""
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            lowest = "0 < low < high" if self.log else "low < high"
+            raise ConfigError(f"an interval needs {lowest}, not {self.low} and {self.high}")
+
+
+Values = Interval | list[bool | int | float | str]
+"""What a field can be: an interval, or one of several values."""
+
+
+@dataclass(frozen=True)
+class RunFields:
+    """A search space of fields of a run."""
+
+    values: dict[str, Values]
+    """Values by the dotted name of the field, such as `training.learning_rate`."""
+
+    def suggest(self, trial: Any) -> None:
+        """Suggests a value of each field in an Optuna trial."""
+        for name, values in self.values.items():
+            if isinstance(values, list):
+                trial.suggest_categorical(name, values)
+            elif isinstance(values.low, int) and isinstance(values.high, int):
+                trial.suggest_int(name, values.low, values.high, log=values.log)
+            else:
+                trial.suggest_float(name, values.low, values.high, log=values.log)
+
+    def apply_params(self, params: Mapping[str, Any], student: RunT) -> RunT:
+        """Returns a run with the values of a trial."""
+        return apply_values(params, student)
+
+
+def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
+    """Returns a run with other values of fields.
+
+    Args:
+        values: By the dotted name of the field.
+        run: A run of a recipe, its stage or its training job.
+
+    Raises:
+        ConfigError: There is no such field, or it does not accept the value.
+    """
+    for name, value in values.items():
+        parent, _, leaf = name.rpartition(".")
+        try:
+            if parent:
+                leaf, value = parent, replace(getattr(run, parent), **{leaf: value})
+            run = replace(run, **{leaf: value})  # type: ignore[type-var]
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"the run's field {name!r} cannot be {value!r}"
+            raise ConfigError(problem, fix="name a field such as training.epochs") from error
+    return run
