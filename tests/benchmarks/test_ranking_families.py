@@ -8,15 +8,8 @@ import tiny
 import torch
 
 from as2ray.checkpoints.loading import load
-from benchmarks.ranking import (
-    FAMILY_SEARCH,
-    FAMILY_SHAPES,
-    SMALL,
-    _compare,
-    _keep_fastest,
-    _start_peers,
-    _write_random_ranker,
-)
+from benchmarks.peer_processes import compare_rates, keep_fastest, start_peers
+from benchmarks.ranking_families import FAMILY_SHAPES, write_random_ranker
 from benchmarks.ranking_peer import _choose_batch_size
 from benchmarks.reference_scores import (
     _compare_cross_encoder,
@@ -29,7 +22,7 @@ from benchmarks.wikiqa_candidates import sample_candidates
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
 def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
     pytest.importorskip("sentence_transformers")
-    path = str(_write_random_ranker(family, tmp_path / "model", small=True))
+    path = str(write_random_ranker(family, tmp_path / "model", small=True))
     ranker = load(path, dtype="fp32", device="cpu")
     assert ranker.network.config.model_type == family
     rows = _select_short_pairs(ranker, sample_candidates(tiny.candidates(10), 2, 8), 12)
@@ -46,7 +39,7 @@ def test_random_ranker_of_a_family_scores_as_the_peer_does(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["distilbert", "modernbert"])
 def test_random_ranker_of_fewer_layers_loads(family, tmp_path):
-    path = _write_random_ranker(family, tmp_path / "model", small=True, num_layers=1)
+    path = write_random_ranker(family, tmp_path / "model", small=True, num_layers=1)
     assert len(load(path, device="cpu").encoder) == 1
 
 
@@ -67,7 +60,7 @@ def test_only_baselines_near_the_fastest_are_measured_further(capsys):
         )
         for name, seconds in {"default": 4.0, "ONNX": 1.2, "OpenVINO": 1.0}.items()
     }
-    assert list(_keep_fastest(peers)) == ["ONNX", "OpenVINO"]
+    assert list(keep_fastest(peers)) == ["ONNX", "OpenVINO"]
     assert closed == ["default"]
     assert "default: 4.0 times" in capsys.readouterr().out
 
@@ -91,11 +84,11 @@ def test_baseline_that_cannot_start_is_not_measured(tmp_path, capsys):
     broken.chmod(0o755)
     args = SimpleNamespace(without_peers=False, backends=None, peers=broken, small=True, cores=1)
     rows = sample_candidates(tiny.candidates(10), 1, 4)
-    assert _start_peers(tmp_path, rows, args, ["ONNX"]) == {}
+    assert start_peers(tmp_path, rows, args, ["ONNX"]) == {}
     assert "ONNX is not measured: exit code 3" in capsys.readouterr().out
 
 
 def test_family_without_any_baseline_is_one_sentence(tmp_path):
-    args = SimpleNamespace(without_peers=True)
+    peers = start_peers(tmp_path, None, SimpleNamespace(without_peers=True), ["ONNX"])
     with pytest.raises(SystemExit, match="nothing to compare with"):
-        _compare({"packed": None}, tmp_path, None, args, SMALL, FAMILY_SEARCH)
+        compare_rates({"packed": None}, peers, None, num_repeats=1)
