@@ -34,11 +34,11 @@ OVERHEAD_MS: Final = 1.0
 NEW_WEIGHT: Final = 0.3
 """Weight of a new measurement in the mean of the speed."""
 
-BM25_S: Final = 2e-5
-"""Expected seconds of BM25 for a candidate; without twice as many no candidate leaves by BM25."""
-
 PROBE_SIZES: Final = (2, 16)
 """Candidates of the slices that measure the speed."""
+
+BM25_PROBE_SIZE: Final = 200
+"""Candidates that measure the speed of BM25."""
 
 PROBE_ROUNDS: Final = 5
 PROBE_S: Final = 0.5
@@ -83,6 +83,8 @@ class RankerSpeed:
     keep_ratios: np.ndarray
     """Share of the candidates that each exit but the last has passed with enough time, shape
     [stages - 1]; at first 1."""
+    bm25_s: float = 0.0
+    """Seconds of the stage before the first layer for a candidate."""
 
     def fixed_s(self, stage_layers: Sequence[int]) -> np.ndarray:
         """Returns what a slice of each stage takes whatever its size, in seconds, shape [stages].
@@ -124,7 +126,12 @@ def measure_speed(ranker: Any, question: str, candidates: Sequence[str]) -> Rank
         layer = SliceSpeed.fit(num_tokens, stage_s[:, 1:].sum(1) / sum(num_later))
     else:
         layer = SliceSpeed(start.fixed_s / num_first, start.s_per_token / num_first)
-    return RankerSpeed(start, layer, np.ones(len(num_later)))
+    texts = list(islice(cycle(candidates), BM25_PROBE_SIZE))
+    ranker.select_by_bm25(question, texts)  # loads its libraries
+    started_at = perf_counter()
+    ranker.select_by_bm25(question, texts)
+    bm25_s = (perf_counter() - started_at) / len(texts)
+    return RankerSpeed(start, layer, np.ones(len(num_later)), bm25_s)
 
 
 class TimedPass:
@@ -169,13 +176,15 @@ class TimedPass:
     def run(self) -> StagedScores:
         """Scores as many candidates with as many stages as there is time for."""
         rows = np.arange(len(self.candidates))
+        if len(rows) and self.ranker.speed is None:
+            self.ranker.speed = measure_speed(self.ranker, self.question, self.candidates)
         selection = None
-        if self.selects_by_bm25 and BM25_S * len(rows) < self._time_left_s() / 2:
+        # Without twice the time that BM25 takes, no candidate leaves by it.
+        bm25_s = self.ranker.speed.bm25_s * len(rows) if len(rows) else 0.0
+        if self.selects_by_bm25 and bm25_s < self._time_left_s() / 2:
             selection = self.ranker.select_by_bm25(self.question, self.candidates)
         if selection is not None:
             rows = np.flatnonzero(selection.enters)
-        if len(rows) and self.ranker.speed is None:
-            self.ranker.speed = measure_speed(self.ranker, self.question, self.candidates)
         with self.ranker.scoring():
             for stage in range(len(self.stage_layers)):
                 if stage and len(rows):

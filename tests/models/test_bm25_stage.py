@@ -115,6 +115,17 @@ def test_without_time_all_candidates_keep_their_order_and_bm25_is_not_asked(casc
     assert {(r.exit_layer, r.score) for r in ranking} == {(0, 0.0)}
 
 
+def test_bm25_is_left_out_where_it_was_measured_to_be_too_slow(cascade):
+    cascade.rank(QUESTION, CANDIDATES, budget_ms=1_000)
+    assert 0 < cascade.speed.bm25_s < 0.01
+    budget_ms = 60_000
+    entered = [r for r in cascade.rank(QUESTION, CANDIDATES, budget_ms=budget_ms) if r.exit_layer]
+    assert len(entered) == len(ENTERS)
+    cascade.speed.bm25_s = 0.6 * budget_ms / 1e3 / len(CANDIDATES)
+    every = cascade.rank(QUESTION, CANDIDATES, budget_ms=budget_ms)
+    assert all(r.exit_layer for r in every)
+
+
 def test_budget_is_spent_on_those_that_enter(cascade):
     ranking = cascade.rank(QUESTION, CANDIDATES, budget_ms=60_000)
     expected = cascade.rank(QUESTION, CANDIDATES)
