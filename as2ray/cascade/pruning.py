@@ -213,6 +213,11 @@ def log_odds(scores: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(probabilities) - np.log1p(-probabilities))
 
 
+def lower_scores(scores: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Returns float32 probabilities whose log-odds are lower by some amounts, shape [rows]."""
+    return np.asarray(1.0 / (1.0 + np.exp(by - log_odds(scores))), np.float32)
+
+
 def _order_by_question(
     question_index: np.ndarray, scores: np.ndarray, num_questions: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -203,6 +203,9 @@ def describe_dropping(ranker: "CascadeRanker") -> list[str]:
     if margins.values:
         values = ", ".join(f"{margin:.2f}" for margin in margins.values)
         lines.append(f"margins {values} (log-odds)")
+    if any(ranker.bm25_weights):
+        weights = ", ".join(f"{weight:.1f}" for weight in ranker.bm25_weights)
+        lines.append(f"weights of BM25 in the exits' log-odds {weights}")
     if lines:
         return [*lines, str(margins.bound)]
     nothing = "no exit can drop candidates within the bound, so nothing is dropped"

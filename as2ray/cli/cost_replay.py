@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,11 +66,12 @@ def print_replay(
         _store_scores(folder, rows, model)
     replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
     stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
-    bm25_margin = settings.get("bm25_margin")
-    if stored is not None and bm25_margin is not None and not ways.margins:
+    bm25_margin, weights = settings.get("bm25_margin"), settings.get("bm25_weights") or []
+    if stored is not None and (bm25_margin is not None or any(weights)) and not ways.margins:
         # A way's stages begin with BM25's, which has no layer.
-        replay, values = replay.with_bm25(), (bm25_margin, *stored.values)
-        stored = replace(stored, values=values)
+        replay = replay.with_bm25(dict(zip(replay.exit_layers, weights)))
+        margin = inf if bm25_margin is None else bm25_margin
+        stored = replace(stored, values=(margin, *stored.values))
     replayed = list(_replay_ways(replay, ways, stored))
     reports = [report_pruning(replay, *each) for each in replayed]
     console = create_console()

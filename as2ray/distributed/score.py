@@ -185,12 +185,15 @@ class _ScoringRun:
     def tokenizer(self) -> PairTokenizer | None:
         """The tokenizer of a ranker that `save` wrote; None if the ranker itself must tokenize.
 
-        Ensembles and joint models score text. Checkpoints of other libraries do not say how long a
-        pair may be, which only their encoder limits.
+        Ensembles, joint models and cascades that use BM25 score text. Checkpoints of other
+        libraries do not say how long a pair may be, which only their encoder limits.
         """
         settings = json.loads((self.ranker / "config.json").read_text()).get("as2ray", {})
         stored = {name: settings[name] for name in TOKENIZER_SETTINGS if name in settings}
         reads_text = self.kind == "passages" or settings.get("ranker") == "two_in_one"
+        if self.kind == "score" and self.drop_ratio is None:
+            weights = settings.get("bm25_weights") or []
+            reads_text |= settings.get("bm25_margin") is not None or any(weights)
         if reads_text or "max_length" not in stored:
             return None
         return PairTokenizer.from_folder(self.ranker, **stored)
@@ -315,14 +318,15 @@ class ChunkScorer:
         ranker, kind, drop_ratio = self.ranker, self.run.kind, self.run.drop_ratio
         if kind == "passages":
             return self._predict_passages(group_by_passage(rows))
-        tokens = sequences or ranker.tokenizer.encode(*_texts(rows))
         if kind == "score":
-            if isinstance(ranker, PackedRanker):
-                staged = ranker.predict_sequences(tokens, question_indices(rows), drop_ratio)
-            else:
+            if sequences is None:
                 staged = ranker.predict_table(rows, drop_ratio)
+            else:
+                packed, index = as_packed_ranker(ranker), question_indices(rows)
+                staged = packed.predict_sequences(sequences, index, drop_ratio)
             ids = {name: rows[name] for name in ("question_id", "candidate_id")}
             return {**ids, "score": staged.sort_keys}
+        tokens = sequences or ranker.tokenizer.encode(*_texts(rows))
         if kind == "exits":
             if isinstance(ranker, PackedRanker):
                 scores = ranker.predict_sequence_exits(tokens)

@@ -5,9 +5,10 @@ milliseconds, because the scores of a candidate do not depend on the dropped one
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from as2ray.cascade.pruning import (
     Rounding,
     StagedScores,
     expand_drop_ratios,
+    log_odds,
+    lower_scores,
     prune,
 )
 from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
@@ -79,20 +82,37 @@ class CascadeReplay:
         """Number of questions."""
         return int(self.question_index.max(initial=-1)) + 1
 
-    def with_bm25(self) -> "CascadeReplay":
-        """Returns these scores after a stage without layers, that of `list_probabilities`."""
+    def take(self, rows: slice) -> "CascadeReplay":
+        """Returns the scores of some rows, of whole questions."""
+        parts = {name: getattr(self, name)[rows] for name in ("table", "scores", "num_tokens")}
+        return dataclasses.replace(self, **parts)
+
+    def with_bm25(self, weights: Mapping[int, float] = MappingProxyType({})) -> "CascadeReplay":
+        """Returns these scores after a stage without layers, that of `list_probabilities`.
+
+        Args:
+            weights: Weight of BM25 in the scores of an exit, by its layer; see
+                `MultiStageRanker.bm25_weights`.
+        """
         from as2ray.text.bm25 import list_probabilities
 
         probabilities = np.empty(len(self.scores), np.float32)
         questions = self.table["question"].to_pylist()
         candidates = np.array(self.table["candidate"].to_pylist(), object)
+        gaps = np.empty(len(self.scores))
         for question in range(self.num_questions):
             rows = np.flatnonzero(self.question_index == question)
             probabilities[rows] = list_probabilities(questions[rows[0]], candidates[rows].tolist())
+            values = log_odds(probabilities[rows])
+            gaps[rows] = values.max() - values
+        scores = self.scores.copy()
+        for index, layer in enumerate(self.exit_layers):
+            if weight := weights.get(layer):
+                scores[:, index] = lower_scores(scores[:, index], weight * gaps)
         return dataclasses.replace(
             self,
             exit_layers=(0, *self.exit_layers),
-            scores=np.column_stack([probabilities, self.scores]),
+            scores=np.column_stack([probabilities, scores]),
         )
 
     def rank(self, exit_indices: Sequence[int], drop_ratios: DropRatios) -> StagedScores:

@@ -19,6 +19,8 @@ NUM_LEVELS = 16
 """Finite margins of each exit on the path."""
 JUMPS = (1, 2, 4)
 """By how many levels one step may lower a margin."""
+MAX_BM25_WEIGHT, BM25_WEIGHT_PENALTY = 40.0, 2e-4
+"""Bound on the weight of BM25, whose log-odds differ by one or two: at 40 it alone decides."""
 NUM_SUBSTEPS = 4
 """Steps into which each step of the path is divided in the end."""
 
@@ -201,6 +203,52 @@ def _gaps(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
     best[question_index[is_best]] = values[is_best]
     gaps: np.ndarray = np.maximum(best[question_index] - values, 0.0)
     return gaps[places > 1]
+
+
+def fit_bm25_weights(replay: CascadeReplay) -> dict[int, float]:
+    """Fits by which weights BM25 brings the exits' scores nearest to the last exit's.
+
+    Scores and BM25 are combined such that the probability of being the best of a question's
+    candidates (softmax of the log-odds) is that of the last exit as nearly as possible (cross
+    entropy). BM25 knows of words what the first layers do not know yet.
+
+    Args:
+        replay: Stored scores of questions that trained no exit.
+
+    Returns:
+        Weight by the layer of each exit but the last, from 0 to `MAX_BM25_WEIGHT`; see
+        `MultiStageRanker.bm25_weights`.
+    """
+    from scipy.optimize import minimize
+
+    rows, stages = replay.question_index, replay.with_bm25()
+    bm25, *exits, last = (log_odds(scores) for scores in stages.scores.T)
+    target = _softmax(last, rows)
+    num_questions = replay.num_questions
+
+    def fit(exit_scores: np.ndarray) -> float:
+        features = np.stack([exit_scores, bm25], 1)
+
+        def loss(factors: np.ndarray) -> tuple[float, np.ndarray]:
+            probabilities = _softmax(features @ factors, rows)
+            entropy = -(target * np.log(np.maximum(probabilities, 1e-300))).sum() / num_questions
+            gradient = (probabilities - target) @ features / num_questions
+            penalty = BM25_WEIGHT_PENALTY * factors
+            return float(entropy + (penalty @ factors) / 2), gradient + penalty
+
+        slope, weight = minimize(loss, [1.0, 0.0], jac=True, method="L-BFGS-B").x
+        highest = weight / MAX_BM25_WEIGHT
+        return float(np.clip(weight / max(slope, highest, 1e-9), 0.0, MAX_BM25_WEIGHT))
+
+    return {layer: fit(scores) for layer, scores in zip(replay.exit_layers, exits)}
+
+
+def _softmax(values: np.ndarray, question_index: np.ndarray) -> np.ndarray:
+    """Returns the softmax over the rows of each question, shape [rows]."""
+    best = np.full(question_index.max() + 1, -np.inf)
+    np.maximum.at(best, question_index, values)
+    shares = np.exp(values - best[question_index])
+    return np.asarray(shares / np.bincount(question_index, shares)[question_index])
 
 
 def fit_margins(

@@ -266,7 +266,7 @@ class CascadeExits(Stage):
 class RankerCascade(Stage):
     """A cascade made of a finished ranker: exits whose margins are chosen."""
 
-    RESOURCES, VERSION = "device", 2
+    RESOURCES, VERSION = "device", 3
 
     exits: CascadeExits
     ranker: Stage
@@ -297,6 +297,7 @@ class RankerCascade(Stage):
             "drop_ratios": cascade.drop_ratios,
             "margins": cascade.margins and asdict(cascade.margins),
             "bm25_margin": cascade.bm25_margin,
+            "bm25_weights": dict(zip(cascade.exit_layers, cascade.bm25_weights)),
         }
 
 
@@ -312,15 +313,17 @@ class CascadeReplayEvaluation(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Replays its margins or drop ratios."""
         replay, stored = load_replay(context, self.scores), context.outputs(self.cascade)
-        layers, bm25_margin = stored["shape"]["exit_layers"], stored["bm25_margin"]
-        if bm25_margin is not None:
-            replay, layers = replay.with_bm25(), [0, *layers]
-        exits = [replay.exit_layers.index(layer) for layer in layers]
+        layers = stored["shape"]["exit_layers"]
         if stored["margins"] is None:
+            exits = [replay.exit_layers.index(layer) for layer in layers]
             staged = replay.rank(exits, stored["drop_ratios"])
         else:
             margins = Margins.from_settings(stored["margins"])
-            values = margins.values if bm25_margin is None else (bm25_margin, *margins.values)
+            weights = {int(layer): weight for layer, weight in stored["bm25_weights"].items()}
+            replay, values = replay.with_bm25(weights), margins.values
+            if stored["bm25_margin"] is not None:
+                layers, values = [0, *layers], (stored["bm25_margin"], *values)
+            exits = [replay.exit_layers.index(layer) for layer in layers]
             staged = replay.rank_by_margins(exits, values, margins.top_k)
         result = evaluate(
             replay.table,

@@ -1,11 +1,11 @@
-"""Stage zero of a cascade: BM25 drops candidates before the first layer."""
+"""BM25 in a cascade: it drops candidates before the first layer, and adds to the exits' scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from as2ray.cascade.pruning import StagedScores, margin_mask
+from as2ray.cascade.pruning import StagedScores, StageScorer, log_odds, lower_scores, margin_mask
 from as2ray.cascade.time_plan import NOT_SCORED
 
 UNSCORED_SCALE = np.float32(1e-6)
@@ -20,6 +20,8 @@ class BM25Selection:
     """Bool, shape [rows]."""
     scores: np.ndarray
     """Scores of those that do not; float32, shape [rows]."""
+    gaps: np.ndarray
+    """How far the log-odds of BM25 lie below the best of the question, 0 or more, shape [rows]."""
 
     def complete(self, entered: StagedScores) -> StagedScores:
         """Returns the scores of all rows, given those of the rows that entered."""
@@ -31,7 +33,9 @@ class BM25Selection:
 
 def enter_all(num_rows: int) -> BM25Selection:
     """Returns the selection of all rows."""
-    return BM25Selection(np.ones(num_rows, bool), np.zeros(num_rows, np.float32))
+    return BM25Selection(
+        np.ones(num_rows, bool), np.zeros(num_rows, np.float32), np.zeros(num_rows)
+    )
 
 
 def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
@@ -39,6 +43,7 @@ def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
     return BM25Selection(
         np.concatenate([selection.enters for selection in selections]),
         np.concatenate([selection.scores for selection in selections]),
+        np.concatenate([selection.gaps for selection in selections]),
     )
 
 
@@ -60,4 +65,28 @@ def select_by_bm25(
     probabilities = list_probabilities(question, candidates)
     rows = np.zeros(len(candidates), np.int64)
     enters = margin_mask(rows, probabilities, np.array([margin]), top_k)
-    return BM25Selection(enters, UNSCORED_SCALE * probabilities)
+    values = log_odds(probabilities)
+    return BM25Selection(enters, UNSCORED_SCALE * probabilities, values.max() - values)
+
+
+@dataclass(frozen=True)
+class BM25Scorer:
+    """Stages whose scores are lowered by what a candidate lies behind the question's best BM25."""
+
+    scorer: StageScorer
+    gaps: np.ndarray
+    """See `BM25Selection`."""
+    weights: Sequence[float]
+    """Weight of the gap in the log-odds of each stage but the last."""
+
+    @property
+    def question_index(self) -> np.ndarray:
+        """See `StageScorer`."""
+        return self.scorer.question_index
+
+    def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
+        """See `StageScorer`."""
+        scores = self.scorer.score(stage_index, rows)
+        if stage_index == len(self.weights) or not self.weights[stage_index]:
+            return scores
+        return lower_scores(scores, self.weights[stage_index] * self.gaps[rows])

@@ -16,10 +16,11 @@ from as2ray.cascade.pruning import (
     Pruning,
     Rounding,
     StagedScores,
+    StageScorer,
     expand_drop_ratios,
     prune,
 )
-from as2ray.models.bm25_stage import BM25Selection, enter_all, select_by_bm25
+from as2ray.models.bm25_stage import BM25Scorer, BM25Selection, enter_all, select_by_bm25
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
@@ -47,7 +48,8 @@ class StagePass(ABC):
 class MultiStageRanker(PackedRanker):
     """A ranker whose `config.json` has `exit_layers` and `drop_ratios` in its entry `as2ray`.
 
-    It may also have `rounding` (see `num_kept`; by default `floor`), `margins` and `bm25_margin`.
+    It may also have `rounding` (see `num_kept`; by default `floor`), `margins`, `bm25_margin` and
+    `bm25_weights`.
     """
 
     stage_pass: type[StagePass]
@@ -78,7 +80,8 @@ class MultiStageRanker(PackedRanker):
     @drop_ratios.setter
     def drop_ratios(self, drop_ratios: DropRatios) -> None:
         expanded = expand_drop_ratios(drop_ratios, len(self.exit_layers))
-        self._settings.update(drop_ratios=expanded.tolist(), margins=None, bm25_margin=None)
+        self._settings.update(drop_ratios=expanded.tolist(), margins=None)
+        self._settings.update(bm25_margin=None, bm25_weights=None)
 
     @property
     def rounding(self) -> Rounding:
@@ -117,12 +120,33 @@ class MultiStageRanker(PackedRanker):
     def bm25_margin(self, margin: float | None) -> None:
         self._settings["bm25_margin"] = margin
 
+    @property
+    def bm25_weights(self) -> tuple[float, ...]:
+        """Weight of BM25 in the log-odds of each exit but the last.
+
+        An exit's log-odds are lowered by the weight times what BM25 of the candidate lies below the
+        best of its question's candidates, as log-odds of `list_probabilities`. Setting `margins` or
+        `drop_ratios` makes all weights 0.
+        """
+        weights = self._settings.get("bm25_weights")
+        return tuple(weights) if weights else (0.0,) * (len(self.exit_layers) - 1)
+
+    @bm25_weights.setter
+    def bm25_weights(self, weights: Sequence[float]) -> None:
+        self._settings["bm25_weights"] = list(weights)
+
+    @property
+    def uses_bm25(self) -> bool:
+        """Whether BM25 drops candidates, or has a part in the scores that do."""
+        return self.bm25_margin is not None or any(self.bm25_weights)
+
     def select_by_bm25(self, question: str, candidates: Sequence[str]) -> BM25Selection | None:
-        """Returns which candidates of a question enter the first layer; None if all do."""
-        if self.bm25_margin is None:
+        """Returns what BM25 says of a question's candidates; None if it has no part in ranking."""
+        if not self.uses_bm25:
             return None
         top_k = 1 if self.margins is None else self.margins.top_k
-        return select_by_bm25(question, candidates, self.bm25_margin, top_k)
+        margin = np.inf if self.bm25_margin is None else self.bm25_margin
+        return select_by_bm25(question, candidates, margin, top_k)
 
     def predict_pairs(
         self,
@@ -130,10 +154,13 @@ class MultiStageRanker(PackedRanker):
         candidates: Sequence[str],
         question_index: np.ndarray,
         drop_ratios: DropRatios | None = None,
+        bm25_gaps: np.ndarray | None = None,
     ) -> StagedScores:
-        """Scores pairs; see `Ranker.predict_pairs`. With drop ratios, all enter the first layer."""
-        if self.bm25_margin is None or drop_ratios is not None:
-            return super().predict_pairs(questions, candidates, question_index, drop_ratios)
+        """Scores pairs; see `Ranker.predict_pairs`. With drop ratios, BM25 has no part in it."""
+        if bm25_gaps is not None or not self.uses_bm25 or drop_ratios is not None:
+            return super().predict_pairs(
+                questions, candidates, question_index, drop_ratios, bm25_gaps
+            )
         selection = enter_all(len(candidates))
         order = np.argsort(question_index, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(question_index[order])) + 1):
@@ -141,11 +168,13 @@ class MultiStageRanker(PackedRanker):
             part = self.select_by_bm25(questions[rows[0]], texts) if texts else None
             if part is not None:
                 selection.enters[rows], selection.scores[rows] = part.enters, part.scores
+                selection.gaps[rows] = part.gaps
         enters = selection.enters
         entered = super().predict_pairs(
             list(compress(questions, enters)),
             list(compress(candidates, enters)),
             question_index[enters],
+            bm25_gaps=selection.gaps[enters],
         )
         return selection.complete(entered)
 
@@ -205,10 +234,12 @@ class MultiStageRanker(PackedRanker):
         sequences: TokenSequences,
         question_index: np.ndarray,
         drop_ratios: DropRatios | Pruning | None = None,
+        bm25_gaps: np.ndarray | None = None,
     ) -> StagedScores:
         """Scores tokenized pairs, dropping candidates in between; see `Ranker.predict_pairs`.
 
-        Where nothing can be dropped, only the last stage scores, as `predict_scores` does.
+        `bm25_gaps` are those of `BM25Selection`; without them BM25 has no part in the scores. Where
+        nothing can be dropped, only the last stage scores, as `predict_scores` does.
         """
         pruning = self.resolve_pruning(drop_ratios, int(question_index.max(initial=-1)) + 1)
         if pruning.drops_nothing:
@@ -229,7 +260,10 @@ class MultiStageRanker(PackedRanker):
                     order = np.argsort(-remaining.lengths, kind="stable")
                     rows, pass_question_index = rows[order], pass_question_index[order]
                     remaining_rows = order
-                scorer = self.stage_pass(self, remaining, remaining_rows, pass_question_index)
+                stage_pass = self.stage_pass(self, remaining, remaining_rows, pass_question_index)
+                scorer: StageScorer = stage_pass
+                if bm25_gaps is not None:
+                    scorer = BM25Scorer(stage_pass, bm25_gaps[rows], self.bm25_weights)
                 scores[rows], stage_index[rows] = prune(scorer, pruning.select(questions))
         return StagedScores(scores, stage_index)
 

@@ -161,8 +161,9 @@ class PackedRanker(Ranker):
         candidates: Sequence[str],
         question_index: np.ndarray,
         drop_ratios: DropRatios | None = None,
+        bm25_gaps: np.ndarray | None = None,
     ) -> StagedScores:
-        """Scores pairs; see `Ranker.predict_pairs`.
+        """Scores pairs; see `Ranker.predict_pairs`, and for `bm25_gaps` `BM25Selection`.
 
         For a GPU, questions are tokenized in slices, each while the slice before is scored. On a
         CPU the encoder has all cores, so there is nothing to gain.
@@ -170,7 +171,7 @@ class PackedRanker(Ranker):
         slices = _slice_questions(question_index) if self.tokenizes_ahead else []
         if len(slices) < 2:
             sequences = self.tokenizer.encode(questions, candidates)
-            return self.predict_sequences(sequences, question_index, drop_ratios)
+            return self.predict_sequences(sequences, question_index, drop_ratios, bm25_gaps)
         pruning = self.resolve_pruning(drop_ratios, int(question_index.max()) + 1)
 
         def encode(rows: np.ndarray) -> TokenSequences:
@@ -180,7 +181,8 @@ class PackedRanker(Ranker):
         for rows, sequences in zip(slices, parallel_map(encode, slices, 1, one_core_each=True)):
             numbers, index = np.unique(question_index[rows], return_inverse=True)
             part_pruning = None if pruning is None else pruning.select(numbers)
-            parts.append(self.predict_sequences(sequences, index, part_pruning))
+            gaps = None if bm25_gaps is None else bm25_gaps[rows]
+            parts.append(self.predict_sequences(sequences, index, part_pruning, gaps))
         return concatenate_scores(parts, np.concatenate(slices))
 
     @property
@@ -193,6 +195,7 @@ class PackedRanker(Ranker):
         sequences: TokenSequences,
         question_index: np.ndarray,
         drop_ratios: DropRatios | Pruning | None = None,
+        bm25_gaps: np.ndarray | None = None,
     ) -> StagedScores:
         """Scores tokenized pairs; see `Ranker.predict_pairs`."""
         self.check_no_drop_ratios(drop_ratios)

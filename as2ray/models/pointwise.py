@@ -62,6 +62,7 @@ class PointwiseRanker(PackedRanker):
         sequences: TokenSequences,
         question_index: np.ndarray,
         drop_ratios: DropRatios | Pruning | None = None,
+        bm25_gaps: np.ndarray | None = None,
     ) -> StagedScores:
         """Scores tokenized pairs; see `Ranker.predict_pairs`."""
         if self.activation == "sigmoid":

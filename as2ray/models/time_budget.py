@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from as2ray.cascade.pruning import Pruning, StagedScores
+from as2ray.cascade.pruning import Pruning, StagedScores, lower_scores
 from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
 from as2ray.models.encoder.packed_attention import SequenceLayout
 
@@ -169,6 +169,7 @@ class TimedPass:
         self.scores = np.zeros(len(candidates), np.float32)
         self.stage_index = np.full(len(candidates), NOT_SCORED)
         self.lengths = np.zeros(len(candidates), np.int64)
+        self.bm25_gaps: np.ndarray | None = None
         self.states: dict[int, Tensor] = {}
         """Packed states of each candidate after its last stage, if another one follows."""
 
@@ -184,7 +185,7 @@ class TimedPass:
         if self.selects_by_bm25 and bm25_s < self._time_left_s() / 2:
             selection = self.ranker.select_by_bm25(self.question, self.candidates)
         if selection is not None:
-            rows = np.flatnonzero(selection.enters)
+            rows, self.bm25_gaps = np.flatnonzero(selection.enters), selection.gaps
         with self.ranker.scoring():
             for stage in range(len(self.stage_layers)):
                 if stage and len(rows):
@@ -294,5 +295,8 @@ class TimedPass:
         start_layer = ranker.exit_layers[stage - 1] if stage else 0
         hidden, logits = ranker.run_exit(stage, hidden, layout, start_layer)
         self.scores[rows] = ranker.network.heads[stage].score(logits).float().cpu().numpy()
+        if self.bm25_gaps is not None and stage < len(self.stage_layers) - 1:
+            lower_by = ranker.bm25_weights[stage] * self.bm25_gaps[rows]
+            self.scores[rows] = lower_scores(self.scores[rows], lower_by)
         if stage < len(self.stage_layers) - 1:
             self.states |= zip(rows.tolist(), hidden.split(self.lengths[rows].tolist()))

@@ -72,7 +72,7 @@ class TokenizedRequest:
     time_share: Callable[[], float] = lambda: 1.0
     """Returns the share of its time that others with a budget leave it."""
     selection: BM25Selection | None = None
-    """Which candidates enter the first layer; None for all."""
+    """What BM25 says of the candidates; None if it has no part."""
 
     @property
     def has_budget(self) -> bool:
@@ -107,6 +107,7 @@ class RerankEngine:
             tuple(drop_ratios),
             margins,
             ranker.bm25_margin if isinstance(ranker, MultiStageRanker) else None,
+            ranker.bm25_weights if isinstance(ranker, MultiStageRanker) else (),
             ranker.threshold,
             self.answer_scoring,
             network.config.model_type if network is not None else "",
@@ -257,7 +258,9 @@ class RerankEngine:
                 [tokenized.selection or enter_all(size) for tokenized, size in zip(batch, sizes)]
             )
             entered = question_index[selection.enters]
-            return selection.complete(self.ranker.predict_sequences(encoded, entered, pruning))
+            gaps = selection.gaps[selection.enters]
+            scores = self.ranker.predict_sequences(encoded, entered, pruning, gaps)
+            return selection.complete(scores)
         questions = [requests[i].question for i in question_index]
         candidates = [text for request in requests for text in request.candidates]
         return self.ranker.predict_pairs(questions, candidates, question_index)

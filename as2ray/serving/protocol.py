@@ -332,6 +332,8 @@ class Info(StrictModel):
     """Margins that drop candidates instead of the ratios, with the bound on what they lose."""
     bm25_margin: float | None
     """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
+    bm25_weights: tuple[float, ...]
+    """Weight of BM25 in the log-odds of each exit but the last; 0 without it."""
     max_drop_ratio: float
     num_indexed_sentences: int
     example_questions: list[str]

@@ -33,8 +33,8 @@ class CascadeConfig:
     questions; otherwise the expected loss does. It needs more questions."""
     use_bm25: bool = True
     """Let candidates leave before the first layer whose BM25, counted over the question's
-    candidates, lies too far below the best; the margin is one of those that the bound chooses. With
-    `drop_ratios` all candidates enter the first layer."""
+    candidates, lies too far below the best; the margin is one of those that the bound chooses. BM25
+    also has a part in the scores of the exits but the last. With `drop_ratios` it has none."""
     int8: bool = False
     """Fit the ranges of activations that int8 needs. Where the ranker's dtype is then int8, exits
     and margins are fitted to its scores in int8."""

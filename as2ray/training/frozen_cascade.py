@@ -25,7 +25,7 @@ from as2ray.checkpoints.loading import build_ranker, load
 from as2ray.checkpoints.saving import check_new_path, save
 from as2ray.errors import CheckpointError, EvaluationError
 from as2ray.evaluation.cascade_replay import CascadeReplay
-from as2ray.evaluation.margin_path import fit_margins, measure_last_exit
+from as2ray.evaluation.margin_path import fit_bm25_weights, fit_margins, measure_last_exit
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.packed_ranker import PackedRanker
@@ -201,14 +201,16 @@ def _choose_margins(
         max_loss, confidence = config.bound
         # The order of the margins needs many questions more than it needs new ones: a step that
         # loses nothing on a few costs much on others.
-        order = pa.concat_tables([parts.heads, parts.path])
-        if config.use_labels:
-            order = filter_table(order, "clean")
+        heads = filter_table(parts.heads, "clean") if config.use_labels else parts.heads
+        order = pa.concat_tables([heads, parts.path])
         num_pairs = len(parts.calibration) + len(order)
         with task("scores of all exits", num_pairs, "pairs", counts_rows=True):
             calibration, path = (_score(cascade, t) for t in (parts.calibration, order))
+        weights: dict[int, float] = {}
         if config.use_bm25:
-            calibration, path = calibration.with_bm25(), path.with_bm25()
+            # On what trained the exits, they would need BM25 less.
+            weights = fit_bm25_weights(path.take(slice(len(heads), None)))
+            calibration, path = calibration.with_bm25(weights), path.with_bm25(weights)
         exit_layers, margins = fit_margins(
             path,
             calibration,
@@ -227,6 +229,7 @@ def _choose_margins(
             change = measure_last_exit(calibration, scores)
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
         cascade.margins, cascade.bm25_margin = margins, bm25_margin
+        cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers[:-1]]
     # The exits imitate the ranker's log-odds, so its calibration is theirs.
     cascade.calibration = monolith.calibration * len(cascade.exit_layers)
     cascade.threshold = monolith.threshold

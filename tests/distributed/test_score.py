@@ -17,6 +17,7 @@ import pytest
 import tiny
 
 from as2ray.cascade.cost import EncoderShape
+from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.initialization import build_sequential, init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
@@ -117,6 +118,20 @@ def test_stored_logits_are_the_ranker_s_row_for_row(ranker_of, corpus, tmp_path,
     expected = load(ranker_of(kind)).predict_table(table).scores
     scores = positive_probability(torch.from_numpy(stored_logits(tmp_path)))
     np.testing.assert_allclose(scores, expected, atol=0.01)
+
+
+def test_stored_scores_of_a_cascade_with_bm25_are_those_of_the_whole_table(
+    ranker_of, corpus, tmp_path
+):
+    ranker = load(ranker_of("cascade"))
+    ranker.margins, ranker.bm25_margin = Margins((0.05, 0.05)), 0.1
+    ranker.bm25_weights = (2.0, 1.0)
+    save(ranker, tmp_path / "ranker")
+    score_table(corpus, tmp_path / "ranker", tmp_path / "scores", HERE, "score")
+    expected = ranker.predict_table(ParquetTable.open(corpus).to_table())
+    assert -1 in expected.stage_index  # left by BM25
+    stored = read_scores(tmp_path / "scores")["score"].to_numpy()
+    np.testing.assert_array_equal(np.floor(stored), expected.stage_index)
 
 
 @pytest.mark.parametrize("kind", ["pointwise", "cascade", "sequential", "ensemble", "joint"])

@@ -5,11 +5,13 @@ import pytest
 import tiny
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.cascade.pruning import StagedScores
+from as2ray.cascade.pruning import StagedScores, log_odds
 from as2ray.errors import EvaluationError
 from as2ray.evaluation import margin_path
 from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.margin_path import (
+    MAX_BM25_WEIGHT,
+    fit_bm25_weights,
     fit_margin_path,
     fit_margins,
     measure_margins,
@@ -66,6 +68,31 @@ def test_bm25_is_a_stage_without_layers_before_the_others(replay):
     _, flops = measure_margins(staged, margins, "first_place", 1)
     kept = staged.rank_by_margins([0, 3], [0.0]).stage_index == 1
     assert flops == pytest.approx(replay.num_tokens[kept].sum() / replay.num_tokens.sum(), rel=0.1)
+
+
+def test_bm25_has_the_weight_that_brings_an_exit_nearest_to_the_last_one(replay):
+    bm25 = log_odds(replay.with_bm25().scores[:, 0])
+    random = np.random.default_rng(0)
+    noise, meaning = random.normal(0, 1, (2, len(bm25)))
+    exits = [noise, meaning, meaning + 5 * bm25, meaning + 5 * bm25]
+    scores = (1 / (1 + np.exp(-np.stack(exits, 1)))).astype(np.float32)
+    weights = fit_bm25_weights(replace(replay, exit_layers=(1, 2, 4, 6), scores=scores))
+    assert list(weights) == [1, 2, 4]
+    assert weights[1] == MAX_BM25_WEIGHT
+    assert weights[2] == pytest.approx(5, rel=0.1)
+    assert weights[4] == pytest.approx(0, abs=0.1)
+    negative = replace(replay, scores=1 / (1 + np.exp(bm25[:, None] * [1, 1, 5])))
+    assert fit_bm25_weights(negative) == {2: 0.0, 4: 0.0}
+
+
+def test_exits_scores_are_lowered_by_weights_and_the_last_one_s_are_not(replay):
+    weighted = replay.with_bm25({2: 3.0})
+    np.testing.assert_array_equal(weighted.scores[:, 2:], replay.scores[:, 1:])
+    values = log_odds(replay.with_bm25().scores[:, 0])
+    best = np.maximum.reduceat(values, np.flatnonzero(np.diff(replay.question_index, prepend=-1)))
+    expected = log_odds(replay.scores[:, 0]) - 3.0 * (best[replay.question_index] - values)
+    np.testing.assert_allclose(log_odds(weighted.scores[:, 1]), expected, atol=1e-4)
+    assert replay.take(slice(8, 24)).num_questions == 2
 
 
 def staged_example() -> tuple[CascadeReplay, StagedScores]:

@@ -107,6 +107,40 @@ def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cas
         assert result.num_tokens == len(pairs.token_ids)
 
 
+def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade, tmp_path):
+    plain = cascade.rank(QUESTION, CANDIDATES)
+    weights, gaps = (2.5,), select_by_bm25(QUESTION, CANDIDATES, np.inf).gaps
+    cascade.margins = Margins((0.0,))  # all but the best leave after the first exit
+    own = {r.index: r for r in cascade.rank(QUESTION, CANDIDATES)}
+    assert not cascade.uses_bm25
+    cascade.bm25_weights = weights
+    assert cascade.uses_bm25
+    restored = load(save(cascade, tmp_path / "saved"), dtype="fp32", device="cpu")
+    assert restored.bm25_weights == weights
+    ranking = restored.rank(QUESTION, CANDIDATES)
+    assert ranking[0].index == 1  # it has most words of the question
+    logit = {r.index: np.log(r.score / (1 - r.score)) for r in ranking}
+    for index, result in own.items():
+        if result.exit_layer == 1 and index != 1:
+            expected = np.log(result.score / (1 - result.score)) - 2.5 * gaps[index]
+            assert logit[index] == pytest.approx(expected, abs=1e-4)
+    in_time = restored.rank(QUESTION, CANDIDATES, budget_ms=60_000)
+    engine = RerankEngine(restored, Limits())
+    request = RerankRequest(QUESTION, CANDIDATES, "m")
+    served = engine.rank([engine.tokenize(request) for _ in range(2)])
+    others = [in_time, *(result.ranking for result in served)]
+    for other in others:
+        assert [(r.index, r.exit_layer) for r in other] == [
+            (r.index, r.exit_layer) for r in ranking
+        ]
+        assert [r.score for r in other] == pytest.approx([r.score for r in ranking], abs=1e-6)
+    with_ratio = restored.rank(QUESTION, CANDIDATES, drop_ratios=0.0)
+    assert [r.index for r in with_ratio] != [r.index for r in ranking]
+    cascade.drop_ratios = 0.0
+    assert not cascade.uses_bm25
+    assert {r.exit_layer for r in plain} == {0, 3}
+
+
 def test_without_time_all_candidates_keep_their_order_and_bm25_is_not_asked(cascade, monkeypatch):
     cascade.rank(QUESTION, CANDIDATES, budget_ms=1_000)  # measures the speed
     monkeypatch.setattr(type(cascade), "select_by_bm25", None)  # cannot be called

@@ -193,10 +193,14 @@ def test_bound_says_what_was_fitted(monolith, tmp_path):
 
 
 @pytest.mark.parametrize("keep_top", [None, 2])
-def test_bm25_drops_before_the_first_layer_what_the_replay_says(monolith, tmp_path, keep_top):
+def test_cascade_with_bm25_ranks_as_its_replay_says(monolith, tmp_path, keep_top, monkeypatch):
+    # Of a ranker with random weights words tell nothing.
+    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda _: {1: 3.0, 2: 2.0})
     config = replace(CONFIG, max_loss=0.5, use_bm25=True, keep_top=keep_top, at_least=0.1)
     made = make_cascade(monolith, TABLE, tmp_path / "c", calibration_table=OTHERS, config=config)
-    replay = frozen_cascade._score(made, OTHERS).with_bm25()
+    assert sum(made.bm25_weights) >= 2
+    weights = dict(zip(made.exit_layers, made.bm25_weights))
+    replay = frozen_cascade._score(made, OTHERS).with_bm25(weights)
     assert replay.exit_layers == (0, *made.exit_layers)
     every = list(range(len(replay.exit_layers)))
     assert made.margins.top_k == (keep_top or 1)
@@ -204,6 +208,8 @@ def test_bm25_drops_before_the_first_layer_what_the_replay_says(monolith, tmp_pa
     expected = replay.rank_by_margins(every, margins, made.margins.top_k)
     staged = load(tmp_path / "c", dtype="fp32", device="cpu").predict_table(OTHERS)
     np.testing.assert_array_equal(staged.stage_index + 1, expected.stage_index)
+    scored = staged.stage_index >= 0
+    np.testing.assert_allclose(staged.scores[scored], expected.scores[scored], rtol=1e-3)
     assert 0 < np.mean(staged.stage_index < 0) < 1
     flops = replay.measure(every, expected).relative_flops
     assert made.margins.bound.relative_flops == pytest.approx(flops)
