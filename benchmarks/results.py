@@ -108,7 +108,8 @@ def build_page(data: Path) -> str:
     parts = [
         "# Measured results",
         "`make results` writes this page from the files in `docs/results/data`, which benchmarks "
-        "and recipes wrote. What the numbers mean is in [Results](../results.md).",
+        "and recipes wrote. What the numbers mean is in [Results](../results.md). "
+        "`benchmarks.plan` computes hours; its runs were not made.",
     ]
     for path in sorted(data.iterdir()):
         if path.name != STORED:
