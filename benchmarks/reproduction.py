@@ -38,11 +38,11 @@ def render(rows: list[dict[str, Any]]) -> str:
     totals.append(("all", *(str(sum(c[state] for c in counts.values())) for state in STATES)))
     parts = [
         "# What of the papers is built",
-        "Rendered from `reproduction.yaml` by `python -m benchmarks.reproduction`. ok: as the "
-        "paper says, or with a deviation that the recipe's header names with its reason; private: "
-        "on closed data. Modules are those of `as2ray/`, recipes those of `pipelines/recipes/`. No "
-        "table of a paper was run by us at its size, for which there was no GPU; `results.md` and "
-        "`papers/` have what was run.",
+        "`python -m benchmarks.reproduction` writes this page from `reproduction.yaml`. **ok**: as "
+        "the paper says, or as the header of the recipe says, with the reason. **deviates**: in "
+        "another way. **private**: it needs data that is not public. *Where* names modules of "
+        "`as2ray/` and recipes of `pipelines/recipes/`. We had no GPU to run a table of a paper at "
+        "its size. What was run is in [Results](results.md).",
         markdown_table(("paper", *STATES), totals),
     ]
     for paper in papers:

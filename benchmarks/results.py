@@ -3,7 +3,8 @@
     python -m benchmarks.results        # make results
 
 A file of `docs/results/data` is what a benchmark wrote with `--output`. A folder there has reports
-of a recipe (`bound-*.json`) and its `run.json`, which says when, where and from which commit.
+of a recipe and its `run.json`, which says when, where and from which commit. The folder `tables`
+has tables of runs that stored no file: `columns`, `rows`, and where they come from (`SOURCE`).
 Between `<!-- drawn from FILE -->` and `<!-- end -->` a page has the table of that file.
 """
 
@@ -12,12 +13,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "docs" / "results"
-PAGE, DATA, RUN = "measured.md", "data", "run.json"
-PAPERS = FOLDER.parent / "papers"
+from as2ray.evaluation.report import SIGNIFICANCE_LEVEL
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "results"
+PAGE, DATA, RUN, STORED = "measured.md", "data", "run.json", "tables"
+
+PAGES, UNDRAWN = ("*.md", "papers/*.md", "results/*.md"), ("log.md", "reproduction.md")
+"""Pages of `docs` with drawn tables, and those without: findings, and a page drawn elsewhere."""
+
+SOURCE = ("date", "command", "machine", "seeds", "source")
+"""What a table without a file of its run says of it."""
 
 DRAWN = re.compile(r"(<!-- drawn from (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """A table of a page, which this module writes."""
@@ -34,6 +43,9 @@ MEASURED = ("p50", "p99", "MAP")
 
 HOLDS = {True: "yes", False: "**no**", None: ""}
 
+VALUE = re.compile(r"([+-]?\d+\.\d+)(?: ± (\d+\.\d+))?")
+"""A number of a table, with its standard deviation."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page and its plots."""
@@ -42,8 +54,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = parser.parse_args(argv).folder
     (folder / PAGE).write_text(build_page(folder / DATA), encoding="utf-8")
     write_plots(folder / DATA, folder)
-    for path in (*folder.glob("*.md"), *(PAPERS.glob("*.md") if folder == FOLDER else ())):
+    for path in list_pages() if folder == FOLDER else folder.glob("*.md"):
         path.write_text(fill_tables(path.read_text(encoding="utf-8"), folder / DATA), "utf-8")
+
+
+def list_pages() -> list[Path]:
+    """Returns the pages whose measured tables are drawn: README and docs, but not the log."""
+    docs = FOLDER.parent
+    pages = [
+        ROOT / "README.md",
+        *docs.glob("*.md"),
+        *docs.glob("papers/*.md"),
+        *FOLDER.glob("*.md"),
+    ]
+    return sorted(path for path in pages if path.name not in ("log.md", "reproduction.md"))
 
 
 def fill_tables(page: str, data: Path) -> str:
@@ -55,11 +79,28 @@ def fill_tables(page: str, data: Path) -> str:
     """
 
     def draw(match: re.Match[str]) -> str:
-        content = json.loads((data / match[2]).read_text(encoding="utf-8"))
-        table = _bounds_table if _is_bounds(content) else TABLES[content["benchmark"]]
-        return f"{match[1]}\n{table(content)}\n\n{match[3]}"
+        table = _draw_table(json.loads((data / match[2]).read_text(encoding="utf-8")))
+        return f"{match[1]}\n{table}\n\n{match[3]}"
 
     return DRAWN.sub(draw, page)
+
+
+def _draw_table(content: Any) -> str:
+    if _is_bounds(content):
+        return _bounds_table(content)
+    if "columns" in content:
+        rows = [[_format_cell(cell) for cell in row] for row in content["rows"]]
+        return _table(content["columns"], rows)
+    return _report_table(content) if _is_report(content) else TABLES[content["benchmark"]](content)
+
+
+def _format_cell(cell: str | list[float | str]) -> str:
+    """Returns a cell as it is written, or mean and standard deviation of its seeds and a mark."""
+    if isinstance(cell, str):
+        return cell
+    values = [value for value in cell if not isinstance(value, str)]
+    mark = f" {cell[-1]}" if isinstance(cell[-1], str) else ""
+    return f"{mean(values):.3f} ± {stdev(values):.3f}{mark}"
 
 
 def build_page(data: Path) -> str:
@@ -67,11 +108,19 @@ def build_page(data: Path) -> str:
     parts = [
         "# Measured results",
         "`make results` writes this page from the files in `docs/results/data`, which benchmarks "
-        "and recipes wrote; no number is typed by hand. What the numbers mean is in "
-        "[Results](../results.md).",
+        "and recipes wrote. What the numbers mean is in [Results](../results.md). "
+        "`benchmarks.plan` computes hours; its runs were not made.",
     ]
     for path in sorted(data.iterdir()):
-        parts += _recipe_sections(path) if path.is_dir() else _benchmark_section(path)
+        if path.name != STORED:
+            parts += _recipe_sections(path) if path.is_dir() else _benchmark_section(path)
+    if stored := sorted((data / STORED).rglob("*.json")):
+        parts += [
+            "## Tables of runs that stored no file",
+            "These runs were made before benchmarks and recipes stored files, or by scripts. Their "
+            f"tables are in `data/{STORED}`; this says where each comes from.",
+            _sources_table(stored),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -96,6 +145,8 @@ def write_plots(data: Path, folder: Path) -> None:
             _plot_intervals(points, labels, title, 1.0, folder / f"{path.stem}.png")
         elif _has_budgets(content):
             _plot_budgets(content["results"], folder / f"{path.stem}.png")
+        elif isinstance(content, dict) and "plot" in content:
+            _plot_table(content, folder / f"{path.parent.name}-{path.stem}.png")
 
 
 def _benchmark_section(path: Path) -> Iterator[str]:
@@ -136,10 +187,40 @@ def _recipe_sections(folder: Path) -> Iterator[str]:
         yield f"{content['title']}; {_describe_run(content)}; seeds {seeds}."
     else:
         yield "The run was made before recipes stored date, machine and commit."
-    for path in sorted(folder.glob("bound-*.json")):
+    for path in sorted(set(folder.glob("*.json")) - {run}):
+        content = json.loads(path.read_text(encoding="utf-8"))
         yield f"### {path.stem.removeprefix('bound-')}"
-        yield _bounds_table(json.loads(path.read_text(encoding="utf-8")))
-        yield f"![Differences with their intervals]({path.stem}.png)"
+        yield _draw_table(content)
+        if _is_bounds(content):
+            yield f"![Differences with their intervals]({path.stem}.png)"
+
+
+def _sources_table(paths: Sequence[Path]) -> str:
+    rows = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        seeds = content["seeds"] or ""
+        texts = {key: content[key] for key in SOURCE}
+        texts["seeds"] = seeds if isinstance(seeds, str) else ", ".join(map(str, seeds))
+        rows.append((f"{path.parent.name}/{path.stem}", *texts.values()))
+    return _table(("table", *SOURCE), rows)
+
+
+def _report_table(report: Mapping[str, Any]) -> str:
+    """Returns the measures of a report's systems, marked where they differ from the baseline."""
+    measures = list(report["rows"][0]["measures"])
+    rows = []
+    for row in report["rows"]:
+        system = row["system"] + (" (baseline)" if row["system"] == report["baseline"] else "")
+        cells = []
+        for measure in measures:
+            value = row["measures"][measure]
+            deviation = "" if value["std"] is None else f" ± {value['std']:.4f}"
+            mark = " †" if row["p_holm"].get(measure, 1.0) < SIGNIFICANCE_LEVEL else ""
+            cells.append(f"{value['mean']:.4f}{deviation}{mark}")
+        rows.append((system, *cells))
+    names = {"AP": "MAP", "RR": "MRR"}
+    return _table(("system", *(names.get(measure, measure) for measure in measures)), rows)
 
 
 def _bounds_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -222,6 +303,21 @@ def _search_table(report: Mapping[str, Any]) -> str:
     return _table(("sentences", "", "p50, ms", "p99, ms", "hit@3", "ranked, mean"), lines)
 
 
+def _plan_table(report: Mapping[str, Any]) -> str:
+    """Returns the hours of each paper of `benchmarks.plan`, on some numbers of devices."""
+    lines = []
+    for paper, plan in report["results"]["papers"].items():
+        single, *several = plan["hours"].values()
+        shown = [
+            "{in sequence:.1f} / {side by side:.1f} ({devices of a gang})".format(**hours)
+            for hours in several
+        ]
+        runs = f"{plan['runs']} ({plan['runs listed']})"
+        lines.append((paper, runs, f"{single['in sequence']:.1f}", *shown))
+    columns = [f"on {devices}" for devices in plan["hours"]]
+    return _table(("paper", "distinct runs (listed)", *columns), lines)
+
+
 def _budgets(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Returns what was measured within each budget, the shortest first, and without one."""
     return {name: sides for name, sides in results.items() if name == "none" or name[0].isdigit()}
@@ -244,6 +340,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _is_bounds(content: Any) -> bool:
     return isinstance(content, list) and bool(content) and "comparison" in content[0]
+
+
+def _is_report(content: Any) -> bool:
+    return isinstance(content, dict) and content.keys() >= {"rows", "baseline"}
 
 
 def _has_rates(content: Any) -> bool:
@@ -295,7 +395,7 @@ def _plot_intervals(
     points: Sequence[tuple[float, float, float]],
     labels: Sequence[str],
     title: str,
-    reference: float,
+    reference: float | None,
     path: Path,
 ) -> None:
     """Plots values with their ranges, one below the other, beside a reference."""
@@ -307,13 +407,55 @@ def _plot_intervals(
     values = [value for value, _, _ in points]
     errors = [[v - low for v, low, _ in points], [high - v for v, _, high in points]]
     axes.errorbar(values, list(rows), xerr=errors, fmt="o", capsize=3)
-    axes.axvline(reference, color="gray", linewidth=1, linestyle="--")
+    if reference is not None:
+        axes.axvline(reference, color="gray", linewidth=1, linestyle="--")
     axes.set_yticks(list(rows), labels)
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=90, metadata={"Software": None})
 
 
-TABLES = {"gpu": _rates_table, "budget": _budgets_table, "retrieval": _search_table}
+def _plot_table(content: Mapping[str, Any], path: Path) -> None:
+    """Plots a column of a stored table beside its baseline, or its rows as curves."""
+    columns, rows, plot = content["columns"], content["rows"], content["plot"]
+    if "column" not in plot:
+        _plot_curves(columns[1:], rows, plot["title"], path)
+        return
+    index = columns.index(plot["column"])
+    points, labels, reference = [], [], None
+    for row in rows:
+        if value := VALUE.match(row[index]):
+            number, deviation = float(value[1]), float(value[2] or 0)
+            points.append((number, number - deviation, number + deviation))
+            labels.append(row[0])
+            reference = number if "(baseline)" in row[0] else reference
+    _plot_intervals(points, labels, plot["title"], reference, path)
+
+
+def _plot_curves(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, path: Path
+) -> None:
+    """Plots each row of a table over its columns."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name, *cells in rows:
+        values = [(x, VALUE.match(cell)) for x, cell in enumerate(cells)]
+        points = [(x, float(v[1]), float(v[2] or 0)) for x, v in values if v]
+        x, y, errors = zip(*points)
+        axes.errorbar(x, y, errors, fmt="o-", capsize=3, markersize=4, label=name.replace("`", ""))
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+TABLES = {
+    "gpu": _rates_table,
+    "budget": _budgets_table,
+    "plan": _plan_table,
+    "retrieval": _search_table,
+}
 """Tables of pages, by the benchmark that wrote the file."""
 
 if __name__ == "__main__":
