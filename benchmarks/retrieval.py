@@ -43,12 +43,8 @@ from as2ray.experiments.documents import label_parts, retrieve_parts
 from as2ray.models.sentence_encoder import SentenceEncoder
 from as2ray.profiling.speed_ratio import measure_alternately, measure_rate
 from as2ray.retrieval import embeddings
-from as2ray.retrieval.answer_scoring import (
-    AnswerScoring,
-    default_scoring,
-    fit_max_ranked,
-    fit_similarity_gap,
-)
+from as2ray.retrieval.answer_fitting import fit_max_ranked, fit_similarity_gap
+from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import QuestionAnswerer, find_candidates
 from as2ray.retrieval.sentence_index import SentenceIndex

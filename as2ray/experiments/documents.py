@@ -18,16 +18,12 @@ from as2ray.experiments.bm25 import INDEX, hash_documents, too_few_questions, wr
 from as2ray.experiments.rankers import RANKER, copy_ranker
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import read_table, write_table
-from as2ray.retrieval.answer_scoring import (
-    FILE,
-    AnswerScoring,
-    Parts,
-    default_scoring,
+from as2ray.retrieval.answer_fitting import (
     fit_answer_scoring,
     fit_min_similarity,
     fit_similarity_gap,
-    logits_of,
 )
+from as2ray.retrieval.answer_scoring import FILE, AnswerScoring, Parts, default_scoring, logits_of
 from as2ray.retrieval.pseudo_labels import Query
 from as2ray.retrieval.query_generation import QuerySource, generate_queries
 from as2ray.retrieval.query_generator import QuestionGenerator

@@ -21,12 +21,8 @@ from as2ray.experiments.documents import positives_by_question
 from as2ray.experiments.rankers import RANKER, StoredScores
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import TABLE, filtered_table, read_table, write_table
-from as2ray.retrieval.answer_scoring import (
-    AnswerScoring,
-    default_scoring,
-    fit_answer_scoring,
-    logit_of,
-)
+from as2ray.retrieval.answer_fitting import fit_answer_scoring
+from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring, logit_of
 from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
 from as2ray.retrieval.question_answering import QuestionAnswer, QuestionAnswerer

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from as2ray.retrieval.answer_scoring import AnswerScoring, fit_min_similarity
+from as2ray.retrieval.answer_fitting import fit_min_similarity
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.embeddings import LoadEncoder
 from as2ray.retrieval.index_writer import MANIFEST
 from as2ray.retrieval.query_generation import generate_queries

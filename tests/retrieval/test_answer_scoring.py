@@ -5,18 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from as2ray.retrieval.answer_scoring import (
-    PARTS,
-    AnswerScoring,
+from as2ray.retrieval.answer_fitting import (
     _choose,
-    answer_features,
     average_precision,
-    default_scoring,
     fit_answer_model,
     fit_answer_scoring,
     fit_max_ranked,
     fit_min_similarity,
     fit_similarity_gap,
+)
+from as2ray.retrieval.answer_scoring import (
+    PARTS,
+    AnswerScoring,
+    answer_features,
+    default_scoring,
     standardize,
 )
 
