@@ -41,10 +41,10 @@ _shared_fixtures: dict[str, float] = {}
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef, request):
-    """Notes the seconds of a fixture that tests share, but not of `_quiet`, which all need."""
+    """Notes the seconds of a fixture that tests share."""
     started_at = time.perf_counter()
     result = yield
-    if fixturedef.scope != "function" and fixturedef.argname != "_quiet":
+    if fixturedef.scope != "function":
         file = "" if fixturedef.scope == "session" else request.node.nodeid
         _shared_fixtures[f"{file}::{fixturedef.argname}"] = time.perf_counter() - started_at
     return result
@@ -65,6 +65,8 @@ def is_long(
 ) -> bool:
     """Whether a test, or a fixture that it shares, took too long when it ran last.
 
+    Fixtures whose names begin with `_` do not count, because all tests need them.
+
     Args:
         nodeid: Of the test.
         fixture_names: Of the test.
@@ -72,6 +74,7 @@ def is_long(
         limit_s: Limit of a test; that of a fixture is `SHARED_FIXTURE_FACTOR` times as much.
     """
     file = nodeid.partition("::")[0]
-    fixtures = (f"{scope}::{name}" for name in fixture_names for scope in ("", file))
+    names = [name for name in fixture_names if not name.startswith("_")]
+    fixtures = (f"{scope}::{name}" for name in names for scope in ("", file))
     max_fixture_s = max((seconds.get(name, 0.0) for name in fixtures), default=0.0)
     return seconds.get(nodeid, 0.0) > limit_s or max_fixture_s > SHARED_FIXTURE_FACTOR * limit_s

@@ -43,10 +43,12 @@ def test_test_has_its_own_seconds_and_not_those_of_fixtures_that_others_share(ke
         ({"::model": 1.1}, True),
         ({"tests/a/test_b.py::model": 1.1}, True),
         ({"tests/a/test_d.py::model": 1.1, "::other": 9.0}, False),
+        ({"::_on_cpu": 9.0}, False),
     ],
 )
 def test_tests_that_took_long_or_share_a_long_fixture_are_left_out(seconds, expected):
-    assert durations.is_long(TEST, ["model", "tmp_path"], seconds, 0.05) is expected
+    names = ["_on_cpu", "model", "tmp_path"]
+    assert durations.is_long(TEST, names, seconds, 0.05) is expected
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from as2ray.distributed.workers_config import (
 )
 from as2ray.errors import ResourceError
 
-POLL_INTERVAL_S = 5.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two checks of a cluster whose nodes are not started yet."""
 
 

@@ -672,13 +672,3 @@ def test_stream_of_what_cannot_be_read_is_refused(flags, problem, capsys):
     with pytest.raises(SystemExit):
         main(["stream", *flags])
     assert problem in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_stream_tells_rates_and_the_hours_of_a_model(prepared, capsys):
-    main(["stream", "--table", str(prepared), "--workers", "1", "--model_pairs_per_second", "0.1"])
-    out = capsys.readouterr().out
-    assert "60 pairs and " in out
-    assert "MapBatches(_pack_windows)" in out
-    limit = "0.17 hours on 1 devices that train on 0.1 pairs/s each: the model limits it"
-    assert limit in out

@@ -153,3 +153,13 @@ def test_elastic_plan_fits_where_its_least_workers_do(create_cluster):
         check_plan(WorkersConfig(**four))
     with pytest.raises(ValidationError, match="min_workers=5 is more than num_workers=4"):
         WorkersConfig(**four, min_workers=5)
+
+
+def test_run_that_waits_for_nodes_looks_every_second(monkeypatch):
+    looks, waits_s = iter([[], [{"CPU": 1.0}], [{"CPU": 4.0}]]), []
+    monkeypatch.setattr(plan.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(plan, "node_resources", lambda *_: next(looks))
+    monkeypatch.setattr(plan, "_request_nodes", lambda _: [])
+    monkeypatch.setattr(plan.time, "sleep", waits_s.append)
+    check_plan(WorkersConfig(num_workers=1, provision_timeout_s=60))
+    assert waits_s == [1.0, 1.0]

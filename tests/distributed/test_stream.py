@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from as2ray.cli.main import main
 from as2ray.distributed import stream as module
 from as2ray.distributed.stream import StreamConfig, stream
 from as2ray.distributed.workers_config import WorkersConfig
@@ -44,3 +45,13 @@ def test_workers_count_all_pairs_and_tokens_of_each_epoch(
 def test_workers_that_do_not_fit_are_refused(config, ray_local):
     with pytest.raises(ResourceError, match="the plan needs"):
         stream(config, WorkersConfig(num_workers=2, num_data_cpus=64))
+
+
+@pytest.mark.slow
+def test_command_tells_rates_and_the_hours_of_a_model(corpus, ray_local, capsys):
+    main(["stream", "--table", str(corpus), "--workers", "1", "--model_pairs_per_second", "0.1"])
+    out = capsys.readouterr().out
+    assert "400 pairs and " in out
+    assert "MapBatches(_pack_windows)" in out
+    limit = "1.11 hours on 1 devices that train on 0.1 pairs/s each: the model limits it"
+    assert limit in out

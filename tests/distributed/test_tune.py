@@ -3,15 +3,12 @@
 import csv
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import optuna
 import pytest
 import ray
-import tiny
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from ray.util.placement_group import placement_group
@@ -76,31 +73,23 @@ def test_search_of_scores_leaves_a_study_a_table_and_plots(scores_search):
     assert not os.environ.keys() & tune_run.TUNE_ENVIRONMENT.keys()
 
 
-SCRIPT = """
-import sys
-import ray
-sys.path[:0] = [{tests!r}, {tests!r} + "/distributed"]
-from pathlib import Path
-import test_tune
-ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80_000_000)
-test_tune.search_sum(Path({folder!r}), seconds=0.3)
-"""
-
-
 def interrupt_search(folder, number, num_trials):
-    """Ends the process of a search by a signal, once it has started some trials."""
-    script = SCRIPT.format(tests=str(tiny.__file__).removesuffix("/tiny.py"), folder=str(folder))
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    """Ends a search of this process by a signal, once it has ended some trials."""
     trials = folder / "scratch" / "trials.jsonl"
-    deadline = time.monotonic() + 900
-    while not trials.exists() or trials.read_text().count('finished"') < num_trials:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=900)
-    assert process.returncode != 0
-    return errors
+
+    def send() -> None:
+        deadline = time.monotonic() + 900
+        while not trials.exists() or trials.read_text().count('finished"') < num_trials:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        search_sum(folder, seconds=0.3)
+    sender.join()
+    return str(interrupt.value)
 
 
 @pytest.mark.slow
@@ -109,9 +98,9 @@ def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
 ):
     _, results = scores_search
     for number, num_trials in ((signal.SIGINT, 2), (signal.SIGTERM, 6)):
-        errors = interrupt_search(tmp_path, number, num_trials)
-        assert "interrupted after" in errors
-        assert "run it again: it resumes" in errors
+        message = interrupt_search(tmp_path, number, num_trials)
+        assert "interrupted after" in message
+        assert "run it again: it resumes" in message
         assert not (tmp_path / "trials.csv").exists()
     num_before = len(open_study(tmp_path).trials)
     assert num_trials <= num_before < NUM_TRIALS
@@ -131,9 +120,22 @@ def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatc
 
     holder = Holder.remote()
     ray.get(holder.ready.remote())
-    threading.Timer(4.0, ray.kill, [holder]).start()
-    with caplog.at_level("WARNING", logger=tune_run.__name__):
-        assert len(search_sum(tmp_path)) == NUM_TRIALS
+
+    latest = threading.Timer(120.0, ray.kill, [holder])
+    latest.start()
+
+    def release(record):
+        if record.name == tune_run.__name__:
+            ray.kill(holder)
+        return True
+
+    caplog.handler.addFilter(release)
+    try:
+        with caplog.at_level("WARNING", logger=tune_run.__name__):
+            assert len(search_sum(tmp_path)) == NUM_TRIALS
+    finally:
+        caplog.handler.removeFilter(release)
+        latest.cancel()
     assert "0 of 2 CPU are free, and each needs 1 CPU" in caplog.text
 
 
