@@ -79,7 +79,7 @@ class TwoInOneLoss(Loss):
         if self.sentence_loss:
             errors = (sentence_scores - _to_signed_labels(targets["label"])).square()
             if self.mean_over_sentences:
-                num_sentences = torch.bincount(passage_index, minlength=len(passage_scores))
+                num_sentences = torch.bincount(passage_index)
                 errors = errors / num_sentences[passage_index]
             terms["sentence"] = errors.sum()
         if self.consistency_loss:
