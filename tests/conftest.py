@@ -31,7 +31,7 @@ import durations
 import pyarrow as pa
 import pytest
 import tiny
-from hypothesis import settings
+from hypothesis import Phase, settings
 from patience import start_patiently
 from scheduling import ClusterScheduling, starts_ray
 
@@ -58,12 +58,17 @@ LONGEST_FILES = (
 # On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
+# A mutant is killed by the first example that fails, however large, and by the same in each run.
+phases = (Phase.explicit, Phase.generate)
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=phases)
 
 
 def pytest_addoption(parser):
-    """Adds `--at-most SECONDS`."""
+    """Adds `--at-most SECONDS` and `--fastest-first`."""
     text = "skip tests that took longer when they ran last, also those of long fixtures"
     parser.addoption("--at-most", type=float, metavar="SECONDS", help=text)
+    text = "run first the tests that took the least when they ran last"
+    parser.addoption("--fastest-first", action="store_true", help=text)
 
 
 def pytest_configure(config):
@@ -116,6 +121,9 @@ def pytest_collection_modifyitems(config, items):
             item.path.parent not in slow_folders,
         )
     )
+    if config.getoption("fastest_first"):
+        seconds = config.cache.get(durations.DURATIONS, {})
+        items.sort(key=lambda item: seconds.get(item.nodeid, 0.0))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,11 +49,16 @@ SETTINGS = """
 [tool.mutmut]
 source_paths = ["as2ray"]
 only_mutate = {files}
-pytest_add_cli_args = ["-m", "not slow", "-p", "no:xdist"]
+pytest_add_cli_args = [
+    "-m", "not slow", "-p", "no:xdist", "--fastest-first", "--hypothesis-profile=mutants",
+]
 pytest_add_cli_args_test_selection = ["tests/{package}"]
 also_copy = ["benchmarks", "docs", "pipelines", "serve_configs", "tune_spaces", "README.md"]
 # The wording of errors, descriptions and logs.
-do_not_mutate_patterns = ['^ *(fix=)?f?".*"[,)]*$', "fix=", "raise .*Error", "_log[.]"]
+do_not_mutate_patterns = [
+    '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*Error", "_log[.]",
+    " task[(]", "lookup[(]", "import_object[(]",
+]
 # torch's threads do not survive a fork of the process that has used them.
 process_isolation = "forkserver"
 # Seconds of a test do not contain its fixtures.
@@ -99,11 +104,11 @@ def mutate(
     names = _mutants(files, folder)
     chosen = names if sample is None else draw(names, sample, seed)
     _mutmut(folder, "run", *([] if sample is None else chosen))
-    lines = _mutmut(folder, "results", "--all", "true", output=subprocess.PIPE).splitlines()
+    lines = _mutmut(folder, "results", "--all", "true").splitlines()
     status = dict(line.strip().rsplit(": ", 1) for line in lines)
     for name in chosen:
         if status[name] not in NOTICED:
-            sys.stdout.write(_mutmut(folder, "show", name, output=subprocess.PIPE))
+            sys.stdout.write(_mutmut(folder, "show", name))
     killed = sum(status[name] in NOTICED for name in chosen)
     count = Count(package, len(names), len(chosen), killed)
     sys.stdout.write(f"{count}\n")
@@ -141,15 +146,18 @@ def _mutants(files: list[str], folder: Path) -> list[str]:
         ]
 
 
-def _mutmut(folder: Path, *arguments: str, output: int | None = None) -> str:
+def _mutmut(folder: Path, *arguments: str) -> str:
     def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
     command = [sys.executable, "-m", "mutmut", *arguments]
     ran = subprocess.run(
-        command, cwd=folder, check=True, text=True, stdout=output, preexec_fn=limit_memory
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, preexec_fn=limit_memory
     )
-    return ran.stdout or ""
+    if ran.returncode:
+        sys.stdout.write(ran.stdout)
+        ran.check_returncode()
+    return ran.stdout
 
 
 def _git(*arguments: str) -> list[str]:
