@@ -64,11 +64,9 @@ settings.register_profile("mutants", deadline=None, derandomize=True, phases=pha
 
 
 def pytest_addoption(parser):
-    """Adds `--at-most SECONDS` and `--fastest-first`."""
+    """Adds `--at-most SECONDS`."""
     text = "skip tests that took longer when they ran last, also those of long fixtures"
     parser.addoption("--at-most", type=float, metavar="SECONDS", help=text)
-    text = "run first the tests that took the least when they ran last"
-    parser.addoption("--fastest-first", action="store_true", help=text)
 
 
 def pytest_configure(config):
@@ -121,9 +119,6 @@ def pytest_collection_modifyitems(config, items):
             item.path.parent not in slow_folders,
         )
     )
-    if config.getoption("fastest_first"):
-        seconds = config.cache.get(durations.DURATIONS, {})
-        items.sort(key=lambda item: seconds.get(item.nodeid, 0.0))
 
 
 @pytest.fixture(scope="session", autouse=True)
