@@ -1,6 +1,9 @@
+import re
+
 import numpy as np
 import pytest
 
+from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.plots import ParetoPanel, bar_chart, learning_curve, loss_curve, pareto_plot
 from as2ray.evaluation.seeds import SeedSummary
 
@@ -60,3 +63,14 @@ def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_pa
     assert [tuple(mark.get_offsets()[0]) for mark in marked] == list(marks.values())
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["grid", "Pareto front", *marks]
+
+
+def test_histogram_has_a_bar_for_each_twentieth():
+    svg = histogram_svg(np.array([-1.0, 0.0, 0.04, 0.05, 0.5, 0.5, 1.0, 7.0]))
+    bars = re.findall(r'x="(\d+)" y="([\d.]+)" width="8" height="([\d.]+)"><title>(\d+)<', svg)
+    assert [int(count) for *_, count in bars] == [3, 1, *[0] * 8, 2, *[0] * 8, 2]
+    assert [int(x) for x, *_ in bars] == list(range(0, 180, 9))
+    assert bars[0][1:3] == ("0.0", "40.0")
+    assert bars[1][1:3] == ("26.7", "13.3")
+    assert svg.startswith('<svg width="180" height="40" ')
+    assert "nan" not in histogram_svg(np.array([]))
