@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.runner import runtestprotocol
-from statsmodels.stats.proportion import proportion_confint
 
 if TYPE_CHECKING:
     from mutmut.mutation.file_mutation import MutatedFile
@@ -87,7 +86,10 @@ class Count:
         return self.killed / max(1, self.tried)
 
     def __str__(self) -> str:
-        low, high = proportion_confint(self.killed, max(1, self.tried), method="wilson")
+        from scipy.stats import binomtest
+
+        tried = binomtest(self.killed, max(1, self.tried))
+        low, high = tried.proportion_ci(method="wilson")
         return (
             f"{self.package}: {self.killed} of {self.tried} killed "
             f"({self.rate:.1%}, 95 % interval {low:.1%} to {high:.1%}), {self.total} mutants"
