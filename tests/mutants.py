@@ -66,6 +66,8 @@ source_paths = ["as2ray"]
 do_not_mutate_patterns = [
     '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*Error", "_log[.]",
     " task[(]", "lookup[(]", "import_object[(]",
+    # How a plot looks.
+    "(figsize|linewidth|fontsize|alpha|color|zorder|ncols|dpi)=",
 ]
 """
 NOTICED = {"killed", "timeout"}
