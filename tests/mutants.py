@@ -148,13 +148,13 @@ def changed_files() -> list[str]:
 
 
 def _diff(mutated: "MutatedFile", name: str) -> str:
-    """What a change changes, without the lines that name it."""
+    """What a change changes."""
     lines, function = mutated.code.splitlines(), name.partition("__mutmut_")[0]
     versions = []
     for version in (f"{function}__mutmut_orig", name):
         span = mutated.line_span_by_function_name[version]
         text = lines[span.start - 1 : span.end]
-        versions.append([line for line in text if f"def {version}(" not in line])
+        versions.append([line.replace(version, function) for line in text])
     return "\n".join([*unified_diff(*versions, lineterm="", n=2)][2:])
 
 

@@ -147,6 +147,8 @@ def test_rounding_of_a_pruning_is_that_of_its_ratios():
         assert pruning.survivor_mask(0, question, scores).sum() == kept
         assert survivor_mask(question, scores, np.array([0.35]), rounding).sum() == kept
     assert survivor_mask(question, scores, np.array([0.35])).sum() == 4
+    default = Pruning.by_rank(np.array([[0.35]]))
+    assert default.survivor_mask(0, question, scores).sum() == 4
 
 
 def test_stages_are_joined_by_row():
