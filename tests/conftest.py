@@ -31,7 +31,7 @@ import durations
 import pyarrow as pa
 import pytest
 import tiny
-from hypothesis import settings
+from hypothesis import Phase, settings
 from patience import start_patiently
 from scheduling import ClusterScheduling, starts_ray
 
@@ -58,6 +58,9 @@ LONGEST_FILES = (
 # On a busy machine an example of hypothesis can exceed its deadline without a defect.
 settings.register_profile("as2ray", deadline=None)
 settings.load_profile("as2ray")
+# A mutant is killed by the first example that fails, however large, and by the same in each run.
+phases = (Phase.explicit, Phase.generate)
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=phases)
 
 
 def pytest_addoption(parser):

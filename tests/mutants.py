@@ -1,18 +1,42 @@
 """Changes the code in small ways, one at a time, and counts the changes that tests notice.
 
 python tests/mutants.py [FILES]
+python tests/mutants.py --sample N [--seed S] [FILES]
 
-Without files: what differs from the last commit, else the files of that commit. Of each package the
-tests of its own folder run. A change that makes no difference to a user carries the comment
-`# pragma: no mutate: REASON`. Ends with status 1 if a package is below `GOAL`.
+Without files: what differs from the last commit, else the files of that commit; with `--sample`,
+all files of `PACKAGES`, and of each package N changes drawn at random. Of each package the tests of
+its own folder run once on the unchanged code; then each change is tried in a fork of that process,
+with the tests that reach the changed function, until one fails. A change that makes no difference
+to a user carries the comment `# pragma: no mutate: REASON`. Ends with status 1 if a package is
+below `GOAL`, or, with `--sample`, if the total is.
+
+The changes are mutmut's. It does not run them, because it collects the tests and makes their shared
+fixtures anew for each.
 """
 
+import argparse
+import contextlib
 import json
+import os
+import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+if TYPE_CHECKING:
+    from mutmut.mutation.file_mutation import MutatedFile
 
 GOAL = 0.95
 PACKAGES = (
@@ -32,39 +56,90 @@ PACKAGES = (
 )
 """Packages that compute something; others are not mutated."""
 
+MEMORY_BYTES = 6 * 2**30
+"""What a process may allocate: a change can make an array too large for the machine."""
+
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["as2ray"]
-only_mutate = {files}
-pytest_add_cli_args = ["-m", "not slow", "-p", "no:xdist"]
-pytest_add_cli_args_test_selection = ["tests/{package}"]
-also_copy = ["benchmarks", "docs", "pipelines", "serve_configs", "tune_spaces", "README.md"]
 # The wording of errors, descriptions and logs.
-do_not_mutate_patterns = ['^ *(fix=)?f?".*"[,)]*$', "fix=", "raise .*Error", "_log[.]"]
-# torch's threads do not survive a fork of the process that has used them.
-process_isolation = "forkserver"
+do_not_mutate_patterns = [
+    '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*Error", "_log[.]",
+    " task[(]", "lookup[(]", "import_object[(]",
+    # How a plot looks.
+    "(figsize|linewidth|fontsize|alpha|color|zorder|ncols|dpi)=",
+]
 """
+NOTICED = {"killed", "timeout"}
 
 
-def mutate(package: str, files: list[str], folder: Path) -> float:
-    """Runs the mutants of a package's files in a copy of the repository; share of those killed."""
-    kept = folder / "mutants"
+@dataclass(frozen=True)
+class Count:
+    """Changes of a package: how many there are, were tried, and were noticed."""
+
+    package: str
+    total: int
+    tried: int
+    killed: int
+
+    @property
+    def rate(self) -> float:
+        """Share of the tried changes that were noticed."""
+        return self.killed / max(1, self.tried)
+
+    def __str__(self) -> str:
+        from scipy.stats import binomtest
+
+        tried = binomtest(self.killed, max(1, self.tried))
+        low, high = tried.proportion_ci(method="wilson")
+        return (
+            f"{self.package}: {self.killed} of {self.tried} killed "
+            f"({self.rate:.1%}, 95 % interval {low:.1%} to {high:.1%}), {self.total} mutants"
+        )
+
+
+def mutate(
+    package: str, files: list[str], folder: Path, sample: int | None = None, seed: int = 0
+) -> Count:
+    """Tries the changes of a package's files, or a sample of them, in a copy of the repository."""
     for name in _git("ls-files", "--cached", "--others", "--exclude-standard"):
         if Path(name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(name, folder / name)
-    settings = SETTINGS.format(files=json.dumps(files), package=package)
     with (folder / "pyproject.toml").open("a") as project:
-        project.write(settings)
-    mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run"], cwd=folder, check=True)
-    subprocess.run([*mutmut, "export-cicd-stats"], cwd=folder, check=True)
-    counts = json.loads((kept / "mutmut-cicd-stats.json").read_text())
-    results = subprocess.run([*mutmut, "results"], cwd=folder, check=True, capture_output=True)
-    sys.stdout.write(results.stdout.decode())
-    killed, total = counts["killed"] + counts["timeout"], counts["total"] - counts["skipped"]
-    sys.stdout.write(f"{package}: {killed} of {total} killed ({killed / max(1, total):.1%})\n")
-    return killed / max(1, total)
+        project.write(SETTINGS)
+    with contextlib.chdir(folder):  # mutmut reads its settings there
+        from mutmut.configuration import reset_config
+        from mutmut.mutation.file_mutation import mutate_file_contents
+        from mutmut.utils.format_utils import get_mutant_name
+
+        reset_config()
+        mutants = {}
+        for file in files:
+            mutated = mutate_file_contents(file, Path(file).read_text())
+            Path(file).write_text(mutated.code)
+            for name in mutated.mutant_names:
+                mutants[get_mutant_name(Path(file), name)] = mutated, name
+        chosen = list(mutants) if sample is None else draw(list(mutants), sample, seed)
+        status = _run_tests(package, chosen)
+    for name in chosen:
+        if status[name] not in NOTICED:
+            sys.stdout.write(f"# {name}: {status[name]}\n{_diff(*mutants[name])}\n")
+    killed = sum(status[name] in NOTICED for name in chosen)
+    count = Count(package, len(mutants), len(chosen), killed)
+    sys.stdout.write(f"{count}\n")
+    sys.stdout.flush()
+    return count
+
+
+def draw(names: list[str], sample: int, seed: int) -> list[str]:
+    """At most `sample` of the names, drawn at random without replacement."""
+    return sorted(random.Random(seed).sample(sorted(names), min(sample, len(names))))
+
+
+def weighted_rate(counts: list[Count]) -> float:
+    """Estimated share of all packages' changes that are noticed."""
+    return sum(c.rate * c.total for c in counts) / max(1, sum(c.total for c in counts))
 
 
 def changed_files() -> list[str]:
@@ -72,19 +147,169 @@ def changed_files() -> list[str]:
     return _git("diff", "--name-only", "HEAD") or _git("diff", "--name-only", "HEAD~1")
 
 
+def _diff(mutated: "MutatedFile", name: str) -> str:
+    """What a change changes."""
+    lines, function = mutated.code.splitlines(), name.partition("__mutmut_")[0]
+    versions = []
+    for version in (f"{function}__mutmut_orig", name):
+        span = mutated.line_span_by_function_name[version]
+        text = lines[span.start - 1 : span.end]
+        versions.append([line.replace(version, function) for line in text])
+    return "\n".join([*unified_diff(*versions, lineterm="", n=2)][2:])
+
+
+def _run_tests(package: str, names: list[str]) -> dict[str, str]:
+    """Tries changes in a process of pytest; what became of each."""
+    Path("names.json").write_text(json.dumps(names))
+    command = [sys.executable, "-m", "pytest", "-p", "mutants", "--mutants=names.json"]
+    options = ["--hypothesis-profile=mutants", "-m", "not slow", "-p", "no:xdist", "--tb=no"]
+    places = ["--rootdir=.", "--basetemp=tmp", "-o", "tmp_path_retention_policy=none"]
+    paths = os.pathsep.join(str(Path(path).resolve()) for path in (".", "tests"))
+    ran = subprocess.run(
+        [*command, *options, *places, f"tests/{package}"],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES)),
+    )
+    if ran.returncode:
+        sys.exit(f"{ran.stdout}\npytest ended with status {ran.returncode}")
+    sys.stdout.write("".join(line for line in ran.stdout.splitlines(True) if "left out" in line))
+    return json.loads(Path("status.json").read_text())
+
+
 def _git(*arguments: str) -> list[str]:
     ran = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
     return ran.stdout.splitlines()
 
 
-if __name__ == "__main__":
+class MutantRun:
+    """Runs tests once, noting which functions each reaches, then tries each change in a fork."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.fixture_functions: dict[str, set[str]] = defaultdict(set)
+        """Functions that the setup of a shared fixture reaches."""
+        self.shared_fixtures: dict[str, pytest.FixtureDef] = {}
+        self._reached: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef) -> Iterator[None]:
+        """Notes the functions that a shared fixture reaches, which all its tests reach by it."""
+        outer, self._reached = self._reached, set()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self.fixture_functions[fixturedef.argname] |= self._reached
+                self.shared_fixtures[fixturedef.argname] = fixturedef
+            self._reached |= outer
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Runs all tests, then the changes; writes what became of each."""
+        from mutmut.mutation import trampoline
+
+        trampoline.record_trampoline_hit = lambda name, caller: self._reached.add(name)
+        trampoline.set_mutant_under_test("stats")
+        items, duration, functions = [], Counter(), {}
+        for item, following in zip(session.items, [*session.items[1:], session.items[0]]):
+            self._reached = set()
+            started_at = time.perf_counter()
+            if any(report.failed for report in runtestprotocol(item, False, following)):
+                sys.stdout.write(f"\nleft out, fails on unchanged code: {item.nodeid}\n")
+                continue
+            duration[item] = time.perf_counter() - started_at
+            shared = [self.fixture_functions[name] for name in item.fixturenames]
+            functions[item] = self._reached.union(*shared)
+            items.append(item)
+        status = {}
+        for name in self.names:
+            function = name.partition("__mutmut_")[0]
+            own = [item for item in items if function in functions[item]]
+            total = Counter()
+            for item in own:
+                total[item.path] += duration[item]
+            own.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
+            status[name] = self._try(name, own, total.total()) if own else "no tests"
+        trampoline.set_mutant_under_test("")
+        Path("status.json").write_text(json.dumps(status))
+        return True
+
+    def _try(self, name: str, items: list[pytest.Item], duration_s: float) -> str:
+        limit_s = round(5 + 10 * duration_s)
+        if not (process := os.fork()):
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+            self._run_mutant(name, items)
+        deadline = time.monotonic() + 10 * limit_s
+        while time.monotonic() < deadline:
+            ended, code = os.waitpid(process, os.WNOHANG)
+            if ended:
+                timeouts = (-signal.SIGXCPU, -signal.SIGKILL)
+                exit_code = os.waitstatus_to_exitcode(code)
+                return {0: "survived"}.get(
+                    exit_code, "timeout" if exit_code in timeouts else "killed"
+                )
+            time.sleep(0.01)
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        return "timeout"
+
+    def _run_mutant(self, name: str, items: list[pytest.Item]) -> None:
+        """Runs tests on changed code and ends the process, with status 1 if one fails."""
+        from mutmut.mutation.trampoline import set_mutant_under_test
+
+        try:
+            set_mutant_under_test(name)
+            function = name.partition("__mutmut_")[0]
+            if any(function in reached for reached in self.fixture_functions.values()):
+                for fixture in self.shared_fixtures.values():
+                    fixture.cached_result = None
+            for item, following in zip(items, [*items[1:], items[0]]):
+                if any(report.failed for report in runtestprotocol(item, False, following)):
+                    os._exit(1)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--mutants FILE`."""
+    parser.addoption("--mutants", help="file with the names of changes to try")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tries the changes in place of running the tests."""
+    config.pluginmanager.register(
+        MutantRun(json.loads(Path(config.getoption("mutants")).read_text()))
+    )
+
+
+def main() -> bool:
+    """Runs the command line; whether too few changes were noticed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--sample", type=int, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     by_package = defaultdict(list)
-    for name in sys.argv[1:] or changed_files():
+    names = options.files or (changed_files() if options.sample is None else _git("ls-files"))
+    for name in names:
         match Path(name).parts:
             case ("as2ray", package, *_) if package in PACKAGES and name.endswith(".py"):
                 by_package[package].append(name)
-    rates = [
-        mutate(package, sorted(files), Path("output/mutants") / package)
+    counts = [
+        mutate(
+            package, sorted(files), Path("output/mutants") / package, options.sample, options.seed
+        )
         for package, files in sorted(by_package.items())
     ]
-    sys.exit(any(rate < GOAL for rate in rates))
+    if options.sample is None:
+        return any(count.rate < GOAL for count in counts)
+    sys.stdout.write(f"all, weighted by mutants: {weighted_rate(counts):.1%} killed\n")
+    return weighted_rate(counts) < GOAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -156,12 +156,12 @@ def select_step(
 
 def _p_value(mean_loss: float, num_questions: int, max_loss: float) -> float:
     """Returns the p-value of the hypothesis that the expected loss exceeds `max_loss`."""
-    from scipy.special import bdtr  # recipes name margins, and are read without scipy
+    # Recipes name margins, and are read without scipy.
+    from scipy.special import bdtr, rel_entr
 
     mean = min(mean_loss, max_loss)
-    # The Kullback-Leibler divergence of two coins; 0 log 0 is 0.
-    divergence = 0.0 if mean == 0 else mean * log(mean / max_loss)
-    divergence += 0.0 if mean == 1 else (1 - mean) * log((1 - mean) / (1 - max_loss))
+    # The Kullback-Leibler divergence of two coins.
+    divergence = rel_entr(mean, max_loss) + rel_entr(1 - mean, 1 - max_loss)
     hoeffding = np.exp(-num_questions * divergence)
     bentkus = np.e * bdtr(ceil(num_questions * mean_loss - 1e-9), num_questions, max_loss)
     return float(min(hoeffding, bentkus))

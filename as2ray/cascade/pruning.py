@@ -238,7 +238,7 @@ def num_kept(
     sizes = np.asarray(sizes)
     dropped = np.asarray(drop_ratios) * sizes
     # 0.29 * 100 is 28.999..., of which the floor is not 29.
-    dropped = np.rint(dropped) if rounding == "nearest" else np.floor(dropped + 1e-9)
+    dropped = np.floor(dropped + 1e-9) if rounding == "floor" else np.rint(dropped)
     return np.asarray(np.maximum(sizes - dropped.astype(np.int64), np.minimum(sizes, 1)))
 
 

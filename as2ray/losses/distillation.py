@@ -133,11 +133,11 @@ class DistillationLoss(Loss):
         from torch.nn import functional
 
         tau = self.temperature
-        if student.shape[-1] == 1:
+        if student.shape[1] == 1:
             # A binary logit is that of an answer; the logit of "not an answer" is 0.
             student = functional.pad(student, (1, 0))
-        log_q = (student.float() / tau).log_softmax(-1)
-        log_p = (teacher.float() / tau).log_softmax(-1)
+        log_q = (student.float() / tau).log_softmax(1)
+        log_p = (teacher.float() / tau).log_softmax(1)
         soft_loss = functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
         scale = 1.0 if self.unscaled_soft_loss and self.alpha == 0.0 else tau**2
         hard_loss = cross_entropy(student, targets)

@@ -35,7 +35,7 @@ def cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
         problem = f"logits of shape {list(logits.shape)}; this loss needs [sequences, 1 or 2]"
         raise TrainingError(problem, fix="use a loss for exits or heads, such as 'all_exits'")
     label = targets["label"]
-    if logits.shape[-1] == 1:
+    if logits.shape[1] == 1:
         losses = functional.binary_cross_entropy_with_logits(
             logits[:, 0].float(), label.float(), reduction="none"
         )

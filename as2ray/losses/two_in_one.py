@@ -79,7 +79,7 @@ class TwoInOneLoss(Loss):
         if self.sentence_loss:
             errors = (sentence_scores - _to_signed_labels(targets["label"])).square()
             if self.mean_over_sentences:
-                num_sentences = torch.bincount(passage_index, minlength=len(passage_scores))
+                num_sentences = torch.bincount(passage_index)
                 errors = errors / num_sentences[passage_index]
             terms["sentence"] = errors.sum()
         if self.consistency_loss:
@@ -103,7 +103,7 @@ class TwoInOneLoss(Loss):
         passage_states = output.passage_states.float()[passage_index]
         squares = (passage_states - output.sentence_states.float()).square()
         # The square root has no gradient at 0, the distance of equal states.
-        distance = (squares.sum(-1) + 1e-12).sqrt()
+        distance = (squares.sum(1) + 1e-12).sqrt()
         is_relevant = targets["label"] > 0
         total = distance.sum() * 0.0
         for passage in torch.nonzero(targets["passage_label"] > 0).flatten().tolist():

@@ -152,7 +152,7 @@ def read_json_records(path: Path, block_size: int = 1 << 20) -> Iterator[Any]:
     """Reads the values of a JSON list, or of a file with one JSON value per line, one at a time.
 
     Args:
-        path: The file; may end in `.gz`.
+        path: The file; may end in `.gz`. Its values are no numbers, which a block could cut.
         block_size: Characters that are read at once.
 
     Raises:

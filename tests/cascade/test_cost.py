@@ -1,7 +1,17 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from as2ray.cascade.cost import EncoderShape, count_flops, relative_flops, relative_layers
+from as2ray.cascade.cost import (
+    EncoderShape,
+    batch_sizes,
+    count_flops,
+    measure_relative_cost,
+    observed_drop_ratios,
+    relative_flops,
+    relative_layers,
+)
 from as2ray.cascade.pruning import expand_drop_ratios
 from as2ray.errors import ConfigError
 
@@ -94,3 +104,71 @@ def test_last_layer_of_a_head_that_reads_one_token_has_a_quarter_of_the_dense_pr
     attention, dense = 4 * 50 * 50 * 8, 2 * (4 * 8 * 8 + 2 * 8 * 32)
     assert shape.layer_flops(many) == 50 * dense + attention
     assert shape.pooled_layer_flops(many) == 50 * dense / 4 + attention + dense * 3 / 4
+
+
+def test_sizes_are_read_from_a_configuration():
+    bert = SimpleNamespace(hidden_size=32, intermediate_size=64, num_hidden_layers=6)
+    assert EncoderShape.from_config(bert) == EncoderShape(32, 64, 32, 6)
+    distilbert = SimpleNamespace(dim=32, hidden_dim=64, n_layers=6, embedding_size=8)
+    assert EncoderShape.from_config(distilbert) == EncoderShape(32, 64, 8, 6)
+    bert.as2ray = {"num_ranking_heads": 3, "layers_per_head": 2}
+    heads = EncoderShape(32, 64, 32, 8, num_ranking_heads=3, layers_per_head=2)
+    assert EncoderShape.from_config(bert) == heads
+
+
+def test_sizes_of_a_decoder_are_those_of_its_heads():
+    decoder = SimpleNamespace(
+        model_type="qwen3",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    shape = EncoderShape(32, 64, 32, 6, feed_forward_products=3, query_size=32, key_size=16)
+    assert EncoderShape.from_config(decoder) == shape
+    decoder.head_dim = 16
+    shape = EncoderShape(32, 64, 32, 6, feed_forward_products=3, query_size=64, key_size=32)
+    assert EncoderShape.from_config(decoder) == shape
+    products = 32 * (64 + 32 + 32 + 64) + 3 * 32 * 64  # query, key, value, output; gate, up, down
+    assert shape.layer_flops(np.array([5])) == 2 * 5 * products + 4 * 25 * 64
+
+
+def test_drop_ratios_are_observed_of_the_candidates_that_were_scored():
+    # Two were never scored; of eight five pass the first stage, and of these one the second.
+    stage_index = np.array([-1, 0, 2, 1, 0, 1, 1, 0, -1, 1])
+    np.testing.assert_allclose(observed_drop_ratios(stage_index, 3), [3 / 8, 4 / 5])
+    assert observed_drop_ratios(np.array([-1, 0]), 3).tolist() == [1.0, 1.0]
+    assert observed_drop_ratios(np.array([-1, -1]), 2).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_measured_cost_is_that_of_what_each_stage_scored(sequential):
+    shape = EncoderShape(8, 16, 8, num_layers=6)
+    lengths, stage_index = np.array([3, 5, 7, 9]), np.array([1, -1, 0, 1])
+    drop_ratios = observed_drop_ratios(stage_index, 2)
+    layers, flops = measure_relative_cost(
+        shape, (2, 6), drop_ratios, lengths, stage_index, sequential
+    )
+    # Of four pairs three pass the first stage, and two the second, which may start anew.
+    assert layers == pytest.approx((3 * 2 + 2 * (6 if sequential else 4)) / (4 * 6))
+    counted = count_flops(shape, (2, 6), [lengths[[0, 2, 3]], lengths[[0, 3]]], sequential)
+    assert flops == counted / count_flops(shape, [6], [lengths], sequential=True)
+
+
+def test_measured_cost_counts_the_layers_of_heads():
+    shape = EncoderShape(8, 16, 8, num_layers=6, num_ranking_heads=3, layers_per_head=2)
+    lengths, stage_index = np.array([3, 5]), np.array([0, 0])
+    layers, _ = measure_relative_cost(shape, (4,), np.empty(0), lengths, stage_index)
+    assert layers == (4 + 3 * 2) / 6
+
+
+def test_batches_shrink_as_kept_candidates_do():
+    assert batch_sizes(128, np.full(4, 0.3)) == [128, 90, 63, 45, 32]
+    assert batch_sizes(128, np.full(4, 0.3), "nearest") == [128, 90, 63, 44, 31]
+    ratios = np.full(4, 0.3)
+    shape = EncoderShape()
+    floor, nearest = (
+        relative_flops(shape, EXITS, ratios, 128, 60, rounding=r) for r in ("floor", "nearest")
+    )
+    assert floor == relative_flops(shape, EXITS, ratios, 128, 60) > nearest

@@ -1,9 +1,12 @@
+import math
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from as2ray.cascade.margins import Margins, min_questions, select_step
+from as2ray.cascade.margins import Margins, RiskBound, _p_value, min_questions, select_step
 from as2ray.cascade.pruning import Pruning, log_odds, margin_mask
 from as2ray.errors import ConfigError, EvaluationError
 
@@ -116,3 +119,47 @@ def test_margins_that_do_not_fit_three_exits_are_refused(values):
         Margins(values).check_stages(3)
     with pytest.raises(ConfigError, match="top_k=0"):
         Margins((1.0, 0.5), 0).check_stages(3)
+
+
+@pytest.mark.parametrize("mean_loss", [0.0, 0.01, 0.04, 0.2])
+def test_p_value_is_the_smaller_of_hoeffding_s_and_bentkus_(mean_loss):
+    # Learn then Test, section 3.1, with the tail of the binomial distribution summed.
+    n, bound = 200, 0.05
+    mean = min(mean_loss, bound)
+    divergence = (1 - mean) * math.log((1 - mean) / (1 - bound))
+    divergence += mean * math.log(mean / bound) if mean else 0.0
+    lost = math.ceil(n * mean_loss - 1e-9)
+    tail = sum(math.comb(n, k) * bound**k * (1 - bound) ** (n - k) for k in range(lost + 1))
+    expected = min(math.exp(-n * divergence), math.e * tail)
+    assert _p_value(mean_loss, n, bound) == pytest.approx(expected)
+
+
+def test_bound_that_needs_more_questions_says_which_one_would_do():
+    with pytest.raises(EvaluationError) as caught:
+        select_step(np.zeros((2, 49)), 0.005)
+    assert "a bound of 0.005 on the loss needs 199" in str(caught.value)
+    assert "at least 0.0200" in str(caught.value)
+    with pytest.raises(EvaluationError, match=r"at least 0\.0450"):
+        select_step(np.zeros((2, 50)), 0.005, 0.9)
+
+
+def test_margins_are_read_from_settings():
+    settings = {"values": [1.0, 0.5], "top_k": 2, "bound": None}
+    assert Margins.from_settings(settings) == Margins((1.0, 0.5), 2)
+    bound = RiskBound("top_k", 0.02, 300, 0.01, 0.4, 0.9)
+    margins = Margins.from_settings({**settings, "bound": asdict(bound)})
+    assert margins.bound == bound
+    margins.check_stages(3)
+    Margins((0.0, 0.0)).check_stages(3)
+
+
+def test_bound_in_words():
+    bound = RiskBound("top_k", 0.02, 1300, 0.01, 0.4, 0.9)
+    assert str(bound) == (
+        "the probability of dropping one of the ranker's first candidates is at most 0.02 with 90% "
+        "confidence; over 1,300 questions it was 0.0100, for 40.0% of the ranker's operations"
+    )
+    bound = RiskBound("first_place", 0.02, 300, 0.01, 0.4, last_exit_loss=0.05)
+    assert str(bound).startswith("1 - 1 / (place of the last exit's first) is at most 0.02 in exp")
+    assert str(bound).endswith("1 - 1 / (place of the ranker's first) was 0.0500")
+    assert str(RiskBound("reciprocal_rank", 0.02, 3, 0, 0)).startswith("the loss of reciprocal")

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from as2ray.cascade.pruning import (
+    Pruning,
     StagedScores,
+    concatenate_prunings,
     concatenate_scores,
     expand_drop_ratios,
     num_kept,
+    prune,
     survivor_mask,
 )
 from as2ray.errors import ConfigError
@@ -80,3 +83,77 @@ def test_scores_of_groups_are_joined_by_row():
     assert joined.scores.tolist() == [0.2, 0.3, 0.1]
     assert joined.logits.tolist() == [-2.0, 3.0, -1.0]
     assert joined.stage_index is None
+
+
+def test_drop_ratios_are_of_stages_or_of_questions_and_stages():
+    assert expand_drop_ratios(0.3, 3).tolist() == [0.3, 0.3]
+    assert expand_drop_ratios([0.3, 0.4], 3).tolist() == [0.3, 0.4]
+    assert expand_drop_ratios(0.3, 3, 2).tolist() == [[0.3, 0.3]] * 2
+    assert expand_drop_ratios([0.3, 0.4], 3, 2).tolist() == [[0.3, 0.4]] * 2
+    of_questions = [[0.1, 0.2], [0.3, 0.4]]
+    assert expand_drop_ratios(of_questions, 3, 2).tolist() == of_questions
+    expand_drop_ratios(0.3, 3, 2)[0, 0] = 0.5  # an array of its own
+    for wrong in ([0.3], [[0.3, 0.4]], [[0.3, 0.4]] * 3):
+        with pytest.raises(ConfigError, match="for 3 stages; give one number, or 2"):
+            expand_drop_ratios(wrong, 3, 2)
+    assert expand_drop_ratios([0.0, 0.99], 3).tolist() == [0.0, 0.99]
+    for wrong in ([-0.1, 0.5], [1.0, 0.5], [np.nan, 0.5]):
+        with pytest.raises(ConfigError, match="at least 0 and below 1"):
+            expand_drop_ratios(wrong, 3)
+
+
+class Scorer:
+    """Scores that each stage knows, by row."""
+
+    question_index = np.array([0, 0, 0, 1, 1])
+
+    def __init__(self):
+        self.scored = []
+
+    def score(self, stage_index, rows):
+        self.scored.append(rows.tolist())
+        stages = [[0.1, 0.9, 0.5, 0.2, 0.8], [0, 0.3, 0.6, 0, 0.7], [0, 0, 0.4, 0, 0.5]]
+        return np.array(stages[stage_index], np.float32)[rows]
+
+
+def test_each_stage_scores_what_the_last_one_kept():
+    scorer = Scorer()
+    pruning = Pruning.by_rank(np.array([[0.4, 0.5], [0.5, 0.0]]))
+    scores, stage_index = prune(scorer, pruning)
+    assert scorer.scored == [[0, 1, 2, 3, 4], [1, 2, 4], [2, 4]]
+    np.testing.assert_allclose(scores, [0.1, 0.3, 0.4, 0.2, 0.5], rtol=1e-6)
+    assert scores.dtype == np.float32
+    assert stage_index.tolist() == [0, 1, 2, 0, 2]
+    assert stage_index.dtype == np.int64
+
+
+def test_prunings_of_groups_of_questions_are_joined_and_selected():
+    first = Pruning(np.array([[0.1]]), np.array([[1.0]]), 2, "nearest")
+    second = Pruning(np.array([[0.2], [0.3]]), np.array([[2.0], [3.0]]), 2, "nearest")
+    joined = concatenate_prunings([first, second])
+    assert joined.drop_ratios.tolist() == [[0.1], [0.2], [0.3]]
+    assert joined.margins.tolist() == [[1.0], [2.0], [3.0]]
+    assert (joined.top_k, joined.rounding) == (2, "nearest")
+    selected = joined.select(np.array([2, 0]))
+    assert selected.drop_ratios.tolist() == [[0.3], [0.1]]
+    assert selected.margins.tolist() == [[3.0], [1.0]]
+    assert selected.top_k == 2
+
+
+def test_rounding_of_a_pruning_is_that_of_its_ratios():
+    question, scores = np.zeros(5, np.int64), np.arange(5, dtype=np.float32)
+    for rounding, kept in (("floor", 4), ("nearest", 3)):
+        pruning = Pruning.by_rank(np.array([[0.35]]), rounding)
+        assert pruning.survivor_mask(0, question, scores).sum() == kept
+        assert survivor_mask(question, scores, np.array([0.35]), rounding).sum() == kept
+    assert survivor_mask(question, scores, np.array([0.35])).sum() == 4
+    default = Pruning.by_rank(np.array([[0.35]]))
+    assert default.survivor_mask(0, question, scores).sum() == 4
+
+
+def test_stages_are_joined_by_row():
+    parts = [StagedScores(np.zeros(2), np.array([0, 1])), StagedScores(np.zeros(1), np.array([2]))]
+    assert concatenate_scores(parts, np.array([2, 0, 1])).stage_index.tolist() == [1, 2, 0]
+    assert StagedScores(np.array([0.9, 0.2])).sort_keys.tolist() == [0.9, 0.2]
+    with_logits = StagedScores(np.ones(2, np.float32), logits=np.array([9.0, 8.0]))
+    assert with_logits.sort_keys.tolist() == [9.0, 8.0]

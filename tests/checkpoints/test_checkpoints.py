@@ -13,9 +13,7 @@ from safetensors.torch import load_file, save_file
 import as2ray
 from as2ray.checkpoints import gc_pause
 from as2ray.checkpoints.initialization import (
-    RankerShape,
     build_sequential,
-    check_model_spec,
     encoder_num_layers,
     init_ranker,
 )
@@ -25,7 +23,6 @@ from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.encoder.families import FAMILIES
 from as2ray.training.config import TrainingConfig
-from as2ray.training.job import ModelSpec
 from as2ray.training.optimization import create_optimizer
 
 PAIR = ("What is kovarin?", "Kovarin lala ne badesso.")
@@ -422,30 +419,6 @@ def test_cascades_and_joint_models_cannot_change_their_shape(checkpoint, tmp_pat
     with pytest.raises(ConfigError, match="keep their layers, exits and heads"):
         init_ranker(folder, max_length=60, **options)
     assert type(init_ranker(folder, max_length=60, **start)) is type(load(folder))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, RankerShape(6)),
-        ({"num_layers": 4}, RankerShape(4)),
-        ({"exit_layers": (2, 4)}, RankerShape(4, (2, 4))),
-        ({"exit_layers": (4,), "num_ranking_heads": 3}, RankerShape(4, (4,), 3)),
-    ],
-)
-def test_check_model_spec_returns_the_shape_of_the_ranker(options, expected):
-    assert check_model_spec(ModelSpec("path", **options), 6) == expected
-    assert check_model_spec(ModelSpec("path", **options), 6, RankerShape(6)) == expected
-    # A ranker that is trained from this one can keep its shape.
-    assert check_model_spec(ModelSpec("path"), expected.num_layers, expected) == expected
-
-
-def test_check_model_spec_of_a_path_allows_heads_after_the_last_layer():
-    # The encoder of a checkpoint with ranking heads ends at its last exit.
-    spec = ModelSpec("path", exit_layers=(6,), num_ranking_heads=3)
-    assert check_model_spec(spec, 6).num_ranking_heads == 3
-    with pytest.raises(ConfigError, match="needs layers above the last exit"):
-        check_model_spec(spec, 6, RankerShape(6))
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiny
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from as2ray.data.packed_dataset import PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.schema import LOGIT_COLUMNS, TEACHER_LOGITS
 from as2ray.text.packing import pack_sequences
 from as2ray.text.tokenization import PairTokenizer
 
@@ -193,41 +193,6 @@ def test_epoch_list_columns_travel_as_matrices(table, tokenizer, tmp_path):
                 assert given.tolist() == logits[micro.batch.sequence_data["row"]].tolist()
 
 
-def test_read_rows_over_files_and_groups_come_in_the_order_asked(files, table):
-    numbers = np.random.default_rng(0).integers(0, 199, 80)
-    taken = files.take(numbers, ["candidate", "label"])
-    assert taken["label"].to_pylist() == numbers.tolist()
-    assert taken["candidate"].to_pylist() == table["candidate"].take(pa.array(numbers)).to_pylist()
-
-
-def test_read_a_column_that_a_file_lacks_is_refused_by_name(files):
-    with pytest.raises(CorpusError, match="teacher"):
-        files.take(np.arange(3), ["candidate", "teacher"])
-
-
-def test_find_takes_folders_and_files_in_order(files, table, tmp_path):
-    extra = tmp_path / "extra.parquet"
-    pq.write_table(table.slice(0, 7), extra)
-    both = ParquetTable.open([extra, *files.paths[:1]])
-    assert both.row_counts == (7, files.row_counts[0])
-    assert len(both) == 7 + files.row_counts[0]
-
-
-def test_find_truncated_file_is_refused_by_name(tmp_path, table):
-    path = tiny.write_corpus(tmp_path, table) / "part-000.parquet"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CorpusError, match=r"part-000\.parquet"):
-        ParquetTable.open(tmp_path)
-
-
-@pytest.mark.parametrize("rows", [None, 0])
-def test_find_nothing_to_read_is_refused(tmp_path, table, rows):
-    if rows is not None:
-        pq.write_table(table.slice(0, rows), tmp_path / "empty.parquet")
-    with pytest.raises(CorpusError, match="0 rows"):
-        ParquetTable.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -241,6 +206,47 @@ def test_find_nothing_to_read_is_refused(tmp_path, table, rows):
 def test_dataset_settings_out_of_range_are_refused(reader, wrong, problem):
     with pytest.raises(ConfigError, match=problem):
         PackedDataset(reader, **wrong)
+
+
+def test_pairs_have_the_weight_of_their_table(files, tokenizer):
+    reader = PairReader(files, tokenizer, weights=((60, 1.0), (1, 0.5), (138, 0.25)))
+    weights = reader.encode(np.array([198, 0, 59, 60, 61])).columns["weight"]
+    assert weights.tolist() == [0.25, 1.0, 1.0, 0.5, 0.25]
+    assert weights.dtype == np.float32
+    assert "weight" not in PairReader(files, tokenizer).encode(np.array([0])).columns
+
+
+@pytest.fixture
+def teachers(table, tmp_path) -> list[ParquetTable]:
+    """Two teachers; the logits of a row are its number, and its number and a thousand."""
+    folders = []
+    for teacher in range(2):
+        logits = [pa.array(np.arange(199.0) + 10_000 * teacher + 1_000 * i) for i in range(2)]
+        columns = dict(zip(LOGIT_COLUMNS, logits))
+        stored = pa.table({"candidate_id": table["candidate_id"], **columns})
+        folders.append(tiny.write_corpus(tmp_path / str(teacher), stored, files=2, row_group=30))
+    return [ParquetTable.open(folder) for folder in folders]
+
+
+def test_pairs_have_the_logits_of_their_teachers(files, tokenizer, teachers):
+    encoded = PairReader(files, tokenizer, teachers=tuple(teachers)).encode(np.array([198, 3]))
+    assert encoded.columns[TEACHER_LOGITS].tolist() == [
+        [198, 1198, 10_198, 11_198],
+        [3, 1003, 10_003, 11_003],
+    ]
+    assert encoded.columns["label"].tolist() == [198, 3]
+
+
+def test_logits_of_another_table_are_refused(files, tokenizer, table, tmp_path):
+    ids = table["candidate_id"].to_pylist()
+    ids[7] = "another"
+    stored = pa.table({"candidate_id": ids, **dict.fromkeys(LOGIT_COLUMNS, np.zeros(199))})
+    teacher = ParquetTable.open(tiny.write_corpus(tmp_path / "teacher", stored))
+    reader = PairReader(files, tokenizer, teachers=(teacher,))
+    reader.encode(np.array([6, 8]))
+    own = table["candidate_id"][7]
+    with pytest.raises(CorpusError, match=f"row 7 is candidate {own}, its logits are of another"):
+        reader.encode(np.array([6, 7]))
 
 
 def test_teacher_logits_of_another_number_of_pairs_are_refused(files, tokenizer):
@@ -258,25 +264,3 @@ def test_packed_pairs_keep_their_numbers_and_tokens(tokenizer, table):
     place = batch.sequence_data["row"].tolist().index(5)
     start = int(batch.lengths[:place].sum())
     assert batch.token_ids[start : start + alone.lengths[0]].tolist() == alone.token_ids.tolist()
-
-
-def test_table_of_a_file_that_is_damaged_inside_is_refused_by_name(tmp_path, table):
-    folder = tiny.write_corpus(tmp_path / "pairs", table)
-    files, path = ParquetTable.open(folder), folder / "part-000.parquet"
-    content = bytearray(path.read_bytes())
-    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
-    path.write_bytes(content)
-    for read in (files.to_table, lambda: files.take(np.arange(3), ["question"])):
-        with pytest.raises(CorpusError, match=r"part-000\.parquet"):
-            read()
-
-
-def test_files_of_one_table_with_other_columns_are_refused(tmp_path):
-    for name, kind in (("a", pa.int8()), ("b", pa.string())):
-        values = pa.array([1]).cast(kind)
-        pq.write_table(pa.table({"label": values}), tmp_path / f"{name}.parquet")
-    files = ParquetTable.open(tmp_path)
-    with pytest.raises(CorpusError, match="2 Parquet files have different columns"):
-        files.to_table()
-    with pytest.raises(CorpusError, match="2 Parquet files have different columns"):
-        files.take(np.arange(2), ["label"])

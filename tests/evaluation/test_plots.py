@@ -1,8 +1,22 @@
+import re
+
 import numpy as np
 import pytest
 
-from as2ray.evaluation.plots import ParetoPanel, bar_chart, learning_curve, loss_curve, pareto_plot
+from as2ray.evaluation.histogram import histogram_svg
+from as2ray.evaluation.plots import (
+    ParetoPanel,
+    bar_chart,
+    heatmap,
+    histogram,
+    learning_curve,
+    loss_curve,
+    pareto_plot,
+    reliability_diagram,
+    speed_plot,
+)
 from as2ray.evaluation.seeds import SeedSummary
+from as2ray.tables.reliability import measure_reliability
 
 POINTS = [(2, 0.5), (1, 0.2), (1, 0.4), (2, 0.7)]
 
@@ -60,3 +74,69 @@ def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_pa
     assert [tuple(mark.get_offsets()[0]) for mark in marked] == list(marks.values())
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["grid", "Pareto front", *marks]
+
+
+def test_histogram_has_a_bar_for_each_twentieth():
+    svg = histogram_svg(np.array([-1.0, 0.0, 0.04, 0.05, 0.5, 0.5, 1.0, 7.0]))
+    bars = re.findall(r'x="(\d+)" y="([\d.]+)" width="8" height="([\d.]+)"><title>(\d+)<', svg)
+    assert [int(count) for *_, count in bars] == [3, 1, *[0] * 8, 2, *[0] * 8, 2]
+    assert [int(x) for x, *_ in bars] == list(range(0, 180, 9))
+    assert bars[0][1:3] == ("0.0", "40.0")
+    assert bars[1][1:3] == ("26.7", "13.3")
+    assert svg.startswith('<svg width="180" height="40" ')
+    assert "nan" not in histogram_svg(np.array([]))
+
+
+def test_histogram_plot_has_equal_bins_from_0_to_1(tmp_path):
+    shares = {"a": [0.7, 0.1, 0.0, 0.2], "b": [0.25] * 4}
+    figure = histogram(shares, "Confidence", "score", "share", tmp_path / "h.svg")
+    (axes,) = figure.axes
+    values, edges, _ = axes.patches[0].get_data()
+    assert (values.tolist(), edges.tolist()) == ([0.7, 0.1, 0.0, 0.2], [0, 0.25, 0.5, 0.75, 1])
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
+        *("Confidence", "score", "share"),
+    )
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert not histogram({"a": [0.5, 0.5]}, "", "", "", tmp_path / "h.svg").legends
+
+
+def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path):
+    systems = {"fast": (900.0, 0.8, 10.0, 20.0), "whole": (300.0, 1.0, 35.0, 41.0)}
+    figure = speed_plot(systems, "Speed", tmp_path / "speed.svg")
+    points, bars = figure.axes
+    offsets = [tuple(dots.get_offsets()[0]) for dots in points.collections]
+    assert offsets == [(900.0, 0.8), (300.0, 1.0)]
+    assert [bar.get_width() for bar in bars.patches] == [20.0, 10.0, 41.0, 35.0]
+    assert [text.get_text() for text in bars.texts] == [" 10, 20", " 35, 41"]
+    assert [tick.get_text() for tick in bars.get_yticklabels()] == list(systems)
+    assert points.get_xlim()[0] == 0
+    assert points.get_ylim()[1] > 1
+    assert bars.yaxis_inverted()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(systems)
+
+
+def test_heatmap_has_the_number_of_each_cell(tmp_path):
+    values = np.array([[0.1, 0.9, np.nan], [0.6, 0.61, 1.0]])
+    names = ["r0", "r1"], ["c0", "c1", "c2"]
+    (axes,) = heatmap(values, *names, "Figure 3", tmp_path / "heatmap.svg").axes
+    texts = {(*map(int, text.get_position()),): text.get_text() for text in axes.texts}
+    assert texts == {(c, r): f"{values[r, c]:.3f}" for r in range(2) for c in range(3)}
+    dark = [text.get_text() for text in axes.texts if text.get_color() == "white"]
+    assert dark == ["0.900", "0.610", "1.000"]
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), values)
+    assert image.get_clim() == (0.0, 1.0)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == names[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == names[1]
+
+
+def test_reliability_diagram_has_the_diagonal_and_each_system_with_its_error(tmp_path):
+    curve = measure_reliability(np.array([0.1, 0.2, 0.9]), np.array([0, 1, 1]), 2)
+    figure = reliability_diagram({"teacher": curve}, "Reliability", tmp_path / "r.svg")
+    (axes,) = figure.axes
+    diagonal, line = axes.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+    np.testing.assert_allclose(line.get_xydata(), [[0.15, 0.5], [0.9, 1.0]])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["teacher, ECE 0.267"]
+    assert axes.get_ylabel() == "share that answers"

@@ -95,6 +95,7 @@ def test_an_exit_before_the_heads_learns_from_all_teachers_alike(heads, targets)
     ]
     context = StepContext(exit_layers=(1, 2, 3))
     assert list(config.forward_kwargs(context)["exit_indices"]) == [0, 1, 2]
+    assert list(config.forward_kwargs(StepContext(exit_layers=(1, 2)))["exit_indices"]) == [0, 1]
     assert config.forward_kwargs(StepContext(exit_layers=(1,))) == {}
     total = config.compute(torch.cat([exits, heads], 1), targets, context)
     torch.testing.assert_close(total, loss(config, heads, targets) + sum(exit_losses))

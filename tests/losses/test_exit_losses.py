@@ -74,6 +74,14 @@ def test_loss_is_the_sum_over_the_exits_that_were_asked_for():
     assert context.parts == {"exit_4": loss}
 
 
+def test_gradient_is_stopped_by_the_loss_that_is_named_so_alone():
+    context = StepContext(exit_layers=FOUR)
+    kwargs = get_loss("uniform_exit").forward_kwargs(context)
+    stopped = get_loss("uniform_exit_stop_gradient").forward_kwargs(context)
+    assert stopped == {**kwargs, "stop_gradient": True}
+    assert kwargs == {"exit_indices": sample_uniform(context)}
+
+
 def test_parts_of_a_cascade_with_heads_are_named_by_layer_and_head():
     logits = torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0))
     targets = {"label": torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])}

@@ -84,8 +84,55 @@ def test_passage_of_one_kind_of_sentences_does_not_end_the_similarity_of_the_oth
 
 
 def test_irrelevant_passages_have_no_similarity(joint, targets):
-    targets["passage_label"] = torch.zeros(2)
-    assert loss(joint, targets, similarity_loss=True, **ONLY).item() == 0.0
+    targets["label"] = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    values = []
+    for passage_label in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]):
+        targets["passage_label"] = torch.tensor(passage_label)
+        values.append(loss(joint, targets, similarity_loss=True, margin=9.0, **ONLY).item())
+    both, first, second, none = values
+    assert first != pytest.approx(second, abs=0.1)
+    assert both == pytest.approx(first + second)
+    assert none == 0.0
+    state = joint.passage_states[0]
+    distances = [math.dist(state, joint.sentence_states[i].tolist()) for i in (0, 1)]
+    assert first == pytest.approx(distances[0] - distances[1] + 9.0, abs=1e-5)
+
+
+def test_answers_have_the_cross_entropy_of_their_first_and_last_token(joint, targets):
+    # Three tokens of the first passage, four of the second, where two sentences have the answer.
+    logits = torch.tensor([[1.0, 0.5], [2.0, -1], [0, 3], [4, 1], [-2, 2], [0.5, 0], [1, 90]])
+    joint = joint._replace(span_logits=logits, token_passage=torch.tensor([0, 0, 0, 1, 1, 1, 1]))
+    targets["answer_first"] = torch.tensor([1, -1, 3, 5, -1])
+    targets["answer_last"] = torch.tensor([2, -1, 4, 6, -1])
+    first, second = logits[:3].log_softmax(0), logits[3:].log_softmax(0)
+    firsts = first[1, 0] + second[0, 0] + second[2, 0]
+    lasts = first[2, 1] + second[1, 1] + second[3, 1]
+    value = loss(joint, targets, answer_loss=True, **ONLY)
+    assert value.item() == pytest.approx(-(firsts + lasts).item() / 2)
+
+
+def test_terms_are_logged_by_name(joint, targets):
+    token_passage = torch.tensor([0, 0, 1, 1, 1])
+    joint = joint._replace(span_logits=torch.zeros(5, 2), token_passage=token_passage)
+    targets["answer_first"] = targets["answer_last"] = torch.tensor([0, -1, -1, -1, -1])
+    names = ("passage", "sentence", "consistency", "similarity", "answer")
+    context = StepContext()
+    config = {f"{name}_loss": True for name in names}
+    total = TwoInOneLoss(**config).compute(joint, targets, context)
+    for name in names:
+        others = {f"{other}_loss": other == name for other in names}
+        assert context.parts.pop(name).item() == pytest.approx(
+            loss(joint, targets, **others).item()
+        )
+    assert not context.parts
+    sums = [loss(joint, targets, **{f"{n}_loss": n == name for n in names}) for name in names]
+    assert total.item() == pytest.approx(sum(sums).item())
+
+
+def test_every_head_has_a_gradient(joint, targets):
+    joint = joint._replace(span_logits=torch.zeros(5, 2, requires_grad=True))
+    loss(joint, targets, consistency_loss=True, **ONLY).backward()
+    assert joint.span_logits.grad.tolist() == [[0.0, 0.0]] * 5
 
 
 def test_loss_is_the_sum_over_passages(joint, targets):

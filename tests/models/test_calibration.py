@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.special import expit
-from scipy.stats import binom
 
 from as2ray.errors import EvaluationError
 from as2ray.models.calibration import Calibration, cross_fit, fit_calibration
@@ -62,15 +61,6 @@ def test_calibration_goes_through_json(sure, kind):
     assert again(np.array([0.0, 0.3, 1.0])).tolist() == made(np.array([0.0, 0.3, 1.0])).tolist()
 
 
-def test_reliability_equals_a_count_by_hand():
-    scores, labels = np.array([0.05, 0.15, 0.95, 1.0]), np.array([0, 1, 1, 1])
-    found = measure_reliability(scores, labels, num_bins=2)
-    assert found.mean_scores == pytest.approx((0.1, 0.975))
-    assert (found.accuracy, found.bin_counts) == ((0.5, 1.0), (2, 2))
-    assert found.ece == pytest.approx((0.4 + 0.025) / 2)
-    assert found.brier == pytest.approx((0.05**2 + 0.85**2 + 0.05**2) / 4)
-
-
 def test_scores_or_labels_that_make_no_sense_are_refused():
     with pytest.raises(EvaluationError, match=r"from 0.5 to 1.5"):
         fit_calibration(np.array([0.5, 1.5]), np.array([0, 1]))
@@ -94,34 +84,6 @@ def test_cross_fit_calibrates_each_fold_with_the_others():
     assert alone.tolist() == [0.2, 0.9]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
-    st.sampled_from([0.12, 0.3, 0.5, 0.75]),
-)
-def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, precision):
-    best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
-    found = measure_abstention(best, right, precision)
-    # At the bound, as many right answers as these or more come with a probability of 0.1.
-    sure = [
-        score
-        for score in best
-        if right[best >= score].any()
-        and binom.sf(right[best >= score].sum() - 1, (best >= score).sum(), precision) <= 0.1
-    ]
-    assert found.threshold == min(sure, default=None)
-    assert (found.reachable_precision >= precision) == bool(sure)
-
-
-def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():
-    best, right = np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0])
-    found = measure_abstention(best, right, 0.5)
-    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
-    assert found.risk == pytest.approx([0, 1 / 3, 0.5])
-    assert found.aurc == pytest.approx(0.5 * 1 / 3 + 0.25 * 0.5)
-    assert found.precision_at(0.5) == found.precision_at(0.75) == pytest.approx(2 / 3)
-    assert found.precision_at(1.0) == 0.5
-
-
 @pytest.mark.parametrize("labels", [[0, 2], [-1, 1], [0, 1, 2], [0.5, 1]])
 def test_labels_other_than_0_and_1_are_refused(labels):
     scores, labels = np.linspace(0, 1, len(labels)), np.array(labels)
@@ -129,8 +91,3 @@ def test_labels_other_than_0_and_1_are_refused(labels):
     for measure in (fit_calibration, measure_reliability, abstention):
         with pytest.raises(EvaluationError, match=r"labels must be 0 or 1, not \["):
             measure(scores, labels)
-
-
-def test_calibration_error_weighs_each_bin_by_its_pairs():
-    scores, labels = np.array([0.05, 0.05, 0.05, 0.95]), np.zeros(4)
-    assert measure_reliability(scores, labels).ece == pytest.approx((3 * 0.05 + 0.95) / 4)

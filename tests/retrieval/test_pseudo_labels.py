@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
-from as2ray.retrieval.query_generation import generate_queries, sample_words
+from as2ray.retrieval.query_generation import example_questions, generate_queries, sample_words
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.schema import validate_table
 
@@ -180,3 +180,38 @@ def test_negatives_come_from_no_deeper_than_asked(index):
     assert [text for text, _ in found] == index.texts(
         [h.index for h in index.search("owls hunt at night", 3)]
     )
+
+
+def test_examples_are_headings_of_several_words_spread_over_the_documents(tmp_path, index):
+    assert example_questions(index) == ["Birds of the north"]
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for number in range(7):
+        text = f"# Title {number}\n\nOwls hunt.\n\nMice eat.\n\n## Food\n\nCrows eat.\n"
+        (folder / f"{number}.md").write_text(
+            text + "\n## Long songs\n\nWhales sing.\n" * (number == 6)
+        )
+    write_index(folder, tmp_path / "examples")
+    examples = example_questions(SentenceIndex.open(tmp_path / "examples"))
+    assert examples == ["Title 0", "Title 2", "Title 4"]
+
+
+def test_question_of_words_is_half_of_its_sentence_within_bounds():
+    words = [f"{a}{b}owl" for a in "bcdfg" for b in "aeiou"]
+    for num_words, size in ((3, None), (4, 3), (7, 3), (9, 4), (14, 7), (25, 7)):
+        sentence = " the ".join(words[:num_words]).upper() + " is 1999, of"
+        question = sample_words(sentence, Random(0))
+        assert (question and len(question.split())) == size
+        assert set((question or "").split()) <= set(words)
+        assert question == sample_words(sentence, Random(0))
+
+
+def test_fewer_questions_are_a_sample_in_their_order(index):
+    everything = generate_queries(index, ["headings", "leading", "words"])
+    for seed in (0, 1):
+        some = generate_queries(index, ["headings", "leading", "words"], 3, seed)
+        places = [[query.id for query in everything].index(query.id) for query in some]
+        assert len(set(places)) == 3
+        assert places == sorted(places)
+    assert generate_queries(index, ["headings", "headings"]) == everything[:2]
+    assert len(generate_queries(index, ["headings"], 2)) == 2

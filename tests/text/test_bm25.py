@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError
-from as2ray.text.bm25 import BM25
+from as2ray.text.bm25 import BM25, BM25Index, list_probabilities
+from as2ray.text.term_counts import CollectionStatistics, build_bm25s
 
 TEXTS = [
     "The capital of France is Paris",
@@ -115,3 +116,39 @@ def test_texts_without_words_are_refused(texts):
 def test_bm25_settings_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         BM25(**wrong)
+
+
+def test_probabilities_of_a_list_are_of_its_own_words():
+    candidates = ["red fish", "blue bird sings", ""]
+    scores = BM25().build_index(candidates).get_scores("red red bird")
+    expected = 1 / (1 + np.exp(-scores / 10))
+    np.testing.assert_allclose(list_probabilities("red red bird", candidates), expected, rtol=1e-6)
+    assert expected[0] > expected[1] > expected[2] == 0.5
+    assert list_probabilities("red", ["", "a"]).tolist() == [0.5, 0.5]
+
+
+def test_shards_weighted_by_all_statistics_score_as_one_index():
+    config = BM25(k1=1.2, b=0.75)
+    shards = [config.count_terms(texts) for texts in (TEXTS[:1], TEXTS[1:])]
+    statistics = CollectionStatistics.from_shards(shards)
+    assert (statistics.num_texts, statistics.num_words) == (4, 21)
+    assert {word: statistics.document_frequency[word] for word in ("paris", "is", "zebra")} == {
+        "paris": 2,
+        "is": 2,
+        "zebra": 0,
+    }
+    indexes = [BM25Index(config, build_bm25s(s, statistics, config.k1, config.b)) for s in shards]
+    whole = config.build_index(TEXTS)
+    for query in ("capital of paris", "is is of", "hilton zebra", "zebra"):
+        scores = np.concatenate([index.get_scores(query) for index in indexes])
+        np.testing.assert_allclose(scores, whole.get_scores(query), rtol=1e-6)
+
+
+def test_word_that_a_question_repeats_counts_again():
+    questions = ["bird", "bird bird sings", "fish zebra"]
+    candidates = ["red fish", "blue bird bird sings", "red bird"]
+    rows = [(q, c) for q in questions for c in candidates]
+    scores = BM25().score_candidates(table(*map(list, zip(*rows))))
+    index = BM25().build_index([c for _, c in rows])
+    expected = [index.get_scores(q)[row] for row, (q, _) in enumerate(rows)]
+    np.testing.assert_allclose(scores, expected, rtol=1e-6)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from as2ray.errors import ConfigError
 from as2ray.text.packing import (
+    Prefixes,
     TokenSequences,
     concatenate_sequences,
     pack_sequences,
@@ -88,3 +91,58 @@ def test_pack_sequences_numbers_the_sequences_within_the_budget(lengths, budget)
     for batch in batches:
         assert 0 < batch.num_tokens <= budget
         assert batch.lengths.tolist() == [lengths[row] for row in batch.sequence_data["row"]]
+
+
+def test_sequences_of_equal_length_keep_their_order():
+    sequences = sequences_of([2, 3, 2, 3, 2])
+    [group] = split_by_tokens(sequences.lengths, 12)
+    assert group.tolist() == [1, 3, 0, 2, 4]
+    assert [g.tolist() for g in split_by_tokens(sequences.lengths, 6)] == [[1, 3], [0, 2, 4]]
+    batch = sequences.pack(np.array([4, 3, 0, 1]), {"row": np.arange(5)})
+    assert batch.sequence_data["row"].tolist() == [3, 1, 4, 0]
+    assert sequences.take(np.array([4, 1])).token_ids.tolist() == [400, 401, 100, 101, 102]
+    assert sequences.take(np.array([4, 1])).token_types.tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.fixture
+def prefixed() -> TokenSequences:
+    """Four sequences that begin with two prefixes: 7 8 9, and 5."""
+    parts = [[7, 8, 9, 1], [5, 2, 2], [7, 8, 9, 3, 3, 3], [5, 4]]
+    lengths = np.array([len(part) for part in parts], np.int32)
+    ids = np.concatenate(parts).astype(np.int32)
+    return TokenSequences(ids, ids % 2, lengths, Prefixes(np.array([0, 1, 0, 1]), np.array([3, 1])))
+
+
+def test_prefixes_are_split_off_once(prefixed):
+    prefixes, rest = prefixed.split_prefixes()
+    assert (prefixes.token_ids.tolist(), prefixes.lengths.tolist()) == ([7, 8, 9, 5], [3, 1])
+    assert prefixes.token_types.tolist() == [1, 0, 1, 1]
+    assert (rest.token_ids.tolist(), rest.lengths.tolist()) == ([1, 2, 2, 3, 3, 3, 4], [1, 2, 3, 1])
+    assert rest.token_types.tolist() == [1, 0, 0, 1, 1, 1, 0]
+    assert {a.dtype for a in (prefixes.lengths, rest.lengths)} == {np.dtype("int32")}
+    assert prefixes.prefixes is None
+    assert rest.prefixes is prefixed.prefixes
+
+
+def test_positions_go_on_behind_a_prefix_that_was_computed_apart(prefixed):
+    rows = {"row": np.arange(4)}
+    whole = prefixed.pack(np.arange(4), rows)
+    assert whole.prefixes is None
+    assert whole.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 0, 1, 2, 0, 1]
+    _, rest = prefixed.split_prefixes()
+    states = replace(rest.prefixes, states="states")
+    batch = replace(rest, prefixes=states).pack(np.array([3, 1, 2]), rows)
+    assert batch.sequence_data["row"].tolist() == [2, 1, 3]
+    assert batch.positions.tolist() == [3, 4, 5, 1, 2, 1]
+    assert batch.prefixes.index.tolist() == [0, 1, 1]
+    assert batch.prefixes.states == "states"
+
+
+def test_prefixes_of_parts_are_numbered_through(prefixed):
+    some = prefixed.take(np.array([1, 0]))
+    assert some.prefixes.index.tolist() == [1, 0]
+    joined = concatenate_sequences([some, prefixed])
+    assert joined.prefixes.index.tolist() == [1, 0, 2, 3, 2, 3]
+    assert joined.prefixes.lengths.tolist() == [3, 1, 3, 1]
+    assert joined.token_types.tolist() == (joined.token_ids % 2).tolist()
+    assert concatenate_sequences([prefixed, sequences_of([2])]).prefixes is None

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from as2ray.errors import EvaluationError
+from as2ray.tables.reliability import measure_abstention, measure_reliability
+from as2ray.tables.score_checks import check_binary_labels, check_probabilities
+
+
+def test_reliability_equals_a_count_by_hand():
+    scores, labels = np.array([0.05, 0.15, 0.95, 1.0]), np.array([0, 1, 1, 1])
+    found = measure_reliability(scores, labels, num_bins=2)
+    assert found.mean_scores == pytest.approx((0.1, 0.975))
+    assert (found.accuracy, found.bin_counts) == ((0.5, 1.0), (2, 2))
+    assert found.ece == pytest.approx((0.4 + 0.025) / 2)
+    assert found.brier == pytest.approx((0.05**2 + 0.85**2 + 0.05**2) / 4)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
+    st.sampled_from([0.12, 0.3, 0.5, 0.75]),
+)
+def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, precision):
+    best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
+    found = measure_abstention(best, right, precision)
+    # At the bound, as many right answers as these or more come with a probability of 0.1.
+    sure = [
+        score
+        for score in best
+        if right[best >= score].any()
+        and binom.sf(right[best >= score].sum() - 1, (best >= score).sum(), precision) <= 0.1
+    ]
+    assert found.threshold == min(sure, default=None)
+    assert (found.reachable_precision >= precision) == bool(sure)
+
+
+def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():
+    best, right = np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0])
+    found = measure_abstention(best, right, 0.5)
+    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
+    assert found.risk == pytest.approx([0, 1 / 3, 0.5])
+    assert found.aurc == pytest.approx(0.5 * 1 / 3 + 0.25 * 0.5)
+    assert found.precision_at(0.5) == found.precision_at(0.75) == pytest.approx(2 / 3)
+    assert found.precision_at(1.0) == 0.5
+
+
+def test_calibration_error_weighs_each_bin_by_its_pairs():
+    scores, labels = np.array([0.05, 0.05, 0.05, 0.95]), np.zeros(4)
+    assert measure_reliability(scores, labels).ece == pytest.approx((3 * 0.05 + 0.95) / 4)
+
+
+def test_scores_on_the_edge_of_a_bin_belong_to_the_upper_one():
+    scores, labels = np.array([0.0, 0.5, 1.0]), np.array([0, 0, 1])
+    assert measure_reliability(scores, labels, num_bins=2).bin_counts == (1, 2)
+    assert measure_reliability(scores, labels).bin_counts == (1, 1, 1)
+    fine = (np.arange(15) + 0.5) / 15
+    assert measure_reliability(fine, np.zeros(15)).bin_counts == (1,) * 15
+
+
+def test_scores_and_labels_fit_each_other():
+    check_probabilities(np.array([0.0, 1.0]), np.array([1, 1]))
+    for scores in ([], [0.5], [0.5, -0.1], [0.5, 1.1], [0.5, np.nan]):
+        with pytest.raises(EvaluationError, match=f"^{len(scores)} scores from .* for 2 labels"):
+            check_probabilities(np.array(scores), np.array([0, 1]))
+    with pytest.raises(EvaluationError, match="0 scores"):
+        check_probabilities(np.array([]), np.array([]))
+    check_binary_labels(np.array([0, 1]))
+    for labels, problem in (([1, 1], "all of 2 labels are 1"), ([], "all of 0 labels are None")):
+        with pytest.raises(EvaluationError, match=problem):
+            check_binary_labels(np.array(labels))
+    with pytest.raises(EvaluationError, match=r"0 or 1, not \[0, 2, 3, 4\]"):
+        check_binary_labels(np.array([5, 4, 3, 2, 0, 2]))

@@ -1,0 +1,86 @@
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from mutants import GOAL, Count, draw, mutate, weighted_rate
+
+CODE = """
+def add(a, b):
+    return a + b
+
+
+def untested(a):
+    return a + 1
+
+
+def forever(n):
+    while n > 0:
+        n = n - 1
+    return n
+"""
+TESTS = """
+import pytest
+from as2ray.losses.sums import add, forever
+
+
+@pytest.fixture(scope="session")
+def total():
+    return add(1, 2)
+
+
+def test_total(total):
+    assert total == 3
+
+
+def test_forever():
+    assert forever(3) == 0
+
+
+def test_fails_on_unchanged_code():
+    assert False
+"""
+
+
+def test_sample_follows_its_seed_and_is_no_larger_than_the_whole():
+    names = [f"m{number}" for number in range(50)]
+    assert draw(names, 9, 1) == draw(names[::-1], 9, 1) != draw(names, 9, 2)
+    assert len(set(draw(names, 9, 1))) == 9
+    assert draw(names, 60, 1) == sorted(names)
+
+
+def test_total_is_weighted_by_the_number_of_mutants():
+    counts = [Count("a", 300, 10, 10), Count("b", 100, 20, 10)]
+    assert weighted_rate(counts) == pytest.approx(0.875)
+    assert weighted_rate([]) == Count("c", 0, 0, 0).rate == 0 < GOAL
+    # Wilson's interval of 10 of 20.
+    assert str(counts[1]) == "b: 10 of 20 killed (50.0%, 95 % interval 29.9% to 70.1%), 100 mutants"
+
+
+def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("mutmut", reason="extra `mutation`")
+    repository = Path(__file__).parent
+    package, tests = tmp_path / "as2ray/losses", tmp_path / "tests/losses"
+    for folder in (package, tests):
+        folder.mkdir(parents=True)
+    (package / "sums.py").write_text(CODE)
+    (tests / "test_sums.py").write_text(TESTS)
+    shutil.copy(repository / "mutants.py", tests.parent)
+    profile = "from hypothesis import settings\nsettings.register_profile('mutants')\n"
+    (tests.parent / "conftest.py").write_text(profile)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    count = mutate("losses", ["as2ray/losses/sums.py"], Path("output"))
+    status = json.loads(Path("output/status.json").read_text())
+    by_function = {name.split(".x_")[1]: became for name, became in status.items()}
+    assert by_function["add__mutmut_1"] == "killed"
+    assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2)} == {"no tests"}
+    assert "timeout" in by_function.values()  # `n = n + 1` never ends
+    assert count.killed == count.tried - 2
+    told = capsys.readouterr().out
+    assert "left out, fails on unchanged code: tests/losses/test_sums.py" in told
+    assert "-    return a + 1\n+    return a - 1" in told
