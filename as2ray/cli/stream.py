@@ -9,7 +9,6 @@ from pydantic import PositiveFloat, PositiveInt
 from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
 from as2ray.cli.console import create_console, validate_corpus_options
 from as2ray.console.configuration import console_log
-from as2ray.corpora.preparation import prepare_splits
 from as2ray.errors import ConfigError
 
 
@@ -56,6 +55,7 @@ def stream(  # noqa: PLR0913 - every argument is a flag
     from as2ray.distributed.stream import COUNTER_CPUS, StreamConfig
     from as2ray.distributed.stream import stream as run
     from as2ray.distributed.workers_config import WorkersConfig
+    from as2ray.tables.parquet import ParquetTable
 
     if (table is None) == (corpus is None):
         raise ConfigError(f"give either --table or --corpus (table={table}, corpus={corpus})")
@@ -64,10 +64,13 @@ def stream(  # noqa: PLR0913 - every argument is a flag
         TemporaryDirectory(prefix="as2ray-stream-") as folder,
     ):
         if corpus is not None:
+            from as2ray.corpora.preparation import prepare_splits
+
             options = validate_corpus_options(corpus, corpus_options)
             prepared = Path(folder) / "table"
             prepare_splits(corpus, data_dir, prepared, {split: "raw"}, **options)
             table = str(prepared / split)
+        ParquetTable.open(str(table))  # A table that cannot be read is refused before Ray starts.
         config = StreamConfig(
             str(Path(str(table)).resolve()),
             resolve_model_path(model),
