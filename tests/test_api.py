@@ -34,7 +34,9 @@ def test_documents_are_indexed_and_asked(tmp_path):
 
 
 def test_answer_shows_itself_with_its_source_and_marked_in_its_context(tmp_path):
-    (tmp_path / "whales.md").write_text("# Whales\n\n## Size\n\nA whale is long & heavy. So is no fish.")
+    (tmp_path / "whales.md").write_text(
+        "# Whales\n\n## Size\n\nA whale is long & heavy. So is no fish."
+    )
     index = as2ray.index(tmp_path / "whales.md", tmp_path / "index", encoder=None)
     answer = as2ray.ask("How long is a whale?", index, top_k=1)
     [best] = answer.answers
