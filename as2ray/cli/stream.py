@@ -50,19 +50,20 @@ def stream(  # noqa: PLR0913 - every argument is a flag
         verbose: Show the log of other libraries and of each step, too.
         json_log: Write the log as one JSON object per line.
     """
-    from as2ray.distributed.cluster import ray_session
-    from as2ray.distributed.plan import node_resources
-    from as2ray.distributed.stream import COUNTER_CPUS, StreamConfig
-    from as2ray.distributed.stream import stream as run
-    from as2ray.distributed.workers_config import WorkersConfig
-    from as2ray.tables.parquet import ParquetTable
-
     if (table is None) == (corpus is None):
         raise ConfigError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     with (
         console_log(quiet=quiet, verbose=verbose, json_log=json_log),
         TemporaryDirectory(prefix="as2ray-stream-") as folder,
     ):
+        # Ray logs to the standard error of its import: inside, its own lines are not shown.
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.distributed.plan import node_resources
+        from as2ray.distributed.stream import COUNTER_CPUS, StreamConfig
+        from as2ray.distributed.stream import stream as run
+        from as2ray.distributed.workers_config import WorkersConfig
+        from as2ray.tables.parquet import ParquetTable
+
         if corpus is not None:
             from as2ray.corpora.preparation import prepare_splits
 

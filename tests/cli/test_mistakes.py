@@ -176,6 +176,12 @@ def test_help_loads_no_heavy_module():
         "    except SystemExit:\n"
         f"        loaded = {heavy} & sys.modules.keys()\n"
         "        assert not loaded, (command, loaded)\n"
+        "from as2ray.cli import stream\n"
+        "stream.console_log = None\n"
+        "try:\n"
+        "    stream.stream(table='x')\n"
+        "except TypeError:\n"
+        "    assert 'ray' not in sys.modules  # its console would not be ours\n"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
