@@ -79,6 +79,7 @@ def recipes() -> Iterator[str]:
     for name in PIPELINES:
         pipeline = import_module(f"pipelines.{name}").PIPELINE
         yield f"## pipelines.{name}"
+        sys.argv[0] = f"python -m pipelines.{name}"
         yield _fenced(_printed(pipeline.command, ["--help"]))
 
 

@@ -33,6 +33,21 @@ def test_documents_are_indexed_and_asked(tmp_path):
         assert answers[0].text == "A whale is long."
 
 
+def test_answer_shows_itself_with_its_source_and_marked_in_its_context(tmp_path):
+    (tmp_path / "whales.md").write_text(
+        "# Whales\n\n## Size\n\nA whale is long & heavy. So is no fish."
+    )
+    index = as2ray.index(tmp_path / "whales.md", tmp_path / "index", encoder=None)
+    answer = as2ray.ask("How long is a whale?", index, top_k=1)
+    [best] = answer.answers
+    assert repr(answer) == f"{best.score:.4f}  {best.text} (whales.md, Size)"
+    html = answer._repr_html_()
+    assert "<mark>A whale is long &amp; heavy.</mark> So is no fish." in html
+    unanswered = as2ray.ask("Krill?", index)
+    assert repr(unanswered) == "no answer: no sentence has a word in common with the question"
+    assert unanswered._repr_html_() == f"<p>{unanswered!r}</p>"
+
+
 @pytest.fixture(scope="module")
 def table():
     return tiny.with_distinct_questions(tiny.candidates(30))
@@ -52,6 +67,21 @@ def test_calibrated_ranker_is_saved_and_its_errors_returned(table, checkpoint, t
     result = as2ray.calibrate(checkpoint("bert"), table, tmp_path / "calibrated")
     assert len(result.before) == len(result.after) == 1
     assert as2ray.load(tmp_path / "calibrated").calibration
+    [errors, abstention] = repr(result).split("\n")
+    assert f"error {result.before[0].ece:.4f} before, {result.after[0].ece:.4f} after" in errors
+    assert abstention.startswith("the first answer is wrong for ")
+    html = result._repr_html_()
+    assert html.count("<svg") == 1
+    assert html.count("<circle") == len(result.before[0].bin_counts + result.after[0].bin_counts)
+    assert abstention in html
+
+
+def test_calibration_of_a_cascade_names_its_exits(table, checkpoint):
+    ranker = as2ray.init_ranker(checkpoint("bert", None), max_length=40, exit_layers=[1, 2])
+    result = ranker.calibrate(table)
+    lines = repr(result).split("\n")
+    assert [line.partition(":")[0] for line in lines[:2]] == ["exit_1", "exit_2"]
+    assert result._repr_html_().count("<svg") == 2
 
 
 def test_evaluation_is_printed_in_one_line(table):

@@ -38,6 +38,9 @@ def test_site_builds_without_a_broken_link():
     commands = (site / "reference" / "commands" / "index.html").read_text(encoding="utf-8")
     assert "as2ray cascade" in commands
     assert "--max_loss" in commands
+    assert "usage: as2ray [options] cascade" in commands
+    recipes = (site / "reference" / "recipes" / "index.html").read_text(encoding="utf-8")
+    assert "usage: python -m pipelines.cascade" in recipes
     http = (site / "reference" / "http" / "index.html").read_text(encoding="utf-8")
     assert all(f"POST {path}" in http for path in ("/v2/rerank", "/rank", "/ask"))
     metrics = (site / "reference" / "metrics" / "index.html").read_text(encoding="utf-8")

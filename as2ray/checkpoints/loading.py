@@ -41,7 +41,7 @@ with gc_paused():
         resolve_prompt,
     )
     from as2ray.checkpoints.hub import check_hub
-    from as2ray.checkpoints.packaged import resolve_model_path
+    from as2ray.checkpoints.packaged import split_revision
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
     from as2ray.errors import CheckpointError, ConfigError
     from as2ray.models.calibration import Calibration
@@ -254,14 +254,6 @@ def _align_weights(network: torch.nn.Module) -> None:
     for weights in network.parameters():
         if weights.data_ptr() % WEIGHT_ALIGNMENT:
             weights.data = weights.data.clone()
-
-
-def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
-    """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
-    location = resolve_model_path(str(path))
-    name, _, revision = location.partition("@")
-    is_folder = not revision or Path(location).exists()
-    return (location, {}) if is_folder else (name, {"revision": revision})
 
 
 def read_config(path: str | Path) -> Any:

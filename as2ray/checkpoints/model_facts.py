@@ -7,7 +7,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from as2ray.checkpoints.cross_encoder_files import CheckpointFiles
-from as2ray.checkpoints.loading import split_revision
+from as2ray.checkpoints.packaged import split_revision
 from as2ray.models.encoder.families import token_pooling
 from as2ray.models.ranker import Ranker
 

@@ -26,6 +26,14 @@ def resolve_model_path(path: str) -> str:
     return str(packaged_minilm()) if path == MINILM_NAME else path
 
 
+def split_revision(path: str | Path) -> tuple[str, dict[str, str]]:
+    """Returns a folder, or a hub id and the revision that may follow it after an `@`."""
+    location = resolve_model_path(str(path))
+    name, _, revision = location.partition("@")
+    is_folder = not revision or Path(location).exists()
+    return (location, {}) if is_folder else (name, {"revision": revision})
+
+
 def packaged_minilm() -> Path:
     """Returns the folder of the packaged encoder after checking its files.
 

@@ -103,9 +103,7 @@ def _print_passages(searcher: "PassageSearcher", question: str, top_k: int, json
 
 
 def _format_answer(answer: "Answer") -> str:
-    has_section = answer.heading not in ("", answer.title, answer.document_id)
-    source = f"{answer.document_id}, {answer.heading}" if has_section else answer.document_id
-    lines = f"{answer.score:.4f}  {answer.text}\n        {source}\n"
+    lines = f"{answer.score:.4f}  {answer.text}\n        {answer.source}\n"
     has_context = answer.context != answer.text
     return lines + f"        … {answer.context} …\n" if has_context else lines
 

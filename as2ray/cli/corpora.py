@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +13,10 @@ from pydantic import Field
 
 from as2ray.checkpoints.packaged import resolve_model_path
 from as2ray.cli.console import create_console, create_console_table, validate_corpus_options
-from as2ray.corpora.corpus import HUB
-from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
-from as2ray.corpora.preparation import prepare_splits, read_split
-from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.stats import CountTokens, compute_stats
-from as2ray.corpora.verification import add_counts, list_corpora, verify_releases
 from as2ray.tables.filters import QuestionFilter
-from as2ray.tables.parquet import ParquetTable
-from as2ray.tables.schema import TableCounts, count_table
+
+if TYPE_CHECKING:
+    from as2ray.corpora.stats import CountTokens
 
 
 class Corpora:
@@ -29,6 +24,8 @@ class Corpora:
 
     def list(self) -> None:
         """Lists the corpora that as2ray reads."""
+        from as2ray.corpora.verification import list_corpora
+
         overview = create_console_table("corpus", "splits", "options", "hub", "license")
         for corpus in list_corpora():
             options = ", ".join(f"{k}={v}" for k, v in corpus.options.items())
@@ -44,6 +41,8 @@ class Corpora:
         Args:
             data_root: By default AS2RAY_DATA, or ../shared/data.
         """
+        from as2ray.corpora.verification import verify_releases
+
         checks = verify_releases(Path(data_root) if data_root else None)
         overview = create_console_table("corpus", "split", "name", "published", "actual", "")
         for check in checks:
@@ -75,6 +74,8 @@ class Corpora:
             verify: Whether the counts must be the published ones.
             corpus_options: Options of the corpus.
         """
+        from as2ray.corpora.preparation import prepare_splits
+
         options = validate_corpus_options(corpus, corpus_options)
         manifest = prepare_splits(corpus, data_dir, output, splits, verify, **options)
         create_console().print_json(json.dumps(manifest))
@@ -93,6 +94,11 @@ class Corpora:
             splits: Its splits.
             hub_revision: Commit, branch or ref of the copy; by default its newest one.
         """
+        from as2ray.corpora.corpus import HUB
+        from as2ray.corpora.registry import get_corpus
+        from as2ray.corpora.verification import add_counts
+        from as2ray.tables.schema import TableCounts, count_table
+
         console, each = create_console(), get_corpus(corpus)
         console.print(f"{corpus}: {each.hub or 'not on the hub'}, license {each.license}")
         for split in splits:
@@ -124,6 +130,9 @@ class Corpora:
             tokenizer: Folder or hub id of a model whose word pieces are counted, such as
                 bert-base-uncased (Mokrii et al., Table 2); by default words are.
         """
+        from as2ray.corpora.preparation import read_split
+        from as2ray.corpora.stats import compute_stats
+
         options = validate_corpus_options(corpus, corpus_options)
         table = read_split(corpus, split, data_dir, question_filter, **options)
         count_tokens = _word_piece_counter(tokenizer) if tokenizer else None
@@ -145,6 +154,9 @@ class Corpora:
                 questions share, divided by the number of words of both (Jaccard).
             max_examples: Maximum number of near duplicates that are printed.
         """
+        from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
+        from as2ray.tables.parquet import ParquetTable
+
         first, second = (ParquetTable.open(path).to_table() for path in (table, other_table))
         num_shared = len(shared_questions(first, second))
         duplicates = near_duplicate_questions(first, second, min_similarity)
@@ -158,7 +170,7 @@ class Corpora:
         )
 
 
-def _word_piece_counter(model: str) -> CountTokens:
+def _word_piece_counter(model: str) -> "CountTokens":
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(model))

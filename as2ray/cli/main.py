@@ -112,6 +112,7 @@ def _run(flags: list[str]) -> None:
             as_positional=False,
             exit_on_error=False,
             parser_class=_Parser,
+            prog="as2ray",
         )
     except ArgumentError as error:
         unknown = re.match(r"(?:Unrecognized|unrecognized) arguments: (.+)", str(error))

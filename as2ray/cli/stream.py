@@ -9,7 +9,6 @@ from pydantic import PositiveFloat, PositiveInt
 from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
 from as2ray.cli.console import create_console, validate_corpus_options
 from as2ray.console.configuration import console_log
-from as2ray.corpora.preparation import prepare_splits
 from as2ray.errors import ConfigError
 
 
@@ -51,23 +50,28 @@ def stream(  # noqa: PLR0913 - every argument is a flag
         verbose: Show the log of other libraries and of each step, too.
         json_log: Write the log as one JSON object per line.
     """
-    from as2ray.distributed.cluster import ray_session
-    from as2ray.distributed.plan import node_resources
-    from as2ray.distributed.stream import COUNTER_CPUS, StreamConfig
-    from as2ray.distributed.stream import stream as run
-    from as2ray.distributed.workers_config import WorkersConfig
-
     if (table is None) == (corpus is None):
         raise ConfigError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     with (
         console_log(quiet=quiet, verbose=verbose, json_log=json_log),
         TemporaryDirectory(prefix="as2ray-stream-") as folder,
     ):
+        # Ray logs to the standard error of its import: inside, its own lines are not shown.
+        from as2ray.distributed.cluster import ray_session
+        from as2ray.distributed.plan import node_resources
+        from as2ray.distributed.stream import COUNTER_CPUS, StreamConfig
+        from as2ray.distributed.stream import stream as run
+        from as2ray.distributed.workers_config import WorkersConfig
+        from as2ray.tables.parquet import ParquetTable
+
         if corpus is not None:
+            from as2ray.corpora.preparation import prepare_splits
+
             options = validate_corpus_options(corpus, corpus_options)
             prepared = Path(folder) / "table"
             prepare_splits(corpus, data_dir, prepared, {split: "raw"}, **options)
             table = str(prepared / split)
+        ParquetTable.open(str(table))  # A table that cannot be read is refused before Ray starts.
         config = StreamConfig(
             str(Path(str(table)).resolve()),
             resolve_model_path(model),

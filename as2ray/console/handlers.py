@@ -83,6 +83,7 @@ class BarHandler(logging.Handler):
     def __init__(self, stream: TextIO, shows_steps: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+        from rich.table import Column
         from rich.text import Text
 
         class Status(ProgressColumn):
@@ -92,17 +93,18 @@ class BarHandler(logging.Handler):
                     return Text(format_duration(task.elapsed or 0.0))
                 parts = [f"{task.completed:,.0f}/{task.total:,.0f} {unit}"]
                 if task.speed:
-                    parts += [f"{task.speed:,.1f} {unit}/s"]
+                    parts += [f"{task.speed:,.1f}/s"]
                 if task.time_remaining is not None:
-                    parts += [f"{format_duration(task.time_remaining)} left"]
-                return Text("  ".join(parts))
+                    parts.insert(1, f"{format_duration(task.time_remaining)} left")
+                # A bar stays one line; of a long one the rate is cut off.
+                return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
         super().__init__()
         self._shows_steps, self._digest = shows_steps, Digest()
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=12),
             Status(),
             console=self._console,
             transient=True,

@@ -22,6 +22,7 @@ class WorkersConfig:
     num_workers: NonNegativeInt = 1
     """Training workers; 0 trains in this process, without Ray."""
     cpus_per_worker: NonNegativeFloat = 1.0
+    """CPUs that a worker reserves to train or score, besides its share of `num_data_cpus`."""
     gpus_per_worker: NonNegativeFloat = 0.0
     """A fraction below 1 lets several workers that score share a GPU."""
     num_data_cpus: PositiveFloat = 1.0

@@ -4,6 +4,7 @@ Files and flags are merged into one tree, which pydantic validates once. jsonarg
 the help: as a validator it does not give the path of a wrong value inside a dictionary.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.util import find_spec
@@ -70,13 +71,21 @@ def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
         arguments: The command line.
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(description=kinds[0].__doc__, formatter_class=HelpFormatter)
+    parser = ArgumentParser(
+        prog=_program_name(), description=kinds[0].__doc__, formatter_class=HelpFormatter
+    )
     parser.add_argument("--config", action="config", help="a YAML file of these keys")
     for kind in kinds:
         parser.add_class_arguments(kind, as_group=False)
     flags = [argument.partition("=")[0] for argument in arguments]
     if any(f in ("-h", "--help", "--print_config") or f.endswith(".help") for f in flags):
         parser.parse_args(arguments)
+
+
+def _program_name() -> str | None:
+    """Returns how the pipeline of this process is started; None for argparse's own default."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name}" if spec and spec.name.startswith("pipelines.") else None
 
 
 def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:
@@ -169,7 +178,8 @@ def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _read_yaml_file(path: str) -> Mapping[str, Any]:
     if not (file := _find_config(path)).is_file():
-        siblings = [each.name for each in file.parent.glob("*.yaml")]
+        recipes = file.parent.glob("*.yaml")
+        siblings = [each.name for each in recipes if suggest(file.stem, [each.stem])]
         raise ConfigError(f"--config {path}: there is no such file", suggest(file.name, siblings))
     try:
         text = file.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
-from as2ray.checkpoints.packaged import resolve_model_path
+from as2ray.checkpoints.packaged import resolve_model_path, split_revision
 from as2ray.data.packed_dataset import ORDER_VERSION
 from as2ray.distributed.score import ScoreKind, read_scores, score_table
 from as2ray.errors import ConfigError, StaleStageError
@@ -342,7 +342,11 @@ def model_num_layers(path: str) -> int:
 
     if (name := path.partition("@")[0]) in ENCODER_SHAPES:
         return ENCODER_SHAPES[name].num_layers
-    from as2ray.checkpoints.initialization import encoder_num_layers
+    from as2ray.checkpoints.hub import check_hub
+
+    hub_id, revision = split_revision(path)
+    check_hub(hub_id, **revision)
+    from as2ray.checkpoints.initialization import encoder_num_layers  # Loading it takes seconds.
 
     return encoder_num_layers(resolve_model_path(path))
 

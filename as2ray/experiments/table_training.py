@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as validated_dataclass
 
-from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path
+from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path, split_revision
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.evaluation.report import Report, to_markdown
 from as2ray.experiments.bm25 import BM25Grid, BM25Scores
@@ -270,7 +270,6 @@ def _is_sentence_encoder(model: str) -> bool:
     from huggingface_hub import hf_hub_download
 
     from as2ray.checkpoints.hub import check_hub
-    from as2ray.checkpoints.loading import split_revision
 
     name, options = split_revision(model)
     check_hub(name, **options)

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, PositiveFloat, validate_call
 from pydantic.dataclasses import dataclass
 from scipy.special import expit, logit
 
+from as2ray.models.reliability_svg import reliability_svg
 from as2ray.tables.reliability import Abstention, Reliability
 from as2ray.tables.score_checks import check_binary_labels, check_probabilities
 
@@ -57,6 +58,37 @@ class CalibrationResult(NamedTuple):
     """Of the calibrated scores of each stage; where the error grows, they are not used."""
     abstention: Abstention
     """Of the first candidate of each question."""
+    stage_names: tuple[str, ...]
+    """Name of each stage, such as `exit_4`; "" for a ranker without exits."""
+
+    def __repr__(self) -> str:
+        stages = zip(self.stage_names, self._describe_stages())
+        lines = [f"{name}: {text}".removeprefix(": ") for name, text in stages]
+        return "\n".join([*lines, self._describe_abstention()])
+
+    def _repr_html_(self) -> str:
+        """Returns the errors of each stage, and a picture of its reliability before and after."""
+        stages = zip(self.stage_names, self._describe_stages(), self.before, self.after)
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{text}</td><td>{reliability_svg(before, after)}</td></tr>"
+            for name, text, before, after in stages
+        )
+        head = "<tr><th>exit</th><th>errors</th><th>answers by score: before gray, after blue</th>"
+        return f"<table>{head}</tr>{rows}</table><p>{self._describe_abstention()}</p>"
+
+    def _describe_stages(self) -> list[str]:
+        return [
+            f"calibration error {before.ece:.4f} before, {after.ece:.4f} after; "
+            f"Brier {before.brier:.4f} and {after.brier:.4f}"
+            + ("; scores stay as they were" if after.ece > before.ece else "")
+            for before, after in zip(self.before, self.after)
+        ]
+
+    def _describe_abstention(self) -> str:
+        wrong_share = 1 - self.abstention.precision_at(1.0)
+        threshold = self.abstention.threshold
+        rule = "no threshold is stored" if threshold is None else f"abstains below {threshold:.4f}"
+        return f"the first answer is wrong for {wrong_share:.1%} of the questions; {rule}"
 
 
 @validate_call(config=ConfigDict(arbitrary_types_allowed=True))

@@ -41,7 +41,7 @@ from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.precision import Dtype, dtype_name, resolve_dtype
 from as2ray.models.time_budget import OVERHEAD_MS, RankerSpeed, TimedPass, measure_speed
-from as2ray.outputs import RankedCandidate
+from as2ray.outputs import RankedCandidate, output_names
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
 from as2ray.tables.score_checks import check_binary_labels
@@ -438,7 +438,8 @@ class Ranker(nn.Module, ABC):
         scores = self._apply_calibration(staged_scores.scores, staged_scores.stage_index)
         abstention = measure_abstention(scores[top_rows], labels[top_rows], min_precision)
         self.threshold = abstention.threshold
-        return CalibrationResult(tuple(before), tuple(after), abstention)
+        names = output_names(self.exit_layers, len(before))
+        return CalibrationResult(tuple(before), tuple(after), abstention, tuple(names))
 
     def check_keeps_budget(self) -> None:
         """Raises an error if this ranker cannot keep a time budget."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from time import perf_counter
 from typing import Annotated, Protocol
 
@@ -50,8 +51,14 @@ class Answer:
     exit_layer: int | None = None
     """Layer after which the sentence was scored; None for a ranker without exits, 0 without one."""
 
+    @property
+    def source(self) -> str:
+        """Id of the document, and the heading above the sentence if it says more."""
+        has_section = self.heading not in ("", self.title, self.document_id)
+        return f"{self.document_id}, {self.heading}" if has_section else self.document_id
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class QuestionAnswer:
     """The answers to a question."""
 
@@ -69,6 +76,31 @@ class QuestionAnswer:
     retrieval_time_s: float = 0.0
     is_off_topic: bool = False
     """Whether the documents are on other subjects: none has `AnswerScoring.min_similarity`."""
+
+    def __repr__(self) -> str:
+        lines = [f"{a.score:.4f}  {a.text} ({a.source})" for a in self.answers]
+        return "\n".join(lines or [self._describe_abstention()])
+
+    def _repr_html_(self) -> str:
+        """Returns a table of the answers in their context, or why there is none."""
+        if not self.answers:
+            return f"<p>{escape(self._describe_abstention())}</p>"
+        rows = "".join(
+            f"<tr><td>{answer.score:.4f}</td><td>{_marked_context(answer)}</td>"
+            f"<td>{escape(answer.source)}</td></tr>"
+            for answer in self.answers
+        )
+        return f"<table><tr><th>score</th><th>answer</th><th>source</th></tr>{rows}</table>"
+
+    def _describe_abstention(self) -> str:
+        nearest = self.nearest and f"; nearest: {self.nearest.text} ({self.nearest.source})"
+        return f"no answer: {self.reason}{nearest or ''}"
+
+
+def _marked_context(answer: Answer) -> str:
+    """Returns the context of an answer as HTML, with the answer marked."""
+    text = escape(answer.text)
+    return escape(answer.context).replace(text, f"<mark>{text}</mark>", 1)
 
 
 @dataclass(frozen=True)

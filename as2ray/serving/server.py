@@ -78,7 +78,7 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
         try:
             _serve(application, host, port, config)
         except KeyboardInterrupt:
-            sys.stderr.write("as2ray: a second interrupt: ended at once\n")
+            sys.stderr.write("as2ray: stopped at once by a second interrupt\n")
             _ignore_signals()
             sys.stderr.flush()
             if is_local:
@@ -92,6 +92,7 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
 
 def _serve(application: serve.Application, host: str, port: int, config: ServiceConfig) -> None:
     """Serves until the first interrupt, then answers what has been accepted."""
+    outcome = ""
     try:
         timeout_s = 2 * config.limits.request_timeout_s
         serve.start(
@@ -101,18 +102,22 @@ def _serve(application: serve.Application, host: str, port: int, config: Service
         )
         serve.run(application, name=APP_NAME, blocking=True)
     except KeyboardInterrupt:
-        sys.stderr.write("as2ray: interrupted: accepted requests are answered\n")
-        _drain(config.drain_timeout_s)
+        outcome = _drain(config.drain_timeout_s)
     except BaseException:
         _shut_down()
         raise
     _shut_down()
+    sys.stderr.write(f"as2ray: stopped{outcome}\n")
 
 
-def _drain(timeout_s: float) -> None:
+def _drain(timeout_s: float) -> str:
     """Lets the gateways accept nothing more, and waits until they have answered everything.
 
-    Serve breaks requests in flight when it shuts down, so the gateways count them.
+    Serve breaks requests in flight when it shuts down, so the gateways count them. Says so if there
+    are any.
+
+    Returns:
+        What to add to the line about the end: why requests are without an answer, or "".
     """
     deadline, num_ongoing = time.monotonic() + timeout_s, -1
     try:
@@ -123,13 +128,15 @@ def _drain(timeout_s: float) -> None:
         while (num_ongoing or quiet_s < MIN_QUIET_S) and time.monotonic() < deadline:
             time.sleep(DRAIN_POLL_S)
             counts = gateways.broadcast("count_requests").results(timeout_s=timeout_s)
+            is_first = num_ongoing < 0
             num_ongoing, previous = sum(count for count, _ in counts), num_received
+            if is_first and num_ongoing:
+                sys.stderr.write(f"as2ray: interrupted; requests to answer first: {num_ongoing}\n")
             num_received = sum(count for _, count in counts)
             quiet_s = quiet_s + DRAIN_POLL_S if num_received == previous else 0.0
     except Exception as error:  # it was interrupted before a gateway had started
-        sys.stderr.write(f"as2ray: no gateway to wait for ({type(error).__name__})\n")
-    if num_ongoing > 0:
-        sys.stderr.write(f"as2ray: {num_ongoing} requests had no answer after {timeout_s:g} s\n")
+        return f" before it was ready ({type(error).__name__})"
+    return f"; requests without an answer after {timeout_s:g} s: {num_ongoing}" * (num_ongoing > 0)
 
 
 @contextmanager

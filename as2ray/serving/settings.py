@@ -37,11 +37,13 @@ class Limits(ConfigModel):
     """Limits of one request."""
 
     max_candidates: PositiveInt = 1_000
+    """Maximum number of candidates of a request."""
     max_text_chars: Annotated[int, Field(ge=1, le=MAX_TEXT_CHARS)] = MAX_TEXT_CHARS // 10
     """Maximum number of characters of a question or candidate."""
     max_request_tokens: Annotated[int, Field(ge=512)] = 131_072
     """Maximum number of tokens of all pairs, each truncated to the ranker's maximum length."""
     max_body_bytes: Annotated[int, Field(ge=1_024)] = 8_000_000
+    """Maximum size of the body of a request."""
     max_drop_ratio: DropRatio = 0.9
     """Highest drop ratio that a request may set."""
     request_timeout_s: PositiveFloat = 30.0
@@ -86,15 +88,19 @@ class ReplicasConfig(ConfigModel):
     """Number and resources of ranker replicas and gateways."""
 
     min_replicas: NonNegativeInt = 1
+    """Replicas that run without requests."""
     max_replicas: PositiveInt = 1
+    """Replicas that run at most; more than `min_replicas` lets Ray Serve scale."""
     target_ongoing_requests: PositiveFloat = 8.0
     """Requests per replica above which Ray Serve starts another (Ray Serve's setting)."""
     num_cpus: PositiveFloat = 1.0
     """CPU cores of each replica. Rounded up, also its number of threads."""
     num_gpus: NonNegativeFloat = 0.0
+    """GPUs of each replica; a fraction lets replicas share one."""
     num_gateways: PositiveInt = 1
     """Replicas of the gateway, which speaks HTTP."""
     gateway_num_cpus: NonNegativeFloat = 0.2
+    """CPU cores that Ray reserves for each gateway."""
     max_surge_percent: NonNegativeInt = 100
     """Replicas that a deployment of new arguments or code starts beside the old ones, which answer
     until the new ones are healthy (Ray Serve's setting). 0 stops old ones first, for clusters

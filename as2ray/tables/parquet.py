@@ -91,7 +91,9 @@ def _parquet_errors(path: str | Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         problem = f"{Path(path).name} is not a complete Parquet file: {error}"
-        raise CorpusError(problem, fix="prepare the corpus again") from error
+        is_parquet = Path(path).suffix == ".parquet" or Path(path).is_dir()
+        fix = "prepare the corpus again" if is_parquet else "convert it to Parquet"
+        raise CorpusError(problem, fix=fix) from error
 
 
 def _concat_tables(tables: Sequence[pa.Table]) -> pa.Table:

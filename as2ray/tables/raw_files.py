@@ -5,7 +5,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from as2ray.errors import CorpusError
+from as2ray.tables.hub_connection import offline_without_connection
 
 HUB_COPIES = "AS2RAY_HUB"
 """Environment variable with the path of a folder of datasets in the layout of the hub."""
@@ -249,7 +250,8 @@ def read_hub(
     is_copied = HUB_COPIES in os.environ and copy.is_dir()
     try:
         path, revision = (str(copy), None) if is_copied else (name, revision)
-        dataset = load_dataset(path, config, split=split, revision=revision)
+        with nullcontext() if is_copied else offline_without_connection():
+            dataset = load_dataset(path, config, split=split, revision=revision)
     except Exception as error:  # many types, of files, networks and formats
         at_revision = f"{name}@{revision}" if revision else name
         fix = f"connect to the network, or put a copy of the repository into {HUB_COPIES}/{name}"

@@ -22,6 +22,7 @@ class TrainingConfig:
     """Hyperparameters of one training run. The defaults suit a small encoder and corpus."""
 
     epochs: PositiveInt = 3
+    """Passes over the training tables."""
     max_steps: PositiveInt | None = None
     """Length of the run in optimizer steps, instead of `epochs`."""
     global_batch_size: PositiveInt = 32

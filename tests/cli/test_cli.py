@@ -641,7 +641,7 @@ def test_error_of_the_system_is_told_in_a_line(monkeypatch, capsys):
     def fails(*_):
         raise PermissionError(13, "Permission denied", "locked")
 
-    monkeypatch.setattr("as2ray.cli.corpora.list_corpora", fails)
+    monkeypatch.setattr("as2ray.corpora.verification.list_corpora", fails)
     assert "PermissionError: [Errno 13]" in refused(capsys, "corpora", "list")
 
 

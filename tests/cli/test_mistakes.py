@@ -1,8 +1,10 @@
 """Mistakes of a newcomer: a few lines, no traceback, exit status 2, and the nearest known name."""
 
+import re
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from pipelines.transfer_adapt import PIPELINE
 MAX_LINES = 6
 RECIPES = Path(__file__).parents[2] / "pipelines/recipes"
 RECIPE = str(RECIPES / "tanda_minilm.yaml")
+PIPELINES = ("own_documents", "pseudo_label", "cascade", "distill", "search", "build_asnq")
 
 
 def errors_of(command, arguments, capsys):
@@ -51,6 +54,7 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         (["evaluate", "--run", "x"], "a run needs --qrels, --table or --corpus"),
         (["evaluate", "--model", "bm25", "--corpus", "wikqa"], "did you mean 'wikiqa'?"),
         (["evaluate", "--model", "bm25", "--table", "tabel"], "did you mean 'table'?"),
+        (["stream", "--table", "t.csv"], "not a complete Parquet file: "),
         (["ask", "q?", "--index", "built"], "did you mean built/index?"),
         (["rank", "--model", "own/rankr", "--question", "q"], "HF_HUB_OFFLINE is set"),
         (["rank", "--model", "./own/rankr", "--question", "q"], "did you mean 'ranker'?"),
@@ -70,6 +74,8 @@ def test_mistake_on_the_command_line(
     (tmp_path / "built/index").mkdir(parents=True)
     (tmp_path / "built/index/manifest.json").write_text("{}")
     (tmp_path / "own/ranker").mkdir(parents=True)
+    (tmp_path / "t.csv").write_text("question,candidate,label\n")
+    monkeypatch.setattr("as2ray.distributed.cluster.ray_session", None)  # Ray is not started
     assert problem in errors_of(main, arguments, capsys)
 
 
@@ -77,6 +83,7 @@ def test_mistake_on_the_command_line(
     ("arguments", "problem"),
     [
         (["--config", RECIPE.replace("minilm", "minilmm")], "did you mean 'tanda_minilm.yaml'?"),
+        (["--config", "nothing_of_it.yaml"], "there is no such file\n"),
         (["--config", RECIPE, "--sedes", "[0]"], "sedes: unknown key; did you mean 'seeds'?"),
         (["--config", RECIPE, "--worker.num_workers", "1"], "did you mean 'workers'?"),
         (["--config", RECIPE, "--workers.gpu", "1"], "did you mean 'gpus_per_worker'?"),
@@ -131,6 +138,25 @@ def test_version_and_help_list_every_command(capsys):
     assert "Peak learning rate of AdamW." in text  # the docstring of an attribute
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        *((main, [name]) for name in COMMANDS if name not in ("corpora", "store")),
+        *((main, ["corpora", name]) for name in ("prepare", "fetch", "stats", "leaks", "verify")),
+        *((import_module(f"pipelines.{name}").PIPELINE.command, []) for name in PIPELINES),
+    ],
+)
+def test_help_explains_every_key(command, arguments, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100000")  # nothing is wrapped
+    with pytest.raises(SystemExit):
+        command([*arguments, "--help"])
+    usage, _, text = capsys.readouterr().out.partition("\noptions:\n")
+    assert len(re.findall(r"^  -", text, re.MULTILINE)) > 3
+    assert re.findall(r"^ .*\S {2,}\(.*|^ +\(.*", text, re.MULTILINE) == []  # types without text
+    if arguments:
+        assert usage.startswith("usage: as2ray [options] ")
+
+
 def test_default_bm25_of_an_index_is_that_of_bm25():
     assert asdict(BM25()).items() <= index.__kwdefaults__.items()
 
@@ -138,18 +164,24 @@ def test_default_bm25_of_an_index_is_that_of_bm25():
 def test_help_loads_no_heavy_module():
     heavy = {"torch", "transformers", "ray", "scipy", "pandas", "datasets", "matplotlib"}
     heavy |= {"bm25s", "statsmodels", "faiss", "sentence_transformers", "fastapi", "starlette"}
+    heavy |= {"as2ray.corpora.registry", "as2ray.corpora.preparation"}
     code = (
         "import sys\n"
         "from as2ray.cli.main import COMMANDS, main\n"
         "main(['--help'])\n"
         "assert not {'numpy', 'pyarrow'} & sys.modules.keys()\n"
-        "readers = ('corpora', 'stream')\n"
-        "for name in sorted(COMMANDS, key=lambda name: name in readers):\n"
-        "    assert name in readers or 'as2ray.corpora.registry' not in sys.modules, name\n"
+        "for command in [[name] for name in COMMANDS] + [['corpora', 'prepare']]:\n"
         "    try:\n"
-        "        main([name, '--help'])\n"
+        "        main([*command, '--help'])\n"
         "    except SystemExit:\n"
-        f"        assert not {heavy} & sys.modules.keys(), (name, {heavy} & sys.modules.keys())\n"
+        f"        loaded = {heavy} & sys.modules.keys()\n"
+        "        assert not loaded, (command, loaded)\n"
+        "from as2ray.cli import stream\n"
+        "stream.console_log = None\n"
+        "try:\n"
+        "    stream.stream(table='x')\n"
+        "except TypeError:\n"
+        "    assert 'ray' not in sys.modules  # its console would not be ours\n"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]

@@ -19,7 +19,7 @@ from as2ray.console.configuration import (
     log_to_console,
     worker_variables,
 )
-from as2ray.console.handlers import JsonFormatter
+from as2ray.console.handlers import BarHandler, JsonFormatter
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.experiments.executor import SequentialBackend, run_graph
@@ -275,6 +275,22 @@ def test_bar_of_a_stage_shows_the_steps_of_its_training_in_a_worker(terminal):
     shown = terminal.getvalue()
     assert "stage 3 of 7  training" in shown
     assert "training step 30/400" not in shown
+
+
+def test_bar_is_one_line_on_a_terminal_of_80_columns(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    values = {"task": "embeddings", "total": 3_945, "unit": "sentences"}
+    with redirect_stderr(terminal), console_log():
+        for completed in (1_218, 3_218):
+            log.debug("x", extra=fields(**values, completed=completed))
+            time.sleep(0.15)  # drawn ten times a second
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, BarHandler):
+                handler._progress.refresh()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    drawn = re.split(r"[\r\n]+", plain)
+    assert any("3,218/3,945 sentences  " in line and line.endswith("/s") for line in drawn)
+    assert {line.partition(" ")[0] for line in drawn if line} == {"embeddings"}
 
 
 @pytest.mark.parametrize("text", ["2026/11/26 12:05:28 INFO mlflow: tables", "[1, 2]", "{broken"])

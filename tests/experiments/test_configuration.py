@@ -1,6 +1,8 @@
 """Configurations: YAML files and flags are merged, and every error names its path."""
 
+import sys
 from dataclasses import field
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -118,6 +120,13 @@ def test_help_lists_the_flags(capsys):
     assert "--training.epochs" in printed
     assert "Annotated" not in printed
     assert "A study." in printed
+
+
+def test_help_of_a_pipeline_begins_with_the_command_that_runs_it(capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", find_spec("pipelines.cascade"))
+    with pytest.raises(SystemExit):
+        read_config(Study, ["--help"])
+    assert capsys.readouterr().out.startswith("usage: python -m pipelines.cascade ")
 
 
 @pytest.mark.parametrize(

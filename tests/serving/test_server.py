@@ -72,7 +72,7 @@ def handlers():
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(("others", "done"), [({}, "shutdown"), ({"another": 1}, "delete as2ray")])
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, ends):
+def test_a_signal_ends_our_application_and_no_other(monkeypatch, capsys, others, done, ends):
     serve = Serve(dict(others), ends)
     monkeypatch.setattr(server, "serve", serve)
     monkeypatch.setattr(server, "ray_session", nullcontext)
@@ -82,6 +82,37 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, others, done, e
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert serve.done == ["drain", *["count_requests"] * (len(serve.done) - 2), done]
     assert serve.ongoing == [0]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["as2ray: interrupted; requests to answer first: 2", "as2ray: stopped"]
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("ongoing", "lines"),
+    [
+        ([0], ["as2ray: stopped"]),
+        (
+            [1],
+            [
+                "as2ray: interrupted; requests to answer first: 1",
+                "as2ray: stopped; requests without an answer after 0.3 s: 1",
+            ],
+        ),
+        ([], ["as2ray: stopped before it was ready (IndexError)"]),
+    ],
+)
+def test_the_last_line_tells_what_became_of_requests(monkeypatch, capsys, ongoing, lines):
+    serve = Serve({}, signal.SIGINT)
+    serve.ongoing = ongoing
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(server, "MIN_QUIET_S", 0.1)
+    monkeypatch.setattr(server, "DRAIN_POLL_S", 0.05)
+    config = ServiceConfig(models={"a": "x"}, drain_timeout_s=0.3)
+    server.run_server(config, "127.0.0.1", 0)
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 @pytest.mark.usefixtures("handlers")

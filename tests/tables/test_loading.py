@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 
+import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -235,3 +236,17 @@ def test_data_set_of_the_hub_is_read_by_name(tmp_path, monkeypatch):
     assert load_table("hub:me/answers", columns=COLUMNS).num_rows == 4
     with pytest.raises(CorpusError, match="cannot be read from the hub"):
         load_table("hub:me/answers:test")
+
+
+def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(monkeypatch):
+    def refuse(*_):
+        raise OSError("no network")
+
+    monkeypatch.setattr("as2ray.tables.hub_connection.create_connection", refuse)
+    monkeypatch.setattr("as2ray.tables.hub_connection.getproxies", dict)
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it tries again"))
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        monkeypatch.setattr(f"{name}.HF_HUB_OFFLINE", False)
+    with pytest.raises(CorpusError, match="cannot be read from the hub"):
+        load_table("hub:nobody/nothing:train")
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
