@@ -31,7 +31,7 @@ from as2ray.evaluation.measures import evaluate
 from as2ray.tables.schema import question_indices
 from as2ray.text.bm25 import BM25
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
-from benchmarks.service import find_free_port, run_service
+from benchmarks.service import run_service, serve_command
 
 BUDGETS_MS = (25, 50, 100, 200, 500)
 
@@ -89,11 +89,9 @@ def _open_ranker(args: Namespace, side: str) -> Iterator[RankWithin]:
     elif args.url:
         yield _rank_at(args.url)
     else:
-        port, code = find_free_port(), "from as2ray.cli.main import main; main()"
-        command = [sys.executable, "-c", code, "serve", f"--model={path}", f"--port={port}"]
-        command += [f"--settings.replicas.num_cpus={max(1, args.cores - 0.5)}"]
-        command += ["--settings.replicas.gateway_num_cpus=0.1"]
-        with run_service((port, command), 300.0) as service:
+        replicas = {"num_cpus": max(1, args.cores - 0.5), "gateway_num_cpus": 0.1}
+        flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
+        with run_service(serve_command(path, *flags), 300.0) as service:
             yield _rank_at(service.url.removesuffix("/rerank"))
 
 

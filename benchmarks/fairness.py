@@ -3,7 +3,7 @@
 `as2ray serve` runs with its default settings. Small requests arrive at a constant rate: alone,
 beside one client that sends requests of about 110,000 tokens one after the other, and beside six of
 them. The claims are bounds on the p99 latency of small requests, and that a large client keeps most
-of the rate that it has alone.
+of the rate that it has alone. `--url` names a service that runs already.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.chaos import QUESTION, SENTENCE, save_untrained_cascade
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
-from benchmarks.service import find_free_port, run_service
+from benchmarks.service import run_service, serve_command
 
 SMALL_REQUEST: dict[str, Any] = {"query": QUESTION, "texts": [SENTENCE] * 8}
 SMALL_PER_SECOND = 5.0
@@ -113,23 +113,15 @@ async def measure(
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    limit_cores(args.cores)
-    # A signal that ends the benchmark ends its service, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     num_candidates, duration_s = (40, 1.0) if args.small else (1_000, 20.0)
     large_request = {"query": QUESTION, "texts": [SENTENCE * 10] * num_candidates}
-    with TemporaryDirectory(prefix="as2ray-fairness-") as folder, ExitStack() as stack:
-        cascade = args.cascade or save_untrained_cascade(Path(folder) / "cascade")
-        port, code = find_free_port(), "from as2ray.cli.main import main; main()"
-        command = [sys.executable, "-c", code, "serve", f"--model={cascade}", f"--port={port}"]
-        service = stack.enter_context(run_service((port, command), args.start_timeout_s))
+    with ExitStack() as stack:
+        url = f"{args.url}/rerank" if args.url else _start_service(args, stack)
 
         def run(
             num_large_clients: int, has_small: bool = True, seconds: float = duration_s
         ) -> Phase:
-            return asyncio.run(
-                measure(service.url, num_large_clients, seconds, large_request, has_small)
-            )
+            return asyncio.run(measure(url, num_large_clients, seconds, large_request, has_small))
 
         run(1, seconds=0.5)  # the queue learns its rate
         phases = {
@@ -157,6 +149,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_report("fairness", args, claims, {name: asdict(p) for name, p in phases.items()})
 
 
+def _start_service(args: argparse.Namespace, stack: ExitStack) -> str:
+    """Starts a service that ends with the stack; returns the address of its `/rerank`."""
+    limit_cores(args.cores)
+    # A signal that ends the benchmark ends its service, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    folder = stack.enter_context(TemporaryDirectory(prefix="as2ray-fairness-"))
+    cascade = args.cascade or save_untrained_cascade(Path(folder) / "cascade")
+    service = run_service(serve_command(cascade), args.start_timeout_s)
+    return stack.enter_context(service).url
+
+
 def _describe(phase: Phase) -> str:
     return (
         f"p50 {phase.quantile_ms(0.5):.0f} ms, p99 {phase.quantile_ms(0.99):.0f} ms "
@@ -167,6 +170,7 @@ def _describe(phase: Phase) -> str:
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cascade", type=Path, help="checkpoint; by default an untrained MiniLM")
+    parser.add_argument("--url", help="a service; by default one is started")
     parser.add_argument("--start_timeout_s", type=float, default=300.0, help="limit for a start")
 
 

@@ -29,6 +29,17 @@ def find_free_port() -> int:
         return port
 
 
+def serve_command(model: object, *flags: str) -> tuple[int, list[str]]:
+    """Returns a free port, and the command of `as2ray serve` with a model on it.
+
+    Args:
+        model: Folder of the ranker.
+        flags: Further flags.
+    """
+    port, code = find_free_port(), "from as2ray.cli.main import main; main()"
+    return port, [sys.executable, "-c", code, "serve", f"--model={model}", f"--port={port}", *flags]
+
+
 @dataclass(frozen=True)
 class ServiceProcess:
     """A running service."""

@@ -31,7 +31,7 @@ from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from benchmarks.load import LoadResult, run_closed_loop, run_open_loop
 from benchmarks.ranking import group_by_question, load_squad_table, select_questions
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
-from benchmarks.service import find_free_port, run_service, wait_until_idle
+from benchmarks.service import find_free_port, run_service, serve_command, wait_until_idle
 from benchmarks.soak import run_soak
 
 RATE_FACTOR = 1.25
@@ -228,18 +228,16 @@ def _compare_with_in_process(
 
 
 def _build_as2ray_command(args: argparse.Namespace, size: Size) -> tuple[int, list[str]]:
-    port = find_free_port()
-    code = "from as2ray.cli.main import main; main()"
     replicas = {"num_cpus": max(1, args.cores - 0.5), "gateway_num_cpus": 0.1}
     flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
-    return port, [
-        *(sys.executable, "-c", code, "serve", f"--model={args.cascade}", f"--port={port}"),
+    return serve_command(
+        args.cascade,
         *flags,
         # With two running batches, a full queue takes somewhat longer than the bound.
         f"--settings.batching.max_queue_s={QUEUE_SHARE * min(size.p99_bounds_s.values()):g}",
         "--settings.batching.max_queued_tokens=98304",
         "--settings.limits.max_request_tokens=49152",
-    ]
+    )
 
 
 def _build_fastapi_command(model: Path, args: argparse.Namespace) -> tuple[int, list[str]]:

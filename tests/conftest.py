@@ -19,7 +19,7 @@ os.environ["RAY_worker_register_timeout_seconds"] = "900"  # noqa: SIM112 - as R
 # A worker process that is idle for a second is ended, so that every epoch of a small run, and every
 # table, would start another one; and each driver starts as many as there are CPUs, which tasks with
 # an environment of their own never use.
-os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "30000"  # noqa: SIM112
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "120000"  # noqa: SIM112
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
 
 from collections.abc import Callable, Sequence
@@ -84,8 +84,7 @@ def pytest_collection():
     """
     with gc_paused():
         result = yield
-    gc.collect()
-    gc.freeze()
+        gc.freeze()
     return result
 
 

@@ -16,7 +16,6 @@ RAY_FILES = {
     "test_deployment",
     "test_distill",
     "test_document_stages",
-    "test_metrics",
     "test_ray_benchmarks",
     "test_serve_command",
 }

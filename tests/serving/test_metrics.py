@@ -1,20 +1,14 @@
-"""The metrics of a service on a real Ray Serve, and the dashboard that plots them."""
+"""The metrics of a service, and the dashboard that plots them."""
 
 import json
 import re
-import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
-from served import CANDIDATES, QUESTION
 
 from as2ray.serving import metrics
-from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import CandidateScore, RequestRecord, RerankResult
 
 DASHBOARD = Path(__file__).parents[2] / "serve_configs" / "grafana.json"
@@ -24,91 +18,7 @@ QUERIES = [
     for target in panel["targets"]
 ]
 PLOTTED = set(re.findall(r"\bray_[a-z0-9_]+", " ".join(QUERIES)))
-APPLICATION = "metrics"
-"""Not the name of other tests' services: Ray keeps the counters of applications that have ended."""
 OF_GPUS = {"ray_node_gpus_utilization", "ray_node_gram_used"}
-
-
-@pytest.fixture(scope="module")
-def address(ray_local, cascade):
-    """Where a service listens that nobody has asked anything."""
-    from ray import serve
-
-    from as2ray.serving.deployment import build_app
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = ServiceConfig.model_validate(
-        {"models": {"cascade": cascade}, "replicas": {"num_cpus": 0.5}}
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build_app(config), name=APPLICATION)
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
-
-
-def read_until(address: str, is_complete: Callable[[str], bool], seconds: float = 900.0) -> str:
-    """Our samples of an endpoint, once they are complete: Ray collects them every few seconds."""
-    until = time.monotonic() + seconds
-    while True:
-        lines = httpx.get(f"{address}/metrics", timeout=300).text.splitlines(keepends=True)
-        ours = (line for line in lines if f'application="{APPLICATION}"' in line)
-        text = "".join([*ours, *(line for line in lines if "application=" not in line)])
-        if is_complete(text):
-            return text
-        assert time.monotonic() < until, text
-        time.sleep(1)
-
-
-def values(text: str, name: str, **labels: str) -> float:
-    """Sum of the samples of a metric with these labels."""
-    lines = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.M)
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(float(value) for given, value in lines if all(one in given for one in wanted))
-
-
-@pytest.mark.slow
-def test_both_endpoints_have_every_plotted_metric_before_the_first_request(address):
-    import ray
-
-    [node] = [node for node in ray.nodes() if node["Alive"]]
-    agent = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
-
-    def is_complete(text: str) -> bool:
-        missing = PLOTTED - OF_GPUS - set(re.findall(r"^(\w+)(?=[{ ])", text, re.M))
-        healthy = values(text, "ray_serve_deployment_replica_healthy", deployment="ranker")
-        return not missing and healthy == 1
-
-    for endpoint in (address, agent):  # the service's first: to ask it is a request, too
-        text = read_until(endpoint, is_complete)
-        for name in ("tokens_total", "candidates_exited_total", "batches_total", "queue_fill"):
-            assert values(text, f"ray_as2ray_{name}") == pytest.approx(0)
-        assert values(text, "ray_as2ray_rejected_total", code="overloaded") == pytest.approx(0)
-
-
-@pytest.mark.slow
-def test_a_ranking_is_counted_where_its_candidates_left(address):
-    asked = {"question": QUESTION, "candidates": CANDIDATES}
-    scored = httpx.post(f"{address}/rank", json=asked, timeout=3000).json()["num_scored"]
-    assert httpx.post(f"{address}/rank", json={}, timeout=3000).status_code == 422
-
-    def is_complete(text: str) -> bool:
-        rejected = values(text, "ray_as2ray_rejected_total", code="invalid_request")
-        return rejected >= 1 and values(text, "ray_as2ray_batches_total") >= 1
-
-    text = read_until(address, is_complete)
-    exited = [
-        round(values(text, "ray_as2ray_candidates_exited_total", exit_layer=layer))
-        for layer in "123"
-    ]
-    assert exited == [scored[0] - scored[1], scored[1] - scored[2], scored[2]]
-    assert sum(exited) == len(CANDIDATES)
-    assert values(text, "ray_as2ray_batches_total") == pytest.approx(1)
-    assert 0 < values(text, "ray_as2ray_batch_fill_total") < 1
-    assert 0 < values(text, "ray_as2ray_busy_seconds_total") < 60
-    for path, status, count in (("/rank", "200", 1), ("/rank", "422", 1), ("/ask", "200", 0)):
-        found = values(text, "ray_as2ray_requests_total", path=path, status=status)
-        assert found == pytest.approx(count)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""`as2ray serve` as a process: what a signal, a stopped ranker and a second service do to it."""
+"""`as2ray serve` as a process: what signals and a stopped ranker do to it."""
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ import httpx
 import psutil
 import pytest
 from served import CANDIDATES, QUESTION
+
+from benchmarks import fairness
 
 pytestmark = pytest.mark.slow
 
@@ -96,14 +99,6 @@ def service(cascade, tmp_path_factory):
     made.end()
 
 
-def test_a_second_service_on_the_port_is_refused_and_the_first_answers_on(service):
-    done = subprocess.run(service.command, capture_output=True, text=True, timeout=900)
-    assert done.returncode != 0
-    assert "another `as2ray serve` uses it" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert service.rank() == 200
-
-
 def test_on_loopback_metrics_are_told_by_the_service_and_elsewhere_nothing_without_a_token(service):
     assert service.rank() == 200
     text = httpx.get(f"{service.address}/metrics", timeout=300).text
@@ -133,6 +128,17 @@ def test_errors_and_hosts_over_serve_are_the_application_s(service):
     answer = httpx.post(f"{service.address}/rank", json=RANK, headers=hostile)
     assert (answer.status_code, len(answer.headers["x-request-id"])) == (421, 32)
     assert httpx.head(f"{service.address}/health").status_code == 200
+
+
+def test_fairness_small_run_answers_small_requests_beside_large_ones(service, tmp_path):
+    output = tmp_path / "fairness.json"
+    fairness.main(["--small", "--url", service.address, "--output", str(output)])
+    phases = json.loads(output.read_text())["results"]
+    assert set(phases) == {"small alone", "large alone", "beside 1", "beside 6"}
+    for name, phase in phases.items():
+        assert phase["num_small_failed"] == 0
+        assert bool(phase["small_latencies_s"]) is (name != "large alone")
+        assert bool(phase["num_large"]) is (name != "small alone")
 
 
 def test_many_slow_connections_keep_nobody_from_an_answer(service):
