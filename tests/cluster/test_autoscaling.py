@@ -47,7 +47,7 @@ def cluster(tmp_path_factory) -> Iterator[SimpleNamespace]:
     config = {
         "cluster_name": "test",
         "max_workers": 2,
-        "idle_timeout_minutes": 0.5,
+        "idle_timeout_minutes": 0.2,
         "provider": {
             "type": "external",
             "module": provider,

@@ -29,7 +29,7 @@ from pipelines import transfer_adapt
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-SECONDS = 1.0
+SECONDS = 0.6
 """Duration of a cell's work, which needs no CPU: one machine plays all nodes."""
 
 
@@ -97,7 +97,7 @@ def test_table_gets_faster_with_nodes_as_simulated(cluster, tmp_path):
                 cluster.add_node(num_cpus=1, object_store_memory=10**8)
             backend = RayBackend(Store(str(tmp_path / "store")), WorkersConfig(), 16)
             log = tmp_path / f"log-{num_nodes}"
-            warm = [WorkingCell(f"warm-{num_nodes}-{n}", seconds=1.0) for n in range(num_nodes)]
+            warm = [WorkingCell(f"warm-{num_nodes}-{n}", seconds=SECONDS) for n in range(num_nodes)]
             run_graph(warm, backend.store, backend)
             first = cell(f"first-{num_nodes}")
             rows = [cell(f"row-{num_nodes}-{n}", first) for n in range(8)]
