@@ -153,13 +153,32 @@ def from_argument_error(error: ArgumentError) -> ConfigError:
     if union := re.search(r"Subtypes: (\[.*?\])\n.*Given value: ([^\n]*)", problem, re.DOTALL):
         problem = f"{union[2]} is none of the types {union[1]}"
     problem = " ".join(problem.replace("typing.", "").split())
-    if flag and (union or "Expected a <class" in problem):
+    if flag and (union or re.search(r"Expected a (?:<class|Literal\[)", problem)):
         return _wrong_type(flag[1], problem)
+    if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.+)\)", problem):
+        return _no_choice("subcommand: ", choice[1], choice[2])
+    if subcommand := re.match(r'expected "(\w+)\.subcommand" to be one of', problem):
+        return ConfigError(
+            f"{subcommand[1]} needs a subcommand", f"see as2ray {subcommand[1]} --help"
+        )
     if required := re.fullmatch(r"the following arguments are required: (.+)", problem):
         names = (name.strip().partition(".") for name in required[1].split(","))
         flags = ", ".join(f"--{rest or command}" for command, _, rest in names)
         return ConfigError(f"{flags} must be given", fix="see --help")
     return ConfigError(f"{flag[1]}: {problem}" if flag else problem, fix="see --help")
+
+
+def _no_choice(start: str, text: str, choices: str) -> ConfigError:
+    """An error that names the values that are accepted, such as `'error', 'drop'`, and the nearest.
+
+    Args:
+        start: What stands before the value.
+        text: The value.
+        choices: Values in quotes, with commas between them.
+    """
+    accepted = re.findall(r"'(.*?)'", choices)
+    problem = f"{start}{text} is none of {', '.join(accepted)}"
+    return ConfigError(problem, fix=suggest(text, accepted) or "see --help")
 
 
 def _wrong_type(flag: str, problem: str) -> ConfigError:
@@ -168,6 +187,8 @@ def _wrong_type(flag: str, problem: str) -> ConfigError:
     is_union = "is none of the types" in problem
     text = value[0] if is_union else problem.rpartition("Got value: ")[2]
     names = value[1] if is_union else value[1].partition(". Got value")[0]
+    if choices := re.search(r"Literal\[(.+?)\]", names):
+        return _no_choice(f"{flag}=", text, choices[1])
     names = re.sub(r"<class '(\w+)'>", r"\1", names).removeprefix("[").removesuffix("]")
     names = names.replace(", NoneType", " or null")
     example = next((e for kind, e in EXAMPLES.items() if kind in names), "")

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import bm25s
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ValidationError
 
 from as2ray.errors import SentenceIndexError, from_validation_error
@@ -58,6 +59,16 @@ class IndexedSentence(NamedTuple):
     """Id of its document: a path, or the id of a table's row."""
     title: str
     """Title of its document."""
+
+
+class IndexedDocument(NamedTuple):
+    """The text of a document, as it was indexed."""
+
+    title: str
+    paragraphs: tuple[tuple[str, str], ...]
+    """Heading and text of each paragraph, in order."""
+    is_complete: bool
+    """Whether these are all of its paragraphs."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +248,35 @@ class SentenceIndex:
     def context(self, index: int, num_neighbors: int = 1) -> str:
         """Returns the text of a sentence and its neighbors."""
         return " ".join(self.texts(self.neighbors(index, num_neighbors)))
+
+    def document(self, document_id: str, max_paragraphs: int) -> IndexedDocument | None:
+        """Returns the text of a document; None if the index has none of this id.
+
+        Args:
+            document_id: Its id; see `IndexedSentence`.
+            max_paragraphs: Maximum number of paragraphs, the first of the document.
+        """
+        for shard in self.shards:
+            number = pc.index(shard.documents["id"], document_id).as_py()
+            if number < 0:
+                continue
+            is_own = pc.equal(shard.paragraphs["document"], number)
+            paragraphs = pc.indices_nonzero(is_own).to_pylist()
+            shown = paragraphs[:max_paragraphs]
+            starts, ends = (
+                np.searchsorted(shard.paragraph_index, shown, side).tolist()
+                for side in ("left", "right")
+            )
+            texts = tuple(
+                (
+                    shard.paragraphs["heading"][paragraph].as_py(),
+                    " ".join(shard.sentences["text"][start:end].to_pylist()),
+                )
+                for paragraph, start, end in zip(shown, starts, ends)
+            )
+            title = shard.documents["title"][number].as_py()
+            return IndexedDocument(title, texts, len(shown) == len(paragraphs))
+        return None
 
     def paragraphs(self) -> Iterator[tuple[IndexedSentence, list[int]]]:
         """Yields each paragraph's first sentence, and the indices of all of its sentences."""

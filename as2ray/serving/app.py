@@ -3,6 +3,7 @@
 To add an endpoint, write another `_add_…` function and call it in `create_app`.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -43,6 +44,8 @@ from as2ray.serving.protocol import (
     BudgetMs,
     CohereRequest,
     CohereResponse,
+    DocumentParagraph,
+    DocumentResponse,
     Info,
     RankRequest,
     RankResponse,
@@ -63,6 +66,9 @@ from as2ray.serving.types import (
     check_request_texts,
     check_size,
 )
+
+MAX_PARAGRAPHS = 1_000
+"""Maximum number of paragraphs of a document in a response."""
 
 DEMO_PAGE = Path(__file__).parent / "static" / "index.html"
 
@@ -174,6 +180,7 @@ def create_app(
     _add_rank_routes(app, service, settings, rank)
     if index is not None:
         _add_ask_route(app, service, settings, AskHandler(index, service, settings.limits), rank)
+        _add_document_route(app, settings, index)
     admission = admission or Admission(settings)
     _add_status_routes(app, service, settings, admission, index)
     if settings.enable_demo_page:
@@ -247,6 +254,24 @@ def _add_ask_route(
         check_request_texts(rerank_request)
         budget_ms = get_budget_ms(body, request)
         return await ask_handler.ask(body, model, lambda ranked: rank(ranked, request, budget_ms))
+
+
+def _add_document_route(app: FastAPI, settings: Settings, index: SentenceIndex) -> None:
+    responses = _error_responses(settings, "as2ray", RankError)
+
+    @app.get("/documents/{document_id:path}", responses=responses)
+    async def document(document_id: str) -> DocumentResponse:
+        """Returns the text of a document of the index, at most its first 1,000 paragraphs."""
+        indexed = await asyncio.to_thread(index.document, document_id, MAX_PARAGRAPHS)
+        if indexed is None:
+            problem = "no document of the index has this id"
+            raise RequestError("not_found", problem, "use a `document_id` of `/ask`")
+        return DocumentResponse(
+            document_id=document_id,
+            title=indexed.title,
+            paragraphs=[DocumentParagraph(heading=h, text=t) for h, t in indexed.paragraphs],
+            is_complete=indexed.is_complete,
+        )
 
 
 def _error_responses(settings: Settings, dialect: Dialect, model: Any) -> dict[int | str, Any]:

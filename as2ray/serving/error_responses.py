@@ -40,7 +40,7 @@ class TeiError(StrictModel):
 
 
 class RankError(StrictModel):
-    """Error body of `/rank`, `/ask`, `/info`, `/health` and `/metrics`."""
+    """Error body of `/rank`, `/ask`, `/documents/ID`, `/info`, `/health` and `/metrics`."""
 
     error: ErrorCode
     message: str

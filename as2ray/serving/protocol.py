@@ -307,6 +307,25 @@ class AskResponse(RankingDetails):
     """The best sentence, even if it is no answer."""
 
 
+class DocumentParagraph(StrictModel):
+    """A paragraph of a document."""
+
+    heading: str
+    """Heading above it."""
+    text: str
+
+
+class DocumentResponse(StrictModel):
+    """Response of `/documents/ID`."""
+
+    document_id: str
+    title: str
+    paragraphs: list[DocumentParagraph]
+    """In order."""
+    is_complete: bool
+    """Whether these are all of its paragraphs."""
+
+
 class Info(StrictModel):
     """`GET /info`: Text Embeddings Inference's fields, and as2ray's own."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 
 from as2ray.distributed.cluster import ray_session
 from as2ray.distributed.plan import node_resources
@@ -103,6 +104,12 @@ def _serve(application: serve.Application, host: str, port: int, config: Service
         serve.run(application, name=APP_NAME, blocking=True)
     except KeyboardInterrupt:
         outcome = _drain(config.drain_timeout_s)
+    except RayActorError as error:
+        _shut_down()
+        raise ResourceError(
+            f"a process of Ray Serve ended before the service was ready ({type(error).__name__})",
+            fix="start it again when the machine is less busy",
+        ) from error
     except BaseException:
         _shut_down()
         raise
@@ -161,6 +168,8 @@ def _ray_environment(host: str) -> Iterator[None]:
     variables = {
         # Otherwise another service could listen on the same port.
         "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",
+        # Three checks of 5 s would end the proxy before it has started on a busy machine.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
         # The proxy would take the address of a client on this machine from `x-forwarded-for`.
         "FORWARDED_ALLOW_IPS": "",

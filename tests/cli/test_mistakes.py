@@ -51,6 +51,14 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
         (["evaluate", "--measures", "AP"], "measures=AP is no list[str] or null\n  fix: write"),
         ([*TRAIN, "--training.global_batch_size", "0"], "should be greater than 0"),
+        (
+            [*TRAIN, "--training.lr_scheduler_type", "linaer"],
+            "training.lr_scheduler_type=linaer is none of linear, triangular, constant\n"
+            "  fix: did you mean 'linear'?",
+        ),
+        (["evaluate", "--question_filter", "claen"], "did you mean 'clean'?"),
+        (["corpora", "prepair"], "subcommand: prepair is none of fetch, leaks, list, prepare"),
+        (["corpora"], "corpora needs a subcommand\n  fix: see as2ray corpora --help"),
         (["evaluate", "--run", "x"], "a run needs --qrels, --table or --corpus"),
         (["evaluate", "--model", "bm25", "--corpus", "wikqa"], "did you mean 'wikiqa'?"),
         (["evaluate", "--model", "bm25", "--table", "tabel"], "did you mean 'table'?"),

@@ -35,6 +35,27 @@ def test_answers_are_those_of_the_answerer_with_their_place(library, index, casc
     assert set(told["timings_ms"]) == {"retrieval", "tokenize", "queue", "inference"}
 
 
+def test_document_of_an_answer_is_given_whole_with_its_paragraphs(library, monkeypatch):
+    answer = library.post("/ask", json={"question": "kovarin"}).json()["answers"][0]
+    document = library.get(f"/documents/{answer['document_id']}").json()
+    texts = [paragraph["text"] for paragraph in document["paragraphs"]]
+    assert texts == [
+        "Kovarin ne badesso. Muri kovarin lala.",
+        "Quintol ba ne. Zelimut lala ne muri.",
+    ]
+    assert any(answer["text"] in text for text in texts)
+    assert (document["document_id"], document["is_complete"]) == ("one.txt", True)
+    monkeypatch.setattr("as2ray.serving.app.MAX_PARAGRAPHS", 1)
+    document = library.get("/documents/one.txt").json()
+    assert (len(document["paragraphs"]), document["is_complete"]) == (1, False)
+
+
+def test_document_that_is_not_in_the_index_is_not_found(library, client):
+    response = library.get("/documents/notes/../two.txt")
+    assert (response.status_code, response.json()["error"]) == (404, "not_found")
+    assert client.get("/documents/one.txt").status_code == 404  # without an index no such path
+
+
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
     assert (told["answers"], told["nearest"]["document_id"]) == ([], "one.txt")

@@ -172,10 +172,19 @@ def test_page_with_an_index_opens_on_a_question_and_shows_answers_in_context(
     marked = [mark.text for mark in answer.find_elements("css selector", "mark")]
     asked = {"kovarin", "muri", "lala"}
     assert marked == [w for w in re.findall(r"\w+", answer.text) if w.lower() in asked] != []
-    assert browser.find_element("id", "source").text == f"one.md › {expected['heading']}"
+    source = browser.find_element("css selector", "#source a")
+    assert source.text == f"one.md › {expected['heading']}"
+    assert source.get_attribute("href") == f"{library}/documents/one.md"
+    source.send_keys(Keys.ENTER)
+    document = wait.until(lambda b: b.find_elements("css selector", "#document p"))
+    given = httpx.get(f"{library}/documents/one.md", timeout=30).json()["paragraphs"]
+    assert [paragraph.text for paragraph in document] == [each["text"] for each in given]
+    assert browser.find_element("css selector", "#document mark").text == expected["text"]
+    assert browser.switch_to.active_element.get_attribute("id") == "document-title"
     question.clear()
     question.send_keys("zebra", Keys.ENTER)
     wait.until(lambda b: "No good answer" in b.find_element("id", "answer-title").text)
+    assert not browser.find_element("id", "document-section").is_displayed()
     examples[1].click()
     wait.until(lambda b: "No good answer" not in b.find_element("id", "answer-title").text)
     assert browser.find_element("id", "best").text

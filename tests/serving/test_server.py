@@ -137,6 +137,25 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(monkeypatch, capsys
     assert "second interrupt" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("handlers")
+def test_serve_that_does_not_start_is_told_in_a_sentence(monkeypatch):
+    class Busy(Serve):
+        def start(self, **_) -> None:
+            assert os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "60"
+            raise RayActorError
+
+    serve = Busy({}, signal.SIGTERM)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(server.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    with pytest.raises(ResourceError, match="before the service was ready"):
+        server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    assert serve.done == ["shutdown"]
+
+
 @pytest.fixture
 def started(monkeypatch) -> list:
     """What was started of a Ray of one node of two CPUs, which here is none at all."""
