@@ -5,10 +5,10 @@ python tests/mutants.py --sample N [--seed S] [FILES]
 
 Without files: what differs from the last commit, else the files of that commit; with `--sample`,
 all files of `PACKAGES`, and of each package N changes drawn at random. Of each package the tests of
-its own folder run once on the unchanged code; then each change is tried in a fork of that process,
-with the tests that reach the changed function, until one fails. A change that makes no difference
-to a user carries the comment `# pragma: no mutate: REASON`. Ends with status 1 if a package is
-below `GOAL`, or, with `--sample`, if the total is.
+its own folder run once on the unchanged code, but for those that start Ray; then each change is
+tried in a fork of that process, with the tests that reach the changed function, until one fails. A
+change that makes no difference to a user carries the comment `# pragma: no mutate: REASON`. Ends
+with status 1 if a package is below `GOAL`, or, with `--sample`, if the total is.
 
 The changes are mutmut's. It does not run them, because it collects the tests and makes their shared
 fixtures anew for each.
@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.runner import runtestprotocol
+from scheduling import starts_ray
 
 if TYPE_CHECKING:
     from mutmut.mutation.file_mutation import MutatedFile
@@ -205,6 +207,10 @@ class MutantRun:
                 self.shared_fixtures[fixturedef.argname] = fixturedef
             self._reached |= outer
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leaves out tests that start Ray, whose connections do not survive a fork."""
+        items[:] = [item for item in items if not starts_ray(item.path)]
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs all tests, then the changes; writes what became of each."""
@@ -238,10 +244,11 @@ class MutantRun:
 
     def _try(self, name: str, items: list[pytest.Item], duration_s: float) -> str:
         limit_s = round(5 + 10 * duration_s)
+        has_threads = threading.active_count() > 1  # such as a server, which a fork does not have
         if not (process := os.fork()):
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
-            self._run_mutant(name, items)
+            self._run_mutant(name, items, has_threads)
         deadline = time.monotonic() + 10 * limit_s
         while time.monotonic() < deadline:
             ended, code = os.waitpid(process, os.WNOHANG)
@@ -256,14 +263,14 @@ class MutantRun:
         os.waitpid(process, 0)
         return "timeout"
 
-    def _run_mutant(self, name: str, items: list[pytest.Item]) -> None:
+    def _run_mutant(self, name: str, items: list[pytest.Item], make_fixtures: bool) -> None:
         """Runs tests on changed code and ends the process, with status 1 if one fails."""
         from mutmut.mutation.trampoline import set_mutant_under_test
 
         try:
             set_mutant_under_test(name)
             function = name.partition("__mutmut_")[0]
-            if any(function in reached for reached in self.fixture_functions.values()):
+            if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 for fixture in self.shared_fixtures.values():
                     fixture.cached_result = None
             for item, following in zip(items, [*items[1:], items[0]]):

@@ -68,7 +68,8 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
         folder.mkdir(parents=True)
     (package / "sums.py").write_text(CODE)
     (tests / "test_sums.py").write_text(TESTS)
-    shutil.copy(repository / "mutants.py", tests.parent)
+    for name in ("mutants.py", "scheduling.py"):
+        shutil.copy(repository / name, tests.parent)
     profile = "from hypothesis import settings\nsettings.register_profile('mutants')\n"
     (tests.parent / "conftest.py").write_text(profile)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")

@@ -102,11 +102,11 @@ def test_answers_have_the_cross_entropy_of_their_first_and_last_token(joint, tar
     # Three tokens of the first passage, four of the second, where two sentences have the answer.
     logits = torch.tensor([[1.0, 0.5], [2.0, -1], [0, 3], [4, 1], [-2, 2], [0.5, 0], [1, 90]])
     joint = joint._replace(span_logits=logits, token_passage=torch.tensor([0, 0, 0, 1, 1, 1, 1]))
-    targets["answer_first"] = torch.tensor([1, -1, 3, 5, -1])
-    targets["answer_last"] = torch.tensor([2, -1, 4, 6, -1])
+    targets["answer_first"] = torch.tensor([0, -1, 3, 5, -1])
+    targets["answer_last"] = torch.tensor([0, -1, 4, 6, -1])
     first, second = logits[:3].log_softmax(0), logits[3:].log_softmax(0)
-    firsts = first[1, 0] + second[0, 0] + second[2, 0]
-    lasts = first[2, 1] + second[1, 1] + second[3, 1]
+    firsts = first[0, 0] + second[0, 0] + second[2, 0]
+    lasts = first[0, 1] + second[1, 1] + second[3, 1]
     value = loss(joint, targets, answer_loss=True, **ONLY)
     assert value.item() == pytest.approx(-(firsts + lasts).item() / 2)
 

@@ -1,5 +1,6 @@
 import errno
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from as2ray.training.tracking import (
     RunDescription,
     TensorBoardTracker,
     TrackingConfig,
+    calling_at_end,
     closing,
     create_servers,
     end_run,
+    flatten,
     read_metrics,
+    stage_name,
 )
 
 RUN = RunDescription(
@@ -233,3 +237,33 @@ def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus,
 def test_training_in_fp16_is_refused_for_want_of_loss_scaling():
     with pytest.raises(ValidationError, match="fp16"):
         TrainingConfig(precision="fp16")
+
+
+def test_nested_settings_have_dotted_names():
+    settings = {"training": {"epochs": 3, "loss": {"alpha": 0.1}, "exits": [1, 2]}, "seed": None}
+    assert flatten(settings) == {
+        "training.epochs": 3,
+        "training.loss.alpha": 0.1,
+        "training.exits": [1, 2],
+        "seed": None,
+    }
+    assert flatten({}) == {}
+
+
+def test_run_of_an_experiment_has_the_name_of_its_stage():
+    assert stage_name(Path("store/train/abc/scratch/run")) == "abc"
+    assert stage_name(Path("runs/first")) == "first"
+    assert stage_name(Path("other/run")) == "run"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
+)
+def test_end_of_a_run_is_told_as_it_was(error, state):
+    states = []
+    expected = nullcontext() if error is None else pytest.raises(error)
+    with expected, calling_at_end(states.append):
+        assert not states
+        if error is not None:
+            raise error
+    assert states == [state]
