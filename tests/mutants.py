@@ -229,6 +229,8 @@ class MutantRun:
             shared = [self.fixture_functions[name] for name in item.fixturenames]
             functions[item] = self._reached.union(*shared)
             items.append(item)
+        if items and self._try("unchanged", items, duration.total()) != "survived":
+            raise RuntimeError("tests that pass fail in a fork, so that every change seems noticed")
         status = {}
         for name in self.names:
             function = name.partition("__mutmut_")[0]
