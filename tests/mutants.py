@@ -275,6 +275,7 @@ class MutantRun:
             if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 for fixture in self.shared_fixtures.values():
                     fixture.cached_result = None
+                    fixture._finalizers.clear()
             for item, following in zip(items, [*items[1:], items[0]]):
                 if any(report.failed for report in runtestprotocol(item, False, following)):
                     os._exit(1)
