@@ -29,7 +29,8 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from benchmarks.load import LoadResult, run_closed_loop, run_open_loop
-from benchmarks.ranking import group_by_question, load_squad_table, select_questions
+from benchmarks.peer_processes import group_by_question
+from benchmarks.ranking import load_squad_table, select_questions
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 from benchmarks.service import find_free_port, run_service, serve_command, wait_until_idle
 from benchmarks.soak import run_soak

@@ -20,7 +20,7 @@ from benchmarks.results import (
 CLAIMS = ("the paper's claim", "paper", "question")
 """First columns of summaries: their figures are those of drawn tables and of the text below."""
 
-NOT_MEASURED = ("flag", "corpus", "promise")
+NOT_MEASURED = ("flag", "corpus", "path", "promise")
 """First columns of tables whose numbers are settings, limits, or sizes of public data."""
 
 NUMBER = re.compile(r"(?<![\w./-])\d(?:[\d,]*\d)?(?:\.\d+)?(?: ?%)?")
