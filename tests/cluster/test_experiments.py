@@ -29,7 +29,7 @@ from pipelines import transfer_adapt
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-SECONDS = 0.6
+SECONDS = 1.0
 """Duration of a cell's work, which needs no CPU: one machine plays all nodes."""
 
 
