@@ -39,7 +39,12 @@ class Service:
         ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, start_new_session=True
+                self.command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # A shell's background processes, such as these tests may be, ignore it.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def wait_until_ready(self, seconds: float = START_S) -> float:
