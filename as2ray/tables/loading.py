@@ -298,7 +298,7 @@ def _parse_grades(labels: pa.Array) -> np.ndarray:
     """Returns the label of each row as a number, shape [rows]; NaN where it is none."""
     encoded = labels.dictionary_encode()
     values = [_parse_grade(text) for text in encoded.dictionary.to_pylist()]
-    indices = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    indices = encoded.indices.fill_null(len(values)).to_numpy()
     grades: np.ndarray = np.array([*values, math.nan])[indices]
     return grades
 

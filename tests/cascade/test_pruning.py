@@ -12,6 +12,8 @@ from as2ray.cascade.pruning import (
     concatenate_prunings,
     concatenate_scores,
     expand_drop_ratios,
+    log_odds,
+    lower_scores,
     num_kept,
     prune,
     survivor_mask,
@@ -93,6 +95,9 @@ def test_drop_ratios_are_of_stages_or_of_questions_and_stages():
     of_questions = [[0.1, 0.2], [0.3, 0.4]]
     assert expand_drop_ratios(of_questions, 3, 2).tolist() == of_questions
     expand_drop_ratios(0.3, 3, 2)[0, 0] = 0.5  # an array of its own
+    given_ratios = np.array([0.3, 0.4])
+    expand_drop_ratios(given_ratios, 3)[0] = 0.5
+    assert given_ratios.tolist() == [0.3, 0.4]
     for wrong in ([0.3], [[0.3, 0.4]], [[0.3, 0.4]] * 3):
         with pytest.raises(ConfigError, match="for 3 stages; give one number, or 2"):
             expand_drop_ratios(wrong, 3, 2)
@@ -157,3 +162,14 @@ def test_stages_are_joined_by_row():
     assert StagedScores(np.array([0.9, 0.2])).sort_keys.tolist() == [0.9, 0.2]
     with_logits = StagedScores(np.ones(2, np.float32), logits=np.array([9.0, 8.0]))
     assert with_logits.sort_keys.tolist() == [9.0, 8.0]
+
+
+def test_scores_are_lowered_in_log_odds():
+    scores = np.array([0.0, 1e-6, 0.5, 0.9, 1.0], np.float32)
+    lowered = lower_scores(scores, np.array([1.0, 2.0, 0.0, 3.0, 0.5]))
+    assert lowered.dtype == np.float32
+    assert lowered[2] == np.float32(0.5)
+    expected = log_odds(scores[[1, 3]]) - [2.0, 3.0]
+    np.testing.assert_allclose(log_odds(lowered[[1, 3]]), expected, atol=1e-5)
+    assert 0 <= lowered[0] <= scores[0] + 1e-30
+    assert lowered[3] < lowered[4] < 1
