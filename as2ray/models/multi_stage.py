@@ -20,7 +20,13 @@ from as2ray.cascade.pruning import (
     expand_drop_ratios,
     prune,
 )
-from as2ray.models.bm25_stage import BM25Scorer, BM25Selection, enter_all, select_by_bm25
+from as2ray.models.bm25_stage import (
+    BM25Scorer,
+    BM25Selection,
+    check_bm25_weights,
+    enter_all,
+    select_by_bm25,
+)
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
@@ -133,6 +139,7 @@ class MultiStageRanker(PackedRanker):
 
     @bm25_weights.setter
     def bm25_weights(self, weights: Sequence[float]) -> None:
+        check_bm25_weights(weights, len(self.exit_layers))
         self._settings["bm25_weights"] = list(weights)
 
     @property

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -6,6 +8,7 @@ from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
+from as2ray.errors import ConfigError
 from as2ray.models.bm25_stage import UNSCORED_SCALE, select_by_bm25
 from as2ray.serving.engine import RerankEngine
 from as2ray.serving.settings import Limits
@@ -139,6 +142,19 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     cascade.drop_ratios = 0.0
     assert not cascade.uses_bm25
     assert {r.exit_layer for r in plain} == {0, 3}
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 2.0), (-1.0,), (float("nan"),)])
+def test_weights_that_do_not_fit_the_exits_are_refused(cascade, tmp_path, weights):
+    with pytest.raises(ConfigError, match="weights of BM25"):
+        cascade.bm25_weights = weights
+    if len(weights) == 2:
+        saved = save(cascade, tmp_path / "saved")
+        config = json.loads((saved / "config.json").read_text())
+        config["as2ray"]["bm25_weights"] = weights
+        (saved / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match="2 weights of BM25 for 2 exits; give 1"):
+            load(saved, device="cpu")
 
 
 def test_without_time_all_candidates_keep_their_order_and_bm25_is_not_asked(cascade, monkeypatch):
