@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 
 from as2ray.cascade.margins import Margins
 from as2ray.cascade.time_plan import NOT_SCORED
@@ -142,6 +143,21 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     cascade.drop_ratios = 0.0
     assert not cascade.uses_bm25
     assert {r.exit_layer for r in plain} == {0, 3}
+
+
+def test_calibration_is_fitted_to_the_scores_that_a_ranking_gives(cascade):
+    table = tiny.candidates(12)
+    cascade.margins, cascade.bm25_weights = Margins((0.0,)), (30.0,)
+    result = cascade.calibrate(table)
+    cascade.calibration = ()
+    left, labels = [], []
+    for start in range(0, len(table), 5):
+        part = table[start : start + 5].to_pydict()
+        gaps = select_by_bm25(part["question"][0], part["candidate"], np.inf).gaps
+        exits = cascade.predict_exits(part["question"], part["candidate"])[:, 0].astype(float)
+        left += list(1 / (1 + np.exp(30.0 * gaps) * (1 - exits) / exits))
+        labels += part["label"]
+    assert result.before[0].brier == pytest.approx(np.mean((np.array(left) - labels) ** 2))
 
 
 @pytest.mark.parametrize("weights", [(), (1.0, 2.0), (-1.0,), (float("nan"),)])
