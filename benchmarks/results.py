@@ -61,13 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def list_pages() -> list[Path]:
     """Returns the pages whose measured tables are drawn: README and docs, but not the log."""
     docs = FOLDER.parent
-    pages = [
-        ROOT / "README.md",
-        *docs.glob("*.md"),
-        *docs.glob("papers/*.md"),
-        *FOLDER.glob("*.md"),
-    ]
-    return sorted(path for path in pages if path.name not in ("log.md", "reproduction.md"))
+    pages = [ROOT / "README.md", *(path for pattern in PAGES for path in docs.glob(pattern))]
+    return sorted(path for path in pages if path.name not in UNDRAWN)
 
 
 def fill_tables(page: str, data: Path) -> str:

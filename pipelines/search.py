@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 SEARCH_KEYS = ("student", "num_trials", "grace_epochs", "grid", "space")
 """Keys that a recipe of `pipelines.distill` does not have."""
 
+SEARCHED_FIELDS = ("training", "loss")
+"""Fields of a run whose values the trials of a space replace."""
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recipe(distill.Recipe):
@@ -56,7 +59,8 @@ class Recipe(distill.Recipe):
     """Values by field of the run, such as `training.learning_rate` or `loss.alpha`. With
     `training.max_steps` the number of updates does not depend on the batch size."""
     space: dict[str, Values] = field(default_factory=dict)
-    """Values by field of the run, from which Optuna chooses: a list, or `low`, `high` and `log`."""
+    """Values by field of the run's training or loss, from which Optuna chooses: a list, or `low`,
+    `high` and `log`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +79,12 @@ class Recipe(distill.Recipe):
             raise ConfigError(
                 "a search has a grid or a space, not both", fix="leave one of them out"
             )
+        for name in self.space:
+            # The others are no longer those of a recipe's run when the trials replace them.
+            if name.partition(".")[0] not in SEARCHED_FIELDS:
+                problem = f"a space cannot have the field {name!r}"
+                fix = f"name one of {' or '.join(SEARCHED_FIELDS)}, such as training.epochs"
+                raise ConfigError(problem, fix=fix)
         choices = [(n, v) for n, values in self.space.items() for v in _listed(values)]
         for point in [*self.points(), *({name: value} for name, value in choices)]:
             apply_values(point, self.runs[self.student])

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from math import inf
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import ConfigError
@@ -15,7 +16,7 @@ RunT = TypeVar("RunT")
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Interval:
-    """Numbers from `low` to `high`, both included."""
+    """Numbers from `low` to `high`, both included: integers if both are."""
 
     low: int | float
     high: int | float
@@ -23,12 +24,12 @@ class Interval:
     """Samples on a logarithmic scale."""
 
     def __post_init__(self) -> None:
-        if not self.low < self.high or (self.log and self.low <= 0):
+        if not -inf < self.low < self.high < inf or (self.log and self.low <= 0):
             lowest = "0 < low < high" if self.log else "low < high"
             raise ConfigError(f"an interval needs {lowest}, not {self.low} and {self.high}")
 
 
-Values = Interval | list[bool | int | float | str]
+Values = Interval | Annotated[list[bool | int | float | str], Field(min_length=1)]
 """What a field can be: an interval, or one of several values."""
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,15 +66,17 @@ def print_replay(
     replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
     stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
     bm25_margin, weights = settings.get("bm25_margin"), settings.get("bm25_weights") or []
+    own = replay
     if stored is not None and (bm25_margin is not None or any(weights)) and not ways.margins:
-        # A way's stages begin with BM25's, which has no layer.
-        replay = replay.with_bm25(dict(zip(replay.exit_layers, weights)))
-        margin = inf if bm25_margin is None else bm25_margin
-        stored = replace(stored, values=(margin, *stored.values))
-    replayed = list(_replay_ways(replay, ways, stored))
-    reports = [report_pruning(replay, *each) for each in replayed]
+        own = replay.with_bm25(dict(zip(replay.exit_layers, weights)))
+        if bm25_margin is None:  # It has a part in the scores only.
+            own = replace(own, exit_layers=replay.exit_layers, scores=own.scores[:, 1:])
+        else:  # The first stage is BM25's, which has no layer.
+            stored = replace(stored, values=(bm25_margin, *stored.values))
+    replayed = list(_replay_ways(replay, own, ways, stored))
+    reports = [report_pruning(*each) for each in replayed]
     console = create_console()
-    console.print(_summarize(replay, reports))
+    console.print(_summarize(own.exit_layers, reports))
     if stored is not None and stored.bound is not None:
         console.print(str(stored.bound))
     if question_id is None:
@@ -87,9 +88,9 @@ def print_replay(
         )
     question = int(replay.question_index[ids.index(question_id)])
     console.print(rows["question"][ids.index(question_id)].as_py())
-    for name, exits, staged in replayed[1:]:
+    for each_replay, name, exits, staged in replayed[1:]:
         candidates = create_console_table(name, "left after layer", "score", "below the best")
-        for each in explain_question(replay, exits, staged, question):
+        for each in explain_question(each_replay, exits, staged, question):
             candidates.add_row(
                 ("* " if each.label else "  ") + each.candidate[:MAX_SHOWN_CHARS],
                 str(each.exit_layer),
@@ -142,35 +143,43 @@ def _read_settings(model: str | None) -> dict[str, Any]:
 
 
 def _replay_ways(
-    replay: CascadeReplay, ways: Ways, stored: Margins | None
-) -> Iterator[tuple[str, list[int], StagedScores]]:
-    """Yields the name, the indices of the exits and the scores of each way; first of none."""
+    replay: CascadeReplay, own: CascadeReplay, ways: Ways, stored: Margins | None
+) -> Iterator[tuple[CascadeReplay, str, list[int], StagedScores]]:
+    """Yields the replay, the name, the indices of the exits and the scores of each way.
+
+    The first way drops nothing.
+
+    Args:
+        replay: The stored scores. BM25 has no part where ratios replace the model's margins.
+        own: The scores with BM25's part in them; it may begin with a stage of BM25.
+        ways: The ways.
+        stored: The margins of the stages of `own` but the last.
+    """
     layers = list(ways.exit_layers or replay.exit_layers)
-    if ways.exit_layers and replay.exit_layers[0] == 0:
-        layers = [0, *ways.exit_layers]
     if not {*layers} <= {*replay.exit_layers} or sorted({*layers}) != layers:
         raise ConfigError(
             f"exit_layers={layers} must be some of the stored exits {list(replay.exit_layers)}"
         )
     exits = [replay.exit_layers.index(layer) for layer in layers]
-    yield "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
+    own_exits = [own.exit_layers.index(layer) for layer in layers]
+    yield replay, "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
     margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
     if margins is not None:
-        margins.check_stages(len(exits))
+        stages = [0, *own_exits] if own.exit_layers[0] == 0 else own_exits
+        margins.check_stages(len(stages))
         name = "margins " + ", ".join(f"{value:.2f}" for value in margins.values)
-        yield name, exits, replay.rank_by_margins(exits, margins.values, margins.top_k)
+        yield own, name, stages, own.rank_by_margins(stages, margins.values, margins.top_k)
     if ways.drop_ratios is not None or (margins is None and ways.budget_ms is None):
         ratios = 0.3 if ways.drop_ratios is None else ways.drop_ratios
         name = "ratio " + ", ".join(f"{ratio:g}" for ratio in np.atleast_1d(ratios))
-        yield name, exits, replay.rank(exits, ratios)
+        yield replay, name, exits, replay.rank(exits, ratios)
     if ways.budget_ms is not None:
-        staged = replay.rank_within(exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
-        yield f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer", exits, staged
+        staged = own.rank_within(own_exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
+        yield own, f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer", own_exits, staged
 
 
-def _summarize(replay: CascadeReplay, reports: Sequence[PruningReport]) -> Any:
-    """Returns a table with a row for each way."""
-    layers = replay.exit_layers
+def _summarize(layers: Sequence[int], reports: Sequence[PruningReport]) -> Any:
+    """Returns a table with a row for each way, and a column for each of the layers."""
     columns = [f"left at {layer}" for layer in layers]
     table = create_console_table("dropping", *columns, "operations", "1 - 1/place", "MAP")
     for report in reports:

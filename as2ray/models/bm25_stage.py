@@ -7,6 +7,7 @@ import numpy as np
 
 from as2ray.cascade.pruning import StagedScores, StageScorer, log_odds, lower_scores, margin_mask
 from as2ray.cascade.time_plan import NOT_SCORED
+from as2ray.errors import ConfigError
 
 UNSCORED_SCALE = np.float32(1e-6)
 """Scores of candidates that leave before the first layer are below it, in the order of BM25."""
@@ -29,6 +30,21 @@ class BM25Selection:
         stage_index = np.full(len(scores), NOT_SCORED)
         scores[self.enters], stage_index[self.enters] = entered.scores, entered.stage_index
         return StagedScores(scores, stage_index)
+
+
+def check_bm25_weights(weights: Sequence[float], num_stages: int) -> None:
+    """Checks that there is a valid weight for each stage but the last.
+
+    Raises:
+        ConfigError: There is not.
+    """
+    if len(weights) != num_stages - 1:
+        raise ConfigError(
+            f"{len(weights)} weights of BM25 for {num_stages} exits; give {num_stages - 1}: one "
+            "for each exit but the last"
+        )
+    if not all(0 <= weight < np.inf for weight in weights):
+        raise ConfigError(f"weights of BM25 {list(weights)} are not all finite numbers from 0")
 
 
 def enter_all(num_rows: int) -> BM25Selection:

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from as2ray.cascade.ranker_shape import check_exit_layers
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.models.bm25_stage import check_bm25_weights
 from as2ray.models.encoder.encoder import (
     Encoder,
     build_encoder,
@@ -284,7 +285,7 @@ class CascadeRanker(MultiStageRanker):
 
     Raises:
         CheckpointError: The encoder does not end at the last exit.
-        ConfigError: Its margins are those of another number of exits.
+        ConfigError: Its margins or weights of BM25 are those of another number of exits.
     """
 
     stage_pass = _CascadePass
@@ -297,6 +298,7 @@ class CascadeRanker(MultiStageRanker):
         self.exit_layers = tuple(getattr(network.config, CONFIG_KEY)["exit_layers"])
         if self.margins is not None:
             self.margins.check_stages(len(self.exit_layers))
+        check_bm25_weights(self.bm25_weights, len(self.exit_layers))
         if len(self.encoder) != self.exit_layers[-1]:
             raise CheckpointError(
                 f"exits {self.exit_layers} do not end at the last layer, {len(self.encoder)}",

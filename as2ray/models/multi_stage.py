@@ -18,9 +18,16 @@ from as2ray.cascade.pruning import (
     StagedScores,
     StageScorer,
     expand_drop_ratios,
+    lower_scores,
     prune,
 )
-from as2ray.models.bm25_stage import BM25Scorer, BM25Selection, enter_all, select_by_bm25
+from as2ray.models.bm25_stage import (
+    BM25Scorer,
+    BM25Selection,
+    check_bm25_weights,
+    enter_all,
+    select_by_bm25,
+)
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
@@ -133,6 +140,7 @@ class MultiStageRanker(PackedRanker):
 
     @bm25_weights.setter
     def bm25_weights(self, weights: Sequence[float]) -> None:
+        check_bm25_weights(weights, len(self.exit_layers))
         self._settings["bm25_weights"] = list(weights)
 
     @property
@@ -161,14 +169,7 @@ class MultiStageRanker(PackedRanker):
             return super().predict_pairs(
                 questions, candidates, question_index, drop_ratios, bm25_gaps
             )
-        selection = enter_all(len(candidates))
-        order = np.argsort(question_index, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(question_index[order])) + 1):
-            texts = [candidates[row] for row in rows]
-            part = self.select_by_bm25(questions[rows[0]], texts) if texts else None
-            if part is not None:
-                selection.enters[rows], selection.scores[rows] = part.enters, part.scores
-                selection.gaps[rows] = part.gaps
+        selection = self._select_rows(questions, candidates, question_index)
         enters = selection.enters
         entered = super().predict_pairs(
             list(compress(questions, enters)),
@@ -177,6 +178,32 @@ class MultiStageRanker(PackedRanker):
             bm25_gaps=selection.gaps[enters],
         )
         return selection.complete(entered)
+
+    def predict_stage_scores(
+        self, questions: Sequence[str], candidates: Sequence[str], question_index: np.ndarray
+    ) -> np.ndarray:
+        """See `Ranker.predict_stage_scores`; BM25 has its part in them."""
+        scores = self.predict_exits(questions, candidates)
+        if any(self.bm25_weights):
+            gaps = self._select_rows(questions, candidates, question_index).gaps
+            for stage, weight in enumerate(self.bm25_weights):
+                if weight:
+                    scores[:, stage] = lower_scores(scores[:, stage], weight * gaps)
+        return scores
+
+    def _select_rows(
+        self, questions: Sequence[str], candidates: Sequence[str], question_index: np.ndarray
+    ) -> BM25Selection:
+        """Returns what BM25 says of the candidates of several questions, in the order of rows."""
+        selection = enter_all(len(candidates))
+        order = np.argsort(question_index, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(question_index[order])) + 1):
+            texts = [candidates[row] for row in rows]
+            part = self.select_by_bm25(questions[rows[0]], texts) if texts else None
+            if part is not None:
+                selection.enters[rows], selection.scores[rows] = part.enters, part.scores
+                selection.gaps[rows] = part.gaps
+        return selection
 
     def resolve_pruning(
         self, drop_ratios: DropRatios | Pruning | None, num_questions: int

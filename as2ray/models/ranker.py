@@ -296,6 +296,18 @@ class Ranker(nn.Module, ABC):
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         return self.predict_pairs(*texts, question_indices(table), drop_ratios)
 
+    def predict_stage_scores(
+        self, questions: Sequence[str], candidates: Sequence[str], question_index: np.ndarray
+    ) -> np.ndarray:
+        """Returns the scores that each stage gives in a ranking; float32, shape [pairs, stages].
+
+        Args:
+            questions: The question of each pair.
+            candidates: The candidate of each pair.
+            question_index: Number of each pair's question.
+        """
+        return self.predict_exits(questions, candidates)
+
     def rank_many(
         self,
         questions_with_candidates: Iterable[tuple[str, Sequence[str]]],
@@ -425,7 +437,7 @@ class Ranker(nn.Module, ABC):
         question_index = question_indices(table)
         folds = np.random.default_rng(0).permutation(question_index[-1] + 1) % NUM_FOLDS
         before, after, calibrations = [], [], []
-        for scores in self.predict_exits(*texts).T:
+        for scores in self.predict_stage_scores(*texts, question_index).T:
             held_out = cross_fit(scores, labels, folds[question_index], method)
             before.append(measure_reliability(scores, labels))
             after.append(measure_reliability(held_out, labels))

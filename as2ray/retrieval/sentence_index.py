@@ -68,7 +68,7 @@ class IndexedDocument(NamedTuple):
     paragraphs: tuple[tuple[str, str], ...]
     """Heading and text of each paragraph, in order."""
     is_complete: bool
-    """Whether these are all of its paragraphs."""
+    """Whether this is all of its text."""
 
 
 @dataclass(frozen=True)
@@ -249,12 +249,15 @@ class SentenceIndex:
         """Returns the text of a sentence and its neighbors."""
         return " ".join(self.texts(self.neighbors(index, num_neighbors)))
 
-    def document(self, document_id: str, max_paragraphs: int) -> IndexedDocument | None:
+    def document(
+        self, document_id: str, max_paragraphs: int, max_chars: int
+    ) -> IndexedDocument | None:
         """Returns the text of a document; None if the index has none of this id.
 
         Args:
             document_id: Its id; see `IndexedSentence`.
             max_paragraphs: Maximum number of paragraphs, the first of the document.
+            max_chars: Maximum number of characters of their text; the last paragraph may be cut.
         """
         for shard in self.shards:
             number = pc.index(shard.documents["id"], document_id).as_py()
@@ -262,20 +265,22 @@ class SentenceIndex:
                 continue
             is_own = pc.equal(shard.paragraphs["document"], number)
             paragraphs = pc.indices_nonzero(is_own).to_pylist()
-            shown = paragraphs[:max_paragraphs]
+            # Values of another type would let numpy copy the whole column.
+            shown = np.array(paragraphs[:max_paragraphs], shard.paragraph_index.dtype)
             starts, ends = (
                 np.searchsorted(shard.paragraph_index, shown, side).tolist()
                 for side in ("left", "right")
             )
-            texts = tuple(
-                (
-                    shard.paragraphs["heading"][paragraph].as_py(),
-                    " ".join(shard.sentences["text"][start:end].to_pylist()),
-                )
-                for paragraph, start, end in zip(shown, starts, ends)
-            )
+            texts, is_complete = [], len(shown) == len(paragraphs)
+            for paragraph, start, end in zip(shown.tolist(), starts, ends):
+                text = " ".join(shard.sentences["text"][start:end].to_pylist())
+                texts.append((shard.paragraphs["heading"][paragraph].as_py(), text[:max_chars]))
+                max_chars -= len(text)
+                if max_chars < 0:
+                    is_complete = False
+                    break
             title = shard.documents["title"][number].as_py()
-            return IndexedDocument(title, texts, len(shown) == len(paragraphs))
+            return IndexedDocument(title, tuple(texts), is_complete)
         return None
 
     def paragraphs(self) -> Iterator[tuple[IndexedSentence, list[int]]]:

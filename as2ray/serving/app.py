@@ -67,8 +67,8 @@ from as2ray.serving.types import (
     check_size,
 )
 
-MAX_PARAGRAPHS = 1_000
-"""Maximum number of paragraphs of a document in a response."""
+MAX_PARAGRAPHS, MAX_DOCUMENT_CHARS = 1_000, 1_000_000
+"""Maximum number of paragraphs of a document in a response, and of characters of their text."""
 
 DEMO_PAGE = Path(__file__).parent / "static" / "index.html"
 
@@ -261,8 +261,12 @@ def _add_document_route(app: FastAPI, settings: Settings, index: SentenceIndex) 
 
     @app.get("/documents/{document_id:path}", responses=responses)
     async def document(document_id: str) -> DocumentResponse:
-        """Returns the text of a document of the index, at most its first 1,000 paragraphs."""
-        indexed = await asyncio.to_thread(index.document, document_id, MAX_PARAGRAPHS)
+        """Returns the text of a document of the index.
+
+        At most its first 1,000 paragraphs, and 1,000,000 characters.
+        """
+        bounds = MAX_PARAGRAPHS, MAX_DOCUMENT_CHARS
+        indexed = await asyncio.to_thread(index.document, document_id, *bounds)
         if indexed is None:
             problem = "no document of the index has this id"
             raise RequestError("not_found", problem, "use a `document_id` of `/ask`")

@@ -323,7 +323,7 @@ class DocumentResponse(StrictModel):
     paragraphs: list[DocumentParagraph]
     """In order."""
     is_complete: bool
-    """Whether these are all of its paragraphs."""
+    """Whether this is all of its text."""
 
 
 class Info(StrictModel):

@@ -126,10 +126,11 @@ def _drain(timeout_s: float) -> str:
     Returns:
         What to add to the line about the end: why requests are without an answer, or "".
     """
-    deadline, num_ongoing = time.monotonic() + timeout_s, -1
+    deadline, num_ongoing, is_ready = time.monotonic() + timeout_s, -1, False
     try:
         gateways = serve.get_app_handle(APP_NAME)
         gateways.broadcast("drain").results(timeout_s=timeout_s)
+        is_ready = True
         num_received = quiet_s = 0.0
         # The proxies may still be sending a request, or a response.
         while (num_ongoing or quiet_s < MIN_QUIET_S) and time.monotonic() < deadline:
@@ -141,8 +142,12 @@ def _drain(timeout_s: float) -> str:
                 sys.stderr.write(f"as2ray: interrupted; requests to answer first: {num_ongoing}\n")
             num_received = sum(count for _, count in counts)
             quiet_s = quiet_s + DRAIN_POLL_S if num_received == previous else 0.0
-    except Exception as error:  # it was interrupted before a gateway had started
-        return f" before it was ready ({type(error).__name__})"
+    except Exception as error:
+        name = type(error).__name__
+        if not is_ready:  # it was interrupted before a gateway had started
+            return f" before it was ready ({name})"
+        known = f"; requests without an answer by then: {num_ongoing}" * (num_ongoing > 0)
+        return f"; a gateway failed ({name}){known}"
     return f"; requests without an answer after {timeout_s:g} s: {num_ongoing}" * (num_ongoing > 0)
 
 

@@ -1,11 +1,15 @@
+import json
+
 import numpy as np
 import pytest
+import tiny
 
 from as2ray.cascade.margins import Margins
 from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
+from as2ray.errors import ConfigError
 from as2ray.models.bm25_stage import UNSCORED_SCALE, select_by_bm25
 from as2ray.serving.engine import RerankEngine
 from as2ray.serving.settings import Limits
@@ -139,6 +143,34 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     cascade.drop_ratios = 0.0
     assert not cascade.uses_bm25
     assert {r.exit_layer for r in plain} == {0, 3}
+
+
+def test_calibration_is_fitted_to_the_scores_that_a_ranking_gives(cascade):
+    table = tiny.candidates(12)
+    cascade.margins, cascade.bm25_weights = Margins((0.0,)), (30.0,)
+    result = cascade.calibrate(table)
+    cascade.calibration = ()
+    left, labels = [], []
+    for start in range(0, len(table), 5):
+        part = table[start : start + 5].to_pydict()
+        gaps = select_by_bm25(part["question"][0], part["candidate"], np.inf).gaps
+        exits = cascade.predict_exits(part["question"], part["candidate"])[:, 0].astype(float)
+        left += list(1 / (1 + np.exp(30.0 * gaps) * (1 - exits) / exits))
+        labels += part["label"]
+    assert result.before[0].brier == pytest.approx(np.mean((np.array(left) - labels) ** 2))
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 2.0), (-1.0,), (float("nan"),)])
+def test_weights_that_do_not_fit_the_exits_are_refused(cascade, tmp_path, weights):
+    with pytest.raises(ConfigError, match="weights of BM25"):
+        cascade.bm25_weights = weights
+    if len(weights) == 2:
+        saved = save(cascade, tmp_path / "saved")
+        config = json.loads((saved / "config.json").read_text())
+        config["as2ray"]["bm25_weights"] = weights
+        (saved / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match="2 weights of BM25 for 2 exits; give 1"):
+            load(saved, device="cpu")
 
 
 def test_without_time_all_candidates_keep_their_order_and_bm25_is_not_asked(cascade, monkeypatch):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
@@ -78,6 +79,12 @@ def test_space_is_of_fields_that_the_run_has(recipe):
     for wrong in ({"training.epochs": [0]}, {"training.weight_decay": Interval(-1.0, 0.0)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             replace(searched, space=wrong)
+    for early in ({"num_layers": [1]}, {"dev": ["dev"]}, {"training.epochs": []}):
+        with pytest.raises((ConfigError, ValidationError), match=next(iter(early))):
+            replace(searched, space=early)
+    for end in (float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="low < high"):
+            Interval(1.0, end)
     with pytest.raises(ConfigError, match="a grid or a space"):
         replace(searched, grid={"training.epochs": [1]})
 

@@ -1,5 +1,7 @@
 import json
 import resource
+import tracemalloc
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,7 +17,7 @@ from as2ray.retrieval.index_writer import (
     _copy_rows,
     write_index,
 )
-from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.retrieval.sentence_index import IndexShard, SentenceIndex
 from as2ray.text.bm25 import BM25
 
 WORDS = [a + b + c for a in "bdfglm" for b in "aeiou" for c in "nr"]
@@ -219,3 +221,22 @@ def test_neighbours_do_not_make_more_candidates_than_asked(many, tmp_path):
     index = SentenceIndex.open(tmp_path / "i")
     question = index.sentence(40).text
     assert [len(index.search_candidates(question, k, 2)) for k in (1, 4, 7)] == [1, 4, 7]
+
+
+def test_text_of_a_document_needs_no_memory_for_those_of_others():
+    num_paragraphs = 200_000
+    tables = {
+        "sentences": {"text": ["a"] * num_paragraphs, "paragraph": range(num_paragraphs)},
+        "paragraphs": {"heading": ["h"] * num_paragraphs, "document": range(num_paragraphs)},
+        "documents": {"id": list(map(str, range(num_paragraphs))), "title": ["t"] * num_paragraphs},
+    }
+    parts = {n: pa.table(columns, SHARD_SCHEMAS[n]) for n, columns in tables.items()}
+    index = SentenceIndex((IndexShard(None, **parts),), {}, Path())
+    index.document("7", 10, 10)
+    tracemalloc.start()
+    try:
+        assert index.document("9", 10, 10) == ("t", (("h", "a"),), True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * num_paragraphs

@@ -48,6 +48,11 @@ def test_document_of_an_answer_is_given_whole_with_its_paragraphs(library, monke
     monkeypatch.setattr("as2ray.serving.app.MAX_PARAGRAPHS", 1)
     document = library.get("/documents/one.txt").json()
     assert (len(document["paragraphs"]), document["is_complete"]) == (1, False)
+    monkeypatch.undo()
+    monkeypatch.setattr("as2ray.serving.app.MAX_DOCUMENT_CHARS", len(texts[0]) + 7)
+    document = library.get("/documents/one.txt").json()
+    assert [each["text"] for each in document["paragraphs"]] == [texts[0], texts[1][:7]]
+    assert not document["is_complete"]
 
 
 def test_document_that_is_not_in_the_index_is_not_found(library, client):

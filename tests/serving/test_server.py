@@ -99,6 +99,15 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, capsys, others,
             ],
         ),
         ([], ["as2ray: stopped before it was ready (IndexError)"]),
+        ([None, 0], ["as2ray: stopped; a gateway failed (TypeError)"]),
+        (
+            [None, 2, 0],
+            [
+                "as2ray: interrupted; requests to answer first: 2",
+                "as2ray: stopped; a gateway failed (TypeError); requests without an answer by "
+                "then: 2",
+            ],
+        ),
     ],
 )
 def test_the_last_line_tells_what_became_of_requests(monkeypatch, capsys, ongoing, lines):
