@@ -68,7 +68,7 @@ class TrainingResult:
     def _repr_html_(self) -> str:
         from markdown_it import MarkdownIt
 
-        return str(MarkdownIt("commonmark").enable("table").render(repr(self)))
+        return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(repr(self)))
 
     def load(self) -> "Ranker":
         """Loads the ranker."""
