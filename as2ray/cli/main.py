@@ -14,7 +14,6 @@ from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from pydantic import ValidationError
 
 import as2ray
-from as2ray.checkpoints.gc_pause import freeze_imports
 from as2ray.errors import As2rayError, ConfigError, from_validation_error, suggest
 from as2ray.experiments.configuration import HelpFormatter
 
@@ -66,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The command line; by default this process's.
     """
-    freeze_imports()
     flags = list(sys.argv[1:] if arguments is None else arguments)
     if flags[:1] and flags[0] in POSITIONAL_FLAGS and flags[1:] and not flags[1].startswith("-"):
         flags.insert(1, POSITIONAL_FLAGS[flags[0]])

@@ -28,7 +28,6 @@ from ray.train import (
 )
 from ray.train.torch import TorchTrainer
 
-from as2ray.checkpoints.gc_pause import freeze_imports, gc_paused
 from as2ray.console.configuration import log_to_console
 from as2ray.distributed.cluster import (
     check_shared,
@@ -173,9 +172,7 @@ def train_encoder_on_ray(
 
 
 def _train_encoder_worker(config: dict[str, Any]) -> int:
-    freeze_imports()
-    with gc_paused():
-        from as2ray.training.encoder_training import run_encoder_job
+    from as2ray.training.encoder_training import run_encoder_job
 
     job, folder, node_files = config["job"], config["folder"], config["node_files"]
     log_to_console()
@@ -229,9 +226,7 @@ def list_inputs(job: TrainingJob) -> list[str]:
 
 def _train_worker(config: dict[str, Any]) -> bool:
     """Trains; returns whether the run is complete."""
-    freeze_imports()
-    with gc_paused():
-        from as2ray.training.run_job import run_job
+    from as2ray.training.run_job import run_job
 
     workers: WorkersConfig = config["workers"]
     store: _RayTrainCheckpointStore = config["store"]

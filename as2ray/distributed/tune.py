@@ -12,7 +12,6 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 
-from as2ray.checkpoints.gc_pause import freeze_imports, gc_paused
 from as2ray.console.configuration import log_to_console
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import max_concurrent_runs
@@ -122,20 +121,17 @@ def search_training(
 
     def run(params: dict[str, Any]) -> None:
         log_to_console()
-        freeze_imports()
         name = tune.get_context().get_trial_name()
         run_folder, job = search.run_folder(name), search.trial_job(name, params)
         if workers.num_workers:
-            with gc_paused():
-                from as2ray.distributed.train import train_on_ray
+            from as2ray.distributed.train import train_on_ray
 
             with calling_at_end(partial(end_run, job.tracking, job.run)):
                 callbacks = [_TuneReport(_last_epoch(job))]
                 train_on_ray(job, run_folder, workers, callbacks, node_files)
         else:
-            with gc_paused():
-                from as2ray.distributed.train import list_inputs
-                from as2ray.training.run_job import run_job
+            from as2ray.distributed.train import list_inputs
+            from as2ray.training.run_job import run_job
 
             node_files.fetch_paths(list_inputs(job))
             node_files.restore(run_folder)

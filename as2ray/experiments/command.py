@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from as2ray.checkpoints.gc_pause import freeze_imports
 from as2ray.console.configuration import console_log, silence_libraries
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import As2rayError
@@ -100,7 +99,6 @@ class Pipeline(Generic[R]):
 
     def command(self, arguments: Sequence[str] | None = None) -> None:
         """Runs the command line of the pipeline; exits with 2 on an error that a user can fix."""
-        freeze_imports()
         silence_libraries()
         with exit_with_error():
             recipe, options = read_recipe(self.recipe_type, arguments)

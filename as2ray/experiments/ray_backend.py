@@ -8,7 +8,6 @@ from typing import Any
 import ray
 from ray._private.state import state as cluster_state
 
-from as2ray.checkpoints.gc_pause import freeze_imports
 from as2ray.console.configuration import log_to_console
 from as2ray.distributed.cluster import unwrap_ray_errors, worker_environment
 from as2ray.distributed.plan import check_plan, node_resources
@@ -97,7 +96,6 @@ class RayBackend:
 
 def _execute(*arguments: Any) -> Result:
     log_to_console()
-    freeze_imports()
     return execute(*arguments)
 
 

@@ -30,7 +30,6 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from as2ray.checkpoints.gc_pause import freeze_imports
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
 from as2ray.errors import As2rayError, CheckpointError
 from as2ray.retrieval.answer_scoring import AnswerScoring
@@ -202,7 +201,6 @@ def _create_replica_class(max_models_per_replica: int) -> type:
         def __init__(self, settings: Settings, model_store: ModelStore) -> None:
             from as2ray.serving.batch_queue import BatchQueue
 
-            freeze_imports()
             self.settings, batching, self.model_store = settings, settings.batching, model_store
             self.num_cores = math.ceil(settings.replicas.num_cpus)
             num_workers = min(MAX_CONCURRENT_BATCHES, self.num_cores)

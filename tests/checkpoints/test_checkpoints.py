@@ -1,5 +1,4 @@
 import copy
-import gc
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import as2ray
-from as2ray.checkpoints import gc_pause
 from as2ray.checkpoints.initialization import (
     build_sequential,
     encoder_num_layers,
@@ -523,16 +521,3 @@ def test_license_of_a_model_card_is_told_however_it_is_written(
     facts = read_model_facts(tmp_path, load(checkpoint("bert", 1), device="cpu"))
     assert facts.license == license_name
     assert (facts.warning is not None) is warns
-
-
-def test_imports_of_a_process_of_ours_are_never_traversed_for_garbage(monkeypatch):
-    monkeypatch.setattr(gc_pause, "_freezes_imports", False)
-    before = gc.get_freeze_count()
-    with gc_pause.gc_paused():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == before
-    gc_pause.freeze_imports()
-    with gc_pause.gc_paused():
-        imported = [[] for _ in range(100)]
-    assert gc.get_freeze_count() >= before + len(imported)
