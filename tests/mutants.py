@@ -234,12 +234,12 @@ class MutantRun:
         status = {}
         for name in self.names:
             function = name.partition("__mutmut_")[0]
-            own = [item for item in items if function in functions[item]]
+            reaching = [item for item in items if function in functions[item]]
             total = Counter()
-            for item in own:
+            for item in reaching:
                 total[item.path] += duration[item]
-            own.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
-            status[name] = self._try(name, own, total.total()) if own else "no tests"
+            reaching.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
+            status[name] = self._try(name, reaching, total.total()) if reaching else "no tests"
         trampoline.set_mutant_under_test("")
         Path("status.json").write_text(json.dumps(status))
         return True

@@ -82,6 +82,6 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
     assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2)} == {"no tests"}
     assert "timeout" in by_function.values()  # `n = n + 1` never ends
     assert count.killed == count.tried - 2
-    told = capsys.readouterr().out
-    assert "left out, fails on unchanged code: tests/losses/test_sums.py" in told
-    assert "-    return a + 1\n+    return a - 1" in told
+    output = capsys.readouterr().out
+    assert "left out, fails on unchanged code: tests/losses/test_sums.py" in output
+    assert "-    return a + 1\n+    return a - 1" in output

@@ -66,17 +66,19 @@ def print_replay(
     replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
     stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
     bm25_margin, weights = settings.get("bm25_margin"), settings.get("bm25_weights") or []
-    own = replay
+    as_ranked = replay
     if stored is not None and (bm25_margin is not None or any(weights)) and not ways.margins:
-        own = replay.with_bm25(dict(zip(replay.exit_layers, weights)))
+        as_ranked = replay.with_bm25(dict(zip(replay.exit_layers, weights)))
         if bm25_margin is None:  # It has a part in the scores only.
-            own = replace(own, exit_layers=replay.exit_layers, scores=own.scores[:, 1:])
+            as_ranked = replace(
+                as_ranked, exit_layers=replay.exit_layers, scores=as_ranked.scores[:, 1:]
+            )
         else:  # The first stage is BM25's, which has no layer.
             stored = replace(stored, values=(bm25_margin, *stored.values))
-    replayed = list(_replay_ways(replay, own, ways, stored))
+    replayed = list(_replay_ways(replay, as_ranked, ways, stored))
     reports = [report_pruning(*each) for each in replayed]
     console = create_console()
-    console.print(_summarize(own.exit_layers, reports))
+    console.print(_summarize(as_ranked.exit_layers, reports))
     if stored is not None and stored.bound is not None:
         console.print(str(stored.bound))
     if question_id is None:
@@ -143,7 +145,7 @@ def _read_settings(model: str | None) -> dict[str, Any]:
 
 
 def _replay_ways(
-    replay: CascadeReplay, own: CascadeReplay, ways: Ways, stored: Margins | None
+    replay: CascadeReplay, as_ranked: CascadeReplay, ways: Ways, stored: Margins | None
 ) -> Iterator[tuple[CascadeReplay, str, list[int], StagedScores]]:
     """Yields the replay, the name, the indices of the exits and the scores of each way.
 
@@ -151,9 +153,9 @@ def _replay_ways(
 
     Args:
         replay: The stored scores. BM25 has no part where ratios replace the model's margins.
-        own: The scores with BM25's part in them; it may begin with a stage of BM25.
+        as_ranked: The scores as the model ranks, with BM25's part in them; BM25 may be a stage.
         ways: The ways.
-        stored: The margins of the stages of `own` but the last.
+        stored: The margins of the stages of `as_ranked` but the last.
     """
     layers = list(ways.exit_layers or replay.exit_layers)
     if not {*layers} <= {*replay.exit_layers} or sorted({*layers}) != layers:
@@ -161,21 +163,31 @@ def _replay_ways(
             f"exit_layers={layers} must be some of the stored exits {list(replay.exit_layers)}"
         )
     exits = [replay.exit_layers.index(layer) for layer in layers]
-    own_exits = [own.exit_layers.index(layer) for layer in layers]
+    ranked_exits = [as_ranked.exit_layers.index(layer) for layer in layers]
     yield replay, "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
     margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
     if margins is not None:
-        stages = [0, *own_exits] if own.exit_layers[0] == 0 else own_exits
+        stages = [0, *ranked_exits] if as_ranked.exit_layers[0] == 0 else ranked_exits
         margins.check_stages(len(stages))
         name = "margins " + ", ".join(f"{value:.2f}" for value in margins.values)
-        yield own, name, stages, own.rank_by_margins(stages, margins.values, margins.top_k)
+        yield (
+            as_ranked,
+            name,
+            stages,
+            as_ranked.rank_by_margins(stages, margins.values, margins.top_k),
+        )
     if ways.drop_ratios is not None or (margins is None and ways.budget_ms is None):
         ratios = 0.3 if ways.drop_ratios is None else ways.drop_ratios
         name = "ratio " + ", ".join(f"{ratio:g}" for ratio in np.atleast_1d(ratios))
         yield replay, name, exits, replay.rank(exits, ratios)
     if ways.budget_ms is not None:
-        staged = own.rank_within(own_exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
-        yield own, f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer", own_exits, staged
+        staged = as_ranked.rank_within(ranked_exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
+        yield (
+            as_ranked,
+            f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer",
+            ranked_exits,
+            staged,
+        )
 
 
 def _summarize(layers: Sequence[int], reports: Sequence[PruningReport]) -> Any:

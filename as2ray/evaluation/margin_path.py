@@ -19,8 +19,10 @@ NUM_LEVELS = 16
 """Finite margins of each exit on the path."""
 JUMPS = (1, 2, 4)
 """By how many levels one step may lower a margin."""
-MAX_BM25_WEIGHT, BM25_WEIGHT_PENALTY = 40.0, 2e-4
+MAX_BM25_WEIGHT = 40.0
 """Bound on the weight of BM25, whose log-odds differ by one or two: at 40 it alone decides."""
+BM25_WEIGHT_PENALTY = 2e-4
+"""Weight of the squared factors of an exit's score and of BM25, when they are fitted."""
 NUM_SUBSTEPS = 4
 """Steps into which each step of the path is divided in the end."""
 
@@ -210,7 +212,7 @@ def fit_bm25_weights(replay: CascadeReplay) -> dict[int, float]:
 
     Scores and BM25 are combined such that the probability of being the best of a question's
     candidates (softmax of the log-odds) is that of the last exit as nearly as possible (cross
-    entropy). BM25 knows of words what the first layers do not know yet.
+    entropy). The first layers do not know yet which words the question has; BM25 does.
 
     Args:
         replay: Stored scores of questions that trained no exit.
@@ -237,8 +239,7 @@ def fit_bm25_weights(replay: CascadeReplay) -> dict[int, float]:
             return float(entropy + (penalty @ factors) / 2), gradient + penalty
 
         slope, weight = minimize(loss, [1.0, 0.0], jac=True, method="L-BFGS-B").x
-        highest = weight / MAX_BM25_WEIGHT
-        return float(np.clip(weight / max(slope, highest, 1e-9), 0.0, MAX_BM25_WEIGHT))
+        return float(np.clip(weight / max(slope, 1e-9), 0.0, MAX_BM25_WEIGHT))
 
     return {layer: fit(scores) for layer, scores in zip(replay.exit_layers, exits)}
 

@@ -168,8 +168,8 @@ def _fit_weights(
         return float(value), gradient
 
     start, bounds = np.ones(len(names)), [(0.0, None)] * len(names)
-    found = minimize(loss, start, bounds=bounds, method="L-BFGS-B", jac=True).x
-    return dict(zip(names, found.tolist()))
+    fitted = minimize(loss, start, bounds=bounds, method="L-BFGS-B", jac=True).x
+    return dict(zip(names, fitted.tolist()))
 
 
 def fit_similarity_gap(questions: Sequence[tuple[Parts, np.ndarray]]) -> float | None:
@@ -269,9 +269,9 @@ def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
         penalty = 0.5 * PENALTY * weights[1:] @ weights[1:]
         return float(np.logaddexp(0.0, -signs * logits).sum() + penalty)
 
-    found = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
-    coefficients = found[1:] / scale
-    intercept = float(found[0] - coefficients @ mean)
+    fitted = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
+    coefficients = fitted[1:] / scale
+    intercept = float(fitted[0] - coefficients @ mean)
     return AnswerModel(tuple(coefficients.tolist()), intercept, None)
 
 

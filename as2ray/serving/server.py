@@ -146,9 +146,11 @@ def _drain(timeout_s: float) -> str:
         name = type(error).__name__
         if not is_ready:  # it was interrupted before a gateway had started
             return f" before it was ready ({name})"
-        known = f"; requests without an answer by then: {num_ongoing}" * (num_ongoing > 0)
+        known = f"; requests without an answer by then: {num_ongoing}" if num_ongoing > 0 else ""
         return f"; a gateway failed ({name}){known}"
-    return f"; requests without an answer after {timeout_s:g} s: {num_ongoing}" * (num_ongoing > 0)
+    if num_ongoing > 0:
+        return f"; requests without an answer after {timeout_s:g} s: {num_ongoing}"
+    return ""
 
 
 @contextmanager

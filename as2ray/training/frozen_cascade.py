@@ -230,7 +230,8 @@ def _choose_margins(
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
         cascade.margins, cascade.bm25_margin = margins, bm25_margin
         cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers[:-1]]
-    # The exits imitate the ranker's log-odds, so its calibration is theirs.
+    # The exits imitate the ranker's log-odds, so its calibration is theirs. Where BM25 lowers the
+    # scores of candidates that leave early, these are too low until `as2ray calibrate` fits them.
     cascade.calibration = monolith.calibration * len(cascade.exit_layers)
     cascade.threshold = monolith.threshold
 

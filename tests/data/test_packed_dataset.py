@@ -24,10 +24,7 @@ def tokenizer(published) -> PairTokenizer:
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    """199 rows; the label of a row is its number."""
-    table = tiny.candidates(40).slice(0, 199)
-    numbers = pa.array(np.arange(199, dtype=np.float32))
-    return table.set_column(4, "label", numbers)
+    return tiny.numbered_rows()
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +241,10 @@ def test_logits_of_another_table_are_refused(files, tokenizer, table, tmp_path):
     teacher = ParquetTable.open(tiny.write_corpus(tmp_path / "teacher", stored))
     reader = PairReader(files, tokenizer, teachers=(teacher,))
     reader.encode(np.array([6, 8]))
-    own = table["candidate_id"][7]
-    with pytest.raises(CorpusError, match=f"row 7 is candidate {own}, its logits are of another"):
+    candidate_id = table["candidate_id"][7]
+    with pytest.raises(
+        CorpusError, match=f"row 7 is candidate {candidate_id}, its logits are of another"
+    ):
         reader.encode(np.array([6, 7]))
 
 

@@ -115,7 +115,7 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     plain = cascade.rank(QUESTION, CANDIDATES)
     weights, gaps = (2.5,), select_by_bm25(QUESTION, CANDIDATES, np.inf).gaps
     cascade.margins = Margins((0.0,))  # all but the best leave after the first exit
-    own = {r.index: r for r in cascade.rank(QUESTION, CANDIDATES)}
+    without_bm25 = {r.index: r for r in cascade.rank(QUESTION, CANDIDATES)}
     assert not cascade.uses_bm25
     cascade.bm25_weights = weights
     assert cascade.uses_bm25
@@ -124,7 +124,7 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     ranking = restored.rank(QUESTION, CANDIDATES)
     assert ranking[0].index == 1  # it has most words of the question
     logit = {r.index: np.log(r.score / (1 - r.score)) for r in ranking}
-    for index, result in own.items():
+    for index, result in without_bm25.items():
         if result.exit_layer == 1 and index != 1:
             expected = np.log(result.score / (1 - result.score)) - 2.5 * gaps[index]
             assert logit[index] == pytest.approx(expected, abs=1e-4)

@@ -198,8 +198,8 @@ def test_both_endpoints_have_every_plotted_metric_before_the_first_request(deplo
 
 def test_a_ranking_is_counted_where_its_candidates_left(deployed):
     address, _ = deployed
-    asked = {"question": QUESTION, "candidates": CANDIDATES}
-    scored = httpx.post(f"{address}/rank", json=asked, timeout=3000).json()["num_scored"]
+    request = {"question": QUESTION, "candidates": CANDIDATES}
+    scored = httpx.post(f"{address}/rank", json=request, timeout=3000).json()["num_scored"]
     assert httpx.post(f"{address}/rank", json={}, timeout=3000).status_code == 422
 
     def is_complete(text: str) -> bool:
@@ -217,8 +217,8 @@ def test_a_ranking_is_counted_where_its_candidates_left(deployed):
     assert 0 < values(text, "ray_as2ray_batch_fill_total") < 1
     assert 0 < values(text, "ray_as2ray_busy_seconds_total") < 60
     for path, status, count in (("/rank", "200", 1), ("/rank", "422", 1), ("/ask", "200", 0)):
-        found = values(text, "ray_as2ray_requests_total", path=path, status=status)
-        assert found == pytest.approx(count)
+        counts = values(text, "ray_as2ray_requests_total", path=path, status=status)
+        assert counts == pytest.approx(count)
 
 
 def test_rankings_over_serve_are_the_ranker_s(deployed, cascade):

@@ -10,10 +10,7 @@ from as2ray.tables.parquet import ROW_GROUP_SIZE, ParquetTable, write_part
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    """199 rows; the label of a row is its number."""
-    table = tiny.candidates(40).slice(0, 199)
-    numbers = pa.array(np.arange(199, dtype=np.float32))
-    return table.set_column(4, "label", numbers)
+    return tiny.numbered_rows()
 
 
 @pytest.fixture(scope="module")

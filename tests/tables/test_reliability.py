@@ -11,11 +11,11 @@ from as2ray.tables.score_checks import check_binary_labels, check_probabilities
 
 def test_reliability_equals_a_count_by_hand():
     scores, labels = np.array([0.05, 0.15, 0.95, 1.0]), np.array([0, 1, 1, 1])
-    found = measure_reliability(scores, labels, num_bins=2)
-    assert found.mean_scores == pytest.approx((0.1, 0.975))
-    assert (found.accuracy, found.bin_counts) == ((0.5, 1.0), (2, 2))
-    assert found.ece == pytest.approx((0.4 + 0.025) / 2)
-    assert found.brier == pytest.approx((0.05**2 + 0.85**2 + 0.05**2) / 4)
+    reliability = measure_reliability(scores, labels, num_bins=2)
+    assert reliability.mean_scores == pytest.approx((0.1, 0.975))
+    assert (reliability.accuracy, reliability.bin_counts) == ((0.5, 1.0), (2, 2))
+    assert reliability.ece == pytest.approx((0.4 + 0.025) / 2)
+    assert reliability.brier == pytest.approx((0.05**2 + 0.85**2 + 0.05**2) / 4)
 
 
 @given(
@@ -24,7 +24,7 @@ def test_reliability_equals_a_count_by_hand():
 )
 def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, precision):
     best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
-    found = measure_abstention(best, right, precision)
+    abstention = measure_abstention(best, right, precision)
     # At the bound, as many right answers as these or more come with a probability of 0.1.
     sure = [
         score
@@ -32,18 +32,18 @@ def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, pre
         if right[best >= score].any()
         and binom.sf(right[best >= score].sum() - 1, (best >= score).sum(), precision) <= 0.1
     ]
-    assert found.threshold == min(sure, default=None)
-    assert (found.reachable_precision >= precision) == bool(sure)
+    assert abstention.threshold == min(sure, default=None)
+    assert (abstention.reachable_precision >= precision) == bool(sure)
 
 
 def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():
     best, right = np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0])
-    found = measure_abstention(best, right, 0.5)
-    assert found.coverage.tolist() == [0.25, 0.75, 1.0]
-    assert found.risk == pytest.approx([0, 1 / 3, 0.5])
-    assert found.aurc == pytest.approx(0.5 * 1 / 3 + 0.25 * 0.5)
-    assert found.precision_at(0.5) == found.precision_at(0.75) == pytest.approx(2 / 3)
-    assert found.precision_at(1.0) == 0.5
+    abstention = measure_abstention(best, right, 0.5)
+    assert abstention.coverage.tolist() == [0.25, 0.75, 1.0]
+    assert abstention.risk == pytest.approx([0, 1 / 3, 0.5])
+    assert abstention.aurc == pytest.approx(0.5 * 1 / 3 + 0.25 * 0.5)
+    assert abstention.precision_at(0.5) == abstention.precision_at(0.75) == pytest.approx(2 / 3)
+    assert abstention.precision_at(1.0) == 0.5
 
 
 def test_calibration_error_weighs_each_bin_by_its_pairs():
