@@ -81,34 +81,56 @@ class Corpora:
         create_console().print_json(json.dumps(manifest))
 
     def fetch(
-        self, corpus: str, splits: builtins.list[str], hub_revision: str | None = None
+        self,
+        corpus: str,
+        splits: builtins.list[str],
+        hub_revision: str | None = None,
+        data_dir: str | None = None,
     ) -> None:
-        """Downloads a corpus from the Hugging Face hub and compares its counts.
+        """Downloads a corpus from the Hugging Face hub or its publisher and compares its counts.
 
-        The copy is in the cache of `datasets`; recipes read it with `--data_dirs.CORPUS hub`. An
-        interrupted download resumes. Without a network, a copy of the repository below
-        `AS2RAY_HUB` is read.
+        A copy of the hub is in the cache of `datasets`; recipes read it with
+        `--data_dirs.CORPUS hub`. Without a network, a copy of the repository below `AS2RAY_HUB` is
+        read. The files of a publisher are unpacked into the corpus' folder, where recipes look for
+        them. An interrupted download resumes.
 
         Args:
-            corpus: Name of a corpus that is on the hub.
-            splits: Its splits.
-            hub_revision: Commit, branch or ref of the copy; by default its newest one.
+            corpus: Name of a corpus.
+            splits: Its splits; of a corpus that is not on the hub also collections.
+            hub_revision: Commit, branch or ref of the hub's copy; by default its newest one.
+            data_dir: Folder for the publisher's own files, also of a corpus that is on the hub; by
+                default the corpus' folder in the data root.
         """
+        from as2ray.console.configuration import console_log
         from as2ray.corpora.corpus import HUB
+        from as2ray.corpora.download import download_split
+        from as2ray.corpora.preparation import release_path
         from as2ray.corpora.registry import get_corpus
         from as2ray.corpora.verification import add_counts
         from as2ray.tables.schema import TableCounts, count_table
 
         console, each = create_console(), get_corpus(corpus)
-        console.print(f"{corpus}: {each.hub or 'not on the hub'}, license {each.license}")
+        options = each.parse_options({"hub_revision": hub_revision})
         for split in splits:
-            options = each.parse_options({"hub_revision": hub_revision})
-            counts, num_bytes = TableCounts(0, 0, 0), 0
-            for table in each.read_tables(split, HUB, options):
-                counts, num_bytes = add_counts(counts, count_table(table)), num_bytes + table.nbytes
-            is_published = each.check_counts(split, "raw", counts, options)
+            source = HUB if each.is_on_hub(split) and not data_dir else release_path(each, data_dir)
+            name = each.hub if source == HUB else source
+            console.print(f"{corpus}: {name}, license {each.license}", soft_wrap=True)
+            if source != HUB:
+                with console_log():
+                    download_split(each, split, Path(source))
+            if split in each.collections:
+                num_texts = sum(map(len, each.read_collection(split, source)))
+                is_published = each.check_collection_size(split, num_texts)
+                size = f"{num_texts:,} texts"
+            else:
+                counts, num_bytes = TableCounts(0, 0, 0), 0
+                for table in each.read_tables(split, source, options):
+                    counts = add_counts(counts, count_table(table))
+                    num_bytes += table.nbytes
+                is_published = each.check_counts(split, "raw", counts, options)
+                size = f"{counts}, {num_bytes / 1e6:,.0f} MB as a table"
             status = "as published" if is_published else "(no counts are published)"
-            console.print(f"{split}: {counts}, {num_bytes / 1e6:,.0f} MB as a table {status}")
+            console.print(f"{split}: {size} {status}", soft_wrap=True)
 
     def stats(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -124,7 +124,7 @@ class Corpus:
     urls: tuple[str, ...] = ()
     """Addresses of the files of the release."""
     homepage: str = ""
-    """Page of the release, if its files have no address: it asks to accept a license."""
+    """Page of the files that have no address: it asks to accept a license."""
     conversion: RecordConversion | None = None
     """Record conversion of a release of pages with marked answers."""
     version: str = ""
@@ -143,6 +143,19 @@ class Corpus:
     def is_on_hub(self, split: str) -> bool:
         """Whether the reader can read a split from the hub."""
         return self.hub is not None and (not self.hub_splits or split in self.hub_splits)
+
+    def split_urls(self, name: str) -> tuple[str, ...]:
+        """Returns the addresses to download for a split or a collection.
+
+        They are those of its own file, or else all: archives have other names than their files.
+
+        Args:
+            name: One of `splits` or of `collections`.
+        """
+        names = {**self.files, **self.collections}[name]
+        files = ((url, PurePosixPath(url).name.removesuffix(".gz")) for url in self.urls)
+        own = tuple(url for url, file in files if file in names)
+        return own or (() if self.homepage else self.urls)
 
     def parse_options(self, options: Mapping[str, Any]) -> CorpusOptions:
         """Validates options by name; an option that is not given has its default.
@@ -200,15 +213,15 @@ class Corpus:
             split: One of `splits`.
             folder: Where the release shall be.
         """
+        splits = f"'[\"{split}\"]'"
         if self.is_on_hub(split):
-            splits = f"'[\"{split}\"]'"
             return (
                 f"as2ray corpora fetch --corpus {self.name} --splits {splits}, "
                 f"then --data_dir {HUB} (recipes: --data_dirs.{self.name} {HUB})"
             )
-        if self.urls:
-            return f"curl -L --create-dirs --output-dir {folder} --remote-name-all " + " ".join(
-                self.urls
+        if self.split_urls(split):
+            return (
+                f"as2ray corpora fetch --corpus {self.name} --splits {splits} --data_dir {folder}"
             )
         return f"see {self.homepage}" if self.homepage else "put the file there"
 

@@ -180,6 +180,8 @@ CORPUS: Final = Corpus(
     urls=(
         "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-nq-train.json.gz",
         "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-nq-dev.json.gz",
+        "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-squad1-train.json.gz",
+        "https://dl.fbaipublicfiles.com/dpr/data/retriever/biencoder-squad1-dev.json.gz",
         "https://dl.fbaipublicfiles.com/dpr/wikipedia_split/psgs_w100.tsv.gz",
     ),
     files=FILES,

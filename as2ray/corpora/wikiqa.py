@@ -83,7 +83,9 @@ CORPUS: Final = Corpus(
     name="wikiqa",
     description="Questions of Bing's log; sentences of a Wikipedia introduction, labeled by hand",
     license="Microsoft Research Data License (research only)",
-    homepage="https://www.microsoft.com/en-us/download/details.aspx?id=52419",
+    urls=(
+        "https://download.microsoft.com/download/E/5/F/E5FCFCEE-7005-4814-853D-DAA7C66507E0/WikiQACorpus.zip",
+    ),
     files=FILES,
     reader=read_tables,
     published_counts=PUBLISHED_COUNTS,

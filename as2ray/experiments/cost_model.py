@@ -332,11 +332,8 @@ def describe_source(spec: TableSpec, data_dir: str | None) -> Mapping[str, Any]:
     entry: dict[str, Any] = {"corpus": corpus.name, "license": corpus.license, "files": names}
     if source == HUB:
         is_on_hub = corpus.is_on_hub(spec.split)
-        fix = (
-            ""
-            if is_on_hub
-            else f"the hub does not have it; {corpus.fetch_command(spec.split, '.')}"
-        )
+        command = corpus.fetch_command(spec.split, release_path(corpus, None))
+        fix = "" if is_on_hub else f"the hub does not have it; {command}"
         is_present = None if is_on_hub else False
         return {**entry, "source": f"{corpus.hub} on the hub", "is_present": is_present, "fix": fix}
     entry |= {"source": str(Path(source).absolute()), "is_present": True, "fix": ""}

@@ -59,6 +59,12 @@ def test_tables_of_a_page_are_what_their_files_give(path):
 
 
 @pytest.mark.parametrize("path", list_pages(), ids=lambda path: path.stem)
+def test_page_shows_each_picture_once(path):
+    pictures = re.findall(r"!\[.*?\]\((.+?)\)", path.read_text(encoding="utf-8"))
+    assert len(pictures) == len(set(pictures))
+
+
+@pytest.mark.parametrize("path", list_pages(), ids=lambda path: path.stem)
 def test_tables_with_measured_numbers_are_drawn(path):
     if path == FOLDER / PAGE:
         return  # the whole page is drawn

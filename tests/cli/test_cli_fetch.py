@@ -1,4 +1,12 @@
-"""Fetching from a folder in the layout of the hub, and from no network."""
+"""Fetching from a folder in the layout of the hub, from a publisher, and from no network."""
+
+import json
+import threading
+import zipfile
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -6,9 +14,11 @@ import pytest
 import tiny
 
 from as2ray.cli.main import main
-from as2ray.corpora import msmarco, wikiqa
+from as2ray.corpora import msmarco, trecqa, wikiqa
+from as2ray.corpora.download import download_split
 from as2ray.corpora.preparation import read_split
-from as2ray.errors import CorpusError
+from as2ray.corpora.registry import CORPORA
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.raw_files import HUB_COPIES
 
 
@@ -102,5 +112,90 @@ def test_splits_that_are_not_on_the_hub_or_only_there_are_refused(tmp_path):
         read_split("msmarco", "train", "hub")
     with pytest.raises(CorpusError, match="'qa-dev': it is read from the hub alone"):
         read_split("msmarco", "qa-dev", tmp_path)
-    assert "collectionandqueries" in msmarco.CORPUS.fetch_command("train", tmp_path)
     assert "as2ray corpora fetch" in msmarco.CORPUS.fetch_command("qa-dev", tmp_path)
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """Serves a folder; sends the rest of a file to who has its beginning."""
+
+    def do_GET(self):
+        content = (Path(self.directory) / self.path.lstrip("/")).read_bytes()
+        start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        self.server.starts.append(start)
+        self.send_response(416 if start >= len(content) else 206)
+        self.send_header("Content-Length", str(len(content[start:])))
+        self.end_headers()
+        self.wfile.write(content[start:])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def publisher(tmp_path, monkeypatch):
+    """A server with an archive of TREC-QA's dev split, which the corpus has as its address."""
+    release = tmp_path / "release" / "top"
+    release.mkdir(parents=True)
+    candidates = [{"sentence": "They eat krill.", "label": 1}, {"sentence": "No.", "label": 0}]
+    question = {"question": "What do whales eat?", "candidates": candidates}
+    (release / "dev.jsonl").write_text((json.dumps(question) + "\n") * 5)
+    with zipfile.ZipFile(tmp_path / "release" / "trecqa.zip", "w") as archive:
+        for path in release.iterdir():
+            archive.write(path, path.relative_to(tmp_path / "release"))
+    handler = partial(RangeHandler, directory=str(tmp_path / "release"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.starts = []
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        server.url = f"http://127.0.0.1:{server.server_port}/trecqa.zip"
+        corpus = replace(trecqa.CORPUS, urls=(server.url,), published_counts=())
+        monkeypatch.setitem(CORPORA, "trecqa", corpus)
+        monkeypatch.setenv("AS2RAY_DATA", str(tmp_path / "data"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield server
+        server.shutdown()
+
+
+FETCH_TRECQA = ["corpora", "fetch", "--corpus", "trecqa", "--splits", '["dev"]']
+
+
+def test_release_of_a_publisher_is_downloaded_unpacked_and_counted(publisher, tmp_path, capsys):
+    main(FETCH_TRECQA)
+    shown = capsys.readouterr()
+    assert "license none stated" in shown.out
+    assert "dev: 5 questions" in shown.out
+    assert "trecqa.zip, 0 MB: complete" in shown.err
+    folder = tmp_path / "data" / "trecqa"
+    assert read_split("trecqa", "dev", verify=False).num_rows
+    assert [path.name for path in folder.iterdir()] == ["dev.jsonl"]
+    main(FETCH_TRECQA)
+    assert publisher.starts == [0]  # what is there is not downloaded again
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_interrupted_download_of_a_release_continues(publisher, tmp_path, is_complete):
+    content = (tmp_path / "release" / "trecqa.zip").read_bytes()
+    folder = tmp_path / "data" / "trecqa"
+    folder.mkdir(parents=True)
+    size = len(content) if is_complete else 100
+    (folder / "trecqa.zip.part").write_bytes(content[:size])
+    main(FETCH_TRECQA)
+    assert publisher.starts == [size]
+    assert [path.name for path in folder.iterdir()] == ["dev.jsonl"]
+
+
+def test_release_without_a_network_an_address_or_the_file_ends_with_one_sentence(
+    publisher, tmp_path, capsys
+):
+    with pytest.raises(CorpusError, match=r"the release .* has no train.jsonl"):
+        download_split(CORPORA["trecqa"], "train", tmp_path)
+    publisher.shutdown()
+    publisher.server_close()
+    with pytest.raises(SystemExit):
+        main(FETCH_TRECQA)
+    shown = capsys.readouterr().err
+    assert f"{publisher.url} cannot be downloaded" in shown
+    assert "Traceback" not in shown
+    with pytest.raises(CorpusError, match="of corpus 'annotated' has no address"):
+        download_split(CORPORA["annotated"], "dev", tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'dev'"):
+        download_split(CORPORA["trecqa"], "dve", tmp_path)

@@ -162,8 +162,11 @@ def test_corpus_that_takes_the_name_of_another_or_is_none_is_an_error():
         ("wikiqa", "dev", "as2ray corpora fetch --corpus wikiqa --splits '[\"dev\"]'"),
         ("nq", "train", "as2ray corpora fetch --corpus nq --splits '[\"train\"]'"),
         ("squad", "dev", "as2ray corpora fetch --corpus squad --splits '[\"dev\"]'"),
-        ("dpr", "nq-train", "curl -L --create-dirs --output-dir {folder} --remote-name-all https"),
-        ("trecqa", "dev", "curl -L --create-dirs --output-dir {folder} --remote-name-all http://"),
+        (
+            "trecqa",
+            "dev",
+            "as2ray corpora fetch --corpus trecqa --splits '[\"dev\"]' --data_dir {folder}",
+        ),
         ("annotated", "dev", "put the file there"),
     ],
 )

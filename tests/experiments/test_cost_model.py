@@ -285,7 +285,7 @@ def test_source_says_what_is_missing_and_how_to_get_it(tmp_path):
     assert describe_source(TableSpec("msmarco", "qa-dev"), "hub")["is_present"] is None
     not_there = describe_source(TableSpec("msmarco", "train"), "hub")
     assert not_there["is_present"] is False
-    assert "the hub does not have it; curl " in not_there["fix"]
+    assert "the hub does not have it; as2ray corpora fetch " in not_there["fix"]
     # The text of this corpus comes with the interpreter.
     assert describe_source(TableSpec("python_reference", "train"), None)["is_present"]
 
