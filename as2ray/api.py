@@ -123,20 +123,21 @@ def calibrate(
 
 
 def serve(
-    model: str | Path,
+    model: str | Path | None = None,
     index: str | Path | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> None:
-    """Serves a ranker, and answers from an index, over HTTP until the process is interrupted.
+    """Serves a ranker, or answers from an index, over HTTP until the process is interrupted.
 
     Args:
-        model: Folder or hub id of the ranker.
+        model: Folder or hub id of the ranker; without one, answers come from the index alone.
         index: Folder of an index, from which `/ask` answers.
         host: Address to listen on.
         port: Port to listen on.
     """
     from as2ray.cli.serve import serve as serve_command
 
-    serve_command(str(model), index=None if index is None else str(index), host=host, port=port)
+    model, index = (None if path is None else str(path) for path in (model, index))
+    serve_command(model, index=index, host=host, port=port)

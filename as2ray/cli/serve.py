@@ -2,23 +2,25 @@
 
 from pathlib import Path
 
+from as2ray.errors import ConfigError
 from as2ray.serving.settings import ServiceConfig, Settings
 
 DEFAULT_SETTINGS = Settings()
 
 
 def serve(
-    model: str,
+    model: str | None = None,
     model_name: str = "default",
     index: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings = DEFAULT_SETTINGS,
 ) -> None:
-    """Serves a ranker until the process is interrupted, with a demo page.
+    """Serves a ranker, an index or both until the process is interrupted, with a demo page.
 
     Args:
-        model: Checkpoint folder or Hugging Face Hub id.
+        model: Checkpoint folder or Hugging Face Hub id. Without one the service answers from the
+            index alone, as `as2ray ask` does.
         model_name: Name of the model in requests and responses.
         index: Output folder of `as2ray index`, from which `/ask` answers.
         host: Address to listen on; other machines reach any but the loopback address.
@@ -28,14 +30,18 @@ def serve(
     from as2ray.checkpoints.loading import load
     from as2ray.serving.server import run_server
 
+    if model is None and index is None and settings.index_path is None:
+        raise ConfigError("there is nothing to serve", fix="give --model, --index, or both")
     # The working directory of a replica is another one.
     files = {
         "index_path": index or settings.index_path,
         "auth_token_file": settings.auth_token_file,
     }
     paths = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}
-    model = str(Path(model).resolve()) if Path(model).exists() else model
-    config = ServiceConfig.from_models({model_name: model}, settings.model_copy(update=paths))
-    # An invalid checkpoint is reported here, before replicas fail on it.
-    load(model, dtype=settings.dtype, device="cpu")
+    models = {}
+    if model is not None:
+        models[model_name] = str(Path(model).resolve()) if Path(model).exists() else model
+    config = ServiceConfig.from_models(models, settings.model_copy(update=paths))
+    for checkpoint in models.values():  # An invalid one is reported before replicas fail on it.
+        load(checkpoint, dtype=settings.dtype, device="cpu")
     run_server(config, host, port)

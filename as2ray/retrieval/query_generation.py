@@ -36,6 +36,9 @@ GENERATOR_BATCH: Final = 64
 NUM_EXAMPLES: Final = 3
 """Maximum number of examples of questions."""
 
+MAX_EXAMPLE_WORDS: Final = 8
+"""Maximum number of words of a paragraph that is an example for want of headings."""
+
 EXAMPLE_PARAGRAPHS: Final = 500
 """Number of paragraphs from whose headings examples are taken."""
 
@@ -93,10 +96,17 @@ def generate_queries(
 
 
 def example_questions(index: SentenceIndex) -> list[str]:
-    """Returns up to `NUM_EXAMPLES` headings, spread over the first documents of an index."""
-    sentences = (first for first, _ in islice(index.paragraphs(), EXAMPLE_PARAGRAPHS))
-    headings = dict.fromkeys(sentence.heading or sentence.title for sentence in sentences)
+    """Returns up to `NUM_EXAMPLES` headings, spread over the first documents of an index.
+
+    Plain text has none; its short paragraphs of one sentence are taken instead.
+    """
+    paragraphs = list(islice(index.paragraphs(), EXAMPLE_PARAGRAPHS))
+    headings = dict.fromkeys(first.heading or first.title for first, _ in paragraphs)
     texts = [text for text in headings if len(text.split()) >= MIN_HEADING_WORDS]
+    if not texts:
+        lengths = range(MIN_HEADING_WORDS, MAX_EXAMPLE_WORDS + 1)
+        lone = dict.fromkeys(first.text for first, sentences in paragraphs if len(sentences) == 1)
+        texts = [text for text in lone if len(text.split()) in lengths]
     return texts[:: max(1, len(texts) // NUM_EXAMPLES)][:NUM_EXAMPLES]
 
 

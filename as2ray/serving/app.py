@@ -57,6 +57,7 @@ from as2ray.serving.protocol import (
 from as2ray.serving.request_body import create_body_route
 from as2ray.serving.settings import Limits, Settings
 from as2ray.serving.types import (
+    NO_MODEL,
     ErrorCode,
     RankingService,
     RequestError,
@@ -92,9 +93,12 @@ def select_model(model: str | None, models: Mapping[str, str]) -> str:
     whatever the request names, and the response names the model that did.
 
     Raises:
-        RequestError: Several models are served, and none has this name.
+        RequestError: Several models are served, and none has this name; or no model is served.
     """
     names = list(models)
+    if not names:
+        problem = "no ranker is served, only answers from an index"
+        raise RequestError("model_not_found", problem, "use `/ask`, or start it with a `--model`")
     if model in models:
         return str(model)
     if model is None or len(names) == 1:
@@ -247,7 +251,7 @@ def _add_ask_route(
     @app.post("/ask", responses=_error_responses(settings, "as2ray", RankError))
     async def ask(body: AskRequest, request: Request) -> AskResponse:
         """Answers a question from the documents of the index."""
-        model = select_model(body.model, service.models)
+        model = select_model(body.model, service.models) if service.models else ""
         # The question stands in for the candidates, which have not been retrieved yet.
         rerank_request = body.to_request(model, [body.question])
         check_limits(rerank_request, settings.limits)
@@ -297,8 +301,8 @@ def _add_status_routes(
     @app.get("/info", responses=responses)
     async def info() -> Info:
         """Describes the default model and the limits of requests."""
-        model = select_model(None, service.models)
-        model_info = await service.get_model_info(model)
+        model = next(iter(service.models), "")
+        model_info = await service.get_model_info(model) if model else NO_MODEL
         return Info(
             model_id=model,
             model_dtype=model_info.dtype,

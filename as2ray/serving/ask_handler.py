@@ -9,7 +9,7 @@ from as2ray.retrieval.question_answering import find_candidates, resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.protocol import AskRequest, AskResponse
 from as2ray.serving.settings import Limits
-from as2ray.serving.types import RankingService, RerankRequest, RerankResult
+from as2ray.serving.types import NO_MODEL, RankingService, RerankRequest, RerankResult
 
 
 class AskHandler:
@@ -38,12 +38,13 @@ class AskHandler:
 
         Args:
             body: The request, within the limits.
-            model: Name of the model that ranks.
+            model: Name of the model that ranks; empty if none is served, and the similarity and
+                BM25 order the answers.
             rank: Ranks the retrieved sentences.
         """
         started_at = time.monotonic()
-        model_info = await self.service.get_model_info(model)
-        scoring = resolve_scoring(self.index, model_info.answer_scoring)
+        model_info = await self.service.get_model_info(model) if model else NO_MODEL
+        scoring = resolve_scoring(self.index, model_info.answer_scoring, has_ranker=bool(model))
         max_candidates = min(body.num_candidates, self.limits.max_candidates)
         sizes = (max_candidates, body.num_neighbors)
         found = await asyncio.to_thread(find_candidates, self.index, scoring, body.question, *sizes)

@@ -148,7 +148,8 @@ def build_app(config: ServiceConfig) -> serve.Application:
         backpressure_config={"status_code": config.overload_status_code, "retry_after_s": 1},
         **shared_options,
     )
-    return gateway.bind(ranker.bind(settings, model_store), settings, model_store)
+    rankers = ranker.bind(settings, model_store) if config.models else None
+    return gateway.bind(rankers, settings, model_store)
 
 
 def _open_index(settings: Settings, path: str) -> SentenceIndex:
@@ -343,13 +344,13 @@ class Gateway:
     """Serves HTTP and sends requests to the replicas; the `RankingService` of the application.
 
     Args:
-        ranker: Handle of the replicas.
+        ranker: Handle of the replicas; None without models.
         settings: Settings of the service.
         model_store: What is known of models.
     """
 
     def __init__(
-        self, ranker: DeploymentHandle, settings: Settings, model_store: ModelStore
+        self, ranker: DeploymentHandle | None, settings: Settings, model_store: ModelStore
     ) -> None:
         self.ranker, self.settings, self.model_store = ranker, settings, model_store
         self.admission = Admission(settings)
@@ -374,6 +375,9 @@ class Gateway:
 
         If replicas cannot load them, the old ones stay, and `/info` says why. A new gateway raises.
         """
+        if self.ranker is None:  # an application of other arguments has models
+            self.service_metrics.start_gateway(())
+            return
         models = ServiceConfig.model_validate({"models": user_config["models"]}).models
         problem = None
         if not self.models:
@@ -396,7 +400,7 @@ class Gateway:
 
     async def _ping_rankers(self) -> None:
         """Notes whether replicas respond while no request asks them anything."""
-        while True:
+        while self.ranker is not None:
             with suppress(Exception):
                 async with asyncio.timeout(PING_TIMEOUT_S):
                     await self.ranker.ping.remote()
@@ -409,7 +413,8 @@ class Gateway:
         With `min_replicas: 0` there may be none, and a request starts one.
         """
         silence_s = time.monotonic() - self.last_response_at
-        if silence_s > MAX_SILENCE_S and self.settings.replicas.min_replicas > 0:
+        needs_response = self.ranker is not None and self.settings.replicas.min_replicas > 0
+        if needs_response and silence_s > MAX_SILENCE_S:
             is_starting = math.isinf(silence_s)
             reason = "it is starting" if is_starting else f"for {silence_s:.0f} s; it is restarted"
             raise unavailable_error("no ranker responds", reason)
@@ -429,6 +434,8 @@ class Gateway:
         return self.service_metrics.export()
 
     def _get_handle(self, checkpoint: str) -> DeploymentHandle:
+        if self.ranker is None:
+            raise unavailable_error("no ranker responds", "none is served")
         return self.ranker.options(multiplexed_model_id=checkpoint)
 
     async def rank(self, request: RerankRequest) -> RerankResult:
@@ -472,7 +479,7 @@ class Gateway:
         """Returns the metrics of all gateways and replicas."""
         if not counts_in_process():
             return await collect_metrics()
-        calls = [self.ranker.broadcast("export_metrics")]
+        calls = [] if self.ranker is None else [self.ranker.broadcast("export_metrics")]
         if self.settings.replicas.num_gateways > 1:
             context = serve.get_replica_context()
             gateways = serve.get_deployment_handle(context.deployment, context.app_name)

@@ -355,9 +355,9 @@ class Info(StrictModel):
     """Weight of BM25 in the log-odds of each exit but the last; 0 without it."""
     max_drop_ratio: float
     num_indexed_sentences: int
-    example_questions: list[str]
-    """Subjects of the index, made of its headings."""
     """Number of sentences in the index of `/ask`; 0 without an index."""
+    example_questions: list[str]
+    """Subjects of the index: some of its headings, or of its short paragraphs."""
     model_problem: str | None
     """Why the last change of models was rejected and the models before it rank; null if it was
     not."""

@@ -22,7 +22,7 @@ from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving.chatter import without_chatter
 from as2ray.serving.deployment import build_app
 from as2ray.serving.metrics import COLLECTION_VARIABLE
-from as2ray.serving.settings import ReplicasConfig, ServiceConfig
+from as2ray.serving.settings import ServiceConfig
 
 APP_NAME = "as2ray"
 """Name of the Ray Serve application."""
@@ -73,7 +73,7 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
         stack.enter_context(_restored_signals())
         stack.enter_context(ray_session())
         if is_local:  # a cluster may get more nodes
-            _check_capacity(config.replicas)
+            _check_capacity(config)
         # Ray's own handler would end Ray's processes first, and then Serve cannot shut down.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -230,10 +230,11 @@ def _check_address(host: str, port: int) -> None:
         ) from error
 
 
-def _check_capacity(replicas: ReplicasConfig) -> None:
+def _check_capacity(config: ServiceConfig) -> None:
     """Checks that the replicas and gateways fit on the single node of a local Ray."""
     [node] = node_resources()
-    count = max(replicas.min_replicas, 1)
+    replicas = config.replicas
+    count = max(replicas.min_replicas, 1) if config.models else 0
     needs = {
         "CPU": count * replicas.num_cpus + replicas.num_gateways * replicas.gateway_num_cpus,
         "GPU": count * replicas.num_gpus,

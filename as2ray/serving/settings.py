@@ -160,8 +160,15 @@ class Settings(ConfigModel):
 class ServiceConfig(Settings):
     """The arguments of the application: settings and models."""
 
-    models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = Field(min_length=1)
-    """Checkpoint folder or Hugging Face Hub id of each model's name; the first is the default."""
+    models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = {}
+    """Checkpoint folder or Hugging Face Hub id of each model's name; the first is the default.
+    Without models the service answers from the index alone, as `as2ray ask` does."""
+
+    @model_validator(mode="after")
+    def _check_models(self) -> "ServiceConfig":
+        if not self.models and self.index_path is None:
+            raise ValueError("neither models nor an index_path is given")
+        return self
 
     @classmethod
     def from_models(cls, models: dict[str, str], settings: Settings) -> "ServiceConfig":

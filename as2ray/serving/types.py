@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 from uuid import uuid4
 
 from as2ray.cascade.margins import Margins
@@ -228,6 +228,10 @@ class ModelInfo:
     """Number format of its matrix products."""
 
 
+NO_MODEL: Final = ModelInfo(max_length=0, exit_layers=(), drop_ratios=())
+"""Description of a service with an index and no model."""
+
+
 @dataclass(frozen=True)
 class RequestRecord:
     """A finished HTTP request, for metrics and the log."""
@@ -246,7 +250,7 @@ class RankingService(Protocol):
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Checkpoint of each model's name; the first is the default."""
+        """Checkpoint of each model's name; the first is the default. There may be none."""
 
     async def rank(self, request: RerankRequest) -> RerankResult:
         """Ranks the candidates of a request.

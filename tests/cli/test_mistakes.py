@@ -47,6 +47,7 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         ([*TRAIN, "--training.epoch", "3"], "did you mean '--training.epochs'?"),
         (["rank", "--mod", "m", "--question", "q"], "unknown flag --mod\n"),  # no abbreviation
         (["rank", "--model", "m"], "--question must be given"),
+        (["serve"], "there is nothing to serve\n  fix: give --model, --index, or both"),
         ([*TRAIN, "--training.epochs", "many"], "training.epochs=many is no int"),
         ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
         (["evaluate", "--measures", "AP"], "measures=AP is no list[str] or null\n  fix: write"),
@@ -94,6 +95,7 @@ def test_mistake_on_the_command_line(
         (["--config", "nothing_of_it.yaml"], "there is no such file\n"),
         (["--config", RECIPE, "--sedes", "[0]"], "sedes: unknown key; did you mean 'seeds'?"),
         (["--config", RECIPE, "--worker.num_workers", "1"], "did you mean 'workers'?"),
+        (["--config", RECIPE, "--runs.wikqa.loss", "margin_ranking"], "did you mean 'wikiqa'?"),
         (["--config", RECIPE, "--workers.gpu", "1"], "did you mean 'gpus_per_worker'?"),
         (["--config", RECIPE, "--dev", "wikiqa-deev"], "did you mean 'wikiqa-dev'?"),
         (["--config", RECIPE, "--tables.wikiqa-dev.corpus", "wikqa"], "did you mean 'wikiqa'?"),

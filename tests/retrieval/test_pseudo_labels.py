@@ -196,6 +196,18 @@ def test_examples_are_headings_of_several_words_spread_over_the_documents(tmp_pa
     assert examples == ["Title 0", "Title 2", "Title 4"]
 
 
+def test_examples_of_plain_text_are_its_short_paragraphs(tmp_path):
+    (tmp_path / "notes.txt").write_text(
+        "Owls\n\nAnnual leave\n\nEvery employee has twenty-eight days of paid leave a year.\n\n"
+        "On call\n\nOwls hunt. Mice eat.\n"
+    )
+    write_index(tmp_path / "notes.txt", tmp_path / "examples")
+    assert example_questions(SentenceIndex.open(tmp_path / "examples")) == [
+        "Annual leave",
+        "On call",
+    ]
+
+
 def test_question_of_words_is_half_of_its_sentence_within_bounds():
     words = [f"{a}{b}owl" for a in "bcdfg" for b in "aeiou"]
     for num_words, size in ((3, None), (4, 3), (7, 3), (9, 4), (14, 7), (25, 7)):

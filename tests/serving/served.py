@@ -69,9 +69,11 @@ class InProcess:
 
 
 @contextmanager
-def listen(cascade: str, index: SentenceIndex | None = None) -> Iterator[str]:
+def listen(cascade: str | None, index: SentenceIndex | None = None) -> Iterator[str]:
     """Lets a service of this process listen at an address."""
-    settings = ServiceConfig.model_validate({"models": {"cascade": cascade}})
+    models = {"cascade": cascade} if cascade else {}
+    path = str(index.folder) if index else None
+    settings = ServiceConfig.model_validate({"models": models, "index_path": path})
     app = ProxyMiddleware(create_app(InProcess(settings), settings, index=index))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)

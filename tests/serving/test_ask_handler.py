@@ -122,6 +122,22 @@ def test_budget_is_as_in_rank_and_counts_the_retrieval(library):
     assert wrong.status_code == 422
 
 
+def test_index_without_a_model_is_asked_as_by_the_answerer_and_ranks_nothing(serve, index):
+    client = serve(index_path=index, models={})
+    body = {"question": "what is kovarin", "top_k": 2, "budget_ms": 500}
+    told = client.post("/ask", json=body).json()
+    expected = QuestionAnswerer(SentenceIndex.open(index)).ask("what is kovarin", 2)
+    assert [(a["text"], a["score"]) for a in told["answers"]] == [
+        (a.text, pytest.approx(a.score)) for a in expected.answers
+    ]
+    info = client.get("/info").json()
+    assert (info["models"], info["model_id"], info["num_indexed_sentences"]) == ([], "", 4)
+    assert client.get("/ready").status_code == 200
+    refused = client.post("/rank", json={"question": "q", "candidates": ["a"]})
+    assert (refused.status_code, refused.json()["error"]) == (404, "model_not_found")
+    assert "use `/ask`" in refused.json()["fix"]
+
+
 def test_info_counts_the_sentences_and_without_an_index_nobody_asks(library, client):
     assert library.get("/info").json()["num_indexed_sentences"] == 4
     assert client.get("/info").json()["num_indexed_sentences"] == 0

@@ -194,6 +194,20 @@ def test_page_with_an_index_opens_on_a_question_and_shows_answers_in_context(
 
 
 @pytest.mark.slow
+def test_page_without_a_model_asks_the_index_alone(browser, index):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with listen(None, SentenceIndex.open(index)) as address:
+        browser.get(address)
+        WebDriverWait(browser, 30).until(lambda b: b.find_element("id", "about").text)
+        assert browser.find_element("id", "about").text == "4 sentences in the index"
+        assert not browser.find_element("id", "rank-tab").is_displayed()
+        browser.find_element("id", "code-tab").click()
+        [block] = browser.find_elements("css selector", "#code pre")
+        assert f"{address}/ask" in block.text
+
+
+@pytest.mark.slow
 def test_page_shows_code_that_asks_the_same(browser, library, client):
     import json
 

@@ -16,7 +16,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving import deployment, server
-from as2ray.serving.metrics import counts_in_process
+from as2ray.serving.metrics import ServiceMetrics, counts_in_process
 from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import (
     ModelInfo,
@@ -348,6 +348,16 @@ def test_pings_tell_that_rankers_respond(gateway, monkeypatch):
 
     assert made.last_response_at == -math.inf
     asyncio.run(ping())
+    made.check_rankers()
+
+
+def test_index_is_served_without_rankers(gateway, index):
+    application = deployment.build_app(ServiceConfig(index_path=index))
+    ranker, *_ = application._bound_deployment.init_args
+    assert ranker is None
+    made = gateway()
+    made.ranker, made.models, made.service_metrics = None, {}, ServiceMetrics()
+    asyncio.run(made.reconfigure({"models": {}}))
     made.check_rankers()
 
 
