@@ -112,21 +112,24 @@ def from_validation_error(
         kind: Class of the error that is returned.
         known_keys: Returns the keys that are accepted beside a key, by the path above it.
     """
-    problems, missing = [], []
+    problems, missing, hint = [], [], ""
     for wrong in error.errors(include_url=False):
-        path = ".".join(str(part) for part in wrong["loc"])
+        parts = [str(part) for part in wrong["loc"]]
+        path = ".".join(parts)
         problem = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] in ("missing", "missing_argument"):
             missing.append(path)
+            *above, owner = parts[:-1] or [""]  # A new entry may be a misspelled one.
+            near = suggest(owner, {*known_keys(above)} - {owner}) if above else None
+            hint = f"; {near}" if near else hint
         elif wrong["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            parts = [str(part) for part in wrong["loc"]]
             near = suggest(parts[-1], known_keys(parts[:-1]))
             problems.append(f"{path}: unknown key" + (f"; {near}" if near else ""))
         else:
             value = shorten(repr(wrong["input"]), 100, placeholder=" ...")
             problems.append(f"{path}={value}: {problem}" if path else problem)
     if missing:
-        problems.append(f"{', '.join(missing)}: required, and not given")
+        problems.append(f"{', '.join(missing)}: required, and not given{hint}")
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS - 1 :] = [f"and {len(problems) - MAX_PROBLEMS + 1} more"]
     return kind("\n".join(problems))

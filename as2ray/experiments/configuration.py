@@ -5,7 +5,7 @@ the help: as a validator it does not give the path of a wrong value inside a dic
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,7 +147,8 @@ def validate(kind: type[T], tree: Mapping[str, Any], *others: type) -> T:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         raise from_validation_error(
-            error, known_keys=lambda path: _known_keys([kind, *others], path)
+            error,
+            known_keys=lambda path: _known_keys([kind, *others], path) or _keys_at(tree, path),
         ) from None
 
 
@@ -219,16 +220,36 @@ def _field_type(kinds: Sequence[type], keys: Sequence[str]) -> Any:
     for key in keys[1:]:
         if is_dataclass(field_type) and isinstance(field_type, type):
             field_type = get_type_hints(field_type).get(key)
-        else:
-            field_type = get_args(field_type)[1] if get_origin(field_type) is dict else None
+        elif get_origin(field_type) is dict:
+            field_type = get_args(field_type)[1]
+        else:  # Of a union, such as losses, the member with this `type`.
+            members = (t for t in _list_types(field_type) if getattr(t, "type", None) == key)
+            field_type = next(members, None)
     return field_type
 
 
-def _list_at(tree: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+def _list_types(annotation: Any) -> Iterator[Any]:
+    """Yields an annotation and those that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _list_types(part)
+
+
+def _value_at(tree: Mapping[str, Any], keys: Sequence[str]) -> Any:
     value: Any = tree
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _list_at(tree: Mapping[str, Any], keys: Sequence[str]) -> list[Any]:
+    value = _value_at(tree, keys)
     return value if isinstance(value, list) else []
+
+
+def _keys_at(tree: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    value = _value_at(tree, keys)
+    return list(value) if isinstance(value, Mapping) else []
 
 
 def _defaults(kinds: Sequence[type]) -> dict[str, Any]:

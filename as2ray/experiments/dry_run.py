@@ -1,6 +1,7 @@
 """What an experiment would run: its stages, hours, sources and resources."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
@@ -10,7 +11,7 @@ from as2ray.experiments.experiment import Experiment
 from as2ray.experiments.stage import Stage, sorted_stages
 from as2ray.experiments.store import Store
 
-COLUMNS = ("stage", "kind", "data", "pairs", "updates", "batch", "hours", "state")
+COLUMNS = ("stage", "kind", "data", "loss", "pairs", "updates", "batch", "hours", "state")
 
 
 def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str:
@@ -22,7 +23,8 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
         workers: Part of the cluster that a run would use.
 
     Returns:
-        The named stages as a table, totals, what the stages to run read, and the resource plan.
+        The named stages as a table, totals, what the stages to run read, and the resource plan. A
+        row stands for all seeds that do not differ otherwise; its hours are those of one.
 
     Raises:
         As2rayError: The experiment cannot run.
@@ -46,7 +48,7 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
             state = "stored" if stage in complete else "to run"
             columns = {"stage": stage, "kind": stage.kind, **columns, "state": state}
             rows.append(_format_row(columns, names))
-    lines = _align([COLUMNS, *rows])
+    lines = _align([COLUMNS, *_join_seeds(rows)])
     hours, counts = sum(s.hours() for s in waiting), f"{len(stages)} stages, {len(complete)} stored"
     lines.append(f"{counts}; {hours:.1f} hours on one device, an NVIDIA H200")
     lines += ["", "reads:", *sources] if sources else []
@@ -61,6 +63,20 @@ def _format_row(columns: Mapping[str, Any], names: Mapping[Stage, str]) -> tuple
         value = f"{value:.2f}" if isinstance(value, float) else value
         cells.append("-" if value is None else str(value))
     return tuple(cells)
+
+
+def _join_seeds(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Returns the rows with one for all seeds of a stage, where nothing else differs."""
+    seeds_of: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        seeds = re.findall(r"-seed(\d+)", row[0])[:1]
+        pattern = rf"-seed{seeds[0]}\b" if seeds else "$^"
+        key = tuple(re.sub(pattern, "-seed?", cell) for cell in row)
+        seeds_of.setdefault(key, []).extend(seeds)
+    return [
+        tuple(cell.replace("-seed?", f"-seed{','.join(seeds)}") for cell in key)
+        for key, seeds in seeds_of.items()
+    ]
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:

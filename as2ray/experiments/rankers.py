@@ -211,6 +211,7 @@ class TrainedRanker(Stage):
         start = self.model.path if self.init_from is None else self.init_from
         return {
             "data": start,
+            "loss": self.loss if isinstance(self.loss, str) else self.loss.type,
             "updates": cost.num_updates,
             "batch": self.training.global_batch_tokens or self.training.global_batch_size,
             "hours": cost.hours,

@@ -42,6 +42,24 @@ def test_dry_run_of_a_recipe_lists_its_stages_and_what_is_missing(path, no_data,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        ("listwise_cross_entropy", "listwise_cross_entropy"),
+        ("{type: listwise_cross_entropy, list_size: 30}", "listwise_cross_entropy"),
+        ("as2ray.losses.pointwise:cross_entropy", "as2ray.losses.pointwise:cross_entropy"),
+    ],
+)
+def test_dry_run_shows_the_loss_of_a_run(no_data, capsys, loss, shown):
+    path = "pipelines/recipes/tanda_minilm.yaml"
+    transfer_adapt.PIPELINE.command(["--config", path, *no_data, "--runs.wikiqa.loss", loss])
+    [line] = [
+        x for x in capsys.readouterr().out.splitlines() if x.startswith("rankers/wikiqa-seed0")
+    ]
+    assert line.split()[0] == "rankers/wikiqa-seed0,1,2"  # one row for all seeds
+    assert line.split()[3] == shown
+
+
 def test_dry_run_of_a_recipe_that_cannot_run_exits_with_its_error(no_data, capsys):
     path = "pipelines/recipes/tanda_table3.yaml"
     with pytest.raises(SystemExit) as raised:

@@ -225,6 +225,7 @@ def test_loss_in_a_recipe_is_a_name_or_has_a_type(tmp_path, written, meant):
         ("loss: {type: distil}", "runs.a.loss={'type': 'distil'}: a loss is a name, or settings"),
         ("loss: {type: distillation, alpha: 2}", "runs.a.loss.distillation.alpha=2: Input should"),
         ("loss: {type: distillation, beta: 2}", "runs.a.loss.distillation.beta: unknown key"),
+        ("loss: {type: distillation, alfa: 2}", "alfa: unknown key; did you mean 'alpha'?"),
     ],
 )
 def test_wrong_value_in_a_recipe_is_refused_with_its_path(tmp_path, run, error):
