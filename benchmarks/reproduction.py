@@ -41,8 +41,8 @@ def render(rows: list[dict[str, Any]]) -> str:
         "`python -m benchmarks.reproduction` writes this page from `reproduction.yaml`. **ok**: as "
         "the paper says, or as the header of the recipe says, with the reason. **deviates**: in "
         "another way. **private**: it needs data that is not public. *Where* names modules of "
-        "`as2ray/` and recipes of `pipelines/recipes/`. We had a GPU for minutes, not for the hours "
-        "of a table at its paper's size. What was run is in [Results](results.md).",
+        "`as2ray/` and recipes of `pipelines/recipes/`. We had a GPU for minutes, not for the "
+        "hours of a table at its paper's size. What was run is in [Results](results.md).",
         markdown_table(("paper", *STATES), totals),
     ]
     for paper in papers:

@@ -1,5 +1,6 @@
 """Downloads the files of a release from their addresses, and unpacks archives."""
 
+import os
 import shutil
 import urllib.request
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from as2ray.progress import task
 from as2ray.tables.raw_files import find_file
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tar.bz2")
+MAC_FOLDER: Final = "__MACOSX"
+"""Folder that archives made on a Mac have beside their content."""
+
 CHUNK_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 60
 """Maximum seconds without a byte."""
@@ -51,8 +55,8 @@ def download_release(urls: Sequence[str], folder: Path) -> None:
     An interrupted download leaves `NAME.part`, from which the next one continues.
 
     Args:
-        urls: Addresses of the files. If all that is in an archive is in one folder, only the
-            content of this folder is unpacked.
+        urls: Addresses of the files. If an archive has all in one folder, the content of this
+            folder is unpacked.
         folder: Where the files are written; it is created.
 
     Raises:
@@ -108,12 +112,12 @@ def _unpack(archive: Path) -> None:
             shutil.unpack_archive(archive, temporary)
         else:  # The filter refuses paths outside the folder; those of a zip file are cut.
             shutil.unpack_archive(archive, temporary, filter="data")
-        content = list(Path(temporary).iterdir())
-        if len(content) == 1 and content[0].is_dir():
-            content = list(content[0].iterdir())
-        for path in content:
-            target = archive.parent / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            path.replace(target)
+        root, is_lone_folder = Path(temporary), True
+        while is_lone_folder:
+            content = [path for path in root.iterdir() if path.name != MAC_FOLDER]
+            is_lone_folder = len(content) == 1 and content[0].is_dir()
+            root = content[0] if is_lone_folder else root
+        # Other files of the folder stay.
+        ignored = shutil.ignore_patterns(MAC_FOLDER)
+        shutil.copytree(root, archive.parent, False, ignored, os.replace, dirs_exist_ok=True)
     archive.unlink()

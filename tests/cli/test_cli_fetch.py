@@ -142,6 +142,7 @@ def publisher(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "release" / "trecqa.zip", "w") as archive:
         for path in release.iterdir():
             archive.write(path, path.relative_to(tmp_path / "release"))
+        archive.writestr("__MACOSX/top/._dev.jsonl", "")
     handler = partial(RangeHandler, directory=str(tmp_path / "release"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.starts = []
@@ -159,6 +160,8 @@ FETCH_TRECQA = ["corpora", "fetch", "--corpus", "trecqa", "--splits", '["dev"]']
 
 
 def test_release_of_a_publisher_is_downloaded_unpacked_and_counted(publisher, tmp_path, capsys):
+    (tmp_path / "data" / "trecqa" / "tanda").mkdir(parents=True)
+    (tmp_path / "data" / "trecqa" / "tanda" / "test.jsonl").touch()
     main(FETCH_TRECQA)
     shown = capsys.readouterr()
     assert "license none stated" in shown.out
@@ -166,7 +169,8 @@ def test_release_of_a_publisher_is_downloaded_unpacked_and_counted(publisher, tm
     assert "trecqa.zip, 0 MB: complete" in shown.err
     folder = tmp_path / "data" / "trecqa"
     assert read_split("trecqa", "dev", verify=False).num_rows
-    assert [path.name for path in folder.iterdir()] == ["dev.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == ["dev.jsonl", "tanda"]
+    assert (folder / "tanda" / "test.jsonl").exists()  # what was there stays
     main(FETCH_TRECQA)
     assert publisher.starts == [0]  # what is there is not downloaded again
 
