@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pydantic import ConfigDict, ValidationError
@@ -103,6 +103,10 @@ def no_release_counts(source: Path) -> Iterator[ReleaseCount]:
     yield from ()
 
 
+ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tar.bz2")
+"""Ends of the names of archives that can be downloaded and unpacked."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """One data set: its files, how they are read, and the counts that they must have."""
@@ -113,6 +117,10 @@ class Corpus:
     license: str
     files: Mapping[str, tuple[str, ...]]
     """Possible file names of each split, in order of preference; `.gz` may follow."""
+    joined_files: Mapping[str, tuple[tuple[str, ...], ...]] = field(
+        default_factory=dict, kw_only=True
+    )
+    """Possible names of each further file that a split is joined from."""
     reader: Reader
     options_type: type[CorpusOptions] = CorpusOptions
     published_counts: tuple[PublishedCounts, ...] = ()
@@ -147,15 +155,23 @@ class Corpus:
     def split_urls(self, name: str) -> tuple[str, ...]:
         """Returns the addresses to download for a split or a collection.
 
-        They are those of its own file, or else all: archives have other names than their files.
+        They are those of its own files, or else of the archives, in which these may be.
 
         Args:
             name: One of `splits` or of `collections`.
         """
-        names = {**self.files, **self.collections}[name]
-        files = ((url, PurePosixPath(url).name.removesuffix(".gz")) for url in self.urls)
-        own = tuple(url for url, file in files if file in names)
-        return own or (() if self.homepage else self.urls)
+        names = {each for alternatives in self.needed_files(name) for each in alternatives}
+        own = tuple(u for u in self.urls if PurePosixPath(u).name.removesuffix(".gz") in names)
+        return own or tuple(url for url in self.urls if url.endswith(ARCHIVES))
+
+    def needed_files(self, name: str) -> list[tuple[str, ...]]:
+        """Returns the possible names of each file of a split or a collection.
+
+        Raises:
+            ConfigError: There is no such split or collection.
+        """
+        files = {**self.files, **self.collections}
+        return [lookup(files, name, f"{self.name} split"), *self.joined_files.get(name, ())]
 
     def parse_options(self, options: Mapping[str, Any]) -> CorpusOptions:
         """Validates options by name; an option that is not given has its default.

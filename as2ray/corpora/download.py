@@ -9,12 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.error import HTTPError
 
-from as2ray.corpora.corpus import Corpus
-from as2ray.errors import CorpusError, lookup
+from as2ray.corpora.corpus import ARCHIVES, Corpus
+from as2ray.errors import CorpusError
 from as2ray.progress import task
 from as2ray.tables.raw_files import find_file
 
-ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tar.bz2")
 MAC_FOLDER: Final = "__MACOSX"
 """Folder that archives made on a Mac have beside their content."""
 
@@ -35,17 +34,20 @@ def download_split(corpus: Corpus, split: str, folder: Path) -> None:
         ConfigError: There is no such split.
         CorpusError: The files have no address, cannot be downloaded, or have other names.
     """
-    names = lookup({**corpus.files, **corpus.collections}, split, f"{corpus.name} split")
-    if not names or find_file(folder, names):
+    needed = [names for names in corpus.needed_files(split) if names]
+    missing = [names for names in needed if not find_file(folder, names)]
+    if not missing:
         return
     if not (urls := corpus.split_urls(split)):
         raise CorpusError(
-            f"{' or '.join(names)} of corpus {corpus.name!r} has no address",
+            f"{' or '.join(missing[0])} of corpus {corpus.name!r} has no address",
             fix=corpus.fetch_command(split, folder),
         )
-    download_release(urls, folder)
-    if find_file(folder, names) is None:
-        problem = f"the release of corpus {corpus.name!r} has no {' or '.join(names)}"
+    # Where some files are there, an archive was unpacked, and has no others.
+    is_unpacked = len(missing) < len(needed)
+    download_release([u for u in urls if not (is_unpacked and u.endswith(ARCHIVES))], folder)
+    if missing := [names for names in missing if not find_file(folder, names)]:
+        problem = f"the release of corpus {corpus.name!r} has no {' or '.join(missing[0])}"
         raise CorpusError(problem, fix=f"get or make this file, and put it into {folder}")
 
 
@@ -55,8 +57,8 @@ def download_release(urls: Sequence[str], folder: Path) -> None:
     An interrupted download leaves `NAME.part`, from which the next one continues.
 
     Args:
-        urls: Addresses of the files. If an archive has all in one folder, the content of this
-            folder is unpacked.
+        urls: Addresses of the files; those that are there are not downloaded. If an archive has
+            all in one folder, the content of this folder is unpacked.
         folder: Where the files are written; it is created.
 
     Raises:
@@ -66,7 +68,8 @@ def download_release(urls: Sequence[str], folder: Path) -> None:
     for url in urls:
         path = folder / PurePosixPath(url).name
         try:
-            _download(url, path)
+            if not path.exists():
+                _download(url, path)
             if path.name.endswith(ARCHIVES):
                 _unpack(path)
         except (OSError, EOFError, shutil.ReadError) as error:

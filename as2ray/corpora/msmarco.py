@@ -72,6 +72,7 @@ PASSAGE_FILES: Final = ("collection.tsv",)
 DOCUMENT_FILES: Final = ("msmarco-docs.tsv",)
 COLLECTIONS: Final = {"passages": PASSAGE_FILES, "documents": DOCUMENT_FILES}
 """Their sizes are those of Mokrii et al., Table 2."""
+ADDRESS: Final = "https://msmarco.z22.web.core.windows.net/msmarcoranking"
 DL19_FILE: Final = "bm25_top100_dl19.json"
 DL19_QRELS: Final = "qrels.dl19-passage.txt"
 LISTED_FILES: Final = ("train_sample.jsonl", "train.jsonl")
@@ -268,10 +269,25 @@ CORPUS: Final = Corpus(
     name="msmarco",
     description="Queries of a search engine; passages or documents found by BM25, sparsely judged",
     license="non-commercial research",
-    urls=("https://msmarco.z22.web.core.windows.net/msmarcoranking/collectionandqueries.tar.gz",),
+    urls=(
+        f"{ADDRESS}/collectionandqueries.tar.gz",
+        f"{ADDRESS}/msmarco-docs.tsv.gz",
+        *(
+            f"{ADDRESS}/msmarco-doc{part}-{name}.gz"
+            for part in ("train", "dev")
+            for name in ("top100", "queries.tsv", "qrels.tsv")
+        ),
+    ),
     files={split: names.runs for split, names in FILES.items()}
     | {"dl19": (DL19_FILE,), "listed": LISTED_FILES}
     | dict.fromkeys(HUB_SPLITS, ()),
+    joined_files={
+        split: (
+            *(names.queries, names.qrels),
+            DOCUMENT_FILES if split.startswith("doc-") else PASSAGE_FILES,
+        )
+        for split, names in FILES.items()
+    },
     reader=read_tables,
     options_type=MSMARCOOptions,
     count_release=count_release,

@@ -115,6 +115,36 @@ def test_splits_that_are_not_on_the_hub_or_only_there_are_refused(tmp_path):
     assert "as2ray corpora fetch" in msmarco.CORPUS.fetch_command("qa-dev", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("corpus", "split", "names"),
+    [
+        ("squad", "dev", ["dev-v1.1.json"]),
+        ("trecqa", "dev", ["jacana-qa-naacl2013-data-results.tar.bz2"]),
+        ("dpr", "psgs_w100", ["psgs_w100.tsv.gz"]),
+        ("msmarco", "passages", ["collectionandqueries.tar.gz"]),
+        ("msmarco", "dev", ["collectionandqueries.tar.gz"]),
+        (
+            *("msmarco", "doc-dev"),
+            [
+                *("msmarco-docs.tsv.gz", "msmarco-docdev-top100.gz"),
+                *("msmarco-docdev-queries.tsv.gz", "msmarco-docdev-qrels.tsv.gz"),
+            ],
+        ),
+        ("yahoo_answers", "l6-train", []),  # asks to accept a license
+    ],
+)
+def test_split_is_downloaded_from_the_addresses_of_its_files_or_of_archives(corpus, split, names):
+    urls = CORPORA[corpus].split_urls(split)
+    assert [url.rpartition("/")[2] for url in urls] == names
+
+
+def test_archive_that_was_unpacked_is_not_downloaded_for_a_file_that_it_lacks(tmp_path):
+    for name in ("collection.tsv", "queries.train.tsv", "qrels.train.tsv"):
+        (tmp_path / name).touch()
+    with pytest.raises(CorpusError, match=r"has no run\.train\.tsv or bm25"):
+        download_split(CORPORA["msmarco"], "train", tmp_path)
+
+
 class RangeHandler(SimpleHTTPRequestHandler):
     """Serves a folder; sends the rest of a file to who has its beginning."""
 
