@@ -19,7 +19,13 @@ import pyarrow.compute as pc
 from as2ray.errors import CorpusError, suggest
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import iter_arrow, open_text, read_hub, read_json_records
-from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, batched, validate_table
+from as2ray.tables.schema import (
+    CANDIDATE_SCHEMA,
+    MAX_TEXT_CHARS,
+    OPTIONAL_COLUMNS,
+    batched,
+    validate_table,
+)
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +92,7 @@ def load_table(
 
     Returns:
         A table of `CANDIDATE_SCHEMA`. Optional columns are kept if the source has all of its
-        columns under their own names.
+        columns under their own names; others are left out.
 
     Raises:
         CorpusError: There is no such source or column, too many rows are bad, or no row is left.
@@ -107,9 +113,9 @@ def load_table(
     labels = grades >= (1 if min_positive_grade is None else min_positive_grade)
     table = pa.table({**_with_ids(texts), "label": labels.astype(np.int8)})
     if is_candidates_table and not columns:
-        optional = raw.columns.drop_columns(CANDIDATE_SCHEMA.names).take(pa.array(rows))
-        for column in optional.column_names:
-            table = table.append_column(column, optional[column])
+        optional = (name for name in raw.columns.column_names if name in OPTIONAL_COLUMNS.names)
+        for column in optional:
+            table = table.append_column(column, raw.columns[column].take(pa.array(rows)))
     elif min_positive_grade is not None and (grades == grades.astype(np.int8)).all():
         table = table.append_column("grade", pa.array(grades.astype(np.int8)))
     question = np.asarray(table["question_id"].combine_chunks().dictionary_encode().indices)

@@ -99,6 +99,8 @@ def test_candidates_table_stays_as_it_is(tmp_path):
     table = tiny.candidates(3).append_column("title", pa.array(["t"] * 15))
     assert load_table(table) == table
     assert load_table(tiny.write_corpus(tmp_path / "t", table)) == table
+    with_score = table.append_column("score", pa.array([0.5] * 15))  # as `as2ray annotate` writes
+    assert load_table(with_score) == table
 
 
 def test_graded_labels_need_the_lowest_grade_of_an_answer():
