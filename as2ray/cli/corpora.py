@@ -83,7 +83,7 @@ class Corpora:
     def fetch(
         self,
         corpus: str,
-        splits: builtins.list[str],
+        splits: builtins.list[str] = [],  # noqa: B006
         hub_revision: str | None = None,
         data_dir: str | None = None,
     ) -> None:
@@ -96,7 +96,8 @@ class Corpora:
 
         Args:
             corpus: Name of a corpus.
-            splits: Its splits; of a corpus that is not on the hub also collections.
+            splits: Its splits, or its collections; by default all splits, of a corpus on the hub
+                those that are there.
             hub_revision: Commit, branch or ref of the hub's copy; by default its newest one.
             data_dir: Folder for the publisher's own files, also of a corpus that is on the hub; by
                 default the corpus' folder in the data root.
@@ -111,10 +112,14 @@ class Corpora:
 
         console, each = create_console(), get_corpus(corpus)
         options = each.parse_options({"hub_revision": hub_revision})
-        for split in splits:
+        on_hub = [] if data_dir else [split for split in each.splits if each.is_on_hub(split)]
+        shown: str | Path | None = None
+        for split in splits or on_hub or each.splits:
             source = HUB if each.is_on_hub(split) and not data_dir else release_path(each, data_dir)
             name = each.hub if source == HUB else source
-            console.print(f"{corpus}: {name}, license {each.license}", soft_wrap=True)
+            if name != shown:
+                console.print(f"{corpus}: {name}, license {each.license}", soft_wrap=True)
+                shown = name
             if source != HUB:
                 with console_log():
                     download_split(each, split, Path(source))
@@ -129,8 +134,8 @@ class Corpora:
                     num_bytes += table.nbytes
                 is_published = each.check_counts(split, "raw", counts, options)
                 size = f"{counts}, {num_bytes / 1e6:,.0f} MB as a table"
-            status = "as published" if is_published else "(no counts are published)"
-            console.print(f"{split}: {size} {status}", soft_wrap=True)
+            status = "as published" if is_published else "no counts are published"
+            console.print(f"{split}: {size}, {status}", soft_wrap=True)
 
     def stats(
         self,

@@ -130,7 +130,8 @@ def _unknown_flags(flags: list[str], component: Any, name: str) -> ConfigError:
     near = suggest(flag, options) or suggest(flag.rpartition(".")[2].lstrip("-"), leaf)
     if near and near.split("'")[1] in leaf:
         near = f"did you mean {leaf[near.split(chr(39))[1]]!r}?"
-    return ConfigError(f"unknown flag {flag}", fix=near or f"see as2ray {name} --help")
+    problem = f"unknown flag {flag}" if flag.startswith("-") else f"{flag!r} follows no flag"
+    return ConfigError(problem, fix=near or f"see as2ray {name} --help")
 
 
 def _exit_with(error: Exception) -> None:
@@ -160,9 +161,10 @@ def from_argument_error(error: ArgumentError) -> ConfigError:
             f"{subcommand[1]} needs a subcommand", f"see as2ray {subcommand[1]} --help"
         )
     if required := re.fullmatch(r"the following arguments are required: (.+)", problem):
-        names = (name.strip().partition(".") for name in required[1].split(","))
-        flags = ", ".join(f"--{rest or command}" for command, _, rest in names)
-        return ConfigError(f"{flags} must be given", fix="see --help")
+        names = [name.strip().split(".") for name in required[1].split(",")]
+        *command, _ = names[0]
+        flags = ", ".join(f"--{name[-1]}" for name in names)
+        return ConfigError(f"{flags} must be given", fix=f"see as2ray {' '.join(command)} --help")
     return ConfigError(f"{flag[1]}: {problem}" if flag else problem, fix="see --help")
 
 

@@ -203,6 +203,9 @@ def test_release_of_a_publisher_is_downloaded_unpacked_and_counted(publisher, tm
     assert (folder / "tanda" / "test.jsonl").exists()  # what was there stays
     main(FETCH_TRECQA)
     assert publisher.starts == [0]  # what is there is not downloaded again
+    with pytest.raises(SystemExit):  # all splits, of which the archive has one
+        main(["corpora", "fetch", "--corpus", "trecqa"])
+    assert "the release of corpus 'trecqa' has no train.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
