@@ -48,7 +48,7 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         (["rank", "--mod", "m", "--question", "q"], "unknown flag --mod\n"),  # no abbreviation
         (["rank", "--model", "m"], "--question must be given\n  fix: see as2ray rank --help"),
         (["corpora", "stats"], "--corpus, --split must be given\n  fix: see as2ray corpora stats"),
-        (["ask", "q?", "index"], "'index' follows no flag\n  fix: see as2ray ask --help"),
+        (["ask", "q?", "idx"], "'idx' follows no flag\n  fix: "),
         (["serve"], "there is nothing to serve\n  fix: give --model, --index, or both"),
         ([*TRAIN, "--training.epochs", "many"], "training.epochs=many is no int"),
         ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
