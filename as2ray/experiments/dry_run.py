@@ -34,11 +34,13 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
     waiting = [stage for stage in stages if stage not in complete]
     sources: dict[str, None] = {}
     for stage in waiting:
+        source = stage.describe().get("source") or ""
         try:
             check_stage(stage, complete, names)
         except (CheckpointError, CorpusError) as error:
-            sources[f"missing: {error.problem}"] = None
-        if source := stage.describe().get("source"):
+            if not source.startswith("missing"):
+                sources[f"missing: {error.problem}"] = None
+        if source:
             sources[source] = None
     shown = set(experiment.stages.values())
     rows = []
