@@ -34,14 +34,14 @@ def dry_run(experiment: Experiment, store: Store, workers: WorkersConfig) -> str
     waiting = [stage for stage in stages if stage not in complete]
     sources: dict[str, None] = {}
     for stage in waiting:
-        source = stage.describe().get("source") or ""
+        problem = ""
         try:
             check_stage(stage, complete, names)
         except (CheckpointError, CorpusError) as error:
-            if not source.startswith("missing"):
-                sources[f"missing: {error.problem}"] = None
-        if source:
-            sources[source] = None
+            problem = f"missing: {error.problem}"
+        source = stage.describe().get("source") or ""
+        reads = [source] if source.startswith("missing") else [problem, source]
+        sources |= dict.fromkeys(filter(None, reads))
     shown = set(experiment.stages.values())
     rows = []
     for stage in stages:

@@ -38,6 +38,7 @@ def test_dry_run_of_a_recipe_lists_its_stages_and_what_is_missing(path, no_data,
     assert "PreparedTable" in text
     assert "TrainedRanker" in text or "FewShotRanker" in text
     assert "missing: " in text
+    assert "missing: 'tables/" not in text  # the corpus is named, with what gets it
     assert "data_dirs." in text
     assert not list(tmp_path.iterdir())
 
