@@ -2,29 +2,41 @@
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+
+from as2ray.console.line_stream import LineStream
 
 CHATTER = re.compile(
     r"Token authentication is enabled|Started Serve in namespace|Connecting to existing Serve app"
-    r"|SharedRouterLongPollClient|Got KeyboardInterrupt, exiting"
+    r"|SharedRouterLongPollClient|Got KeyboardInterrupt, exiting|Task ServeController\.\w+ failed"
 )
-"""What this process says of a service that starts and ends as it should."""
+"""What Ray's processes say of a service that starts and ends as it should."""
 
 LOGGERS = ("ray.serve", "ray._private.authentication.authentication_token_setup")
 
 
 @contextmanager
 def without_chatter() -> Iterator[None]:
-    """Hides `CHATTER` of this process inside the context."""
+    """Hides `CHATTER` of this process, and of those whose lines it shows, inside the context."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_shown)
+    stream = _ChatterFilter(sys.stderr)
     try:
-        yield
+        with redirect_stderr(stream):
+            yield
     finally:
+        stream.close_line()
         for logger in loggers:
             logger.removeFilter(_is_shown)
+
+
+class _ChatterFilter(LineStream):
+    def take(self, line: str) -> None:
+        if not CHATTER.search(line):
+            super().take(line)
 
 
 def _is_shown(record: logging.LogRecord) -> bool:

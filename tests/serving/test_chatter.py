@@ -1,4 +1,5 @@
 import logging
+import sys
 
 from as2ray.serving.chatter import LOGGERS, without_chatter
 
@@ -16,3 +17,11 @@ def test_chatter_of_ray_is_hidden_and_all_else_is_shown(caplog):
         "Application 'as2ray' is ready at http://127.0.0.1:8000/.",
         "Connecting to existing Serve app",
     }
+
+
+def test_lines_of_other_processes_about_the_end_are_hidden(capsys):
+    with without_chatter():
+        sys.stderr.write("(raylet) Task ServeController.listen_for_change failed. Error: ...\n")
+        sys.stderr.write("(gateway pid=7) a warning\n")
+        sys.stderr.write("an end")
+    assert capsys.readouterr().err == "(gateway pid=7) a warning\nan end"
