@@ -123,6 +123,12 @@ def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
     expected = tokenizer.tokenize_texts(["badesso quintol"], 60).token_ids
     ids = batch.token_ids[first[markers[0]] : last[markers[0]] + 1]
     assert ids.tolist() == expected.tolist()
+    # A sentence of nothing else, which ends its window: the span ends before the separator.
+    whole = {**rows, "candidate": ["lala.", "badesso quintol"], "label": [0, 1]}
+    table = pa.Table.from_pylist([{**whole, "passage_label": 1}])
+    batch = EncodedPassages.from_table(tokenizer, table).pack(np.array([0]))
+    assert batch.marker_data["answer_first"].tolist() == [-1, batch.markers[1] + 1]
+    assert batch.marker_data["answer_last"].tolist() == [-1, batch.num_tokens - 2]
     narrow = PairTokenizer(tokenizer.tokenizer_json, 14, 4)
     cut_off = {**rows, "candidate": ["muri " * 12 + "badesso quintol."], "label": [1]}
     table = pa.Table.from_pylist([{**cut_off, "passage_label": 1}])
