@@ -2,6 +2,8 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.colors import same_color
+from matplotlib.container import BarContainer
 
 from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.plots import (
@@ -35,6 +37,7 @@ def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
     np.testing.assert_allclose(line.get_xydata(), [[1, 0.3], [2, 0.6]])
     std = np.std([0.2, 0.4], ddof=1)
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
+    assert same_color(band.get_facecolor()[0][:3], line.get_color())
 
 
 def test_learning_curve_may_draw_the_range_over_samples(tmp_path):
@@ -57,6 +60,14 @@ def test_bars_leave_out_what_was_not_measured(tmp_path):
     (axes,) = bar_chart(systems, "WikiQA", "value", tmp_path / "bars.png").axes
     heights = [bar.get_height() for bar in axes.patches]
     np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
+    # The bars of a measure stand beside each other around its tick.
+    np.testing.assert_allclose(
+        [bar.get_x() + bar.get_width() / 2 for bar in axes.patches], [-0.2, 0.8, 0.2, 1.2]
+    )
+    of_tanda = [c for c in axes.containers if isinstance(c, BarContainer)][1]
+    np.testing.assert_allclose(
+        of_tanda.errorbar.lines[2][0].get_segments()[0], [[0.2, 0.89], [0.2, 0.91]]
+    )
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
 
 
@@ -139,4 +150,4 @@ def test_reliability_diagram_has_the_diagonal_and_each_system_with_its_error(tmp
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
     np.testing.assert_allclose(line.get_xydata(), [[0.15, 0.5], [0.9, 1.0]])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["teacher, ECE 0.267"]
-    assert axes.get_ylabel() == "share that answers"
+    assert (axes.get_title(), axes.get_ylabel()) == ("Reliability", "share that answers")
