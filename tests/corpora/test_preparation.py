@@ -40,6 +40,7 @@ def test_prepare_verifies_the_counts_before_questions_are_left_out(wikiqa, tmp_p
     options = {"splits": {"dev": "raw"}, "held_out_tables": held_out}
     entry = prepare_splits(corpus, wikiqa, tmp_path / "out", **options)["splits"]["dev"]
     assert (entry["verified"], entry["num_leaked_questions"]) == (True, 1)
+    assert entry["question_filter"] == "raw"
     assert entry["counts"] == {"num_questions": 2, "num_pairs": 2, "num_positives": 1}
 
 

@@ -232,13 +232,17 @@ def teachers(table, tmp_path) -> list[ParquetTable]:
     return [ParquetTable.open(folder) for folder in folders]
 
 
-def test_pairs_have_the_logits_of_their_teachers(files, tokenizer, teachers):
+def test_pairs_have_the_logits_of_their_teachers(files, table, tokenizer, teachers, tmp_path):
     encoded = PairReader(files, tokenizer, teachers=tuple(teachers)).encode(np.array([198, 3]))
     assert encoded.columns[TEACHER_LOGITS].tolist() == [
         [198, 1198, 10_198, 11_198],
         [3, 1003, 10_003, 11_003],
     ]
     assert encoded.columns["label"].tolist() == [198, 3]
+    labels = table.set_column(4, "label", table["label"].cast(pa.int8(), safe=False))
+    files = ParquetTable.open(tiny.write_corpus(tmp_path / "small", labels))
+    columns = PairReader(files, tokenizer).encode(np.array([3])).columns
+    assert columns["label"].dtype == np.float32
 
 
 def test_logits_of_another_table_are_refused(files, tokenizer, table, tmp_path):

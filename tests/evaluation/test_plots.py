@@ -35,6 +35,8 @@ def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
     (axes,) = figure.axes
     (line,), (band,) = axes.lines, axes.collections
     np.testing.assert_allclose(line.get_xydata(), [[1, 0.3], [2, 0.6]])
+    assert line.get_marker() == "o"
+    assert all(tick == round(tick) for tick in axes.get_xticks())  # of whole epochs
     std = np.std([0.2, 0.4], ddof=1)
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
     assert same_color(band.get_facecolor()[0][:3], line.get_color())
@@ -121,6 +123,9 @@ def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path
     assert [bar.get_width() for bar in bars.patches] == [20.0, 10.0, 41.0, 35.0]
     assert [text.get_text() for text in bars.texts] == [" 10, 20", " 35, 41"]
     assert [tick.get_text() for tick in bars.get_yticklabels()] == list(systems)
+    assert (points.get_xlabel(), bars.get_xlabel()) == (
+        *("pairs per second", "milliseconds of a question (p50, p95)"),
+    )
     assert points.get_xlim()[0] == 0
     assert points.get_ylim()[1] > 1
     assert bars.yaxis_inverted()
@@ -128,13 +133,13 @@ def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path
 
 
 def test_heatmap_has_the_number_of_each_cell(tmp_path):
-    values = np.array([[0.1, 0.9, np.nan], [0.6, 0.61, 1.0]])
+    values = np.array([[0.1, 0.9, np.nan], [0.6, 0.61, 0.95]])
     names = ["r0", "r1"], ["c0", "c1", "c2"]
     (axes,) = heatmap(values, *names, "Figure 3", tmp_path / "heatmap.svg").axes
     texts = {(*map(int, text.get_position()),): text.get_text() for text in axes.texts}
     assert texts == {(c, r): f"{values[r, c]:.3f}" for r in range(2) for c in range(3)}
     dark = [text.get_text() for text in axes.texts if text.get_color() == "white"]
-    assert dark == ["0.900", "0.610", "1.000"]
+    assert dark == ["0.900", "0.610", "0.950"]
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array(), values)
     assert image.get_clim() == (0.0, 1.0)
@@ -149,5 +154,6 @@ def test_reliability_diagram_has_the_diagonal_and_each_system_with_its_error(tmp
     diagonal, line = axes.lines
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
     np.testing.assert_allclose(line.get_xydata(), [[0.15, 0.5], [0.9, 1.0]])
+    assert line.get_marker() == "o"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["teacher, ECE 0.267"]
     assert (axes.get_title(), axes.get_ylabel()) == ("Reliability", "share that answers")
