@@ -321,6 +321,10 @@ class MutantRun:
 
         try:
             set_mutant_under_test(name)
+            if torch := sys.modules.get("torch"):
+                # OpenMP's threads do not survive a fork, and would be waited for.
+                torch.set_num_threads(1)
+                torch.set_num_threads = lambda number: None
             function, shared = name.partition("__mutmut_")[0], [*self.shared_fixtures.values()]
             if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 # Without a reference to it a fixture would end, and wait for threads of the parent.
