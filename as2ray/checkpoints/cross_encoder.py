@@ -57,7 +57,7 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
             setattr(network, name, _subtract_logits(head))
         else:  # RoBERTa and ELECTRA
             head.out_proj = _subtract_logits(head.out_proj)
-        network.num_labels = network.config.num_labels = 1
+    # These set the number of labels, too.
     network.config.id2label, network.config.label2id = {0: POSITIVE_LABEL}, {POSITIVE_LABEL: 0}
     return save(exported, folder)
 

@@ -259,9 +259,9 @@ def _read_text_length(name: str, folder: Path) -> int | None:
     settings = _read_json(paths[0]) if paths else {}
     for key in ("query_length", "document_length"):
         if settings.get(key) is not None:
-            raise _unsupported(name, "Transformer", key, settings[key])
+            raise _unsupported_error(name, "Transformer", key, settings[key])
     if settings.get("do_lower_case") and not _is_lower_casing(folder):
-        raise _unsupported(name, "Transformer", "do_lower_case", True)
+        raise _unsupported_error(name, "Transformer", "do_lower_case", True)
     max_length: int | None = settings.get("max_seq_length")
     return max_length
 
@@ -283,16 +283,16 @@ def _read_pooling(name: str, folder: Path, has_prompts: bool) -> Any:
     ]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in POOLING_MODES:
-        raise _unsupported(name, "Pooling", "pooling_mode", modes)
+        raise _unsupported_error(name, "Pooling", "pooling_mode", modes)
     if has_prompts and not settings.get("include_prompt", True):
-        raise _unsupported(name, "Pooling", "include_prompt", False)
+        raise _unsupported_error(name, "Pooling", "include_prompt", False)
     return POOLING_MODES[modes[0]]
 
 
 def _read_prompts(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in ("cosine", "dot"):
-        raise _unsupported(name, "the checkpoint", "similarity_fn_name", similarity)
+        raise _unsupported_error(name, "the checkpoint", "similarity_fn_name", similarity)
     prompts = {key: prompt for key, prompt in (settings.get("prompts") or {}).items() if prompt}
     default_name = settings.get("default_prompt_name")
     documents = (prompts.get(key) for key in ("document", "passage", "corpus"))
@@ -308,16 +308,16 @@ def _read_projection(name: str, folder: Path) -> nn.Sequential:
     settings = _read_json(folder / "config.json")
     activation = settings.get("activation_function", "Tanh").rpartition(".")[2]
     if activation not in ACTIVATIONS:
-        raise _unsupported(name, "Dense", "activation_function", activation)
+        raise _unsupported_error(name, "Dense", "activation_function", activation)
     if settings.get("use_residual"):
-        raise _unsupported(name, "Dense", "use_residual", True)
+        raise _unsupported_error(name, "Dense", "use_residual", True)
     linear = nn.Linear(settings["in_features"], settings["out_features"], settings["bias"])
     weights = load_file(folder / "model.safetensors")
     linear.load_state_dict({key.removeprefix("linear."): w for key, w in weights.items()})
     return nn.Sequential(linear, ACTIVATIONS[activation]())
 
 
-def _unsupported(name: str, module: str, key: str, value: object) -> CheckpointError:
+def _unsupported_error(name: str, module: str, key: str, value: object) -> CheckpointError:
     return CheckpointError(f"{name}: as2ray does not support {key}={value!r} of {module}")
 
 

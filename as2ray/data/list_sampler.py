@@ -91,7 +91,7 @@ class ListSampler:
         question, position = np.repeat(np.arange(len(sizes)), sizes), ragged_arange(sizes)
         row = self.starts[question_indices][question] + position
         is_positive = self.positive_bits[row >> 3] >> (7 - (row & 7)) & 1
-        row = row[np.lexsort((1 - is_positive, question))]  # positives first
+        row = row[np.lexsort((is_positive == 0, question))]  # positives first
         is_negative = position >= num_positives[question]
         # Shuffles the rows of each label; positives stay before negatives.
         row = row[np.lexsort((random.random(len(question)), is_negative, question))]

@@ -128,7 +128,7 @@ def measure_majority_agreement(
     Raises:
         EvaluationError: A single teacher or an even number, which may have no majority.
     """
-    if len(teachers) < 2 or len(teachers) % 2 == 0:
+    if len(teachers) < 3 or len(teachers) % 2 == 0:
         problem = f"{len(teachers)} teachers; a majority needs an odd number, at least three"
         raise EvaluationError(problem)
     teachers_are_right = [top_candidates(table, scores)[1] for scores in teachers.values()]

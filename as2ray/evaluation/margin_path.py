@@ -75,7 +75,7 @@ def _places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Returns the place of each row in its question, from 1; of equal scores the first row's."""
     order = np.lexsort((-scores, question_index))
     sizes = np.bincount(question_index)
-    places = np.empty(len(order), np.int64)
+    places = np.empty_like(order)
     places[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
     return places
 

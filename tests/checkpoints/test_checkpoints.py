@@ -2,6 +2,7 @@ import copy
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -19,6 +20,7 @@ from as2ray.checkpoints.loading import load, load_weights
 from as2ray.checkpoints.model_facts import read_model_facts
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.models.calibration import UNCHANGED
 from as2ray.models.encoder.families import FAMILIES
 from as2ray.training.config import TrainingConfig
 from as2ray.training.optimization import create_optimizer
@@ -521,3 +523,18 @@ def test_license_of_a_model_card_is_told_however_it_is_written(
     facts = read_model_facts(tmp_path, load(checkpoint("bert", 1), device="cpu"))
     assert facts.license == license_name
     assert (facts.warning is not None) is warns
+
+
+def test_facts_of_a_ranker_tell_its_input_and_what_its_score_is(checkpoint, tmp_path):
+    ranker = load(checkpoint("bert", 1), device="cpu")
+    facts = read_model_facts(tmp_path, ranker)
+    assert facts.prompt == "[CLS] {question} [SEP] {candidate} [SEP]"
+    assert (facts.family, facts.head) == ("bert", "BertForSequenceClassification")
+    assert (facts.pooling, facts.activation) == ("first token", "sigmoid")
+    ranker.activation = "identity"
+    assert read_model_facts(tmp_path, ranker).activation == "identity"
+    ranker.calibration = (UNCHANGED,)
+    assert read_model_facts(tmp_path, ranker).activation == "sigmoid"
+    segments = ("Do {instruction}: ", "{question}", " and ", "{candidate}")
+    ranker.tokenizer = replace(ranker.tokenizer, prompt=segments, instruction="this")
+    assert read_model_facts(tmp_path, ranker).prompt == "Do this: {question} and {candidate}"

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,29 @@ def test_query_encoder_without_transformers_gives_the_same_embeddings(sentence_e
     assert isinstance(encoder.network, InferenceBert)
     assert (encoder.fingerprint, encoder.settings) == (expected.fingerprint, expected.settings)
     np.testing.assert_array_equal(encoder.encode_queries(TEXTS), expected.encode_queries(TEXTS))
+
+
+def test_encoder_has_the_path_of_its_folder_and_another_dtype_than_int8(
+    sentence_encoder, tmp_path, monkeypatch
+):
+    (tmp_path / "link").symlink_to(sentence_encoder)
+    monkeypatch.chdir(tmp_path)
+    fingerprint = load_sentence_encoder("link").fingerprint
+    for loaded in (
+        load_sentence_encoder("link", dtype="int8"),
+        load_query_encoder("link", fingerprint, dtype="int8"),
+    ):
+        assert (loaded.name, loaded.dtype) == (str(tmp_path / "link"), "auto")
+
+
+def test_query_encoder_reads_as_many_tokens_as_its_tokenizer_says(sentence_encoder, tmp_path):
+    path = shutil.copytree(sentence_encoder, tmp_path / "e")
+    edit_json(path / "sentence_bert_config.json", max_seq_length=None)
+    edit_json(path / "tokenizer_config.json", model_max_length=9)
+    expected = load_sentence_encoder(path)
+    encoder = load_query_encoder(path, expected.fingerprint)
+    assert isinstance(encoder.network, InferenceBert)
+    assert encoder.settings.max_length == expected.settings.max_length == 9
 
 
 @pytest.mark.parametrize(

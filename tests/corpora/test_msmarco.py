@@ -4,6 +4,7 @@ import resource
 import pytest
 
 from as2ray.corpora.leaks import near_duplicate_questions
+from as2ray.corpora.msmarco import count_release
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError
@@ -96,6 +97,8 @@ def test_track_of_2019_counts_grades_of_two_as_relevant(write, tmp_path):
     ]
     write("m/bm25_top100_dl19.json", [{"query": "what", "hits": hits}])
     write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n4 Q0 8 3\n")
+    counts = [tuple(count) for count in count_release(tmp_path / "m")]
+    assert counts == [("dl19", "queries", 43, 1), ("dl19", "hits of grade 2 and 3", 846, 1)]
     table = read_split("msmarco", "dl19", tmp_path / "m")
     assert [(r["candidate_id"], r["label"], r["grade"]) for r in table.to_pylist()] == [
         ("4-6", 0, 1),

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.corpora import preparation
+from as2ray.corpora.corpus import PublishedCounts
 from as2ray.corpora.preparation import prepare_splits, read_split
 from as2ray.corpora.registry import CORPORA, get_corpus, register_corpus
 from as2ray.corpora.verification import list_corpora
@@ -16,7 +17,7 @@ from as2ray.experiments.tables import prepared_table
 from as2ray.tables import parquet
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
-from as2ray.tables.schema import count_table
+from as2ray.tables.schema import TableCounts, count_table
 
 SPLITS = {"train": "no_all_negative", "dev": "clean"}
 
@@ -30,6 +31,17 @@ def test_prepare_writes_what_read_gives(wikiqa, tmp_path):
         entry = manifest["splits"][split]
         assert entry["fingerprint"] == fingerprint(table)
         assert entry["counts"]["num_pairs"] == count_table(table).num_pairs
+
+
+def test_prepare_verifies_the_counts_before_questions_are_left_out(wikiqa, tmp_path):
+    published = PublishedCounts("dev", "raw", TableCounts(3, 4, 2))
+    corpus = replace(get_corpus("wikiqa"), published_counts=(published,))
+    held_out = [read_split("wikiqa", "dev", wikiqa, verify=False).slice(0, 1)]
+    options = {"splits": {"dev": "raw"}, "held_out_tables": held_out}
+    entry = prepare_splits(corpus, wikiqa, tmp_path / "out", **options)["splits"]["dev"]
+    assert (entry["verified"], entry["num_leaked_questions"]) == (True, 1)
+    assert entry["question_filter"] == "raw"
+    assert entry["counts"] == {"num_questions": 2, "num_pairs": 2, "num_positives": 1}
 
 
 def test_prepare_manifest_names_everything_the_data_depends_on(squad, tmp_path):

@@ -26,6 +26,12 @@ def test_qnli_rows_of_one_question_come_together(write):
     assert table["label"].to_pylist() == [1, 0, 0]
 
 
+def test_qnli_release_counts_the_pairs_of_each_file(write):
+    path = write("dev.tsv", body(ROWS))
+    [count] = qnli.count_release(path.parent)
+    assert (count.split, count.name, count.published, count.actual) == ("dev", "pairs", 5_463, 3)
+
+
 def test_qnli_unknown_label_is_refused_with_the_known_ones(write):
     with pytest.raises(CorpusError, match="label 'maybe'") as error:
         read_split("qnli", "dev", write("dev.tsv", body([("who?", "me", "maybe")])))

@@ -7,6 +7,7 @@ import pytest
 
 from as2ray.corpora.page_grades import grade_paragraph_answer, overlaps, split_page
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.squad import count_release
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables import raw_files
 
@@ -134,6 +135,12 @@ def test_squad_of_other_types_is_refused(write, content):
     path = write("dev-v1.1.json", content)
     with pytest.raises(CorpusError):
         read_split("squad", "dev", path)
+
+
+def test_squad_release_counts_articles_paragraphs_and_questions(squad):
+    counts = [tuple(count) for count in count_release(squad)]
+    names = ("articles", 48, 1), ("paragraphs", 2_067, 3), ("questions", 10_570, 3)
+    assert counts == [("dev", *name) for name in names]
 
 
 def test_squad_of_the_hub_gives_the_table_of_the_release(squad, tmp_path, monkeypatch):

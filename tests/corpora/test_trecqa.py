@@ -5,6 +5,7 @@ import pytest
 
 from as2ray.corpora.detokenize import detokenize
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.trecqa import count_release
 from as2ray.errors import ConfigError, CorpusError
 
 LINES = [
@@ -52,6 +53,15 @@ def folder(write, tmp_path):
     for name in ("dev.jsonl", "train-all.jsonl"):
         write(f"trecqa/tanda/{name}", "".join(json.dumps(line) + "\n" for line in bare))
     return tmp_path / "trecqa"
+
+
+def test_trecqa_release_counts_the_questions_of_each_file(folder):
+    counts = [(count.split, count.name, count.actual) for count in count_release(folder)]
+    assert sorted(counts) == [
+        (split, f"listed questions{variant}", 2)
+        for split in ("dev", "train-all")
+        for variant in ("", " in tanda")
+    ]
 
 
 def test_trecqa_question_without_candidates_is_no_row(folder):

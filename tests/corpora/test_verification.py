@@ -1,4 +1,5 @@
 from as2ray.corpora.verification import data_root, list_corpora, verify_releases
+from as2ray.corpora.wikiqa import PUBLISHED_COUNTS
 
 
 def test_verify_all_in_an_empty_root_is_nothing(tmp_path):
@@ -10,6 +11,7 @@ def test_verify_all_reports_other_counts_without_raising(wikiqa, tmp_path):
     assert len(checks) == 9
     assert not any(check.is_ok for check in checks)
     assert {check.actual.num_pairs for check in checks} == {2, 3, 4}
+    assert {check.published for check in checks} == {c.counts for c in PUBLISHED_COUNTS}
 
 
 def test_verify_all_reports_a_damaged_file_and_goes_on(wikiqa, tmp_path):

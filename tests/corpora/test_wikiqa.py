@@ -1,6 +1,7 @@
 import gzip
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
@@ -151,3 +152,15 @@ def test_corpus_published_counts_hold_only_for_their_options():
     assert corpus.published_count("dev", "raw", hard) == TableCounts(1, 2, 1)
     assert corpus.published_count("dev", "raw", corpus.parse_options({})) is None
     assert corpus.published_count("dev", "clean", hard) is None
+
+
+def test_wikiqa_dev_of_the_hub_is_its_validation(wikiqa, tmp_path, monkeypatch):
+    monkeypatch.setenv(raw_files.HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    release = read_split("wikiqa", "dev", wikiqa, **OPEN)
+    names = {name: ours for ours, name in wikiqa_reader.HUB_COLUMNS.items()}
+    folder = tmp_path / "hub" / "microsoft" / "wiki_qa" / "data"
+    folder.mkdir(parents=True)
+    rows = pa.table({name: release[ours] for name, ours in names.items()})
+    pq.write_table(rows, folder / "validation-00000-of-00001.parquet")
+    assert read_split("wikiqa", "dev", "hub", **OPEN).equals(release)

@@ -3,7 +3,7 @@ import pytest
 from as2ray.corpora.leaks import near_duplicate_questions
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.yahoo_answers import SPLITS, assign_split
+from as2ray.corpora.yahoo_answers import SPLITS, assign_split, count_release
 from as2ray.errors import ConfigError, CorpusError
 
 THINGS = ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")
@@ -19,6 +19,14 @@ def release(write, tmp_path):
     empty = {"id": "e", "question": "what?", "nbestanswers": [" "]}
     write("yahoo/nfL6.json", [*records, records[0], empty])
     return tmp_path / "yahoo"
+
+
+def test_release_counts_the_questions_and_answers_of_the_sample_alone(release):
+    assert list(count_release(release)) == []
+    (release / "nfL6.json").rename(release / "nfL6_sample.json")
+    counts = [tuple(count) for count in count_release(release)]
+    number = len(QUESTIONS) + 2
+    assert counts == [("", "questions", 109, number), ("", "answers", 280, 2 * number - 1)]
 
 
 def test_own_answers_are_relevant_and_the_rest_is_what_bm25_finds(release):

@@ -179,15 +179,22 @@ def test_epoch_labels_and_tokens_travel_with_their_rows(reader, table, tokenizer
 
 def test_epoch_list_columns_travel_as_matrices(table, tokenizer, tmp_path):
     logits = np.arange(2 * 199, dtype=np.float32).reshape(-1, 2)
-    wide = table.append_column("teacher", pa.array(logits.tolist(), pa.list_(pa.float32())))
+    wide = table.append_column("teacher", pa.array(logits.tolist(), pa.list_(pa.float64())))
     files = ParquetTable.open(tiny.write_corpus(tmp_path, wide, files=2))
     reader = PairReader(files, tokenizer, columns=("label", "teacher"))
     for rank in range(3):
         for micro in PackedDataset(reader, 2, rank=rank, world_size=3).epoch(0):
             given = micro.batch.sequence_data["teacher"]
-            assert given.shape == (len(micro.batch), 2)
+            assert (given.shape, given.dtype) == ((len(micro.batch), 2), np.float32)
             if not micro.is_empty:
                 assert given.tolist() == logits[micro.batch.sequence_data["row"]].tolist()
+
+
+def test_mean_length_is_that_of_all_pairs_or_of_as_many_spread_over_them(reader, table, tokenizer):
+    lengths = tokenizer.encode(*(table[c].to_pylist() for c in ("question", "candidate"))).lengths
+    dataset = PackedDataset(reader, 9)
+    assert dataset.mean_length() == pytest.approx(lengths.mean())
+    assert dataset.mean_length(3) == pytest.approx(lengths[[0, 99, 198]].mean())
 
 
 @pytest.mark.parametrize(
@@ -225,13 +232,17 @@ def teachers(table, tmp_path) -> list[ParquetTable]:
     return [ParquetTable.open(folder) for folder in folders]
 
 
-def test_pairs_have_the_logits_of_their_teachers(files, tokenizer, teachers):
+def test_pairs_have_the_logits_of_their_teachers(files, table, tokenizer, teachers, tmp_path):
     encoded = PairReader(files, tokenizer, teachers=tuple(teachers)).encode(np.array([198, 3]))
     assert encoded.columns[TEACHER_LOGITS].tolist() == [
         [198, 1198, 10_198, 11_198],
         [3, 1003, 10_003, 11_003],
     ]
     assert encoded.columns["label"].tolist() == [198, 3]
+    labels = table.set_column(4, "label", table["label"].cast(pa.int8(), safe=False))
+    files = ParquetTable.open(tiny.write_corpus(tmp_path / "small", labels))
+    columns = PairReader(files, tokenizer).encode(np.array([3])).columns
+    assert columns["label"].dtype == np.float32
 
 
 def test_logits_of_another_table_are_refused(files, tokenizer, table, tmp_path):
@@ -242,10 +253,11 @@ def test_logits_of_another_table_are_refused(files, tokenizer, table, tmp_path):
     reader = PairReader(files, tokenizer, teachers=(teacher,))
     reader.encode(np.array([6, 8]))
     candidate_id = table["candidate_id"][7]
-    with pytest.raises(
-        CorpusError, match=f"row 7 is candidate {candidate_id}, its logits are of another"
-    ):
-        reader.encode(np.array([6, 7]))
+    for rows in ([6, 7], [7, 6]):
+        with pytest.raises(
+            CorpusError, match=f"row 7 is candidate {candidate_id}, its logits are of another"
+        ):
+            reader.encode(np.array(rows))
 
 
 def test_teacher_logits_of_another_number_of_pairs_are_refused(files, tokenizer):

@@ -123,8 +123,24 @@ def test_answer_is_a_span_of_the_batch_where_the_window_holds_it(tokenizer):
     expected = tokenizer.tokenize_texts(["badesso quintol"], 60).token_ids
     ids = batch.token_ids[first[markers[0]] : last[markers[0]] + 1]
     assert ids.tolist() == expected.tolist()
+    # A sentence of nothing else, which ends its window: the span ends before the separator.
+    whole = {**rows, "candidate": ["lala.", "badesso quintol"], "label": [0, 1]}
+    table = pa.Table.from_pylist([{**whole, "passage_label": 1}])
+    batch = EncodedPassages.from_table(tokenizer, table).pack(np.array([0]))
+    assert batch.marker_data["answer_first"].tolist() == [-1, batch.markers[1] + 1]
+    assert batch.marker_data["answer_last"].tolist() == [-1, batch.num_tokens - 2]
     narrow = PairTokenizer(tokenizer.tokenizer_json, 14, 4)
-    cut_off = {**rows, "candidate": ["muri " * 12 + "badesso quintol."], "label": [1]}
-    table = pa.Table.from_pylist([{**cut_off, "passage_label": 1}])
-    batch = EncodedPassages.from_table(narrow, table).pack(np.array([0]))
-    assert batch.marker_data["answer_first"].tolist() == [-1]
+    is_whole = []
+    for num_words in range(12):  # of a longer sentence, the window cuts the answer off
+        text = "muri " * num_words + "badesso quintol."
+        table = pa.Table.from_pylist(
+            [{**rows, "candidate": [text], "label": [1], "passage_label": 1}]
+        )
+        batch = EncodedPassages.from_table(narrow, table).pack(np.array([0]))
+        [first], [last] = (batch.marker_data[f"answer_{end}"] for end in ("first", "last"))
+        is_whole.append(bool(first >= 0))
+        assert batch.token_ids[first : last + 1].tolist() == (
+            expected.tolist() if first >= 0 else []
+        )
+    assert is_whole == sorted(is_whole, reverse=True)
+    assert {*is_whole} == {True, False}

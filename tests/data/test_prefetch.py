@@ -14,6 +14,7 @@ def test_items_come_in_order_from_another_thread():
             yield number
 
     assert list(prefetch(items(), 3)) == list(range(20))
+    assert list(prefetch([7], 3)) == [7]
     assert threading.current_thread() not in threads
 
 

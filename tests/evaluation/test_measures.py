@@ -206,6 +206,25 @@ def test_measures_without_ties_equal_pytrec_eval(make_table):
         assert row["nDCG@10"] == of_question["ndcg_cut_10"]
 
 
+def test_quick_measures_of_long_lists_equal_those_by_ir_measures(make_table):
+    random = np.random.default_rng(1)
+    labels = [random.integers(0, 2, random.integers(8, 16)).tolist() for _ in range(20)]
+    table = make_table([*labels, [0] * 9 + [1, 1]])
+    scores = np.concatenate([random.random(sum(map(len, labels))), -np.arange(11.0)])
+    expected = evaluate(table, scores, ["AP", "RR", "P@1", "nDCG@10"]).measures
+    columns = table["question_id"], table["label"], scores
+    assert validation_measures(*columns) == pytest.approx(expected, abs=1e-12)
+
+
+def test_result_shows_its_means_questions_and_filter(make_table):
+    result = evaluate(make_table([[1, 0], [0, 0]]), [1.0, 0.0, 1.0, 0.0], [AP])
+    assert repr(result) == "AP 0.5000: 2 questions (raw), ties pessimistic"
+    html = result._repr_html_()
+    assert html.startswith("<table><tr><th>measure</th><th>mean</th>")
+    assert "<td>AP</td><td>0.5000</td><td><svg" in html
+    assert html.endswith("<p>2 questions / 4 pairs / 1 positives (raw)</p>")
+
+
 def test_quick_metric_takes_numbers_as_ids():
     assert mean_average_precision([7, 7, 3], [0, 1, 1], np.float32([1, 2, 0])) == 1.0
 

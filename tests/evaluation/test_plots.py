@@ -2,6 +2,8 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.colors import same_color
+from matplotlib.container import BarContainer
 
 from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.plots import (
@@ -33,8 +35,11 @@ def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
     (axes,) = figure.axes
     (line,), (band,) = axes.lines, axes.collections
     np.testing.assert_allclose(line.get_xydata(), [[1, 0.3], [2, 0.6]])
+    assert line.get_marker() == "o"
+    assert all(tick == round(tick) for tick in axes.get_xticks())  # of whole epochs
     std = np.std([0.2, 0.4], ddof=1)
     assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
+    assert same_color(band.get_facecolor()[0][:3], line.get_color())
 
 
 def test_learning_curve_may_draw_the_range_over_samples(tmp_path):
@@ -57,6 +62,14 @@ def test_bars_leave_out_what_was_not_measured(tmp_path):
     (axes,) = bar_chart(systems, "WikiQA", "value", tmp_path / "bars.png").axes
     heights = [bar.get_height() for bar in axes.patches]
     np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
+    # The bars of a measure stand beside each other around its tick.
+    np.testing.assert_allclose(
+        [bar.get_x() + bar.get_width() / 2 for bar in axes.patches], [-0.2, 0.8, 0.2, 1.2]
+    )
+    of_tanda = [c for c in axes.containers if isinstance(c, BarContainer)][1]
+    np.testing.assert_allclose(
+        of_tanda.errorbar.lines[2][0].get_segments()[0], [[0.2, 0.89], [0.2, 0.91]]
+    )
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
 
 
@@ -110,6 +123,9 @@ def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path
     assert [bar.get_width() for bar in bars.patches] == [20.0, 10.0, 41.0, 35.0]
     assert [text.get_text() for text in bars.texts] == [" 10, 20", " 35, 41"]
     assert [tick.get_text() for tick in bars.get_yticklabels()] == list(systems)
+    assert (points.get_xlabel(), bars.get_xlabel()) == (
+        *("pairs per second", "milliseconds of a question (p50, p95)"),
+    )
     assert points.get_xlim()[0] == 0
     assert points.get_ylim()[1] > 1
     assert bars.yaxis_inverted()
@@ -117,13 +133,13 @@ def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path
 
 
 def test_heatmap_has_the_number_of_each_cell(tmp_path):
-    values = np.array([[0.1, 0.9, np.nan], [0.6, 0.61, 1.0]])
+    values = np.array([[0.1, 0.9, np.nan], [0.6, 0.61, 0.95]])
     names = ["r0", "r1"], ["c0", "c1", "c2"]
     (axes,) = heatmap(values, *names, "Figure 3", tmp_path / "heatmap.svg").axes
     texts = {(*map(int, text.get_position()),): text.get_text() for text in axes.texts}
     assert texts == {(c, r): f"{values[r, c]:.3f}" for r in range(2) for c in range(3)}
     dark = [text.get_text() for text in axes.texts if text.get_color() == "white"]
-    assert dark == ["0.900", "0.610", "1.000"]
+    assert dark == ["0.900", "0.610", "0.950"]
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array(), values)
     assert image.get_clim() == (0.0, 1.0)
@@ -138,5 +154,6 @@ def test_reliability_diagram_has_the_diagonal_and_each_system_with_its_error(tmp
     diagonal, line = axes.lines
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
     np.testing.assert_allclose(line.get_xydata(), [[0.15, 0.5], [0.9, 1.0]])
+    assert line.get_marker() == "o"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["teacher, ECE 0.267"]
-    assert axes.get_ylabel() == "share that answers"
+    assert (axes.get_title(), axes.get_ylabel()) == ("Reliability", "share that answers")

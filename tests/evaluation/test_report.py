@@ -113,6 +113,8 @@ def test_report_has_a_column_of_parameters_where_they_are_known(systems):
     )
     text = to_markdown(made)
     assert "| *paper, as printed* |  | 0.6000 |  | 124.0M |" in text
+    assert "| system | measure | difference |" in text
+    assert "| system | measure | published | ours | difference | claim |" in text
     assert "| TANDA | parameters | 124.0M | 124.8M | +0.8M |  |" in text
 
 

@@ -63,6 +63,8 @@ def test_passages_may_be_predicted_beside_the_facts():
         ("yes sir", "yes", 0.0, 0.0),
         ("yes", "yes sir", 0.0, 0.0),
         ("no", "no", 1.0, 1.0),
+        ("noanswer", "noanswer given", 0.0, 0.0),
+        ("zoo", "the", 0.0, 0.0),
     ],
 )
 def test_answers_are_measured_as_squad_s_are(found, known, f1, em):

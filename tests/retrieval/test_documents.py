@@ -113,6 +113,11 @@ def test_html_inside_markdown_is_prose_too():
     ]
 
 
+def test_html_title_and_empty_headings_end_before_the_text():
+    for page in ("<title>A</title><p>One.</p>", "<title>A</title><h1></h1>One."):
+        assert parse_html(page) == ("A", [TextBlock("", "One.")])
+
+
 def test_html_picture_s_title_ends_no_heading():
     drawn = "<h2><a><svg><title>link</title></svg></a>Play</h2><p>Bees.</p>"
     assert parse_html(drawn) == ("Play", [TextBlock("Play", "Bees.")])
@@ -190,6 +195,7 @@ def test_front_matter_without_an_end_takes_no_longer_than_its_length():
     ("front_matter", "title"),
     [
         ("title: npm-ci", "npm-ci"),
+        ("title: Generation X", "Generation X"),
         ('title: "Install:  clean"', "Install: clean"),
         ("section: 1", "Synopsis"),
         ("title:", "Synopsis"),

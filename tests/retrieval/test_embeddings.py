@@ -12,7 +12,7 @@ from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.retrieval import embeddings as embeddings_module
 from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring
-from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, write_index
+from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, add_embeddings, write_index
 from as2ray.retrieval.question_answering import (
     UNFITTED_MAX_RANKED,
     QuestionAnswerer,
@@ -178,6 +178,28 @@ def test_index_without_embeddings_is_searched_by_bm25_and_says_so(
     assert "--encoder" in error.value.fix
     with pytest.raises(ConfigError, match="nothing loads the encoder"):
         write_index(folder, tmp_path / "j", IndexConfig(encoder=sentence_encoder))
+
+
+def test_embeddings_that_are_added_are_those_of_a_new_index(
+    build, folder, sentence_encoder, tmp_path
+):
+    expected = build("expected")
+    write_index(folder, tmp_path / "plain")
+    added = tmp_path / "added"
+    manifest = add_embeddings(tmp_path / "plain", added, sentence_encoder, load_sentence_encoder)
+    shutil.rmtree(tmp_path / "plain")  # what it has are its own files, and the encoder too
+    index = SentenceIndex.open(added, load_sentence_encoder)
+    assert index.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
+    assert index.manifest == manifest
+    assert manifest["settings"]["encoder"] == manifest["embeddings"]["name"]
+    assert (added / manifest["embeddings"]["name"] / "modules.json").is_file()
+    assert [path.name for path in tmp_path.glob(".*")] == []
+    # Embeddings of before are not kept, and what stays is linked.
+    add_embeddings(added, tmp_path / "again", sentence_encoder, load_sentence_encoder)
+    again = SentenceIndex.open(tmp_path / "again", load_sentence_encoder)
+    assert again.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
+    sentences = [path / "shard-00000" / "sentences.arrow" for path in (added, tmp_path / "again")]
+    assert sentences[0].samefile(sentences[1])
 
 
 def test_index_opened_without_an_encoder_is_searched_by_bm25_and_says_so(build, tmp_path):

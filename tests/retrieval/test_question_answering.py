@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,17 @@ def test_answerer_abstains_below_its_own_or_the_ranker_s_threshold(index, ranker
     ranker.threshold = 1.0
     assert QuestionAnswerer(index, ranker).ask("night").answers == ()
     assert QuestionAnswerer(index, ranker, score_threshold=0.0).ask("night").answers
+
+
+def test_answer_shows_its_sentences_or_why_there_is_none(index):
+    answered = QuestionAnswerer(index).ask("Which owls hunt?", 1)
+    [answer] = answered.answers
+    assert repr(answered) == f"{answer.score:.4f}  Owls hunt at night. (notes.txt)"
+    assert "<td><mark>Owls hunt at night.</mark></td><td>notes.txt</td>" in answered._repr_html_()
+    refused = replace(answered, answers=(), reason="too low")
+    assert repr(refused) == "no answer: too low; nearest: Owls hunt at night. (notes.txt)"
+    assert refused._repr_html_() == f"<p>{refused!r}</p>"
+    assert repr(replace(refused, nearest=None)) == "no answer: too low"
 
 
 def test_sentence_that_documents_repeat_is_one_answer(tmp_path):

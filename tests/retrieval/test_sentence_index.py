@@ -223,6 +223,26 @@ def test_neighbours_do_not_make_more_candidates_than_asked(many, tmp_path):
     assert [len(index.search_candidates(question, k, 2)) for k in (1, 4, 7)] == [1, 4, 7]
 
 
+def test_document_is_cut_at_its_bounds(documents, tmp_path):
+    write_index(documents, tmp_path / "i")
+    index = SentenceIndex.open(tmp_path / "i")
+    penguins, owls = "Penguins cannot fly. They swim.", "Owls hunt at night."
+    whole = len(penguins) + len(owls)
+    for bounds, texts, is_complete in (
+        ((9, 1_000), [penguins, owls], True),
+        ((9, whole), [penguins, owls], True),
+        ((9, whole - 1), [penguins, owls[:-1]], False),
+        ((9, len(penguins) - 2), [penguins[:-2]], False),
+        ((2, 1_000), [penguins, owls], True),
+        ((1, 1_000), [penguins], False),
+    ):
+        document = index.document("notes.txt", *bounds)
+        assert document.paragraphs == tuple(("", text) for text in texts)
+        assert document.is_complete == is_complete
+    assert index.document("whales.md", 9, 1_000).title == "Whales"
+    assert index.document("other.txt", 9, 1_000) is None
+
+
 def test_text_of_a_document_needs_no_memory_for_those_of_others():
     num_paragraphs = 200_000
     tables = {

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from as2ray.serving import admission, proxy
 from as2ray.serving.proxy import ProxyMiddleware
+from as2ray.serving.settings import Limits, Settings
 from as2ray.serving.types import RequestError
 
 RANK = {"question": QUESTION, "candidates": CANDIDATES}
@@ -40,6 +41,24 @@ def open_slow(address: str, count: int, sent: bytes = b"{") -> list[socket.socke
 
 def read_status(connection: socket.socket) -> int:
     return int(connection.recv(100).split()[1])
+
+
+def test_a_body_in_pieces_is_bounded_by_their_sum():
+    gate = admission.Admission(Settings(limits=Limits(max_body_bytes=4_000)))
+
+    async def receive():
+        return {"type": "http.request", "body": b" " * 1_000, "more_body": True}
+
+    async def read():
+        with gate.admit(receive, "a client") as body:
+            for _ in range(4):
+                await body()
+            assert gate.num_buffered_bytes == 4_000
+            with pytest.raises(RequestError, match="over the limit of 4,000 bytes"):
+                await body()
+        assert gate.num_buffered_bytes == gate.num_ongoing == gate.num_receiving == 0
+
+    asyncio.run(read())
 
 
 def test_slow_bodies_keep_nobody_from_an_answer_and_are_given_up(address, monkeypatch):

@@ -178,6 +178,13 @@ def test_saved_ranges_make_auto_int8_with_equal_scores(ranker, tmp_path, options
     assert all(weight.dtype == torch.float32 for weight in weights.values())
 
 
+@pytest.mark.parametrize("options", [{"exit_layers": [1, 2, 3]}, {}])
+def test_start_from_a_checkpoint_has_no_ranges_of_its_weights(ranker, tmp_path, options):
+    folder = save(ranker(**options), tmp_path / "saved")
+    assert load(folder, device="cpu").activation_ranges
+    assert init_ranker(folder, max_length=60).activation_ranges == ()
+
+
 @needs_int8
 def test_cascade_in_int8_that_drops_nothing_ranks_as_its_ranker(ranker, tmp_path):
     config = CascadeConfig(exit_layers=(1, 2), drop_ratios=(0.0,), epochs=1, int8=True)

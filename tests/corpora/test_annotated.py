@@ -1,0 +1,38 @@
+import pytest
+
+from as2ray.corpora.annotated import SCHEMA
+from as2ray.corpora.preparation import read_split
+from as2ray.errors import CorpusError
+
+ROW = {
+    "question_id": "q",
+    "question": "What is it?",
+    "candidate_id": "q-0",
+    "candidate": "It, he said.",
+    "label": "1",
+    "document_id": "d",
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads rows from a file: `read(row, ...)`."""
+
+    def read(*rows: dict[str, str]):
+        lines = [",".join(ROW), *(",".join(f'"{text}"' for text in row.values()) for row in rows)]
+        (tmp_path / "dev.csv").write_text("\n".join(lines), encoding="utf-8")
+        return read_split("annotated", "dev", tmp_path)
+
+    return read
+
+
+def test_annotated_rows_are_candidates_and_those_without_a_label_are_left_out(read):
+    wrong, blank = {**ROW, "candidate_id": "q-1", "label": " 0 "}, {**ROW, "label": ""}
+    table = read(ROW, blank, wrong)
+    assert table.schema.equals(SCHEMA)
+    assert table.to_pylist() == [{**ROW, "label": 1}, {**wrong, "label": 0}]
+
+
+def test_annotated_row_of_another_label_is_refused_with_its_line(read):
+    with pytest.raises(CorpusError, match=r"dev\.csv, line 3: label 'yes'; expected 0, 1"):
+        read(ROW, {**ROW, "label": "yes"})

@@ -1,0 +1,59 @@
+import pytest
+
+from as2ray.checkpoints.loading import load
+from as2ray.errors import EvaluationError
+from as2ray.retrieval.annotation import CandidateLister
+from as2ray.retrieval.index_writer import write_index
+from as2ray.retrieval.sentence_index import SentenceIndex
+
+QUESTION = "Which owls hunt mice?"
+TEXTS = {
+    "a": "Owls hunt mice. Owls sleep. Rain falls.",
+    "b": "Mice eat owls. Owls sleep.",
+    "c": "Snow melts.",
+}
+
+
+@pytest.fixture
+def index(tmp_path):
+    (tmp_path / "docs").mkdir()
+    for name, text in TEXTS.items():
+        (tmp_path / "docs" / f"{name}.txt").write_text(text)
+    write_index(tmp_path / "docs", tmp_path / "i", num_shards=2)
+    return SentenceIndex.open(tmp_path / "i")
+
+
+def test_all_sentences_of_the_documents_are_listed_by_bm25_and_equal_texts_once(index):
+    listed = list(CandidateLister(index).list_candidates(["What is ice?", QUESTION]))
+    assert listed[0].question_id == "q1"  # nothing is known of ice
+    assert [c.candidate_id for c in listed] == [f"q1-{n}" for n in range(4)]
+    assert {c.question for c in listed} == {QUESTION}
+    assert [(c.candidate, c.document_id, c.label) for c in listed] == [
+        ("Owls hunt mice.", "a.txt", ""),
+        ("Mice eat owls.", "b.txt", ""),
+        ("Owls sleep.", "a.txt", ""),
+        ("Rain falls.", "a.txt", ""),
+    ]
+    scores = index.score_sentences(QUESTION)
+    assert [c.score for c in listed] == [float(scores[row]) for row in (0, 3, 1, 2)]
+    assert next(CandidateLister(index).list_candidates(["Snow?"])).candidate == "Snow melts."
+
+
+def test_documents_and_candidates_are_no_more_than_asked(index):
+    few = CandidateLister(index, num_documents=1, top_k=2).list_candidates([QUESTION])
+    assert [c.candidate for c in few] == ["Owls hunt mice.", "Owls sleep."]
+
+
+def test_ranker_orders_the_list(index, checkpoint):
+    ranker = load(checkpoint("bert", 2), device="cpu", dtype="fp32")
+    texts = ["Owls hunt mice.", "Owls sleep.", "Rain falls.", "Mice eat owls."]
+    lister = CandidateLister(index, ranker, top_k=3)
+    listed = list(lister.list_candidates([QUESTION, "What is ice?"]))
+    ranking = {c.text: c.score for c in ranker.rank(QUESTION, texts)}
+    assert [c.score for c in listed] == sorted(ranking.values(), reverse=True)[:3]
+    assert [ranking[c.candidate] for c in listed] == [c.score for c in listed]
+
+
+def test_blank_question_is_refused(index):
+    with pytest.raises(EvaluationError):
+        list(CandidateLister(index).list_candidates([" "]))
