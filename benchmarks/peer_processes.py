@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.profiling.speed_ratio import SpeedRatio, measure_alternately
 from as2ray.tables.schema import question_indices, question_offsets
+from benchmarks.ranking_stages import PairScorer
 from benchmarks.report import select_cores
 
 PEER_BACKENDS = {
@@ -51,7 +53,7 @@ MAX_SLOWDOWN = 1.3
 
 
 def compare_rates(
-    rankers: Mapping[str, PackedRanker],
+    rankers: Mapping[str, PairScorer],
     peers: Mapping[str, "PeerProcess"],
     rows: pa.Table,
     num_repeats: int,
@@ -60,7 +62,7 @@ def compare_rates(
     """Ends the peers; returns the ratio of each ranker to each other side, by what is ranked.
 
     Args:
-        rankers: Rankers of as2ray, by name.
+        rankers: Rankers of as2ray, by name; what is no `PackedRanker` ranks text alone.
         peers: Processes from `start_peers`.
         rows: Pairs of whole questions.
         num_repeats: Passes of each side.
@@ -71,8 +73,14 @@ def compare_rates(
     results = {}
     try:
         for kind in kinds:
+            measured = {
+                name: ranker
+                for name, ranker in rankers.items()
+                if kind == "text" or isinstance(ranker, PackedRanker)
+            }
             workloads = {
-                name: _build_ranker_workload(ranker, rows, kind) for name, ranker in rankers.items()
+                name: _build_ranker_workload(ranker, rows, kind)
+                for name, ranker in measured.items()
             }
             workloads |= {
                 name: peer.build_workload(kind, rows.num_rows) for name, peer in peers.items()
@@ -85,10 +93,10 @@ def compare_rates(
             results[kind] = {
                 name: {
                     other: SpeedRatio(rates[name], rates[other])
-                    for other in (*peers, *rankers)
+                    for other in (*peers, *measured)
                     if other != name
                 }
-                for name in rankers
+                for name in measured
             }
         for name, peer in peers.items():
             print(f"{name}: batch size {peer.batch_size}, peak memory {peer.peak_mb:,.0f} MB")
@@ -98,17 +106,20 @@ def compare_rates(
     return results
 
 
-def _build_ranker_workload(ranker: PackedRanker, rows: pa.Table, kind: str) -> Callable[[], float]:
+def _build_ranker_workload(ranker: PairScorer, rows: pa.Table, kind: str) -> Callable[[], float]:
     """Returns a workload that scores whole questions, from text or from tokens."""
-    texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
-    question, encoded = question_indices(rows), ranker.tokenizer.encode(*texts)
+    texts, question = (
+        (rows["question"].to_pylist(), rows["candidate"].to_pylist()),
+        question_indices(rows),
+    )
+    predict = partial(ranker.predict_pairs, *texts, question)
+    if kind == "tokens":
+        assert isinstance(ranker, PackedRanker)
+        predict = partial(ranker.predict_sequences, ranker.tokenizer.encode(*texts), question)
 
     def workload() -> float:
         started_at = time.perf_counter()
-        if kind == "text":
-            ranker.predict_pairs(*texts, question)
-        else:
-            ranker.predict_sequences(encoded, question)
+        predict()
         return rows.num_rows / (time.perf_counter() - started_at)
 
     return workload

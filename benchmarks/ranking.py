@@ -9,7 +9,12 @@ What is not installed is not measured. Each baseline but the default has the bes
 sizes. A cascade is the same encoder trained with exits (`--cascade`);
 its MAP is compared with its own MAP when nothing is dropped. A small model is a rival of a cascade:
 `--compare`, once or several times, names one that was trained on the same data, such as the
-ranker's first layers, and the cascade's rate and MAP are compared with its.
+ranker's first layers, and the cascade's rate and MAP are compared with its. Each exit of the
+cascade is a rival, too, as the last one for all candidates: so are layerwise rerankers cut, such as
+FlagEmbedding's, of which no checkpoint has weights that could be compared. With `--encoder`,
+embeddings of the sentences lie ready, as in an index, and candidates that are far less similar to
+the question than the best one are dropped before they are tokenized. How far is chosen on other
+questions, such that the loss of the cascade's first candidate is bounded (`--max_loss`).
 
 `--family NAME`, once or several times, compares families of encoders instead: random weights of the
 real shapes (XLM-R base, ModernBERT base, DeBERTa-v3 small and others), texts of WikiQA, 64
@@ -22,7 +27,7 @@ sentence-transformers cannot run it with this tokenizer.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,17 +35,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch.nn import functional
 
 from as2ray.cascade.cost import EncoderShape, count_flops
+from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.checkpoints.cross_encoder import export_cross_encoder
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.corpora.preparation import read_split
-from as2ray.evaluation.measures import evaluate
+from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.evaluation.significance import compare_systems
+from as2ray.models.cascade import CascadeRanker
 from as2ray.models.multi_stage import MultiStageRanker
 from as2ray.models.packed_ranker import PackedRanker, as_packed_ranker
 from as2ray.models.precision import has_int8, resolve_dtype
@@ -63,6 +72,7 @@ from benchmarks.ranking_families import (
     FAMILY_SHAPES,
     compare_families,
 )
+from benchmarks.ranking_stages import CutRanker, PairScorer, SimilarityStage
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 
 
@@ -77,11 +87,13 @@ class Size:
     """Questions on which the cascade's MAP is compared; with 0 no MAP is computed."""
     kinds: tuple[str, ...] = ("text", "tokens")
     """What is ranked."""
+    num_calibration_questions: int = 200
+    """Questions that choose how many candidates stored similarities drop."""
 
 
 FULL = Size({400: 4, 100: 12}, 5, 150)
-BRIEF = Size({400: 4}, 3, 0, ("text",))
-SMALL = Size({8: 2}, 1, 6)
+BRIEF = Size({400: 4}, 3, 0, ("text",), 100)
+SMALL = Size({8: 2}, 1, 6, num_calibration_questions=60)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -113,10 +125,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 fitted_on = table.slice(0, MIN_PAIRS) if args.small else table
                 rankers[f"{name} int8"] = _load_int8(paths[name], fitted_on)
         rankers |= smaller
+        scorers: dict[str, PairScorer] = {**rankers}
+        if args.cascade:
+            name = "cascade int8" if "cascade int8" in rankers else "cascade"
+            scorers |= _build_rivals(name, rankers[name], table, size, args, results)
         for candidates, questions in size.num_questions.items():
             rows = select_questions(table, candidates, questions)
             peers = start_peers(model, rows, args, PEER_BACKENDS)
-            compared = compare_rates(rankers, peers, rows, size.num_repeats, size.kinds)
+            compared = compare_rates(scorers, peers, rows, size.num_repeats, size.kinds)
             for kind, ratios in compared.items():
                 results[f"{candidates} candidates, from {kind}"] = {
                     name: {peer: ratio.as_json() for peer, ratio in ratios_by_peer.items()}
@@ -128,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     rate = f"cascade, {setting}: times the rate of {name}"
                     claims.append(Claim(rate, str(ratios["cascade"][name]), None))
             if candidates == max(size.num_questions):
+                claims += _measure_unscored(scorers, rows, results)
                 gemm = _measure_gemm_share(rankers["packed"], rows, size.num_repeats)
                 results["part of the GEMM rate"] = gemm
                 measured = (
@@ -138,13 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 )
         if size.num_quality_questions:
             claims += _compare_quality(rankers, model, args, results)
-        if args.cascade and size.num_quality_questions:
-            quality_rows = select_questions(
-                table, max(size.num_questions), size.num_quality_questions
-            )
+        if args.cascade and (num_questions := _num_quality_questions(size, args)):
+            quality_rows = select_questions(table, max(size.num_questions), num_questions)
             claims.append(_measure_quality(rankers["cascade"], quality_rows, results))
-            for name, ranker in smaller.items():
-                claims.append(_compare_map(rankers["cascade"], name, ranker, quality_rows, results))
+            claims += _compare_map(scorers, list(smaller), quality_rows, args, results)
     write_report("ranking", args, claims, results)
 
 
@@ -157,7 +171,14 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", type=Path, action="append", default=[], help="checkpoint of a smaller model"
     )
+    parser.add_argument("--encoder", help="sentence encoder of stored embeddings, for --cascade")
+    parser.add_argument(
+        "--max_loss", type=float, default=0.03, help="with --encoder: bound on the loss"
+    )
     parser.add_argument("--brief", action="store_true", help="four questions, from text, no MAP")
+    parser.add_argument(
+        "--quality_questions", type=int, help="questions of which MAP of a cascade is compared"
+    )
     parser.add_argument("--questions", type=int, default=1, help="with --family: questions")
     parser.add_argument(
         "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
@@ -200,6 +221,57 @@ def select_questions(table: pa.Table, num_candidates: int, num_questions: int) -
     return table.take(pa.array(np.concatenate(rows)))
 
 
+def _measure_unscored(
+    scorers: Mapping[str, PairScorer], rows: pa.Table, results: dict[str, Any]
+) -> list[Claim]:
+    """Measures which share of the candidates leave before they are tokenized."""
+    texts, shares = (rows["question"].to_pylist(), rows["candidate"].to_pylist()), {}
+    for name, scorer in scorers.items():
+        if isinstance(scorer, MultiStageRanker | SimilarityStage):
+            stage_index = scorer.predict_pairs(*texts, question_indices(rows)).stage_index
+            shares[name] = float(np.mean(stage_index == NOT_SCORED))
+    results["gone before they are tokenized"] = shares
+    return [
+        Claim(f"{name}: >= 70 % gone before they are tokenized", f"{share:.0%}", share >= 0.7)
+        for name, share in shares.items()
+        if isinstance(scorers[name], SimilarityStage)
+    ]
+
+
+def _num_quality_questions(size: Size, args: argparse.Namespace) -> int:
+    given: int | None = args.quality_questions
+    return size.num_quality_questions if given is None else given
+
+
+def _build_rivals(
+    name: str,
+    cascade: PackedRanker,
+    table: pa.Table,
+    size: Size,
+    args: argparse.Namespace,
+    results: dict[str, Any],
+) -> dict[str, PairScorer]:
+    """Returns the cascade cut after each exit, and with `--encoder` behind stored similarities."""
+    rivals: dict[str, PairScorer] = {}
+    if isinstance(cascade, CascadeRanker):
+        for index, layer in enumerate(cascade.exit_layers[:-1]):
+            rivals[f"{name}, all leave after layer {layer}"] = CutRanker(cascade, index)
+    if args.encoder:
+        num_candidates = max(size.num_questions)
+        counts = [*size.num_questions.items()]
+        counts.append((num_candidates, max(1, _num_quality_questions(size, args))))
+        measured = pa.concat_tables([select_questions(table, *count) for count in counts])
+        others = table.filter(pc.invert(pc.is_in(table["question_id"], measured["question_id"])))
+        calibration = select_questions(others, num_candidates, size.num_calibration_questions)
+        texts = [*measured["candidate"].to_pylist(), *calibration["candidate"].to_pylist()]
+        encoder = load_sentence_encoder(args.encoder, device="cpu")
+        stage = SimilarityStage.from_texts(cascade, encoder, texts)
+        stage = stage.with_bounded_loss(calibration, 0.5 if args.small else args.max_loss)
+        rivals[f"{name} after similarities"] = stage
+        results["largest gap of similarities"] = stage.max_gap
+    return rivals
+
+
 def _load_int8(path: Path, table: pa.Table) -> PackedRanker:
     """Loads a ranker that ranks in int8, with ranges fitted to the table if it has none."""
     ranker = as_packed_ranker(load(path, device="cpu"))
@@ -215,6 +287,7 @@ def _build_claims(setting: str, ratios: dict[str, dict[str, SpeedRatio]]) -> lis
         ("packed int8", "OpenVINO int8", 1.2),
         ("cascade int8", "OpenVINO int8", 3.0),
         ("cascade int8", "default", 16.0),
+        ("cascade int8 after similarities", "default", 60.0),
     ):
         if peer in ratios.get(name, {}):
             ratio = ratios[name][peer]
@@ -341,18 +414,35 @@ def _measure_quality(ranker: PackedRanker, rows: pa.Table, results: dict[str, An
 
 
 def _compare_map(
-    cascade: PackedRanker, name: str, smaller: PackedRanker, rows: pa.Table, results: dict[str, Any]
-) -> Claim:
-    """Compares the cascade's MAP with that of a smaller model."""
-    theirs, ours = (
-        evaluate(rows, ranker.predict_table(rows).sort_keys, ["AP"], question_filter="clean")
-        for ranker in (smaller, cascade)
-    )
-    test = compare_systems(theirs.per_question, ours.per_question, "AP")
-    low, high = test.interval
-    results[f"MAP of {name}"] = theirs.measures["AP"]
-    measured = f"{test.difference:+.4f} [{low:+.4f}, {high:+.4f}], p {test.p_randomization:.3f}"
-    return Claim(f"MAP of the cascade above that of {name}", measured, None)
+    scorers: Mapping[str, PairScorer],
+    smaller: Sequence[str],
+    rows: pa.Table,
+    args: argparse.Namespace,
+    results: dict[str, Any],
+) -> list[Claim]:
+    """Compares MAP of all with that of the ranker, and the cascade's with that of smaller models.
+
+    Without `--ranker` the ranker was never trained, so nothing is compared with it.
+    """
+    texts = rows["question"].to_pylist(), rows["candidate"].to_pylist()
+    quality: dict[str, EvaluationResult] = {}
+    for name, scorer in scorers.items():
+        if name == "packed fp32":  # far slower than others, and as good as bf16
+            continue
+        keys = scorer.predict_pairs(*texts, question_indices(rows)).sort_keys
+        quality[name] = evaluate(rows, keys, ["AP"], question_filter="clean")
+    results["MAP"] = {name: result.measures["AP"] for name, result in quality.items()}
+    pairs = [("cascade", name) for name in smaller]
+    if args.ranker:
+        pairs += [(name, "packed") for name in quality if name not in ("packed", *smaller)]
+    claims = []
+    for name, baseline in pairs:
+        test = compare_systems(quality[baseline].per_question, quality[name].per_question, "AP")
+        low, high = test.interval
+        measured = f"{test.difference:+.4f} [{low:+.4f}, {high:+.4f}], p {test.p_randomization:.3f}"
+        results[f"MAP of {name} against {baseline}"] = measured
+        claims.append(Claim(f"MAP of {name} above that of {baseline}", measured, None))
+    return claims
 
 
 if __name__ == "__main__":

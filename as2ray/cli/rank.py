@@ -60,7 +60,8 @@ def rank(
         check_top_k(top_k)
         ranking = ranker.rank(question, read_lines(candidates), None, drop_ratios, budget_ms)
         if isinstance(ranker, CascadeRanker) and ranking:
-            sys.stderr.write(_describe_exits(ranking, ranker.exit_layers) + "\n")
+            reason = "left before layer 1" if budget_ms is None else "were not scored"
+            sys.stderr.write(_describe_exits(ranking, ranker.exit_layers, reason) + "\n")
         results += ranking[:top_k]
     else:
         results += _rank_passages(ranker, model, question, passages, top_k)
@@ -71,10 +72,12 @@ def rank(
             sys.stdout.write(f"{position:3d}  {_format_result(result)}\n")
 
 
-def _describe_exits(ranking: Sequence[RankedCandidate], exit_layers: Sequence[int]) -> str:
+def _describe_exits(
+    ranking: Sequence[RankedCandidate], exit_layers: Sequence[int], without_layers: str
+) -> str:
     """Returns how many candidates left after which exit, and the share of the layers that ran."""
     layers = [candidate.exit_layer or 0 for candidate in ranking]
-    counts = [f"{layers.count(0)} had no time"] if 0 in layers else []
+    counts = [f"{layers.count(0)} {without_layers}"] if 0 in layers else []
     counts += [f"{layers.count(layer)} left after layer {layer}" for layer in exit_layers[:-1]]
     num_kept = layers.count(exit_layers[-1])
     share = sum(layers) / (len(layers) * exit_layers[-1])

@@ -106,23 +106,35 @@ def fit_calibration(
         EvaluationError: Scores outside 0 to 1, other labels, or labels that are all equal.
         pydantic.ValidationError: An unknown method.
     """
-    from scipy.optimize import isotonic_regression, minimize_scalar  # Loading it takes 0.5 s.
+    from scipy.optimize import minimize_scalar  # Loading it takes 0.5 s.
 
     check_probabilities(scores, labels)
     check_binary_labels(labels)
-    if method == "temperature":
-        logits, signs = _to_logits(scores), 2.0 * labels - 1.0
-        # The loss is smooth and has one minimum in 1 / T.
-        minimum = minimize_scalar(
-            lambda log_t: np.logaddexp(0.0, -signs * logits / np.exp(log_t)).mean(),
-            bounds=(np.log(0.01), np.log(100.0)),
-            method="bounded",
-        )
-        return Calibration("temperature", float(np.exp(minimum.x)))
+    if method == "isotonic":
+        return fit_isotonic(scores, labels)
+    logits, signs = _to_logits(scores), 2.0 * labels - 1.0
+    # The loss is smooth and has one minimum in 1 / T.
+    minimum = minimize_scalar(
+        lambda log_t: np.logaddexp(0.0, -signs * logits / np.exp(log_t)).mean(),
+        bounds=(np.log(0.01), np.log(100.0)),
+        method="bounded",
+    )
+    return Calibration("temperature", float(np.exp(minimum.x)))
+
+
+def fit_isotonic(scores: np.ndarray, probabilities: np.ndarray) -> Calibration:
+    """Fits the monotone map from scores to probabilities with the least squared error.
+
+    Args:
+        scores: Scores from 0 to 1, shape [pairs].
+        probabilities: What they should become: labels, or another ranker's probabilities; [pairs].
+    """
+    from scipy.optimize import isotonic_regression
+
     values, value_index = np.unique(scores, return_inverse=True)
     counts = np.bincount(value_index)
-    positive_shares = np.bincount(value_index, labels) / counts
-    fitted = isotonic_regression(positive_shares, weights=counts).x
+    means = np.bincount(value_index, probabilities) / counts
+    fitted = isotonic_regression(means, weights=counts).x
     # The ends of each constant level define the map.
     level_starts = np.flatnonzero(np.diff(fitted, prepend=np.nan, append=np.nan) != 0)
     knots = np.unique(np.concatenate([level_starts, level_starts - 1]))

@@ -43,7 +43,7 @@ def measure_latencies(
         table: Candidates to rank.
         num_repeats: Passes of each ranker, 2 or more.
         batch_size: Pairs of a batch; by default batches are packed by tokens. A cascade drops
-            candidates within a batch.
+            candidates within a batch, without BM25, which reads texts.
     """
     workloads = [_make_workload(ranker, table, batch_size) for ranker in rankers.values()]
     # The first ranker is also its own baseline, so that a single ranker is measured too.

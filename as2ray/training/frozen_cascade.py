@@ -27,6 +27,7 @@ from as2ray.errors import CheckpointError, EvaluationError
 from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.margin_path import fit_bm25_weights, fit_margins, measure_last_exit
 from as2ray.losses.distillation import DistillationLoss
+from as2ray.models.calibration import fit_isotonic
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.padded_reference import check_packed_scores
@@ -197,6 +198,8 @@ def _train_exits(
 def _choose_margins(
     cascade: CascadeRanker, monolith: PointwiseRanker, parts: _Parts, config: CascadeConfig
 ) -> None:
+    # The exits imitate the ranker's log-odds, so its calibration is theirs.
+    calibrations = dict.fromkeys(cascade.exit_layers, monolith.calibration)
     if config.drop_ratios is None:
         max_loss, confidence = config.bound
         # The order of the margins needs many questions more than it needs new ones: a step that
@@ -224,15 +227,20 @@ def _choose_margins(
             bm25_margin, *values = margins.values
             exit_layers, margins = exit_layers[1:], replace(margins, values=tuple(values))
         cascade.prune_exits(exit_layers)
+        scores = calibration.scores[:, -1]  # those of a ranker that was not changed
         if config.joint and margins.bound is not None:
             scores = monolith.predict_table(parts.calibration).scores
             change = measure_last_exit(calibration, scores)
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
+        # Where BM25 lowers the scores of an exit, they become the ranker's probabilities again.
+        for layer in [layer for layer in exit_layers[:-1] if weights.get(layer)]:
+            lowered = calibration.scores[:, calibration.exit_layers.index(layer)]
+            calibrations[layer] = tuple(
+                fit_isotonic(lowered, c(scores)) for c in monolith.calibration
+            )
         cascade.margins, cascade.bm25_margin = margins, bm25_margin
         cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers[:-1]]
-    # The exits imitate the ranker's log-odds, so its calibration is theirs. Where BM25 lowers the
-    # scores of candidates that leave early, these are too low until `as2ray calibrate` fits them.
-    cascade.calibration = monolith.calibration * len(cascade.exit_layers)
+    cascade.calibration = tuple(c for layer in cascade.exit_layers for c in calibrations[layer])
     cascade.threshold = monolith.threshold
 
 

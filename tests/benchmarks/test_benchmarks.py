@@ -63,7 +63,10 @@ def runs(
     # One core: threads that wait for each other on a busy machine would take minutes.
     small = {
         "training": ["--cores", "1"],
-        "ranking": ["--cores", "1", "--cascade", cascade, "--compare", smaller],
+        "ranking": [
+            *("--cores", "1", "--cascade", cascade, "--compare", smaller),
+            *("--encoder", str(sentence_encoder)),
+        ],
         "two_in_one": ["--cores", "1"],
         "retrieval": ["--cores", "1", "--ranker", smaller],
         "budget": [
@@ -151,7 +154,14 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
             assert {"default", "bf16"} <= set(compared[name])
             assert all(side["ratio"]["median"] > 0 for side in compared[name].values())
     assert {"smaller"} <= set(compared["cascade"])
-    assert 0 < results["MAP of smaller"] <= 1
+    assert 0 < results["MAP"]["smaller"] <= 1
+    rates = results["8 candidates, from text"]
+    [cut] = [name for name in rates if name.endswith("all leave after layer 1")]
+    [behind] = [name for name in rates if name.endswith("after similarities")]
+    assert {cut, behind} < set(results["MAP"])
+    assert not {cut, behind} & set(compared)  # from tokens
+    assert results["largest gap of similarities"] > 0
+    assert 0 <= results["gone before they are tokenized"][behind] < 1
     assert results["part of the GEMM rate"]["part"] > 0
     assert results["quality"]["questions"] > 0
 

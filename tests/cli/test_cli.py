@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
+from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
@@ -355,7 +356,12 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     expected = "2 left after layer 1; 1 left after layer 2; 1 passed all 3: 58% of the layers\n"
     assert shown.err.endswith(expected)
     main([*asked, "--candidates", str(lines), "--budget_ms", "0.001", "--drop_ratio", "0"])
-    assert "4 had no time; 0 left after layer 1" in capsys.readouterr().err
+    assert "4 were not scored; 0 left after layer 1" in capsys.readouterr().err
+    ranker = load(cascade)
+    ranker.margins, ranker.bm25_margin = Margins((9.0, 9.0)), 0.0
+    saved = str(save(ranker, tmp_path / "bm25"))
+    main(["rank", "--model", saved, "--question", asked[-1], "--candidates", str(lines)])
+    assert "3 left before layer 1; 0 left after layer 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*asked, "--candidates", str(lines), "--budget_ms", "0"])
     assert "budget_ms" in capsys.readouterr().err

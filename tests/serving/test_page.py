@@ -132,6 +132,26 @@ def test_page_says_by_which_margins_candidates_were_dropped(browser, cascade, tm
         assert "Margins" not in details.text
 
 
+@pytest.mark.slow
+def test_page_says_which_candidates_no_layer_scored(browser, cascade, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    ranker = load(cascade)
+    ranker.margins, ranker.bm25_margin = Margins((9.0, 9.0)), 0.0
+    with listen(str(save(ranker, tmp_path / "cascade"))) as address:
+        browser.get(address)
+        for part, text in (("question", QUESTION), ("candidates", "\n".join(CANDIDATES))):
+            browser.find_element("id", part).clear()
+            browser.find_element("id", part).send_keys(text)
+        browser.find_element("id", "rank").click()
+        assert {layer for _, layer in ranked(browser)[1:]} == {"dropped before layer 1"}
+        browser.find_element("id", "budget").send_keys("60000", Keys.ENTER)
+        details = browser.find_element("id", "details")
+        WebDriverWait(browser, 30).until(lambda _: "Budget\nkept" in details.text)
+        assert {layer for _, layer in ranked(browser)[1:]} == {"not scored"}
+
+
 @pytest.fixture(scope="module")
 def library(cascade, tmp_path_factory):
     """Address of a service with an index."""
@@ -205,6 +225,19 @@ def test_page_without_a_model_asks_the_index_alone(browser, index):
         browser.find_element("id", "code-tab").click()
         [block] = browser.find_elements("css selector", "#code pre")
         assert f"{address}/ask" in block.text
+
+
+@pytest.mark.slow
+def test_page_links_to_documents_with_dots_between_the_slashes_of_their_ids(
+    browser, cascade, tmp_path
+):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "a b/../two", "text": "Kovarin ne badesso."}\n')
+    write_index(rows, tmp_path / "index")
+    with listen(cascade, SentenceIndex.open(tmp_path / "index")) as address:
+        browser.get(address)
+        url = browser.execute_script("return new URL(documentPath('a b/../two'), location).href")
+        assert httpx.get(url, timeout=30).json()["document_id"] == "a b/../two"
 
 
 @pytest.mark.slow

@@ -13,9 +13,11 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.evaluation.margin_path import fit_margins
+from as2ray.models.calibration import Calibration
 from as2ray.models.encoder import encoder as encoder_module
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION
 from as2ray.models.ranker import Ranker
+from as2ray.tables.schema import question_indices
 from as2ray.training import frozen_cascade
 from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.frozen_cascade import choose_margins, make_cascade, train_exits
@@ -275,6 +277,23 @@ def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
     made = make_cascade(ranker, TABLE, calibration_table=OTHERS, config=CONFIG)
     assert made.calibration == ranker.calibration * len(made.exit_layers)
     assert made.threshold == ranker.threshold
+
+
+def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoint, monkeypatch):
+    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda _: {1: 40.0, 2: 20.0})
+    ranker = loaded(checkpoint("bert"))
+    ranker.calibration = (Calibration("temperature", 2.0),)
+    config = replace(CONFIG, max_loss=0.5, use_bm25=True)
+    made = make_cascade(ranker, TABLE, calibration_table=OTHERS, config=config)
+    *early, last = made.calibration
+    assert last == ranker.calibration[0]
+    assert len(early) == sum(weight > 0 for weight in made.bm25_weights) > 0
+    texts = (OTHERS["question"].to_pylist(), OTHERS["candidate"].to_pylist())
+    scores = made.predict_stage_scores(*texts, question_indices(OTHERS)).T
+    expected = last(scores[-1]).mean()
+    assert last(scores[0]).mean() < expected - 0.02  # BM25 has lowered them
+    for calibration, exit_scores in zip(early, scores):
+        assert calibration(exit_scores).mean() == pytest.approx(expected, abs=0.005)
 
 
 def refused(problem, kind, *args, **settings):
