@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-IMPORT_VARIABLES = ("AS2RAY", "CUDA", "HF_", "LD_", "MKL", "OMP", "PYTHON", "TORCH", "TRANSFORMERS")
+IMPORT_VARIABLES = ("CUDA", "HF_", "LD_", "MKL", "TORCH", "TRANSFORMERS")
 """How names of variables begin that libraries read when they are imported."""
 
 STARTER = """#!{python} -IS
@@ -128,6 +128,10 @@ def _differ(first: dict[str, str], second: dict[str, str]) -> bool:
     return any(first.get(name) != second.get(name) for name in names)
 
 
+def _search_path(variables: dict[str, str]) -> list[str]:
+    return [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 def _become_worker(
     arguments: list[str], variables: dict[str, str], folder: str, files: Sequence[int]
 ) -> None:
@@ -142,8 +146,10 @@ def _become_worker(
     os.chdir(folder)
     np.random.seed()
     torch.seed()
+    if num_threads := variables.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(num_threads))
     sys.argv = arguments
-    sys.path[0] = str(Path(arguments[0]).parent)
+    sys.path[:1] = [str(Path(arguments[0]).parent), *_search_path(variables)]
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
 
