@@ -213,7 +213,16 @@ def _make_table(labels: Sequence[Sequence[int]], grades: Sequence[Sequence[int]]
 
 
 @pytest.fixture(scope="session")
-def ray_local():
+def _forked_workers():
+    """Forks the workers of clusters that this process starts, which saves their imports."""
+    from forked_workers import forked_workers
+
+    with forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def ray_local(_forked_workers):
     """Starts one small local Ray per test process."""
     import ray
 

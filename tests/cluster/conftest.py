@@ -21,7 +21,7 @@ from as2ray.training.run_job import train
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(_forked_workers) -> Iterator[Cluster]:
     """A head without a CPU for work, which soon sees that a node is lost.
 
     A test adds the nodes that it needs.
