@@ -4,7 +4,7 @@ import logging
 import sys
 
 from as2ray.console.configuration import console_log
-from as2ray.training.config import TrainingConfig
+from as2ray.training.config import TABLE_TRAINING, TrainingConfig
 
 
 def train_command(  # noqa: PLR0913 - every argument is a flag
@@ -19,7 +19,7 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
     model: str = "packaged:all-MiniLM-L6-v2",
     max_length: int = 128,
     loss: str = "cross_entropy",
-    training: TrainingConfig = TrainingConfig(),  # noqa: B008
+    training: TrainingConfig = TABLE_TRAINING,
     teacher: str | None = None,
     on_leak: str = "error",
     seed: int = 0,
@@ -43,7 +43,7 @@ def train_command(  # noqa: PLR0913 - every argument is a flag
         max_length: Maximum number of tokens of a pair.
         loss: Name of a loss, such as cross_entropy or listwise_cross_entropy, or module:name of a
             function of your own, in a module of this folder or an installed one.
-        training: Hyperparameters.
+        training: Hyperparameters. A large encoder needs a lower learning rate, such as 1e-5.
         teacher: Folder or hub id of a ranker whose scores are learned beside the labels
             (distillation), instead of loss.
         on_leak: What to do with questions that are also in dev or test: error, drop or keep.

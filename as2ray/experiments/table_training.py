@@ -35,7 +35,7 @@ from as2ray.losses import import_path
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
 from as2ray.text.bm25 import BM25
-from as2ray.training.config import TrainingConfig
+from as2ray.training.config import TABLE_TRAINING, TrainingConfig
 
 if TYPE_CHECKING:
     from as2ray.models.ranker import Ranker
@@ -135,7 +135,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
     model: str = MINILM_NAME,
     max_length: int = 128,
     loss: LossSpec | Callable[..., Any] = "cross_entropy",
-    training: TrainingConfig | Mapping[str, Any] = TrainingConfig(),  # noqa: B008
+    training: TrainingConfig | Mapping[str, Any] = TABLE_TRAINING,
     teacher: str | Path | None = None,
     on_leak: LeakPolicy = "error",
     seed: int = 0,
@@ -159,7 +159,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
         max_length: Maximum number of tokens of a pair.
         loss: Name of a loss, a loss with settings, `module:name` of one of your own, or a function
             of the logits [pairs, 2] and the targets that returns the loss summed over the batch.
-        training: Hyperparameters.
+        training: Hyperparameters. A large encoder needs a lower learning rate, such as 1e-5.
         teacher: Folder or hub id of a ranker whose scores are learned beside the labels
             (distillation), instead of `loss`.
         on_leak: What to do with training questions that are also in `dev` or `test`.
@@ -183,7 +183,9 @@ def train(  # noqa: PLR0913 - every argument is a flag
     for name in ("train", *shares) if shares else ():
         split = {"split": name, "split_shares": shares, "seed": seed}
         tables[name] = tables.get(name, tables["train"]) | split
-    if not isinstance(training, Mapping):
+    if isinstance(training, Mapping):
+        training = {"learning_rate": TABLE_TRAINING.learning_rate, **training}
+    else:
         training = asdict(training)
     if callable(loss):
         loss = import_path(loss)

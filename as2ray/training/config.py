@@ -90,3 +90,7 @@ class TrainingConfig:
         if self.warmup_steps is None:
             return self.warmup_ratio
         return self.warmup_steps / max(1, num_steps)
+
+
+TABLE_TRAINING = TrainingConfig(learning_rate=5e-5)
+"""Defaults of `as2ray train`, whose default encoder is small."""

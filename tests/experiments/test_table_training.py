@@ -149,6 +149,9 @@ def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, 
     assert result.report.counts.num_questions == 6
     assert "which also selected it" in repr(result)
     assert result.load().rank(QUESTION, TEXTS)
+    card = (tmp_path / "out" / "ranker" / "README.md").read_text()
+    assert "epochs 1," in card
+    assert "learning_rate 5e-05," in card  # the default
 
 
 def test_train_refuses_questions_that_are_also_in_dev(path, checkpoint, tmp_path):
