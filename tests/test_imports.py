@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": {
         *(*TRAINING, "corpora", "retrieval", "profiling", "distributed", "console"),
     },
-    "serving": {*RANKERS, "retrieval", "distributed"},
+    "serving": {*RANKERS, "retrieval", "distributed", "console"},
     "cli": {
         *(*TRAINING, "corpora", "retrieval", "profiling", "experiments", "console"),
         *PACKAGES_WITH_RAY,
