@@ -161,8 +161,10 @@ class Corpus:
             name: One of `splits` or of `collections`.
         """
         names = {each for alternatives in self.needed_files(name) for each in alternatives}
-        own = tuple(u for u in self.urls if PurePosixPath(u).name.removesuffix(".gz") in names)
-        return own or tuple(url for url in self.urls if url.endswith(ARCHIVES))
+        file_urls = tuple(
+            u for u in self.urls if PurePosixPath(u).name.removesuffix(".gz") in names
+        )
+        return file_urls or tuple(url for url in self.urls if url.endswith(ARCHIVES))
 
     def needed_files(self, name: str) -> list[tuple[str, ...]]:
         """Returns the possible names of each file of a split or a collection.

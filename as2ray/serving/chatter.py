@@ -10,7 +10,8 @@ from as2ray.console.line_stream import LineStream
 
 CHATTER = re.compile(
     r"Token authentication is enabled|Started Serve in namespace|Connecting to existing Serve app"
-    r"|SharedRouterLongPollClient|Got KeyboardInterrupt, exiting|Task ServeController\.\w+ failed"
+    r"|SharedRouterLongPollClient|Got KeyboardInterrupt, exiting"
+    r"|Task ServeController\.\w+ failed.*killed by `ray\.kill`"
 )
 """What Ray's processes say of a service that starts and ends as it should."""
 

@@ -125,9 +125,9 @@ def test_budget_is_as_in_rank_and_counts_the_retrieval(library):
 def test_index_without_a_model_is_asked_as_by_the_answerer_and_ranks_nothing(serve, index):
     client = serve(index_path=index, models={})
     body = {"question": "what is kovarin", "top_k": 2, "budget_ms": 500}
-    told = client.post("/ask", json=body).json()
+    response = client.post("/ask", json=body).json()
     expected = QuestionAnswerer(SentenceIndex.open(index)).ask("what is kovarin", 2)
-    assert [(a["text"], a["score"]) for a in told["answers"]] == [
+    assert [(a["text"], a["score"]) for a in response["answers"]] == [
         (a.text, pytest.approx(a.score)) for a in expected.answers
     ]
     info = client.get("/info").json()

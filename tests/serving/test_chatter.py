@@ -21,7 +21,12 @@ def test_chatter_of_ray_is_hidden_and_all_else_is_shown(caplog):
 
 def test_lines_of_other_processes_about_the_end_are_hidden(capsys):
     with without_chatter():
-        sys.stderr.write("(raylet) Task ServeController.listen_for_change failed. Error: ...\n")
+        sys.stderr.write(
+            "(raylet) Task ServeController.f failed. The actor was killed by `ray.kill`.\n"
+        )
+        sys.stderr.write("(raylet) Task ServeController.f failed. The node died.\n")
         sys.stderr.write("(gateway pid=7) a warning\n")
         sys.stderr.write("an end")
-    assert capsys.readouterr().err == "(gateway pid=7) a warning\nan end"
+    assert capsys.readouterr().err == (
+        "(raylet) Task ServeController.f failed. The node died.\n(gateway pid=7) a warning\nan end"
+    )

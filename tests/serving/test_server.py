@@ -355,10 +355,14 @@ def test_index_is_served_without_rankers(gateway, index):
     application = deployment.build_app(ServiceConfig(index_path=index))
     ranker, *_ = application._bound_deployment.init_args
     assert ranker is None
-    made = gateway()
-    made.ranker, made.models, made.service_metrics = None, {}, ServiceMetrics()
-    asyncio.run(made.reconfigure({"models": {}}))
-    made.check_rankers()
+    index_gateway = gateway()
+    index_gateway.ranker, index_gateway.models, index_gateway.service_metrics = (
+        None,
+        {},
+        ServiceMetrics(),
+    )
+    asyncio.run(index_gateway.reconfigure({"models": {}}))
+    index_gateway.check_rankers()
 
 
 def test_where_no_ranker_need_live_requests_are_accepted(gateway):

@@ -284,12 +284,12 @@ def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoi
     ranker = loaded(checkpoint("bert"))
     ranker.calibration = (Calibration("temperature", 2.0),)
     config = replace(CONFIG, max_loss=0.5, use_bm25=True)
-    made = make_cascade(ranker, TABLE, calibration_table=OTHERS, config=config)
-    *early, last = made.calibration
+    cascade = make_cascade(ranker, TABLE, calibration_table=OTHERS, config=config)
+    *early, last = cascade.calibration
     assert last == ranker.calibration[0]
-    assert len(early) == sum(weight > 0 for weight in made.bm25_weights) > 0
+    assert len(early) == sum(weight > 0 for weight in cascade.bm25_weights) > 0
     texts = (OTHERS["question"].to_pylist(), OTHERS["candidate"].to_pylist())
-    scores = made.predict_stage_scores(*texts, question_indices(OTHERS)).T
+    scores = cascade.predict_stage_scores(*texts, question_indices(OTHERS)).T
     expected = last(scores[-1]).mean()
     assert last(scores[0]).mean() < expected - 0.02  # BM25 has lowered them
     for calibration, exit_scores in zip(early, scores):
