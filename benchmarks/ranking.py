@@ -162,6 +162,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_report("ranking", args, claims, results)
 
 
+def _open_share(text: str) -> float:
+    if not 0 < (share := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 1, not {text}")
+    return share
+
+
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranker", type=Path, help="pointwise checkpoint; by default MiniLM")
     parser.add_argument("--cascade", type=Path, help="cascade checkpoint with its drop ratios")
@@ -173,7 +179,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--encoder", help="sentence encoder of stored embeddings, for --cascade")
     parser.add_argument(
-        "--max_loss", type=float, default=0.03, help="with --encoder: bound on the loss"
+        "--max_loss", type=_open_share, default=0.03, help="with --encoder: bound on the loss"
     )
     parser.add_argument("--brief", action="store_true", help="four questions, from text, no MAP")
     parser.add_argument(

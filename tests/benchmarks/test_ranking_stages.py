@@ -11,6 +11,7 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import EvaluationError
 from as2ray.tables.schema import question_indices
+from benchmarks import ranking
 from benchmarks.ranking_stages import CutRanker, SimilarityStage, split_by_question
 
 TABLE = tiny.with_distinct_questions(tiny.candidates(40, each=7))
@@ -66,3 +67,10 @@ def test_gap_is_the_least_one_whose_loss_is_bounded(stage, cascade):
     assert stage.with_bounded_loss(TABLE, 0.1).max_gap >= bounded.max_gap
     with pytest.raises(EvaluationError, match="needs 99 questions"):
         stage.with_bounded_loss(TABLE, 0.01)
+
+
+@pytest.mark.parametrize("max_loss", ["0", "1", "-0.1"])
+def test_bound_outside_of_its_range_is_refused_before_anything_runs(max_loss, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        ranking.main(["--max_loss", max_loss])
+    assert f"must be above 0 and below 1, not {max_loss}" in capsys.readouterr().err
