@@ -15,7 +15,7 @@ from as2ray.evaluation.report import Report, to_markdown
 from as2ray.experiments.bm25 import BM25Grid, BM25Scores
 from as2ray.experiments.comparison import start_experiment
 from as2ray.experiments.configuration import validate
-from as2ray.experiments.encoders import SimilarityScores
+from as2ray.experiments.encoders import CombinedScores, SimilarityScores, TableScoring
 from as2ray.experiments.executor import SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, run_experiment
 from as2ray.experiments.rankers import (
@@ -40,8 +40,9 @@ from as2ray.training.config import TABLE_TRAINING, TrainingConfig
 if TYPE_CHECKING:
     from as2ray.models.ranker import Ranker
 
-SYSTEMS = (RANKER, "bm25", "similarity")
-"""The systems of the report: the trained ranker, BM25, and the cosine of the same encoder."""
+SYSTEMS = (RANKER, "bm25", "similarity", "similarity and bm25")
+"""The systems of the report: the trained ranker, BM25, the cosine of the same encoder, and the sum
+of both with the weights of `DEFAULT_WEIGHTS`."""
 
 TEACHER = "teacher"
 """The ranker that is distilled, in the report."""
@@ -58,7 +59,7 @@ TRAINING, INPUTS, STORE = "training", "inputs", "store"
 
 @dataclass(frozen=True, repr=False)
 class TrainingResult:
-    """A trained ranker and how it compares with BM25 and the similarity of its encoder."""
+    """A trained ranker and how it compares with BM25, the similarity of its encoder, and both."""
 
     folder: Path
     """Its checkpoint."""
@@ -91,7 +92,7 @@ class TrainingResult:
 
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TableRecipe(Recipe):
-    """A recipe of one run whose report has BM25 and the similarity of its encoder, too."""
+    """A recipe of one run whose report has BM25, the similarity of its encoder and both, too."""
 
     has_similarity: bool = True
     """Whether the model is a sentence encoder."""
@@ -294,10 +295,13 @@ def _build(recipe: TableRecipe) -> Experiment:
     bm25 = BM25Grid(tables[recipe.dev], ((BM25.k1, BM25.b),))
     for test in recipe.tests:
         table, kept = tables[test], recipe.question_filter
+        similarity = SimilarityScores(table, recipe.model.path, kept)
+        scoring = TableScoring(table, similarity, is_labeled=False)
         scores: dict[str, StoredScores] = {
             SYSTEMS[0]: TableScores(ranker, table, question_filter=kept),
             SYSTEMS[1]: BM25Scores(table, bm25, kept),
-            SYSTEMS[2]: SimilarityScores(table, recipe.model.path, kept),
+            SYSTEMS[2]: similarity,
+            SYSTEMS[3]: CombinedScores(table, scoring, similarity, question_filter=kept),
         }
         if teacher:
             scores[TEACHER] = TableScores(teacher, table, question_filter=kept)
