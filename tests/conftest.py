@@ -217,7 +217,17 @@ def _forked_workers():
     """Forks the workers of clusters that this process starts, which saves their imports."""
     from forked_workers import forked_workers
 
-    with forked_workers():
+    with forked_workers() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def forked_workers_elsewhere(_forked_workers):
+    """Forks the workers of clusters that are started by processes of a module's tests, too."""
+    from forked_workers import with_folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", with_folder(_forked_workers))
         yield
 
 

@@ -30,9 +30,15 @@ from types import SimpleNamespace
 IMPORT_VARIABLES = ("CUDA", "HF_", "LD_", "MKL", "TORCH", "TRANSFORMERS")
 """How names of variables begin that libraries read when they are imported."""
 
+PROGRAMS = ("default_worker.py", "setup_worker.py")
+"""What Ray runs as a worker, without and with an environment of its own."""
+
 STARTER = """#!{python} -IS
 import array, json, os, socket, sys
+forked = False
 try:
+    # Others, such as Ray's agents, for which it waits seconds only, need not wait for the nursery.
+    assert os.path.basename(sys.argv[1]) in {names!r}
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect({address!r})
         request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
@@ -41,32 +47,82 @@ try:
         nursery.sendmsg([len(request).to_bytes(8, "little")], rights)
         nursery.sendall(request)
         forked = nursery.recv(1) == b"1"
-except OSError:
-    forked = False
+except (AssertionError, OSError):
+    pass
 if not forked:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 
 
+HOOK = """
+import sys
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
+
+class Hook:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "ray._private.services":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def run_and_patch(module):
+            run(module)
+            module.sys = SimpleNamespace(**vars(sys) | {{"executable": {starter!r}}})
+
+        spec.loader.exec_module = run_and_patch
+        return spec
+
+sys.meta_path.insert(0, Hook)
+"""
+"""Runs first in each process that has its folder in `PYTHONPATH`."""
+
+
 @contextmanager
-def forked_workers() -> Iterator[None]:
-    """Forks the workers of clusters that this process starts in the context."""
+def nursery() -> Iterator[Path]:
+    """Runs a nursery in the context; yields a folder with the starter and the hook."""
+    with tempfile.TemporaryDirectory(prefix="nursery-") as name:
+        folder = Path(name)
+        starter, address = folder / "python", str(folder / "socket")
+        starter.write_text(STARTER.format(python=sys.executable, address=address, names=PROGRAMS))
+        starter.chmod(0o755)
+        (folder / "sitecustomize.py").write_text(HOOK.format(starter=str(starter)))
+        process = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        try:
+            yield folder
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+@contextmanager
+def forked_workers() -> Iterator[Path]:
+    """Forks the workers of clusters that this process starts in the context.
+
+    Those of other processes are forked if `PYTHONPATH` has the folder that is yielded; see
+    `with_folder`.
+    """
     from ray._private import services
 
-    with tempfile.TemporaryDirectory(prefix="nursery-") as folder:
-        starter = Path(folder, "python")
-        address = str(Path(folder, "socket"))
-        starter.write_text(STARTER.format(python=sys.executable, address=address))
-        starter.chmod(0o755)
-        nursery = subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE)
-        assert nursery.stdin is not None
-        services.sys = SimpleNamespace(**vars(sys) | {"executable": str(starter)})
+    with nursery() as folder:
+        services.sys = SimpleNamespace(**vars(sys) | {"executable": str(folder / "python")})
         try:
-            yield
+            yield folder
         finally:
             services.sys = sys
-            nursery.stdin.close()
-            nursery.wait()
+
+
+def with_folder(folder: Path) -> str:
+    """Returns `PYTHONPATH` with the folder of a nursery."""
+    return os.pathsep.join([str(folder), *_search_path(dict(os.environ))])
+
+
+def run_with_nursery(command: Sequence[str]) -> int:
+    """Runs a command that starts a node of Ray; its workers see the disks of this process."""
+    with nursery() as folder:
+        return subprocess.call(command, env=os.environ | {"PYTHONPATH": with_folder(folder)})
 
 
 LIBRARIES = (
@@ -139,6 +195,7 @@ def _become_worker(
     import torch
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgrp()  # A node of another session ends the group of a worker that dies.
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.environ.clear()
@@ -155,4 +212,6 @@ def _become_worker(
 
 
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        sys.exit(run_with_nursery(sys.argv[1:]))
     sys.exit(_fork_on_request(sys.argv[1]))

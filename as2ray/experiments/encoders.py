@@ -316,18 +316,19 @@ class SearchEvaluation(Stage):
         if scoring is not None and scoring.uses_ranker and self.ranker is not None:
             ranker = load(context.path(self.ranker) / RANKER)
         positives = positives_by_question(read_table(context.path(self.table)))
+        answerer = None
+        if scoring is not None:
+            answerer = QuestionAnswerer(index, ranker, NUM_CANDIDATES, scoring=scoring)
         ranks, results = [], []
         for question, answers in positives.items():
-            if scoring is None:
+            if answerer is None:
                 found = index.search_candidates(question, NUM_CANDIDATES, 1, self.method)
                 texts = index.texts([candidate.index for candidate in found])
             else:
-                answerer = QuestionAnswerer(
-                    index, ranker, NUM_CANDIDATES, score_threshold=0.0, scoring=scoring
-                )
-                texts = [a.text for a in answerer.ask(question, NUM_CANDIDATES).answers]
-                abstaining = replace(answerer, score_threshold=None)
-                results.append(abstaining.ask(question, 1))
+                ranked = answerer.look_up(question)
+                all_answers = answerer.select(ranked, NUM_CANDIDATES, score_threshold=0.0).answers
+                texts = [answer.text for answer in all_answers]
+                results.append(answerer.select(ranked, 1))
             is_right = [" ".join(text.split()) in answers for text in texts]
             ranks.append(is_right.index(True) + 1 if any(is_right) else np.inf)
         found_at = np.array(ranks)
@@ -335,8 +336,8 @@ class SearchEvaluation(Stage):
         measures["RR"] = float((1 / found_at).mean())
         measures["R@100"] = float((found_at <= NUM_CANDIDATES).mean())
         outputs: dict[str, Any] = {"measures": measures, "num_questions": len(ranks)}
-        if results:
-            others = [abstaining.ask(question, 1) for question in self.off_topic]
+        if answerer is not None:
+            others = [answerer.ask(question, 1) for question in self.off_topic]
             has_probability = scoring is not None and scoring.answer_model is not None
             outputs["abstention"] = describe_abstention(
                 results, found_at <= 1, others, has_probability

@@ -119,6 +119,16 @@ class FoundCandidates:
         return [self.candidates[row].index for row in self.kept]
 
 
+@dataclass(frozen=True)
+class RankedCandidates:
+    """The sentences that may answer a question, and the ranker's ranking of the kept ones."""
+
+    found: FoundCandidates
+    ranking: Sequence[Ranked]
+    """Empty if the ranker was not asked."""
+    retrieval_time_s: float
+
+
 @config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class QuestionAnswerer:
     """Answers questions from an index."""
@@ -163,19 +173,35 @@ class QuestionAnswerer:
         """
         check_text(question)
         check_top_k(top_k)
+        return self.select(self.look_up(question), top_k)
+
+    def look_up(self, question: str) -> RankedCandidates:
+        """Finds and ranks the candidates of a question, for `select`."""
         started_at = perf_counter()
-        scoring, ranker = self.combined, self.ranker
         sizes = (self.num_candidates, self.num_neighbors)
-        found = find_candidates(self.index, scoring, question, *sizes)
+        found = find_candidates(self.index, self.combined, question, *sizes)
         texts = self.index.texts(found.sentences)
         retrieval_time_s = perf_counter() - started_at
-        is_ranked = ranker is not None and scoring.uses_ranker and bool(texts)
-        ranking = ranker.rank(question, texts) if ranker is not None and is_ranked else []
-        threshold = self.score_threshold
-        if threshold is None and scoring.answer_model is None and ranker is not None:
-            threshold = ranker.threshold
-        result = select_answers(self.index, scoring, found, ranking, top_k, threshold)
-        return replace(result, retrieval_time_s=retrieval_time_s)
+        ranks = self.ranker is not None and self.combined.uses_ranker and texts
+        ranking = self.ranker.rank(question, texts) if self.ranker is not None and ranks else []
+        return RankedCandidates(found, ranking, retrieval_time_s)
+
+    def select(
+        self, ranked: RankedCandidates, top_k: int, score_threshold: float | None = None
+    ) -> QuestionAnswer:
+        """Returns the best answers among the candidates of a question.
+
+        Args:
+            ranked: Result of `look_up`.
+            top_k: Maximum number of answers.
+            score_threshold: Instead of the one of this object.
+        """
+        threshold = self.score_threshold if score_threshold is None else score_threshold
+        if threshold is None and self.combined.answer_model is None and self.ranker is not None:
+            threshold = self.ranker.threshold
+        found, ranking = ranked.found, ranked.ranking
+        result = select_answers(self.index, self.combined, found, ranking, top_k, threshold)
+        return replace(result, retrieval_time_s=ranked.retrieval_time_s)
 
 
 def resolve_scoring(

@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory) -> Iterator[SimpleNamespace]:
+def cluster(tmp_path_factory, forked_workers_elsewhere) -> Iterator[SimpleNamespace]:
     """A head without a CPU for work, which starts up to two nodes of two CPUs on this machine.
 
     Ray's own cluster for such tests ends every Ray of the machine when it starts and stops.
@@ -75,6 +75,7 @@ def cluster(tmp_path_factory) -> Iterator[SimpleNamespace]:
         "num-cpus": 0,
         "object-store-memory": 10**8,
         "include-dashboard": "false",
+        "include-log-monitor": "false",
         "autoscaling-config": folder / "config.json",
     }
     with pytest.MonkeyPatch.context() as patch, (folder / "head.log").open("wb") as log:

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import forked_workers
 import psutil
 import pytest
 import yaml
@@ -47,9 +48,10 @@ class Node:
             flags |= {"dashboard-agent-grpc-port": grpc.getsockname()[1]}
         flags |= {"address": cluster.address, "object-store-memory": 10**8}
         start = [RAY, "start", "--block", *(f"--{name}={value}" for name, value in flags.items())]
+        with_nursery = [sys.executable, forked_workers.__file__]
         mounted = f'mount --bind {disk} {cache} && exec "$@"'
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mounted, "sh", *start],
+            ["unshare", "--mount", "sh", "-c", mounted, "sh", *with_nursery, *start],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -45,7 +45,7 @@ NUM_TRIALS = 2
 
 
 @pytest.fixture(scope="module")
-def job_server(tmp_path_factory) -> Iterator[dict[str, str]]:
+def job_server(tmp_path_factory, forked_workers_elsewhere) -> Iterator[dict[str, str]]:
     """A Ray of one node that wants a token; yields the environment of its users."""
     with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
     port, dashboard, agent, agent_grpc = (each.getsockname()[1] for each in with_ports)

@@ -1,6 +1,9 @@
 """Workers of the tests' Ray are forked from a process that has imported torch, if possible."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,12 @@ def test_worker_is_forked_unless_its_environment_may_change_an_import(
     values = ray.get([task.remote(), task.remote()])
     assert [value[:3] for value in values] == [("5", is_forked, os.getcwd())] * 2
     assert values[0][3] != values[1][3]  # each worker has a random state of its own
+
+
+@pytest.mark.usefixtures("forked_workers_elsewhere")
+def test_other_process_starts_workers_with_the_starter_and_all_else_with_python():
+    code = "import sys; from ray._private import services; print(services.sys.executable)"
+    starter = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    assert Path(starter).parent.name.startswith("nursery-")
+    code = "import sys; print(sys.executable)"
+    assert subprocess.check_output([starter, "-c", code], text=True).strip() == sys.executable
