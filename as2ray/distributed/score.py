@@ -245,8 +245,13 @@ def _score_with_actors(
     )
     dataset.context.enable_progress_bars = False
     hide_log_of_ray_data()
+    busy_s = 0.0
     with unwrap_ray_errors():
-        return sum(float(row["busy_s"]) for row in dataset.iter_rows()), num_actors
+        for row in dataset.iter_rows():
+            if row["error"]:
+                raise pickle.loads(row["error"])
+            busy_s += float(row["busy_s"])
+    return busy_s, num_actors
 
 
 # Ray Data loses the cause of an error in a function, but not in a generator.
@@ -282,9 +287,17 @@ class ChunkScorer:
         self.ranker.is_reproducible = True
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        """Writes the chunk whose rows are pickled in `content`; yields the seconds of scoring."""
-        busy_s = self.score(int(batch["id"][0]), *pickle.loads(batch["content"][0]))
-        yield {"busy_s": np.array([busy_s])}
+        """Writes the chunk whose rows are pickled in `content`; yields the seconds of scoring.
+
+        An error is yielded, too: after one that is raised, Ray Data keeps the actors and their CPUs
+        for minutes.
+        """
+        busy_s, error = 0.0, b""
+        try:
+            busy_s = self.score(int(batch["id"][0]), *pickle.loads(batch["content"][0]))
+        except Exception as raised:
+            error = pickle.dumps(raised)
+        yield {"busy_s": np.array([busy_s]), "error": np.array([error], object)}
 
     def score(self, chunk_index: int, rows: pa.Table, sequences: TokenSequences | None) -> float:
         """Writes a chunk; returns the seconds of scoring.
