@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from as2ray.evaluation.presets import Measure
 
 DEFAULT_MEASURES = ("AP", "RR", "P@1", "nDCG@10")
+
+UNTRAINED = ("bm25", "similarity", "hybrid", "constant")
+"""Names of what scores candidates without training."""
 
 
 def evaluate(  # noqa: PLR0913 - every argument is a flag
@@ -42,7 +46,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     """Evaluates a ranker or a run.
 
     Args:
-        model: Checkpoint folder or hub id, `bm25`, or `constant` (all candidates score the same).
+        model: Checkpoint folder or hub id, or what needs no training: `bm25`, `similarity` (of the
+            packaged MiniLM), `hybrid` (the sum of both), `constant` (all candidates equal).
         run: A TREC run instead of a model.
         qrels: TREC qrels; then no table is needed.
         table: Folder of a prepared table, or a file such as those of `as2ray train`.
@@ -155,7 +160,7 @@ def _create_scorer(
     system: str, rows: pa.Table, drop_ratios: float | list[float] | None = None
 ) -> Callable[[], np.ndarray]:
     """Loads a model or a run; returns the function that scores every row with it."""
-    if drop_ratios is not None and (system in ("constant", "bm25") or Path(system).is_file()):
+    if drop_ratios is not None and (system in UNTRAINED or Path(system).is_file()):
         raise EvaluationError(
             f"drop_ratio={drop_ratios} of {system}; only a ranker that has stages drops candidates"
         )
@@ -165,6 +170,13 @@ def _create_scorer(
         from as2ray.text.bm25 import BM25
 
         return lambda: BM25().score_candidates(rows)
+    if system in ("similarity", "hybrid"):
+        from as2ray.checkpoints.packaged import MINILM_NAME
+        from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
+        from as2ray.retrieval.baselines import hybrid_scores, similarities
+
+        encoder = load_sentence_encoder(MINILM_NAME)
+        return partial(hybrid_scores if system == "hybrid" else similarities, encoder, rows)
     if Path(system).is_file():
         scores = align_run(read_run(system), rows)
         return lambda: scores

@@ -23,6 +23,7 @@ from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import TABLE, filtered_table, read_table, write_table
 from as2ray.retrieval.answer_fitting import fit_answer_scoring
 from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring, logit_of
+from as2ray.retrieval.baselines import similarities
 from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
 from as2ray.retrieval.question_answering import QuestionAnswer, QuestionAnswerer
@@ -387,17 +388,6 @@ def describe_abstention(
         shares = {f"{coverage:g}": curve.precision_at(coverage) for coverage in COVERAGES}
         outputs |= {"AURC": curve.aurc, "precision_at": shares}
     return outputs
-
-
-def similarities(encoder: Any, rows: pa.Table) -> np.ndarray:
-    """Returns the similarity of the question and the candidate of each row, shape [rows]."""
-    columns = [
-        rows[name].combine_chunks().dictionary_encode() for name in ("question", "candidate")
-    ]
-    questions, candidates = (column.dictionary.to_pylist() for column in columns)
-    queries, documents = encoder.encode_queries(questions), encoder.encode_documents(candidates)
-    first, second = (column.indices.to_numpy() for column in columns)
-    return np.asarray((queries[first] * documents[second]).sum(1), np.float64)
 
 
 def _mean_ap(encoder: Any, rows: pa.Table) -> float:

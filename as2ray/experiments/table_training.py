@@ -40,7 +40,7 @@ from as2ray.training.config import TABLE_TRAINING, TrainingConfig
 if TYPE_CHECKING:
     from as2ray.models.ranker import Ranker
 
-SYSTEMS = (RANKER, "bm25", "similarity", "similarity and bm25")
+SYSTEMS = (RANKER, "bm25", "similarity", "hybrid")
 """The systems of the report: the trained ranker, BM25, the cosine of the same encoder, and the sum
 of both with the weights of `DEFAULT_WEIGHTS`."""
 

@@ -82,6 +82,16 @@ def test_evaluate_of_a_constant_scorer_is_far_below_one(prepared, capsys):
     assert value == pytest.approx(0.2)  # one positive of five, ranked last
 
 
+def test_evaluate_compares_what_needs_no_training(prepared, capsys):
+    main(["evaluate", "--model", "hybrid", "--table", str(prepared), "--baseline", "similarity"])
+    out = capsys.readouterr().out
+    assert "p (randomization)" in out
+    assert sum(line.startswith("AP ") for line in out.splitlines()) == 2
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", "hybrid", "--table", str(prepared), "--drop_ratio", "0.3"])
+    assert "drop_ratio=0.3 of hybrid" in capsys.readouterr().err
+
+
 def test_evaluate_says_how_many_questions_its_filter_leaves_out(tmp_path, capsys):
     rows = ["question,text,label", "who?,krill,1", "who?,squid,0", "what?,fish,0", "why?,hare,0"]
     (tmp_path / "t.csv").write_text("\n".join(rows))

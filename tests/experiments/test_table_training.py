@@ -52,12 +52,12 @@ def output(path, sentence_encoder, tmp_path_factory):
     return output
 
 
-def test_train_on_a_csv_prints_the_report_against_bm25_the_similarity_and_their_sum(
+def test_train_on_a_csv_prints_the_report_against_bm25_the_similarity_and_both(
     output, path, sentence_encoder, capsys
 ):
     main(flags(path, output, sentence_encoder))  # which trains nothing again
     printed = capsys.readouterr().out
-    for system in ("ranker", "bm25 (baseline)", "similarity", "similarity and bm25"):
+    for system in ("ranker", "bm25 (baseline)", "similarity", "hybrid"):
         assert f"| {system} |" in printed
     assert printed.count("| bm25 (baseline) |") == 1
     assert "3 questions / 15 pairs" in printed
