@@ -5,9 +5,10 @@
 The lists are the sentences of SQuAD's dev articles, at most `--candidates` of each, in BM25's order
 (with `--small` those of the Python reference). The cascade passes as many as it can through each
 exit. The ranker that it was made of scores as many of the first ones as there is time for, which is
-what a user does without exits. `--encoder` adds the order of an encoder's cosine, with embeddings
-of the sentences that were stored before, as an index has them. With `--http`, 8 clients at the same
-time ask a service, and a budget counts from the arrival of a request.
+what a user does without exits. `--encoder` adds the order of an encoder's cosine, and of its sum
+with BM25, with embeddings of the sentences that were stored before, as an index has them. With
+`--http`, 8 clients at the same time ask a service, and a budget counts from the arrival of a
+request.
 """
 
 import gc
@@ -28,12 +29,17 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.corpora.preparation import read_split
 from as2ray.evaluation.measures import evaluate
-from as2ray.tables.schema import question_indices
+from as2ray.models.sentence_encoder import SentenceEncoder
+from as2ray.retrieval.answer_scoring import DEFAULT_WEIGHTS, AnswerScoring
+from as2ray.tables.schema import question_indices, question_offsets
 from as2ray.text.bm25 import BM25
 from benchmarks.report import Claim, limit_cores, parse_arguments, write_report
 from benchmarks.service import run_service, serve_command
 
 BUDGETS_MS = (25, 50, 100, 200, 500)
+
+UNTRAINED = {"cosine": ("similarity",), "hybrid": ("similarity", "bm25")}
+"""Parts of the scores of what ranks without training."""
 
 RankWithin = Callable[[str, list[str], float | None], list[int]]
 """Returns the order in which the candidates of a question are ranked within a budget in ms."""
@@ -56,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     results["BM25"] = bm25.measures["AP"]
     results["clients"] = num_clients = args.clients if args.http else 1
     if args.encoder:
-        results["cosine"] = _measure(_rank_by_cosine(args.encoder, table), table, None, 1)
+        encoder = load_sentence_encoder(args.encoder)
+        for name, parts in UNTRAINED.items():
+            results[name] = _measure(_rank_untrained(encoder, table, parts), table, None, 1)
     for side in ("cascade", "blind cap"):
         with _open_ranker(args, side) as rank:
             for budget_ms in (*BUDGETS_MS, None):
@@ -108,17 +116,20 @@ def _rank_at(url: str) -> RankWithin:
     return rank
 
 
-def _rank_by_cosine(name: str, table: pa.Table) -> RankWithin:
-    """Returns what embeds a question and compares it with stored embeddings of the sentences."""
-    encoder = load_sentence_encoder(name)
+def _rank_untrained(encoder: SentenceEncoder, table: pa.Table, parts: Sequence[str]) -> RankWithin:
+    """Returns what adds up similarities to stored embeddings, and BM25, which is given."""
     sentences = list(dict.fromkeys(table["candidate"].to_pylist()))
     places = {sentence: place for place, sentence in enumerate(sentences)}
     embeddings = encoder.encode_documents(sentences)
+    starts = question_offsets(table["question_id"])
+    questions = table["question"].take(starts).to_pylist()
+    bm25 = dict(zip(questions, np.split(BM25().score_candidates(table), starts[1:])))
+    scoring = AnswerScoring({name: DEFAULT_WEIGHTS[name] for name in parts})
 
     def rank(question: str, texts: list[str], budget_ms: float | None) -> list[int]:
-        scores = (
-            embeddings[[places[text] for text in texts]] @ encoder.encode_queries([question])[0]
-        )
+        query = encoder.encode_queries([question])[0]
+        similarities = embeddings[[places[text] for text in texts]] @ query
+        scores = scoring.score({"similarity": similarities, "bm25": bm25[question]})
         order: list[int] = np.argsort(-scores, kind="stable").tolist()
         return order
 
@@ -167,9 +178,9 @@ def _measure(
 
 def _list_claims(results: dict[str, Any]) -> list[Claim]:
     claims = [Claim("MAP of BM25's order", f"{results['BM25']:.4f}", None)]
-    if cosine := results.get("cosine"):
-        shown = f"{cosine['MAP']:.4f}, p50 {cosine['p50']:.0f} ms"
-        claims.append(Claim("MAP of the cosine of stored embeddings", shown, None))
+    for name in [name for name in UNTRAINED if name in results]:
+        shown = f"{results[name]['MAP']:.4f}, p50 {results[name]['p50']:.0f} ms"
+        claims.append(Claim(f"MAP of {name}, stored embeddings", shown, None))
     for budget_ms in BUDGETS_MS:
         cascade, cap = (results[f"{budget_ms} ms"][side] for side in ("cascade", "blind cap"))
         limit_ms = 1.1 * budget_ms + 5

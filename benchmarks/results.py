@@ -354,7 +354,7 @@ def _has_budgets(content: Any) -> bool:
 
 
 def _plot_budgets(results: Mapping[str, Any], path: Path) -> None:
-    """Plots MAP over the median time of a question: BM25, the cosine, the ranker, the cascade."""
+    """Plots MAP over the median time of a question: untrained scores, the ranker, the cascade."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
@@ -369,9 +369,10 @@ def _plot_budgets(results: Mapping[str, Any], path: Path) -> None:
         axes.plot(*zip(*points), "o-", color=color, label=label, markersize=4, linewidth=1)
         end = whole[side]["p50"], whole[side]["MAP"]
         axes.plot(*end, "*", color=color, markersize=13, label=f"{name}, all candidates")
-    if cosine := results.get("cosine"):
-        label = "cosine, stored embeddings"
-        axes.plot(cosine["p50"], cosine["MAP"], "s", color="tab:green", label=label)
+    for name, color in (("cosine", "tab:green"), ("hybrid", "tab:red")):
+        if point := results.get(name):
+            label = {"hybrid": "cosine and BM25, no ranker"}.get(name, "cosine, stored embeddings")
+            axes.plot(point["p50"], point["MAP"], "s", color=color, label=label)
     label = "BM25's order, which is given"
     axes.axhline(results["BM25"], color="gray", linestyle="--", linewidth=1, label=label)
     axes.set_xscale("log")

@@ -204,6 +204,8 @@ def test_budget_small_run_measures_both_sides_within_each_budget(small):
     results = small("budget")["results"]
     assert set(results["25 ms"]) == {"cascade", "blind cap"}
     assert 0 < results["cosine"]["MAP"] <= 1
+    assert 0 < results["hybrid"]["MAP"] <= 1
+    assert results["hybrid"]["MAP"] != results["cosine"]["MAP"]
     for budget in ("25 ms", "500 ms", "none"):
         for measured in results[budget].values():
             assert 0 < measured["MAP"] <= 1
