@@ -230,12 +230,17 @@ def select_questions(table: pa.Table, num_candidates: int, num_questions: int) -
 def _measure_unscored(
     scorers: Mapping[str, PairScorer], rows: pa.Table, results: dict[str, Any]
 ) -> list[Claim]:
-    """Measures which share of the candidates leave before they are tokenized."""
+    """Measures which share of the candidates leave before they are tokenized.
+
+    Behind similarities also the time of each step.
+    """
     texts, shares = (rows["question"].to_pylist(), rows["candidate"].to_pylist()), {}
     for name, scorer in scorers.items():
         if isinstance(scorer, MultiStageRanker | SimilarityStage):
             stage_index = scorer.predict_pairs(*texts, question_indices(rows)).stage_index
             shares[name] = float(np.mean(stage_index == NOT_SCORED))
+        if isinstance(scorer, SimilarityStage):
+            results["ms of a question"] = scorer.profile(*texts, question_indices(rows))
     results["gone before they are tokenized"] = shares
     return [
         Claim(f"{name}: >= 70 % gone before they are tokenized", f"{share:.0%}", share >= 0.7)

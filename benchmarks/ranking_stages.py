@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from as2ray.cascade.margins import select_step
 from as2ray.cascade.pruning import StagedScores
-from as2ray.models.bm25_stage import BM25Selection
+from as2ray.models.bm25_stage import BM25Selection, enter_all, join_selections
 from as2ray.models.cascade import CascadeRanker
 from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.sentence_encoder import SentenceEncoder
@@ -78,11 +79,7 @@ class SimilarityStage:
     ) -> StagedScores:
         """See `PairScorer`; dropped candidates stay in the order of their similarity."""
         similarities = self.measure_similarities(questions, candidates, question_index)
-        scoring = AnswerScoring({"ranker": 1.0}, max_similarity_gap=self.max_gap)
-        enters = np.zeros(len(candidates), bool)
-        for rows in split_by_question(question_index):
-            parts = dict.fromkeys(("similarity", "bm25"), similarities[rows])
-            enters[rows[scoring.kept_rows(parts)]] = True
+        enters = self._select(similarities, question_index)
         entered = self.ranker.predict_pairs(
             list(compress(questions, enters)),
             list(compress(candidates, enters)),
@@ -90,6 +87,45 @@ class SimilarityStage:
         )
         # Below the scores of candidates that BM25 drops, which are 0 or more.
         return BM25Selection(enters, np.float32(similarities - 2.0), similarities).complete(entered)
+
+    def _select(self, similarities: np.ndarray, question_index: np.ndarray) -> np.ndarray:
+        """Returns which candidates reach the ranker, shape [pairs]."""
+        scoring = AnswerScoring({"ranker": 1.0}, max_similarity_gap=self.max_gap)
+        enters = np.zeros(len(similarities), bool)
+        for rows in split_by_question(question_index):
+            parts = dict.fromkeys(("similarity", "bm25"), similarities[rows])
+            enters[rows[scoring.kept_rows(parts)]] = True
+        return enters
+
+    def profile(
+        self, questions: Sequence[str], candidates: Sequence[str], question_index: np.ndarray
+    ) -> dict[str, float]:
+        """Returns how long each step takes, in milliseconds of a question, and what it leaves."""
+        times = [perf_counter()]
+        similarities = self.measure_similarities(questions, candidates, question_index)
+        rows = np.flatnonzero(self._select(similarities, question_index))
+        num_similar = len(rows)
+        times.append(perf_counter())
+        selections = [
+            self.ranker.select_by_bm25(questions[part[0]], [candidates[row] for row in part])
+            or enter_all(len(part))
+            for part in np.split(rows, np.flatnonzero(np.diff(question_index[rows])) + 1)
+        ]
+        selection = join_selections(selections)
+        rows, gaps = rows[selection.enters], selection.gaps[selection.enters]
+        times.append(perf_counter())
+        texts = [questions[row] for row in rows], [candidates[row] for row in rows]
+        sequences = self.ranker.tokenizer.encode(*texts)
+        times.append(perf_counter())
+        self.ranker.predict_sequences(sequences, question_index[rows], bm25_gaps=gaps)
+        times.append(perf_counter())
+        num_questions = len(np.unique(question_index))
+        steps = ("similarity", "BM25", "tokens", "layers")
+        took_ms = 1e3 * np.diff(times) / num_questions
+        left = {"left by similarity": num_similar, "left by BM25": len(rows)}
+        return dict(zip(steps, took_ms.tolist())) | {
+            name: number / num_questions for name, number in left.items()
+        }
 
     def measure_similarities(
         self, questions: Sequence[str], candidates: Sequence[str], question_index: np.ndarray

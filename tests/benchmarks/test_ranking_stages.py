@@ -69,6 +69,14 @@ def test_gap_is_the_least_one_whose_loss_is_bounded(stage, cascade):
         stage.with_bounded_loss(TABLE, 0.01)
 
 
+def test_profile_times_each_step_and_counts_what_it_leaves(stage):
+    profile = replace(stage, max_gap=0.05).profile(*PAIRS, QUESTION_INDEX)
+    staged = replace(stage, max_gap=0.05).predict_pairs(*PAIRS, QUESTION_INDEX)
+    assert profile["left by BM25"] == np.sum(staged.stage_index != NOT_SCORED) / 40
+    assert profile["left by BM25"] <= profile["left by similarity"] < 7
+    assert min(profile[step] for step in ("similarity", "BM25", "tokens", "layers")) > 0
+
+
 @pytest.mark.parametrize("max_loss", ["0", "1", "-0.1"])
 def test_bound_outside_of_its_range_is_refused_before_anything_runs(max_loss, capsys):
     with pytest.raises(SystemExit, match="2"):
