@@ -17,6 +17,7 @@ fixtures anew for each.
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -31,6 +32,7 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -223,6 +225,16 @@ def _run_tests(package: str, names: list[str]) -> dict[str, str]:
     return json.loads(Path("status.json").read_text())
 
 
+def _restart_pools() -> None:
+    """Lets thread pools start threads anew in a fork, which does not have those of its parent."""
+    gc.unfreeze()  # a frozen object is not listed
+    for pool in [each for each in gc.get_objects() if type(each) is ThreadPoolExecutor]:
+        pool.__init__(
+            pool._max_workers, pool._thread_name_prefix, pool._initializer, pool._initargs
+        )
+    gc.freeze()
+
+
 def _git(*arguments: str) -> list[str]:
     ran = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
     return ran.stdout.splitlines()
@@ -325,6 +337,7 @@ class MutantRun:
                 # OpenMP's threads do not survive a fork, and would be waited for.
                 torch.set_num_threads(1)
                 torch.set_num_threads = lambda number: None
+            _restart_pools()
             function, shared = name.partition("__mutmut_")[0], [*self.shared_fixtures.values()]
             if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 # Without a reference to it a fixture would end, and wait for threads of the parent.
