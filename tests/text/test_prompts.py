@@ -52,6 +52,13 @@ def test_tokens_of_texts_alone_are_not_those_of_the_prompt(published):
     assert ids != reference(tokenizer, WHOLE, QUESTIONS[0], CANDIDATES[1])
 
 
+def test_question_of_as_many_tokens_as_fit_is_whole(published):
+    tokenizer, question = published("qwen3"), "muri lala badesso"
+    length = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+    pairs = build(tokenizer, SEGMENTS, max_question_length=length).encode([question], ["lala"])
+    assert split(pairs) == [reference(tokenizer, SEGMENTS, question, "lala")]
+
+
 @pytest.mark.parametrize("prompt", [WHOLE, SEGMENTS], ids=["whole", "segments"])
 def test_truncation_keeps_the_prompt_around_both_texts(published, prompt):
     tokenizer, long = published("qwen3"), "kovarin is muri. " * 40
