@@ -70,6 +70,7 @@ RELATED_TESTS = {
         "models/test_ensemble.py",
         "models/test_sequential.py",
     ),
+    "corpora": ("cli/test_cli_fetch.py",),
 }
 """Files in other folders with tests of a package's own work."""
 
@@ -207,6 +208,7 @@ def _changed_lines(diff: str) -> tuple[str, str]:
 def _run_tests(package: str, names: list[str]) -> dict[str, str]:
     """Tries changes in a process of pytest; what became of each."""
     Path("names.json").write_text(json.dumps(names))
+    Path("status.json").write_text("{}")
     command = [sys.executable, "-m", "pytest", "-p", "mutants", "--mutants=names.json"]
     options = ["--hypothesis-profile=mutants", "-m", "not slow", "-p", "no:xdist", "--tb=no"]
     places = ["--rootdir=.", "--basetemp=tmp", "-o", "tmp_path_retention_policy=none"]
@@ -302,8 +304,8 @@ class MutantRun:
                 total[item.path] += duration[item]
             reaching.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
             status[name] = self._try(name, reaching, total.total()) if reaching else "no tests"
+            Path("status.json").write_text(json.dumps(status))  # also of a run that is interrupted
         trampoline.set_mutant_under_test("")
-        Path("status.json").write_text(json.dumps(status))
         return True
 
     def _try(self, name: str, items: list[pytest.Item], duration_s: float) -> str:

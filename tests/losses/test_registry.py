@@ -1,5 +1,6 @@
 import pickle
 from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 
 import pytest
@@ -62,5 +63,6 @@ def test_own_loss_is_a_function_a_class_or_an_instance_named_by_its_module(tmp_p
     for wrong in ("losses_of_mine:number", "losses_of_mine:absent", "absent_module:loss", "a:"):
         with pytest.raises(ConfigError):
             get_loss(wrong)
-    with pytest.raises(ConfigError, match="no name"):
-        import_path(lambda output, targets: 0)
+    for nameless in (lambda output, targets: 0, partial(function)):
+        with pytest.raises(ConfigError, match="no name"):
+            import_path(nameless)
