@@ -104,6 +104,13 @@ def test_candidates_table_stays_as_it_is(tmp_path):
     assert load_table(with_score) == table
 
 
+def test_index_of_a_data_frame_is_a_column_if_it_has_the_name_of_one():
+    table = tiny.candidates(2)
+    frame = table.to_pandas()
+    assert load_table(frame.set_index("question")) == load_table(frame) == table
+    assert load_table(frame[::-1]).column_names == table.column_names
+
+
 def test_graded_labels_need_the_lowest_grade_of_an_answer():
     rows = [{"question": "q?", "text": str(i), "label": grade} for i, grade in enumerate([0, 3, 2])]
     table = load_table(rows, min_positive_grade=2)
@@ -150,6 +157,9 @@ def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed(
     with pytest.raises(CorpusError) as error:
         load_table([{"question": "q?", "text": "t", "label": "relevant"}])
     assert "1 of 1 rows cannot be used\n" in str(error.value)
+    table = pa.Table.from_pylist([{"question": "q?", "text": "t", "label": n} for n in ("1", "?")])
+    with pytest.raises(CorpusError, match=r"1 of 2 rows(.|\n)*row 2: label '\?'"):
+        load_table(table)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +167,7 @@ def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed(
     [
         ("question,text,label\n", "has no lines but its columns' names"),
         ("question,text,label\rq?,a,1\r", "line 1: new-line character"),
+        (f"question,text,label\n{'x' * 200_000},a,1\n", "line 2: field larger than field limit"),
         ("question,text,label\nq?,a,inf\n", "line 2: label 'inf' is neither"),
     ],
 )
