@@ -17,6 +17,7 @@ fixtures anew for each.
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -227,6 +228,15 @@ def _run_tests(package: str, names: list[str]) -> dict[str, str]:
     return json.loads(Path("status.json").read_text())
 
 
+def _clear_caches() -> None:
+    """Lets cached functions run again, whose values would hide changes and which tests reach."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("as2ray."):
+            for value in [*vars(module).values()]:
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+
+
 def _restart_pools() -> None:
     """Lets thread pools start threads anew in a fork, which does not have those of its parent."""
     gc.unfreeze()  # a frozen object is not listed
@@ -281,6 +291,7 @@ class MutantRun:
         items, duration, functions = [], Counter(), {}
         for item, following in zip(session.items, [*session.items[1:], session.items[0]]):
             self._reached = set()
+            _clear_caches()
             started_at = time.perf_counter()
             if any(report.failed for report in runtestprotocol(item, False, following)):
                 sys.stdout.write(f"\nleft out, fails on unchanged code: {item.nodeid}\n")
@@ -340,6 +351,7 @@ class MutantRun:
                 torch.set_num_threads(1)
                 torch.set_num_threads = lambda number: None
             _restart_pools()
+            _clear_caches()
             function, shared = name.partition("__mutmut_")[0], [*self.shared_fixtures.values()]
             if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 # Without a reference to it a fixture would end, and wait for threads of the parent.

@@ -8,6 +8,7 @@ from mutants import ACCEPTED, GOAL, Count, draw, mutate, read_accepted, weighted
 
 CODE = """
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 POOL = ThreadPoolExecutor(1)
 
@@ -28,10 +29,19 @@ def forever(n):
 
 def add_in_thread(a, b):
     return POOL.submit(add, a, b).result()
+
+
+def twice(a):
+    return 2 * a
+
+
+@cache
+def four():
+    return twice(2)
 """
 TESTS = """
 import pytest
-from as2ray.losses.sums import add, add_in_thread, forever
+from as2ray.losses.sums import add, add_in_thread, forever, four
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +59,10 @@ def test_forever():
 
 def test_thread():
     assert add_in_thread(1, 2) == 3
+
+
+def test_cache():
+    assert four() == 4
 
 
 def test_fails_on_unchanged_code():
@@ -108,6 +122,7 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
     by_function = {name.split(".x_")[1]: became for name, became in status.items()}
     assert by_function["add__mutmut_1"] == "killed"
     assert by_function["add_in_thread__mutmut_2"] == "killed"  # by a thread that the fork has not
+    assert by_function["twice__mutmut_1"] == "killed"  # although its value was cached
     assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2)} == {"no tests"}
     assert "timeout" in by_function.values()  # `n = n + 1` never ends
     assert count.tried == len(status) - 1  # without the accepted one
