@@ -93,6 +93,11 @@ def test_full_training_file_must_have_the_shares_that_the_paper_prints(write):
     }
 
 
+def test_questions_with_missing_facts_are_left_out_of_the_gold_where_asked(path):
+    questions = hotpotqa.read_gold_questions(split_of(path), path, complete_facts_only=True)
+    assert questions == {}
+
+
 def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(path):
     question = hotpotqa.read_gold_questions(split_of(path), path)["a1"]
     assert question.facts == (("Ann", 1), ("Bob", 0), ("Bob", 7), ("Cid", 0))
