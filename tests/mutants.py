@@ -84,6 +84,9 @@ ENCODING = re.compile(r'(, )?encoding=(None|"utf-8")|, (?=\))', re.IGNORECASE)
 MEMORY_BYTES = 6 * 2**30
 """What a process may allocate: a change can make an array too large for the machine."""
 
+HANG_S = 120
+"""Seconds, and 30 times those that it took before, after which a test counts as hanging."""
+
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["as2ray"]
@@ -260,6 +263,8 @@ class MutantRun:
         self.fixture_functions: dict[str, set[str]] = defaultdict(set)
         """Functions that the setup of a shared fixture reaches."""
         self.shared_fixtures: dict[str, pytest.FixtureDef] = {}
+        self.duration: Counter[pytest.Item] = Counter()
+        """Seconds that each test took."""
         self._reached: set[str] = set()
         self._failed = Path("failed.txt").resolve()
         """Tests that fail in a fork of unchanged code."""
@@ -288,7 +293,7 @@ class MutantRun:
 
         trampoline.record_trampoline_hit = lambda name, caller: self._reached.add(name)
         trampoline.set_mutant_under_test("stats")
-        items, duration, functions = [], Counter(), {}
+        items, duration, functions = [], self.duration, {}
         for item, following in zip(session.items, [*session.items[1:], session.items[0]]):
             self._reached = set()
             _clear_caches()
@@ -330,7 +335,7 @@ class MutantRun:
         while time.monotonic() < deadline:
             ended, code = os.waitpid(process, os.WNOHANG)
             if ended:
-                timeouts = (-signal.SIGXCPU, -signal.SIGKILL)
+                timeouts = (-signal.SIGXCPU, -signal.SIGKILL, -signal.SIGALRM)
                 exit_code = os.waitstatus_to_exitcode(code)
                 return {0: "survived"}.get(
                     exit_code, "timeout" if exit_code in timeouts else "killed"
@@ -361,6 +366,7 @@ class MutantRun:
                     fixture._finalizers.clear()
             has_failed = False
             for item, following in zip(items, [*items[1:], items[0]]):
+                signal.alarm(HANG_S + round(30 * self.duration[item]))  # ends the process
                 if any(report.failed for report in runtestprotocol(item, False, following)):
                     has_failed = True
                     if name != UNCHANGED:

@@ -5,6 +5,7 @@ import pytest
 
 from as2ray.errors import ConfigError
 from as2ray.text.packing import concatenate_sequences
+from as2ray.text.prompts import _last_boundary
 from as2ray.text.tokenization import PairTokenizer
 
 QUESTIONS = ["What is kovarin?", "muri", "Is it?\n", "x ", "漢字 é", "(a) 'tis:", "12 3"]
@@ -78,6 +79,12 @@ def test_truncation_keeps_the_prompt_around_both_texts(published, prompt):
         split(pairs.encode(["muri"], [long]))[0][: len(ids) // 4]
         == reference(tokenizer, prompt, "muri", long)[: len(ids) // 4]
     )
+
+
+def test_prompt_is_divided_at_the_last_place_where_tokens_end():
+    at_bars = lambda left, right: left.endswith("|")  # noqa: E731
+    for joint, place in (("a|b|c", 4), ("a|b|", 4), ("a|bcd", 2)):
+        assert _last_boundary("", joint, "", at_bars) == place
 
 
 def test_prefix_of_a_question_is_what_its_pairs_share(published):
