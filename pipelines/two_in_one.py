@@ -279,7 +279,7 @@ def _passage_tables(recipe: Recipe, tables: Mapping[str, Stage]) -> dict[str, St
     joint = [run for run in recipe.runs.values() if isinstance(run.loss, TwoInOneLoss)]
     watched = {run.dev or recipe.dev for run in joint}
     watched |= set(recipe.tests) if recipe.plot_learning_curves and joint else set()
-    trained = {name for run in joint for name in run.train}
+    trained = dict.fromkeys(name for run in joint for name in run.train)
     names = {n: recipe.balance_passages and recipe.passages_of(n) != "single" for n in trained}
     names |= dict.fromkeys(sorted(watched), False)
     return {name: PassageTable(tables[name], balance) for name, balance in names.items()}

@@ -17,6 +17,8 @@ fixtures anew for each.
 
 import argparse
 import contextlib
+import functools
+import gc
 import json
 import os
 import random
@@ -31,6 +33,7 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -68,6 +71,7 @@ RELATED_TESTS = {
         "models/test_ensemble.py",
         "models/test_sequential.py",
     ),
+    "corpora": ("cli/test_cli_fetch.py",),
 }
 """Files in other folders with tests of a package's own work."""
 
@@ -79,6 +83,9 @@ ENCODING = re.compile(r'(, )?encoding=(None|"utf-8")|, (?=\))', re.IGNORECASE)
 
 MEMORY_BYTES = 6 * 2**30
 """What a process may allocate: a change can make an array too large for the machine."""
+
+HANG_S = 120
+"""Seconds, and 30 times those that it took before, after which a test counts as hanging."""
 
 SETTINGS = """
 [tool.mutmut]
@@ -205,6 +212,7 @@ def _changed_lines(diff: str) -> tuple[str, str]:
 def _run_tests(package: str, names: list[str]) -> dict[str, str]:
     """Tries changes in a process of pytest; what became of each."""
     Path("names.json").write_text(json.dumps(names))
+    Path("status.json").write_text("{}")
     command = [sys.executable, "-m", "pytest", "-p", "mutants", "--mutants=names.json"]
     options = ["--hypothesis-profile=mutants", "-m", "not slow", "-p", "no:xdist", "--tb=no"]
     places = ["--rootdir=.", "--basetemp=tmp", "-o", "tmp_path_retention_policy=none"]
@@ -223,6 +231,25 @@ def _run_tests(package: str, names: list[str]) -> dict[str, str]:
     return json.loads(Path("status.json").read_text())
 
 
+def _clear_caches() -> None:
+    """Lets cached functions run again, whose values would hide changes and which tests reach."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("as2ray."):
+            for value in [*vars(module).values()]:
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+
+
+def _restart_pools() -> None:
+    """Lets thread pools start threads anew in a fork, which does not have those of its parent."""
+    gc.unfreeze()  # a frozen object is not listed
+    for pool in [each for each in gc.get_objects() if type(each) is ThreadPoolExecutor]:
+        pool.__init__(
+            pool._max_workers, pool._thread_name_prefix, pool._initializer, pool._initargs
+        )
+    gc.freeze()
+
+
 def _git(*arguments: str) -> list[str]:
     ran = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True)
     return ran.stdout.splitlines()
@@ -236,6 +263,8 @@ class MutantRun:
         self.fixture_functions: dict[str, set[str]] = defaultdict(set)
         """Functions that the setup of a shared fixture reaches."""
         self.shared_fixtures: dict[str, pytest.FixtureDef] = {}
+        self.duration: Counter[pytest.Item] = Counter()
+        """Seconds that each test took."""
         self._reached: set[str] = set()
         self._failed = Path("failed.txt").resolve()
         """Tests that fail in a fork of unchanged code."""
@@ -264,9 +293,10 @@ class MutantRun:
 
         trampoline.record_trampoline_hit = lambda name, caller: self._reached.add(name)
         trampoline.set_mutant_under_test("stats")
-        items, duration, functions = [], Counter(), {}
+        items, duration, functions = [], self.duration, {}
         for item, following in zip(session.items, [*session.items[1:], session.items[0]]):
             self._reached = set()
+            _clear_caches()
             started_at = time.perf_counter()
             if any(report.failed for report in runtestprotocol(item, False, following)):
                 sys.stdout.write(f"\nleft out, fails on unchanged code: {item.nodeid}\n")
@@ -290,8 +320,8 @@ class MutantRun:
                 total[item.path] += duration[item]
             reaching.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
             status[name] = self._try(name, reaching, total.total()) if reaching else "no tests"
+            Path("status.json").write_text(json.dumps(status))  # also of a run that is interrupted
         trampoline.set_mutant_under_test("")
-        Path("status.json").write_text(json.dumps(status))
         return True
 
     def _try(self, name: str, items: list[pytest.Item], duration_s: float) -> str:
@@ -305,7 +335,7 @@ class MutantRun:
         while time.monotonic() < deadline:
             ended, code = os.waitpid(process, os.WNOHANG)
             if ended:
-                timeouts = (-signal.SIGXCPU, -signal.SIGKILL)
+                timeouts = (-signal.SIGXCPU, -signal.SIGKILL, -signal.SIGALRM)
                 exit_code = os.waitstatus_to_exitcode(code)
                 return {0: "survived"}.get(
                     exit_code, "timeout" if exit_code in timeouts else "killed"
@@ -325,6 +355,8 @@ class MutantRun:
                 # OpenMP's threads do not survive a fork, and would be waited for.
                 torch.set_num_threads(1)
                 torch.set_num_threads = lambda number: None
+            _restart_pools()
+            _clear_caches()
             function, shared = name.partition("__mutmut_")[0], [*self.shared_fixtures.values()]
             if make_fixtures or any(function in r for r in self.fixture_functions.values()):
                 # Without a reference to it a fixture would end, and wait for threads of the parent.
@@ -334,6 +366,7 @@ class MutantRun:
                     fixture._finalizers.clear()
             has_failed = False
             for item, following in zip(items, [*items[1:], items[0]]):
+                signal.alarm(HANG_S + round(30 * self.duration[item]))  # ends the process
                 if any(report.failed for report in runtestprotocol(item, False, following)):
                     has_failed = True
                     if name != UNCHANGED:

@@ -7,6 +7,12 @@ import pytest
 from mutants import ACCEPTED, GOAL, Count, draw, mutate, read_accepted, weighted_rate
 
 CODE = """
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+POOL = ThreadPoolExecutor(1)
+
+
 def add(a, b):
     return a + b
 
@@ -19,10 +25,23 @@ def forever(n):
     while n > 0:
         n = n - 1
     return n
+
+
+def add_in_thread(a, b):
+    return POOL.submit(add, a, b).result()
+
+
+def twice(a):
+    return 2 * a
+
+
+@cache
+def four():
+    return twice(2)
 """
 TESTS = """
 import pytest
-from as2ray.losses.sums import add, forever
+from as2ray.losses.sums import add, add_in_thread, forever, four
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +55,14 @@ def test_total(total):
 
 def test_forever():
     assert forever(3) == 0
+
+
+def test_thread():
+    assert add_in_thread(1, 2) == 3
+
+
+def test_cache():
+    assert four() == 4
 
 
 def test_fails_on_unchanged_code():
@@ -94,6 +121,8 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
     status = json.loads(Path("output/status.json").read_text())
     by_function = {name.split(".x_")[1]: became for name, became in status.items()}
     assert by_function["add__mutmut_1"] == "killed"
+    assert by_function["add_in_thread__mutmut_2"] == "killed"  # by a thread that the fork has not
+    assert by_function["twice__mutmut_1"] == "killed"  # although its value was cached
     assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2)} == {"no tests"}
     assert "timeout" in by_function.values()  # `n = n + 1` never ends
     assert count.tried == len(status) - 1  # without the accepted one

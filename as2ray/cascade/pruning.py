@@ -199,7 +199,7 @@ def margin_mask(
     values = log_odds(scores)
     # A question without rows has no best; its limit is not read.
     best = starts + np.minimum(top_k, np.maximum(sizes, 1)) - 1
-    limits = np.full(len(margins), -np.inf)
+    limits = np.empty(len(margins))
     limits[sizes > 0] = values[order[best[sizes > 0]]] - margins[sizes > 0]
     within: np.ndarray = ~(values < limits[question_index])
     return within

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tarfile
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -72,7 +73,7 @@ def download_release(urls: Sequence[str], folder: Path) -> None:
                 _download(url, path)
             if path.name.endswith(ARCHIVES):
                 _unpack(path)
-        except (OSError, EOFError, shutil.ReadError) as error:
+        except (OSError, EOFError, shutil.ReadError, tarfile.TarError) as error:
             raise CorpusError(
                 f"{url} cannot be downloaded: {error}",
                 fix=f"run the command again, it continues; or put the files into {folder}",

@@ -1,4 +1,4 @@
-"""Reads configurations from YAML files and flags.
+"""Reads configurations from YAML files and flags, and prints them as such files.
 
 Files and flags are merged into one tree, which pydantic validates once. jsonargparse only prints
 the help: as a validator it does not give the path of a wrong value inside a dictionary.
@@ -17,8 +17,12 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_setti
 from pydantic import TypeAdapter, ValidationError
 
 from as2ray.errors import ConfigError, from_validation_error, suggest
+from as2ray.experiments.stage import plain
 
 T = TypeVar("T")
+
+PRINT_CONFIG = "--print_config"
+"""Flag that prints the configuration with its defaults instead of running it."""
 
 TYPE_NAMES = {Any: "any", None: "null", type(None): "null"}
 """Names of types in the help where Python's are others."""
@@ -64,7 +68,7 @@ def _describe_bounds(metadata: Sequence[Any]) -> list[str]:
 
 
 def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
-    """Prints the help or the configuration and exits, if a flag asks for one of them.
+    """Prints the help and exits, if a flag asks for it.
 
     Args:
         kinds: Configuration classes; their fields are the flags.
@@ -72,13 +76,18 @@ def print_help(kinds: Sequence[type], arguments: Sequence[str]) -> None:
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(
-        prog=_program_name(), description=kinds[0].__doc__, formatter_class=HelpFormatter
+        prog=_program_name(),
+        description=kinds[0].__doc__,
+        formatter_class=HelpFormatter,
+        print_config=None,
     )
     parser.add_argument("--config", action="config", help="a YAML file of these keys")
+    text = "print the keys with all defaults as such a file, and exit"
+    parser.add_argument(PRINT_CONFIG, action="store_true", help=text)
     for kind in kinds:
         parser.add_class_arguments(kind, as_group=False)
     flags = [argument.partition("=")[0] for argument in arguments]
-    if any(f in ("-h", "--help", "--print_config") or f.endswith(".help") for f in flags):
+    if any(flag in ("-h", "--help") or flag.endswith(".help") for flag in flags):
         parser.parse_args(arguments)
 
 
@@ -102,7 +111,7 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
     """
     tree: dict[str, Any] = {}
     defaults = _defaults(kinds)
-    remaining = list(arguments)
+    remaining = [argument for argument in arguments if argument != PRINT_CONFIG]
     while remaining:
         flag, has_value, text = remaining.pop(0).partition("=")
         is_switch = _field_type(kinds, [flag.removeprefix("--")]) is bool
@@ -158,14 +167,17 @@ def _known_keys(kinds: Sequence[type], path: Sequence[str]) -> list[str]:
     return [f.name for each in at_path if is_dataclass(each) for f in fields(each)]
 
 
-def read_config(kind: type[T], arguments: Sequence[str]) -> T:
-    """Reads a configuration from the YAML files and flags of a command line.
+def print_config(configs: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Prints configurations with all defaults as one YAML file and exits, if a flag asks for it.
 
-    Raises:
-        ConfigError: See `read_tree` and `validate`.
+    Args:
+        configs: Configurations, whose keys stand in the same file.
+        arguments: The command line.
     """
-    print_help([kind], arguments)
-    return validate(kind, read_tree([kind], arguments))
+    if PRINT_CONFIG in arguments:
+        tree = {key: value for config in configs for key, value in plain(config).items()}
+        yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True)
+        sys.exit()
 
 
 def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:

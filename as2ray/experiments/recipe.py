@@ -24,6 +24,7 @@ from as2ray.errors import ConfigError, lookup, suggest
 from as2ray.evaluation.presets import parse_measure
 from as2ray.experiments.configuration import (
     merge_into,
+    print_config,
     print_help,
     read_tree,
     validate,
@@ -450,9 +451,11 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
         merge_into(workers, options_tree.get("workers", {}))
         options = validate(RunOptions, {**options_tree, "workers": workers})
     try:
-        return validate(kind, tree, RunOptions), options
+        recipe = validate(kind, tree, RunOptions)
     except ConfigError as error:
         if any(argument.partition("=")[0] == "--config" for argument in arguments):
             raise
         fix = "name a recipe: --config FILE; those of pipelines/recipes are found by their names"
         raise ConfigError(error.problem, fix) from None
+    print_config([recipe, options], arguments)
+    return recipe, options

@@ -24,7 +24,14 @@ from as2ray.corpora.sampling import flip_labels, sample_questions, select_split
 from as2ray.corpora.verification import DATA_ROOT_VARIABLE, add_counts
 from as2ray.errors import CorpusError, StaleStageError
 from as2ray.experiments.recipe import FILE_KEYS, Recipe, TableSpec
-from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
+from as2ray.experiments.stage import (
+    NOT_IDENTITY,
+    Outputs,
+    Result,
+    Stage,
+    StageContext,
+    plain,
+)
 from as2ray.tables.filters import QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import Fingerprint
 from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
@@ -51,7 +58,10 @@ class PreparedTable(Stage):
     """Absolute folder of the raw release, or `hub`."""
 
     def identity(self, fingerprints: Mapping[Stage, str]) -> dict[str, Any]:
-        """Adds the version of the sentence splitter, and that of a corpus without files."""
+        """Adds the version of the sentence splitter, and that of a corpus without files.
+
+        Has the options as the corpus reads them, however the recipe spells them.
+        """
         corpus = get_corpus(self.spec.corpus)
         options = corpus.parse_options(self.spec.corpus_options)
         splitter = options.sentence_splitter if isinstance(options, PageOptions) else None
@@ -59,6 +69,7 @@ class PreparedTable(Stage):
         corpus_version = {"corpus_version": corpus.version} if corpus.version else {}
         identity = {**super().identity(fingerprints), "sentence_splitter": version}
         spec = {key: v for key, v in identity["spec"].items() if key not in ("path", *FILE_KEYS)}
+        spec["corpus_options"] = plain({n: getattr(options, n) for n in self.spec.corpus_options})
         return identity | corpus_version | {"spec": spec}
 
     def check(self, results: Mapping[Stage, Result]) -> None:

@@ -134,8 +134,6 @@ def _read(source: Any, name: str) -> _RawTable:
     if hasattr(source, "with_format"):  # datasets.Dataset
         return _RawTable(pa.concat_tables(iter_arrow(source)))
     try:
-        if type(source).__module__.startswith("pandas"):
-            return _RawTable(pa.Table.from_pandas(source, preserve_index=False))
         return _RawTable(pa.table(source))
     except (TypeError, ValueError, pa.ArrowInvalid) as error:
         problem = f"{name} is no table: {' '.join(str(error).split())[:200]}"

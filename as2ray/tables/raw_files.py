@@ -267,5 +267,4 @@ def read_hub(
 
 def iter_arrow(dataset: Any, batch_size: int = 65_536) -> Iterator[pa.Table]:
     """Yields the rows of a `datasets.Dataset` as Arrow tables of at most `batch_size` rows."""
-    for table in dataset.with_format("arrow").iter(batch_size=batch_size):
-        yield pa.table(table) if isinstance(table, dict) else table
+    yield from dataset.with_format("arrow").iter(batch_size=batch_size)

@@ -113,7 +113,7 @@ def group_by_passage(table: pa.Table) -> pa.Table:
         table = table.append_column(name, pa.repeat(defaults[name], table.num_rows))
     passage_keys = pc.binary_join_element_wise(table["question_id"], table["passage_id"], "\n")
     starts = question_offsets(passage_keys)
-    offsets = pa.array(np.append(starts, table.num_rows), pa.int32())
+    offsets = pa.array(np.append(starts, table.num_rows))
     first_rows = table.take(pa.array(starts))
     columns = {name: first_rows[name].combine_chunks() for name in _PASSAGE_COLUMNS}
     for name in _SENTENCE_COLUMNS:

@@ -65,6 +65,7 @@ def test_pruning_drops_what_either_ranks_or_margins_drop():
         (0.99, None, 1),
         (0.005, 0.9, 460),
         (0.02, 0.9, 114),
+        (0.5, 0.75, 2),  # a whole number of questions
     ],
 )
 def test_bound_needs_so_many_questions(max_loss, confidence, expected):

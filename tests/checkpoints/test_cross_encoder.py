@@ -6,6 +6,7 @@ import shutil
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 
 from as2ray.checkpoints.cross_encoder import export_cross_encoder
 from as2ray.checkpoints.initialization import init_ranker
@@ -49,6 +50,15 @@ def test_export_leaves_the_ranker_as_it_was(checkpoint, tmp_path):
     export_cross_encoder(ranker, tmp_path / "out")
     assert ranker.network.config.num_labels == 2
     assert ranker.rank(QUESTION, TEXTS) == before
+
+
+def test_export_keeps_the_number_format_of_the_weights(checkpoint, tmp_path):
+    ranker = load(checkpoint("bert"), dtype="fp32", device="cpu")
+    ranker.network.to(torch.bfloat16)
+    export_cross_encoder(ranker, tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert weights["classifier.weight"].shape[0] == 1
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
 
 
 def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tmp_path):

@@ -1,6 +1,7 @@
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
@@ -129,18 +130,31 @@ def test_regroup_nothing_gives_nothing():
     assert list(group_on_disk([])) == []
 
 
+HUB_ROWS = [
+    {
+        "question": q,
+        "sentence": s,
+        "label": int(g == 4),
+        "sentence_in_long_answer": g >= 3,
+        "short_answer_in_sentence": g % 2 == 0,
+    }
+    for q, s, g in ROWS
+]
+
+
+@pytest.mark.parametrize(("split", "num_rows"), [("train", 4), ("dev-all", 6)])
+def test_asnq_dev_of_the_hub_is_its_validation(split, num_rows, tmp_path, monkeypatch):
+    monkeypatch.setenv(raw_files.HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "hub" / asnq.HUB_DATASET / "data"
+    folder.mkdir(parents=True)
+    for name, rows in (("train", HUB_ROWS[:4]), ("validation", HUB_ROWS)):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}-00000-of-00001.parquet")
+    assert read_split("asnq", split, "hub", verify=False).num_rows == num_rows
+
+
 def test_asnq_hub_flags_give_the_grades():
-    rows = [
-        {
-            "question": q,
-            "sentence": s,
-            "label": int(g == 4),
-            "sentence_in_long_answer": g >= 3,
-            "short_answer_in_sentence": g % 2 == 0,
-        }
-        for q, s, g in ROWS
-    ]
-    tables = asnq.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(rows), 4))
+    tables = asnq.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(HUB_ROWS), 4))
     table = pa.concat_tables(tables)
     assert table["grade"].to_pylist() == [g for _, _, g in ROWS]
     assert table["label"].to_pylist() == [int(g == 4) for _, _, g in ROWS]

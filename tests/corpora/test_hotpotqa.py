@@ -51,6 +51,36 @@ def test_sentences_keep_their_passage_title_and_number(path):
     assert set(table["question"].to_pylist()) == {"Who met whom?"}
 
 
+@pytest.mark.parametrize(
+    ("passages", "candidates", "labels", "passage_ids", "passage_labels"),
+    [
+        (
+            "joined",
+            ["It is a zoo.", "Born. Met Bob.", "He."],
+            [0, 1, 1],
+            ["a1-0", "a1-1", "a1-2"],
+            [0, 1, 1],
+        ),
+        (
+            "single",
+            ["It is a zoo.", "Born.", "Met Bob.", "He."],
+            [0, 0, 1, 1],
+            ["a1-0-0", "a1-1-0", "a1-1-1", "a1-2-0"],
+            [0, 0, 1, 1],
+        ),
+    ],
+)
+def test_candidates_may_be_joined_passages_or_passages_of_one_sentence(
+    write, passages, candidates, labels, passage_ids, passage_labels
+):
+    path = write("hotpot_dev_distractor_v1.json", [RECORD])
+    table = read_split("hotpotqa", "dev", path, passages=passages)
+    assert table["candidate"].to_pylist() == candidates
+    assert table["label"].to_pylist() == labels
+    assert table["passage_id"].to_pylist() == passage_ids
+    assert table["passage_label"].to_pylist() == passage_labels
+
+
 def test_full_training_file_must_have_the_shares_that_the_paper_prints(write):
     two = RECORD | {"_id": "a2", "supporting_facts": [["Ann", 0], ["Bob", 0]]}
     path = write("hotpot_train_v1.1.json", [RECORD, two])
@@ -61,6 +91,11 @@ def test_full_training_file_must_have_the_shares_that_the_paper_prints(write):
         "questions with two facts, of 1,000": (704, 500),
         "first sentences among the facts, of 1,000": (600, 667),
     }
+
+
+def test_questions_with_missing_facts_are_left_out_of_the_gold_where_asked(path):
+    questions = hotpotqa.read_gold_questions(split_of(path), path, complete_facts_only=True)
+    assert questions == {}
 
 
 def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(path):

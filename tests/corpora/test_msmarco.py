@@ -122,7 +122,7 @@ def test_listed_texts_are_candidates_once(write, tmp_path):
         ("run.train.tsv", "50\t3\t1\n", "query 50 of the run is not among the queries"),
         ("qrels.train.tsv", "20 0\n", "2 columns"),
         ("collection.tsv", "9\ta\n9\tb\n3\tc\n5\td\n", "passage 9 occurs twice"),
-        ("collection.tsv", "P9\ta\n", "P9"),
+        ("collection.tsv", "P9\ta\n", "collection.tsv: passage ids .*P9"),
     ],
 )
 def test_damaged_release_is_refused(release, name, text, came):

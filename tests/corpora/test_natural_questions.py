@@ -93,6 +93,7 @@ def test_nq_sentences_get_grades_from_token_spans_in_both_formats(write, form):
     assert told(found) == FOUND
     assert [row["label"] for row in found] == [int(grade == 4) for _, grade in FOUND]
     assert {row["question_id"] for row in found} == {"7"}
+    assert {row["question"] for row in found} == {"who founded oxbridge"}
     assert {row["document_id"] for row in found} == {"//oxbridge"}
 
 
@@ -146,6 +147,12 @@ def test_nq_of_the_hub_gives_the_table_of_the_release(write, tmp_path, monkeypat
         expected = read_split("nq", "dev", release, **options)
         assert set(expected["question_id"].to_pylist()) == {"0", "1"}
         assert read_split("nq", "dev", "hub", **options).equals(expected)
+
+
+def test_nq_long_answer_may_be_the_whole_page_and_no_longer(write):
+    assert 4 in [grade for _, grade in told(rows(write, marked((0, len(TOKENS)), ANN)))]
+    with pytest.raises(CorpusError, match="must be inside"):
+        rows(write, marked((0, len(TOKENS) + 1), ANN))
 
 
 def test_nq_ranges_of_tokens_give_back_the_words(write):

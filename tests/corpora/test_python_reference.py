@@ -204,6 +204,12 @@ def test_documents_keep_prose_and_drop_code_grammar_tables_and_footnotes():
     assert document == Document("walk/The walk statement", "walk", tuple(SENTENCES), headings)
 
 
+def test_indented_line_with_a_comment_is_code():
+    assert reference._is_code(["  it goes on and on   # for ever"])
+    assert not reference._is_code(["  it goes on and on for ever"])
+    assert not reference._is_code(["it is number #1   # and no code, as it is not indented"])
+
+
 def test_term_ends_where_its_lines_are_no_longer_deeper():
     lines = ["One", "****", "", "go(x)", "go(x, y)", "", "   Goes on for as long as it can.", ""]
     lines += ["   Note:", "", "     It stops where nothing is left.", ""]

@@ -6,7 +6,9 @@ import pytest
 from as2ray.corpora.detokenize import detokenize
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.trecqa import count_release
+from as2ray.corpora.verification import verify_releases
 from as2ray.errors import ConfigError, CorpusError
+from as2ray.tables.schema import TableCounts
 
 LINES = [
     {
@@ -91,6 +93,16 @@ def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
     whole = [f"q000000-{k}" for k in range(3)]
     assert ids.pop(("dev", "tanda")) == [whole[0], whole[2]]
     assert list(ids.values()) == [whole] * 3
+
+
+def test_trecqa_rows_are_counted_for_each_variant(folder):
+    checks = [check for check in verify_releases(folder.parent) if check.split == "dev"]
+    counts = [
+        (check.name, check.actual) for check in checks if isinstance(check.actual, TableCounts)
+    ]
+    num_pairs = {("tanda" in name, counted.num_pairs) for name, counted in counts}
+    assert len(counts) == 5
+    assert num_pairs == {(False, 3), (True, 2)}
 
 
 def test_trecqa_unknown_variant_is_told_with_the_known_ones(folder):

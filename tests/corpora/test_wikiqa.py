@@ -56,7 +56,7 @@ def test_wikiqa_other_header_is_refused_with_its_columns(wikiqa, write):
 def test_wikiqa_unknown_label_is_refused_with_its_row(wikiqa):
     path = wikiqa / "WikiQA-dev.tsv"
     path.write_text(path.read_text().replace("In Italy.\t1", "In Italy.\t2"))
-    with pytest.raises(CorpusError, match=r"Label '2' in .*In Italy"):
+    with pytest.raises(CorpusError, match=r"WikiQA-dev.tsv: Label '2' in .*In Italy"):
         read_split("wikiqa", "dev", wikiqa)
 
 

@@ -117,6 +117,8 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
         ("With glue and some paper.", 1),
         ("Buy another one.", 1),
     ]
+    [texts] = get_corpus("yahoo_answers").read_collection("l6-answers", tmp_path)
+    assert list(texts)[:2] == ["With glue and some paper.", "Buy another one."]
     (tmp_path / "FullOct2007.xml").write_text(L6[:200])
     with pytest.raises(CorpusError, match="is not XML"):
         read_split("yahoo_answers", "l6-train", tmp_path)

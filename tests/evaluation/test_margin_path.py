@@ -53,6 +53,15 @@ def test_first_step_of_each_margin_is_divided_from_the_largest_gap(replay, path)
         assert np.all(np.diff(finite[: margin_path.NUM_SUBSTEPS]) < 0)
 
 
+def test_last_exit_is_measured_by_the_place_that_it_gives_to_the_ranker_s_first(replay):
+    assert margin_path.measure_last_exit(replay, replay.scores[:, -1]) == 0
+    second = replay.scores[:, -1].copy()
+    starts = np.arange(0, len(second), 8)
+    order = np.argsort(-second.reshape(-1, 8), axis=1)
+    second[starts + order[:, 1]] += 1  # what the last exit puts second is the ranker's first
+    assert margin_path.measure_last_exit(replay, second) == pytest.approx(0.5)
+
+
 def test_bm25_is_a_stage_without_layers_before_the_others(replay):
     staged = replay.with_bm25()
     assert (staged.exit_layers, staged.scores.shape[1]) == ((0, 2, 4, 6), 4)

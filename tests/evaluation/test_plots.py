@@ -98,6 +98,7 @@ def test_histogram_has_a_bar_for_each_twentieth():
     assert bars[1][1:3] == ("26.7", "13.3")
     assert svg.startswith('<svg width="180" height="40" ')
     assert "nan" not in histogram_svg(np.array([]))
+    assert '<rect x="90" y="0.0" width="8" height="40.0">' in histogram_svg(np.array([0.5]))
 
 
 def test_histogram_plot_has_equal_bins_from_0_to_1(tmp_path):

@@ -35,6 +35,7 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
     assert "| TANDA | 0, 1, 2 |" in text
     assert "| *paper, as printed* |  | 0.9200 |  |" in text
     assert "adjusted over 4 tests" in text
+    assert [row.measures["AP"].num_seeds for row in made.rows] == [1, 3, 1, 1]
 
 
 def test_summary_has_the_best_system_its_baselines_and_the_file_with_the_rest(systems):

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import MAX_PROBLEMS, ConfigError
-from as2ray.experiments.configuration import describe_type, read_config
+from as2ray.experiments.configuration import describe_type, print_help, read_tree, validate
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -35,6 +35,11 @@ class Study:
     seeds: list[int] = field(default_factory=lambda: [0, 1])
     precision: Literal["fp32", "bf16"] = "fp32"
     prompt: str | None = None
+
+
+def read_config(kind, arguments):
+    print_help([kind], arguments)
+    return validate(kind, read_tree([kind], arguments))
 
 
 @pytest.fixture

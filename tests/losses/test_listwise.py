@@ -45,7 +45,7 @@ def test_list_of_two_is_the_logistic_loss_of_the_pair():
 
 def test_batch_that_keeps_workers_in_step_weighs_nothing():
     targets = {"list": torch.zeros(1), "label": torch.zeros(1), "row": torch.tensor([-1])}
-    assert ListwiseLoss().compute(torch.ones(1, 2), targets, CONTEXT) == 0
+    assert ListwiseLoss().compute(torch.tensor([[1.0, 3.0]]), targets, CONTEXT) == 0
 
 
 def test_batches_without_lists_or_several_outputs_are_refused():

@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 from as2ray.errors import CorpusError
+from as2ray.tables.hub_connection import HUB_TIMEOUT_S, connection_error
 from as2ray.tables.loading import load_table
 from as2ray.tables.schema import CANDIDATE_SCHEMA
 
@@ -103,6 +104,13 @@ def test_candidates_table_stays_as_it_is(tmp_path):
     assert load_table(with_score) == table
 
 
+def test_index_of_a_data_frame_is_a_column_if_it_has_the_name_of_one():
+    table = tiny.candidates(2)
+    frame = table.to_pandas()
+    assert load_table(frame.set_index("question")) == load_table(frame) == table
+    assert load_table(frame[::-1]).column_names == table.column_names
+
+
 def test_graded_labels_need_the_lowest_grade_of_an_answer():
     rows = [{"question": "q?", "text": str(i), "label": grade} for i, grade in enumerate([0, 3, 2])]
     table = load_table(rows, min_positive_grade=2)
@@ -149,6 +157,9 @@ def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed(
     with pytest.raises(CorpusError) as error:
         load_table([{"question": "q?", "text": "t", "label": "relevant"}])
     assert "1 of 1 rows cannot be used\n" in str(error.value)
+    table = pa.Table.from_pylist([{"question": "q?", "text": "t", "label": n} for n in ("1", "?")])
+    with pytest.raises(CorpusError, match=r"1 of 2 rows(.|\n)*row 2: label '\?'"):
+        load_table(table)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +167,7 @@ def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed(
     [
         ("question,text,label\n", "has no lines but its columns' names"),
         ("question,text,label\rq?,a,1\r", "line 1: new-line character"),
+        (f"question,text,label\n{'x' * 200_000},a,1\n", "line 2: field larger than field limit"),
         ("question,text,label\nq?,a,inf\n", "line 2: label 'inf' is neither"),
     ],
 )
@@ -169,7 +181,8 @@ def test_bad_json_lines_are_bad_records(tmp_path):
     good = json.dumps({"question": "q?", "text": "t", "label": 1})
     path = write_lines(tmp_path / "t.jsonl", good, "{", "", "[1]", '{"question": "q?"}')
     with pytest.raises(
-        CorpusError, match=r"3 of 4 lines(.|\n)*line 2: no JSON object(.|\n)*line 4"
+        CorpusError,
+        match=r"3 of 4 lines(.|\n)*line 2: no JSON object(.|\n)*line 4(.|\n)*line 5: label None",
     ):
         load_table(path)
     assert load_table(path, max_bad_records=3).num_rows == 1
@@ -231,6 +244,15 @@ def test_data_set_of_splits_names_them(tmp_path):
     assert load_table(tmp_path / "d/train", columns=COLUMNS).num_rows == 4
 
 
+def test_folder_with_parquet_files_may_have_others_and_one_without_is_refused(tmp_path):
+    (tmp_path / "part").mkdir()
+    write_delimited(tmp_path / "notes.csv", ",")
+    with pytest.raises(CorpusError, match=r"has no Parquet files(.|\n)*notes\.csv"):
+        load_table(tmp_path)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "t.parquet")
+    assert load_table(tmp_path, columns=COLUMNS).num_rows == 4
+
+
 def test_data_set_of_the_hub_is_read_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("AS2RAY_HUB", str(tmp_path))
     (tmp_path / "me/answers").mkdir(parents=True)
@@ -238,6 +260,29 @@ def test_data_set_of_the_hub_is_read_by_name(tmp_path, monkeypatch):
     assert load_table("hub:me/answers", columns=COLUMNS).num_rows == 4
     with pytest.raises(CorpusError, match="cannot be read from the hub"):
         load_table("hub:me/answers:test")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("https://huggingface.co", ("huggingface.co", 443)),
+        ("http://mirror", ("mirror", 80)),
+        ("http://mirror:8080/hub", ("mirror", 8080)),
+    ],
+)
+def test_hub_is_tried_at_the_port_of_its_address(endpoint, address, monkeypatch):
+    tried = []
+
+    def refuse(*arguments):
+        tried.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr("as2ray.tables.hub_connection.create_connection", refuse)
+    monkeypatch.setattr("as2ray.tables.hub_connection.getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    assert connection_error() == "no network"
+    assert tried == [(address, HUB_TIMEOUT_S)]
 
 
 def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(monkeypatch):

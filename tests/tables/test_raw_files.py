@@ -172,6 +172,20 @@ def test_copy_of_a_hub_s_dataset_is_read_by_its_name(tmp_path, monkeypatch):
         list(read_hub("owner/other", "train", revision="abc"))
 
 
+def test_dataset_of_the_hub_is_asked_for_at_its_revision(monkeypatch):
+    asked = []
+
+    def refuse(*arguments, **options):
+        asked.append((*arguments, options))
+        raise OSError("no hub")
+
+    monkeypatch.delenv(raw_files.HUB_COPIES, raising=False)
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(CorpusError, match="no hub"):
+        list(read_hub("owner/name", "train", "small", "abc"))
+    assert asked == [("owner/name", "small", {"split": "train", "revision": "abc"})]
+
+
 def test_dataset_gives_arrow_tables():
     from datasets import Dataset
 

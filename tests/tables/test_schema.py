@@ -12,6 +12,7 @@ from as2ray.tables.schema import (
     CANDIDATE_SCHEMA,
     MAX_TEXT_CHARS,
     TableCounts,
+    chunked_tables,
     count_table,
     group_by_passage,
     question_offsets,
@@ -142,6 +143,16 @@ def test_error_survives_pickling_with_its_two_parts():
     assert (error.problem, error.fix) == ("problem", "fix it")
     assert str(error) == "problem\n  fix: fix it"
     assert str(CountMismatchError("problem")) == "problem"
+
+
+def test_tables_have_at_most_so_many_groups_of_rows():
+    schema = pa.schema([("question_id", pa.string()), ("label", pa.int8())])
+    groups = [[("a", 0), ("a", 1)], [("b", 1)], [("c", 0)]]
+    tables = [table.to_pydict() for table in chunked_tables(groups, schema, 2)]
+    assert tables == [
+        {"question_id": ["a", "a", "b"], "label": [0, 1, 1]},
+        {"question_id": ["c"], "label": [0]},
+    ]
 
 
 def test_table_by_passages_keeps_every_sentence_in_its_passage():

@@ -33,6 +33,12 @@ def test_run_has_trec_columns(make_table, tmp_path):
     assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 mine\nq0 Q0 q0-1 2 0.25 mine\n"
 
 
+def test_equal_scores_are_written_in_the_given_order(make_table, tmp_path):
+    for ties, order in (("optimistic", ["q0-1", "q0-0"]), ("pessimistic", ["q0-0", "q0-1"])):
+        write_run(tmp_path / "run", make_table([[0, 1]]), [0.5, 0.5], ties=ties)
+        assert read_run(tmp_path / "run")["candidate_id"].to_pylist() == order
+
+
 @settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 1), min_size=1, max_size=12),

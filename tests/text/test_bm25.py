@@ -120,6 +120,8 @@ def test_bm25_settings_out_of_range_are_refused_by_name(wrong):
 
 def test_probabilities_of_a_list_are_of_its_own_words():
     candidates = ["red fish", "blue bird sings", ""]
+    unknown = BM25().build_index(candidates).get_scores("green")
+    assert (unknown.dtype, unknown.tolist()) == (np.float32, [0] * len(candidates))
     scores = BM25().build_index(candidates).get_scores("red red bird")
     expected = 1 / (1 + np.exp(-scores / 10))
     np.testing.assert_allclose(list_probabilities("red red bird", candidates), expected, rtol=1e-6)

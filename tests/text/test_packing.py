@@ -97,6 +97,8 @@ def test_sequences_of_equal_length_keep_their_order():
     sequences = sequences_of([2, 3, 2, 3, 2])
     [group] = split_by_tokens(sequences.lengths, 12)
     assert group.tolist() == [1, 3, 0, 2, 4]
+    [many] = split_by_tokens(np.tile([1, 2], 50), 150)
+    assert many.tolist() == [*range(1, 100, 2), *range(0, 100, 2)]
     assert [g.tolist() for g in split_by_tokens(sequences.lengths, 6)] == [[1, 3], [0, 2, 4]]
     batch = sequences.pack(np.array([4, 3, 0, 1]), {"row": np.arange(5)})
     assert batch.sequence_data["row"].tolist() == [3, 1, 4, 0]

@@ -118,6 +118,16 @@ def test_every_sentence_is_in_a_window_and_no_window_is_too_long(tokenizer, word
         )
 
 
+def test_batches_hold_every_window_once_the_longest_first(tokenizer):
+    windows = encode_passages(tokenizer, [QUESTION] * 3, [SENTENCES[:1], SENTENCES, SENTENCES[:2]])
+    lengths = windows.sequences.lengths
+    batches = list(windows.iter_batches(int(lengths.max())))
+    assert len(batches) > 1
+    assert all(batch.num_tokens <= lengths.max() for batch in batches)
+    together = [length for batch in batches for length in batch.lengths.tolist()]
+    assert together == sorted(lengths.tolist(), reverse=True)
+
+
 def test_packed_windows_keep_markers_passages_and_what_belongs_to_each(tokenizer):
     questions = [QUESTION, "Lala?", QUESTION]
     passages = [SENTENCES[:1], SENTENCES[1:], SENTENCES[:3]]

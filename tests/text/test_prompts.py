@@ -5,6 +5,7 @@ import pytest
 
 from as2ray.errors import ConfigError
 from as2ray.text.packing import concatenate_sequences
+from as2ray.text.prompts import _last_boundary
 from as2ray.text.tokenization import PairTokenizer
 
 QUESTIONS = ["What is kovarin?", "muri", "Is it?\n", "x ", "漢字 é", "(a) 'tis:", "12 3"]
@@ -52,6 +53,14 @@ def test_tokens_of_texts_alone_are_not_those_of_the_prompt(published):
     assert ids != reference(tokenizer, WHOLE, QUESTIONS[0], CANDIDATES[1])
 
 
+def test_question_of_as_many_tokens_as_fit_is_whole(published):
+    tokenizer, question = published("qwen3"), " ".join(["muri lala badesso"] * 40)
+    length = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+    assert length > 100
+    pairs = build(tokenizer, SEGMENTS, max_question_length=length).encode([question], ["lala"])
+    assert split(pairs) == [reference(tokenizer, SEGMENTS, question, "lala")]
+
+
 @pytest.mark.parametrize("prompt", [WHOLE, SEGMENTS], ids=["whole", "segments"])
 def test_truncation_keeps_the_prompt_around_both_texts(published, prompt):
     tokenizer, long = published("qwen3"), "kovarin is muri. " * 40
@@ -70,6 +79,12 @@ def test_truncation_keeps_the_prompt_around_both_texts(published, prompt):
         split(pairs.encode(["muri"], [long]))[0][: len(ids) // 4]
         == reference(tokenizer, prompt, "muri", long)[: len(ids) // 4]
     )
+
+
+def test_prompt_is_divided_at_the_last_place_where_tokens_end():
+    at_bars = lambda left, right: left.endswith("|")  # noqa: E731
+    for joint, place in (("a|b|c", 4), ("a|b|", 4), ("a|bcd", 2)):
+        assert _last_boundary("", joint, "", at_bars) == place
 
 
 def test_prefix_of_a_question_is_what_its_pairs_share(published):

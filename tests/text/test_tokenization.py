@@ -86,6 +86,12 @@ def test_encode_long_question_keeps_its_first_tokens_and_room_for_the_candidate(
     assert ids[-room - 1 : -1] == question[:room]
 
 
+def test_tokens_of_the_vocabulary_have_names(published, pair_tokenizer, family):
+    tokenizer = published(family)
+    names = [pair_tokenizer.id_to_token(token_id) for token_id in range(5, 9)]
+    assert names == tokenizer.convert_ids_to_tokens(range(5, 9))
+
+
 def test_encode_repeated_texts_give_repeated_sequences(pair_tokenizer):
     questions = [QUESTION, "muri?", QUESTION, QUESTION]
     texts = ["badesso.", "badesso.", "lala ne.", "badesso."]
