@@ -28,7 +28,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
     size = SMALL if args.small else BRIEF if args.brief else FULL
+    if args.questions:
+        size = replace(size, num_questions={max(size.num_questions): args.questions})
     limit_cores(args.cores)
     if args.family:
         write_report("ranking", args, *compare_families(args))
@@ -185,7 +187,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality_questions", type=int, help="questions of which MAP of a cascade is compared"
     )
-    parser.add_argument("--questions", type=int, default=1, help="with --family: questions")
+    parser.add_argument("--questions", type=int, help="questions; by default one of each family")
     parser.add_argument(
         "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
     )

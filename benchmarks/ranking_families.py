@@ -83,7 +83,7 @@ MIN_FAMILY_RATIO = 2.5
 
 def compare_families(args: argparse.Namespace) -> tuple[list[Claim], dict[str, Any]]:
     """Compares a random ranker of each family with sentence-transformers."""
-    num_questions, num_candidates = (1, 8) if args.small else (args.questions, args.candidates)
+    num_questions, num_candidates = (1, 8) if args.small else (args.questions or 1, args.candidates)
     num_repeats = 1 if args.small else args.repeats
     backends = [name for name in PEER_BACKENDS if name not in INT8_PEERS]
     table = load_wikiqa_table(args.data, args.small)

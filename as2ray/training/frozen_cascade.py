@@ -229,7 +229,9 @@ def _choose_margins(
         cascade.prune_exits(exit_layers)
         scores = calibration.scores[:, -1]  # those of a ranker that was not changed
         if config.joint and margins.bound is not None:
-            scores = monolith.predict_table(parts.calibration).scores
+            num_pairs = len(parts.calibration)
+            with task("scores of the ranker", num_pairs, "pairs", counts_rows=True):
+                scores = monolith.predict_table(parts.calibration).scores
             change = measure_last_exit(calibration, scores)
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
         # Where BM25 lowers the scores of an exit, they become the ranker's probabilities again.
