@@ -99,9 +99,7 @@ SMALL = Size({8: 2}, 1, 6, num_calibration_questions=60)
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     args = parse_arguments(__doc__, argv, _add_flags)
-    size = SMALL if args.small else BRIEF if args.brief else FULL
-    if args.questions:
-        size = replace(size, num_questions={max(size.num_questions): args.questions})
+    size = _choose_size(args)
     limit_cores(args.cores)
     if args.family:
         write_report("ranking", args, *compare_families(args))
@@ -162,6 +160,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             claims.append(_measure_quality(rankers["cascade"], quality_rows, results))
             claims += _compare_map(scorers, list(smaller), quality_rows, args, results)
     write_report("ranking", args, claims, results)
+
+
+def _choose_size(args: argparse.Namespace) -> Size:
+    size = SMALL if args.small else BRIEF if args.brief else FULL
+    counts = {max(size.num_questions): args.questions} if args.questions else size.num_questions
+    return replace(size, num_questions=counts)
 
 
 def _open_share(text: str) -> float:
