@@ -7,6 +7,7 @@ import pytest
 
 from as2ray.retrieval.answer_fitting import (
     _choose,
+    _fit_weights,
     average_precision,
     fit_answer_model,
     fit_answer_scoring,
@@ -220,3 +221,21 @@ def test_few_questions_are_all_near_enough():
     )
     scoring = fit_min_similarity(AnswerScoring({}), own, others)
     assert (scoring.min_similarity, scoring.dev_quality["answered"]) == (0.4, 1.0)
+
+
+def test_fitted_weights_maximize_the_probability_of_the_answers():
+    from scipy.optimize import minimize
+
+    questions = make_questions(60, {"similarity": 1.0, "bm25": 0.3})
+
+    def loss(weights):
+        terms = []
+        for parts, labels in questions:
+            x = np.stack([standardize(parts[name]) for name in ("similarity", "bm25")], 1)
+            probabilities = np.exp(x @ weights) / np.exp(x @ weights).sum()
+            terms.append(-np.log(probabilities[labels > 0].sum()))
+        return np.mean(terms) + 1e-3 * (weights @ weights)
+
+    expected = minimize(loss, np.ones(2), method="Nelder-Mead", options={"xatol": 1e-6}).x
+    fitted = _fit_weights(questions, ("similarity", "bm25"))
+    assert list(fitted.values()) == pytest.approx(expected.tolist(), abs=1e-3)

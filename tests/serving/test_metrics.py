@@ -21,16 +21,34 @@ PLOTTED = set(re.findall(r"\bray_[a-z0-9_]+", " ".join(QUERIES)))
 OF_GPUS = {"ray_node_gpus_utilization", "ray_node_gram_used"}
 
 
+@pytest.fixture
+def in_replica(monkeypatch):
+    """Metrics as a replica has them that exports them itself."""
+    context = SimpleNamespace(app_name="a", deployment="d", replica_tag="r")
+    monkeypatch.setattr(metrics.serve, "get_replica_context", lambda: context)
+    monkeypatch.setenv(metrics.COLLECTION_VARIABLE, "0")
+
+
+@pytest.mark.usefixtures("in_replica")
+def test_phase_of_a_request_has_its_seconds_and_the_labels_of_the_replica():
+    result = RerankResult("m", [CandidateScore(0, 0.5)], 9, timings_s={"queue": 0.25})
+    service_metrics = metrics.ServiceMetrics()
+    service_metrics.record_request(RequestRecord("id", "/rank", 200, 0.5, None, result, None))
+    found = re.search(r"^(ray_as2ray_\w+_sum){(.*phase.*)} (\S+)$", service_metrics.export(), re.M)
+    assert found is not None
+    labels = 'application="a",deployment="d",model="m",phase="queue",replica="r"'
+    assert sorted(found[2].split(",")) == labels.split(",")
+    assert float(found[3]) == 0.25
+
+
+@pytest.mark.usefixtures("in_replica")
 @pytest.mark.parametrize(
     ("exit_layers", "num_scored", "exited"),
     [((1, 3), (4, 3), {"0": 2, "1": 1, "3": 3}), ((1, 3), (6, 6), {"3": 6}), ((), (), {"all": 6})],
 )
 def test_candidates_that_never_reach_the_first_layer_are_counted_there(
-    monkeypatch, exit_layers, num_scored, exited
+    exit_layers, num_scored, exited
 ):
-    context = SimpleNamespace(app_name="a", deployment="d", replica_tag="r")
-    monkeypatch.setattr(metrics.serve, "get_replica_context", lambda: context)
-    monkeypatch.setenv(metrics.COLLECTION_VARIABLE, "0")
     ranking = [CandidateScore(index, 0.5) for index in range(6)]
     result = RerankResult("m", ranking, 60, exit_layers, num_scored)
     service_metrics = metrics.ServiceMetrics()

@@ -7,6 +7,7 @@ import time
 import pytest
 from served import CANDIDATES, QUESTION
 
+from as2ray.serving.error_responses import get_request_path
 from as2ray.serving.protocol import CohereRequest, RankRequest, V1Request
 from as2ray.serving.request_body import decode_body, validate_body
 from as2ray.serving.settings import Limits
@@ -117,3 +118,11 @@ def test_a_request_of_two_dialects_is_answered_in_the_one_of_its_texts(client):
     wrong = client.post("/rerank", json={"query": 1, "documents": CANDIDATES})
     assert (wrong.status_code, set(wrong.json())) == (422, {"message", "detail"})
     assert client.post("/rerank", json={"query": 1, "texts": []}).json()["error_type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "root_path", "expected"),
+    [("/rank", "", "/rank"), ("/a/rank", "/a", "/rank"), ("/a", "/a", "/")],
+)
+def test_path_is_relative_to_where_the_service_is_mounted(path, root_path, expected):
+    assert get_request_path({"path": path, "root_path": root_path}) == expected
