@@ -191,7 +191,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality_questions", type=int, help="questions of which MAP of a cascade is compared"
     )
-    parser.add_argument("--questions", type=int, help="questions; by default one of each family")
+    parser.add_argument(
+        "--questions", type=int, help="questions of a pass; with --family by default one"
+    )
     parser.add_argument(
         "--candidates", type=int, default=FAMILY_CANDIDATES, help="with --family: of each question"
     )

@@ -35,10 +35,8 @@ PROGRAMS = ("default_worker.py", "setup_worker.py")
 
 STARTER = """#!{python} -IS
 import array, json, os, socket, sys
-forked = False
-try:
-    # Others, such as Ray's agents, for which it waits seconds only, need not wait for the nursery.
-    assert os.path.basename(sys.argv[1]) in {names!r}
+
+def ask_nursery():
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect({address!r})
         request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
@@ -46,9 +44,13 @@ try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]
         nursery.sendmsg([len(request).to_bytes(8, "little")], rights)
         nursery.sendall(request)
-        forked = nursery.recv(1) == b"1"
-except (AssertionError, OSError):
-    pass
+        return nursery.recv(1) == b"1"
+
+try:
+    # Others, such as Ray's agents, for which it waits seconds only, need not wait for the nursery.
+    forked = os.path.basename(sys.argv[1]) in {names!r} and ask_nursery()
+except OSError:
+    forked = False
 if not forked:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """

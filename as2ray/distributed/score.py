@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from as2ray.cascade.cost import EncoderShape
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
-from as2ray.errors import CheckpointError, TrainingError
+from as2ray.errors import As2rayError, CheckpointError, TrainingError
 from as2ray.tables.atomic import atomic_file
 from as2ray.tables.filters import QuestionFilter, filter_mask, filter_table
 from as2ray.tables.parquet import ROW_GROUP_SIZE, ParquetTable, write_part
@@ -289,13 +289,13 @@ class ChunkScorer:
     def __call__(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Writes the chunk whose rows are pickled in `content`; yields the seconds of scoring.
 
-        An error is yielded, too: after one that is raised, Ray Data keeps the actors and their CPUs
-        for minutes.
+        An error of as2ray is yielded, too: after one that is raised, Ray Data keeps the actors and
+        their CPUs for minutes.
         """
         busy_s, error = 0.0, b""
         try:
             busy_s = self.score(int(batch["id"][0]), *pickle.loads(batch["content"][0]))
-        except Exception as raised:
+        except As2rayError as raised:
             error = pickle.dumps(raised)
         yield {"busy_s": np.array([busy_s]), "error": np.array([error], object)}
 

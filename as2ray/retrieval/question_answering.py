@@ -182,8 +182,9 @@ class QuestionAnswerer:
         found = find_candidates(self.index, self.combined, question, *sizes)
         texts = self.index.texts(found.sentences)
         retrieval_time_s = perf_counter() - started_at
-        ranks = self.ranker is not None and self.combined.uses_ranker and texts
-        ranking = self.ranker.rank(question, texts) if self.ranker is not None and ranks else []
+        ranking: Sequence[Ranked] = ()
+        if self.ranker is not None and self.combined.uses_ranker and texts:
+            ranking = self.ranker.rank(question, texts)
         return RankedCandidates(found, ranking, retrieval_time_s)
 
     def select(

@@ -31,9 +31,9 @@ def test_hybrid_adds_half_of_bm25_standardized_within_each_question(encoder):
     scores, weights = hybrid_scores(encoder, TABLE), (1.0, 0.5)
     starts = [*question_offsets(TABLE["question_id"]), len(TABLE)]
     for start, end in itertools.pairwise(starts):
-        own = [values[start:end] for values in parts]
+        question_parts = [values[start:end] for values in parts]
         terms = [
             weight * (values - values.mean()) / max(values.std(), 1e-12)
-            for weight, values in zip(weights, own, strict=True)
+            for weight, values in zip(weights, question_parts, strict=True)
         ]
         np.testing.assert_allclose(scores[start:end], sum(terms), atol=1e-5)

@@ -34,11 +34,11 @@ def test_phase_of_a_request_has_its_seconds_and_the_labels_of_the_replica():
     result = RerankResult("m", [CandidateScore(0, 0.5)], 9, timings_s={"queue": 0.25})
     service_metrics = metrics.ServiceMetrics()
     service_metrics.record_request(RequestRecord("id", "/rank", 200, 0.5, None, result, None))
-    found = re.search(r"^(ray_as2ray_\w+_sum){(.*phase.*)} (\S+)$", service_metrics.export(), re.M)
-    assert found is not None
+    line = re.search(r"^(ray_as2ray_\w+_sum){(.*phase.*)} (\S+)$", service_metrics.export(), re.M)
+    assert line is not None
     labels = 'application="a",deployment="d",model="m",phase="queue",replica="r"'
-    assert sorted(found[2].split(",")) == labels.split(",")
-    assert float(found[3]) == 0.25
+    assert sorted(line[2].split(",")) == labels.split(",")
+    assert float(line[3]) == 0.25
 
 
 @pytest.mark.usefixtures("in_replica")

@@ -173,17 +173,17 @@ def test_copy_of_a_hub_s_dataset_is_read_by_its_name(tmp_path, monkeypatch):
 
 
 def test_dataset_of_the_hub_is_asked_for_at_its_revision(monkeypatch):
-    asked = []
+    calls = []
 
     def refuse(*arguments, **options):
-        asked.append((*arguments, options))
+        calls.append((*arguments, options))
         raise OSError("no hub")
 
     monkeypatch.delenv(raw_files.HUB_COPIES, raising=False)
     monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(CorpusError, match="no hub"):
         list(read_hub("owner/name", "train", "small", "abc"))
-    assert asked == [("owner/name", "small", {"split": "train", "revision": "abc"})]
+    assert calls == [("owner/name", "small", {"split": "train", "revision": "abc"})]
 
 
 def test_dataset_gives_arrow_tables():
