@@ -1,5 +1,7 @@
 """Number formats of matrix products."""
 
+import time
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # The command line needs the names only, and torch takes seconds to load.
@@ -21,8 +23,8 @@ def resolve_dtype(
     """Returns the torch dtype that `dtype` means on a device.
 
     `auto` is int8 for a ranker with activation ranges on a CPU that multiplies bytes natively.
-    Otherwise it is bf16 on hardware that multiplies it natively (a CPU with AVX512-BF16 or AMX, a
-    GPU since Ampere), and fp32 elsewhere.
+    Otherwise it is bf16 on a GPU since Ampere, and on a CPU with AVX512-BF16 or AMX whose products
+    take less time in bf16 than in fp32; and fp32 elsewhere.
 
     Args:
         dtype: The requested format.
@@ -55,8 +57,28 @@ def resolve_dtype(
     else:
         has_native_bf16 = (
             torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        )
+        ) and _is_bf16_faster()
     return torch.bfloat16 if has_native_bf16 else torch.float32
+
+
+@cache
+def _is_bf16_faster() -> bool:
+    """Returns whether products in bf16 take less time than in fp32 on this CPU.
+
+    Measured once in each process, in some 10 ms. A virtual machine may hide the AMX of its CPU,
+    whose AVX512-BF16 is then half as fast as fp32.
+    """
+    import torch
+
+    def measure_s(dtype: torch.dtype) -> float:
+        matrix, times_s = torch.ones(256, 256, dtype=dtype), []
+        for _ in range(10):
+            started_at = time.perf_counter()
+            torch.mm(matrix, matrix)
+            times_s.append(time.perf_counter() - started_at)
+        return min(times_s)
+
+    return measure_s(torch.bfloat16) < measure_s(torch.float32)
 
 
 def dtype_name(dtype: "torch.dtype") -> str:

@@ -101,7 +101,7 @@ def all_reduce_max(value: int, device: torch.device) -> int:
 
 
 def agree_on_precision(precision: Dtype, device: torch.device) -> Literal["fp32", "bf16"]:
-    """Returns the precision of all workers; `auto` is bf16 only if all have hardware for it."""
+    """Returns the precision of all workers; `auto` is bf16 only if it is faster for all."""
     is_fp32 = resolve_dtype(precision, device) == torch.float32
     return "fp32" if all_reduce_max(int(is_fp32), device) else "bf16"
 

@@ -1,3 +1,5 @@
+import timeit
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -189,8 +191,17 @@ def test_dtype_unknown_is_refused(checkpoint):
         load(checkpoint("bert"), dtype="int4")
 
 
-def test_dtype_auto_on_a_cpu_is_bf16_or_fp32():
-    assert resolve_dtype("auto") in (torch.bfloat16, torch.float32)
+def test_dtype_auto_on_a_cpu_is_the_faster_of_bf16_and_fp32():
+    times_s = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = torch.ones(512, 512, dtype=dtype)
+        timer = timeit.Timer(partial(torch.mm, matrix, matrix))
+        times_s[dtype] = min(timer.repeat(repeat=20, number=1))
+    faster, slower = sorted(times_s, key=times_s.__getitem__)
+    resolved = resolve_dtype("auto")
+    assert resolved in times_s
+    if times_s[slower] > 1.25 * times_s[faster]:
+        assert resolved == faster
     assert resolve_dtype("fp16") is torch.float16
 
 

@@ -55,10 +55,8 @@ class FusedGatedLayer:
             bool(getattr(self.heads, "is_causal", False)),
             getattr(self.heads, "sliding_window", None),
         )
-        self.is_bucketed = (
-            dtype == torch.bfloat16
-            and groups == 1
-            and all(isinstance(norm, nn.Identity) for norm in self.head_norms)
+        self.is_bucketed = groups == 1 and all(
+            isinstance(norm, nn.Identity) for norm in self.head_norms
         )
         """Whether a CPU rotates queries and keys in place and attends in one pass of buckets."""
 

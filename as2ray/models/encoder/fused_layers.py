@@ -175,7 +175,7 @@ class FusedLayer:
         self.head_size, self.heads = heads.attention_head_size, heads
         self.dtype = torch.float32 if dtype == torch.int8 else dtype
         has_relative_positions = hasattr(heads, "query_proj")
-        self.is_bucketed = dtype in (torch.int8, torch.bfloat16) and not has_relative_positions
+        self.is_bucketed = not has_relative_positions
         is_half = dtype in (torch.bfloat16, torch.float16)
         self.has_kernels = dense.weight.is_cuda and is_half and has_triton()
         self.fused_activation, self.activation = split_activation(activation)
