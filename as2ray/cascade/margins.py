@@ -35,7 +35,7 @@ class RiskBound:
     confidence: float | None = None
     last_exit_loss: float | None = None
     """Mean of 1 - 1 / (place that the last exit alone gives to the ranker's first) over these
-    questions, if joint training changed it; None if it is the ranker."""
+    questions, if joint training or BM25 changed it; None if it is the ranker."""
 
     def __str__(self) -> str:
         reference = "ranker" if self.last_exit_loss is None else "last exit"

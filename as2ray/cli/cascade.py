@@ -98,7 +98,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         drop_ratio: Drop these shares instead, without a bound: 0.3 for all exits, or 0.3,0.5 for
             each but the last.
         max_loss: Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first).
-        use_labels: Bound the loss of reciprocal rank against the labels instead.
+        use_labels: Bound the loss of reciprocal rank against the labels instead, and let BM25 have
+            a part in the scores of the last exit. Give questions that did not train the ranker.
         keep_top: Bound the probability that one of the ranker's first K candidates is dropped.
         at_least: With `keep_top`: probability that none of them is dropped.
         high_confidence: Let the bound hold with a probability of 90 % over the choice of the

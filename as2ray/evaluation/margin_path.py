@@ -207,7 +207,7 @@ def _gaps(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
     return gaps[places > 1]
 
 
-def fit_bm25_weights(replay: CascadeReplay) -> dict[int, float]:
+def fit_bm25_weights(replay: CascadeReplay, last_weight: float = 0.0) -> dict[int, float]:
     """Fits by which weights BM25 brings the exits' scores nearest to the last exit's.
 
     Scores and BM25 are combined such that the probability of being the best of a question's
@@ -216,32 +216,52 @@ def fit_bm25_weights(replay: CascadeReplay) -> dict[int, float]:
 
     Args:
         replay: Stored scores of questions that trained no exit.
+        last_weight: Weight of BM25 in the scores of the last exit.
 
     Returns:
-        Weight by the layer of each exit but the last, from 0 to `MAX_BM25_WEIGHT`; see
+        Weight by the layer of each exit, from 0 to `MAX_BM25_WEIGHT`; see
         `MultiStageRanker.bm25_weights`.
     """
+    rows = replay.question_index
+    bm25, *exits, last = (log_odds(scores) for scores in replay.with_bm25().scores.T)
+    target = _softmax(last + last_weight * bm25, rows)
+    weights = [_fit_bm25_weight(scores, bm25, target, rows) for scores in exits]
+    return dict(zip(replay.exit_layers, [*weights, last_weight]))
+
+
+def fit_last_bm25_weight(replay: CascadeReplay) -> float:
+    """Fits by which weight BM25 brings the last exit's scores nearest to the labels.
+
+    The probability of being the best candidate (see `fit_bm25_weights`) is divided evenly between
+    a question's positives.
+
+    Args:
+        replay: Stored scores of questions with a positive, best of such that did not train the
+            ranker: of those it knows the answers, and BM25 seems to add nothing.
+    """
+    rows = replay.question_index
+    bm25, *_, last = (log_odds(scores) for scores in replay.with_bm25().scores.T)
+    labels = (replay.table["label"].to_numpy() > 0).astype(np.float64)
+    return _fit_bm25_weight(last, bm25, labels / np.bincount(rows, labels)[rows], rows)
+
+
+def _fit_bm25_weight(
+    scores: np.ndarray, bm25: np.ndarray, target: np.ndarray, question_index: np.ndarray
+) -> float:
+    """Returns the weight of BM25 beside log-odds, whose softmax is nearest to some shares."""
     from scipy.optimize import minimize
 
-    rows, stages = replay.question_index, replay.with_bm25()
-    bm25, *exits, last = (log_odds(scores) for scores in stages.scores.T)
-    target = _softmax(last, rows)
-    num_questions = replay.num_questions
+    features, num_questions = np.stack([scores, bm25], 1), question_index.max() + 1
 
-    def fit(exit_scores: np.ndarray) -> float:
-        features = np.stack([exit_scores, bm25], 1)
+    def loss(factors: np.ndarray) -> tuple[float, np.ndarray]:
+        probabilities = _softmax(features @ factors, question_index)
+        entropy = -(target * np.log(np.maximum(probabilities, 1e-300))).sum() / num_questions
+        gradient = (probabilities - target) @ features / num_questions
+        penalty = BM25_WEIGHT_PENALTY * factors
+        return float(entropy + (penalty @ factors) / 2), gradient + penalty
 
-        def loss(factors: np.ndarray) -> tuple[float, np.ndarray]:
-            probabilities = _softmax(features @ factors, rows)
-            entropy = -(target * np.log(np.maximum(probabilities, 1e-300))).sum() / num_questions
-            gradient = (probabilities - target) @ features / num_questions
-            penalty = BM25_WEIGHT_PENALTY * factors
-            return float(entropy + (penalty @ factors) / 2), gradient + penalty
-
-        slope, weight = minimize(loss, [1.0, 0.0], jac=True, method="L-BFGS-B").x
-        return float(np.clip(weight / max(slope, 1e-9), 0.0, MAX_BM25_WEIGHT))
-
-    return {layer: fit(scores) for layer, scores in zip(replay.exit_layers, exits)}
+    slope, weight = minimize(loss, [1.0, 0.0], jac=True, method="L-BFGS-B").x
+    return float(np.clip(weight / max(slope, 1e-9), 0.0, MAX_BM25_WEIGHT))
 
 
 def _softmax(values: np.ndarray, question_index: np.ndarray) -> np.ndarray:

@@ -33,15 +33,15 @@ class BM25Selection:
 
 
 def check_bm25_weights(weights: Sequence[float], num_stages: int) -> None:
-    """Checks that there is a valid weight for each stage but the last.
+    """Checks that there is a valid weight for each stage; that of the last may be left out.
 
     Raises:
         ConfigError: There is not.
     """
-    if len(weights) != num_stages - 1:
+    if len(weights) not in (num_stages - 1, num_stages):
         raise ConfigError(
-            f"{len(weights)} weights of BM25 for {num_stages} exits; give {num_stages - 1}: one "
-            "for each exit but the last"
+            f"{len(weights)} weights of BM25 for {num_stages} exits; give one for each exit, or "
+            "for each but the last"
         )
     if not all(0 <= weight < np.inf for weight in weights):
         raise ConfigError(f"weights of BM25 {list(weights)} are not all finite numbers from 0")
@@ -93,7 +93,7 @@ class BM25Scorer:
     gaps: np.ndarray
     """See `BM25Selection`."""
     weights: Sequence[float]
-    """Weight of the gap in the log-odds of each stage but the last."""
+    """Weight of the gap in the log-odds of each stage."""
 
     @property
     def question_index(self) -> np.ndarray:
@@ -103,6 +103,5 @@ class BM25Scorer:
     def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
         """See `StageScorer`."""
         scores = self.scorer.score(stage_index, rows)
-        if stage_index == len(self.weights) or not self.weights[stage_index]:
-            return scores
-        return lower_scores(scores, self.weights[stage_index] * self.gaps[rows])
+        weight = self.weights[stage_index]
+        return lower_scores(scores, weight * self.gaps[rows]) if weight else scores

@@ -129,14 +129,15 @@ class MultiStageRanker(PackedRanker):
 
     @property
     def bm25_weights(self) -> tuple[float, ...]:
-        """Weight of BM25 in the log-odds of each exit but the last.
+        """Weight of BM25 in the log-odds of each exit.
 
         An exit's log-odds are lowered by the weight times what BM25 of the candidate lies below the
         best of its question's candidates, as log-odds of `list_probabilities`. Setting `margins` or
         `drop_ratios` makes all weights 0.
         """
         weights = self._settings.get("bm25_weights")
-        return tuple(weights) if weights else (0.0,) * (len(self.exit_layers) - 1)
+        num_missing = len(self.exit_layers) - len(weights or ())
+        return (*(weights or ()), *(0.0,) * num_missing)
 
     @bm25_weights.setter
     def bm25_weights(self, weights: Sequence[float]) -> None:
@@ -271,6 +272,8 @@ class MultiStageRanker(PackedRanker):
         pruning = self.resolve_pruning(drop_ratios, int(question_index.max(initial=-1)) + 1)
         if pruning.drops_nothing:
             scores = self.predict_scores(self.pack(sequences), len(sequences))
+            if bm25_gaps is not None and self.bm25_weights[-1]:
+                scores = lower_scores(scores, self.bm25_weights[-1] * bm25_gaps)
             return StagedScores(scores, np.full(len(sequences), len(self.exit_layers) - 1))
         scores = np.full(len(sequences), np.nan, np.float32)
         stage_index = np.zeros(len(sequences), np.int64)

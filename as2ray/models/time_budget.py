@@ -295,7 +295,7 @@ class TimedPass:
         start_layer = ranker.exit_layers[stage - 1] if stage else 0
         hidden, logits = ranker.run_exit(stage, hidden, layout, start_layer)
         self.scores[rows] = ranker.network.heads[stage].score(logits).float().cpu().numpy()
-        if self.bm25_gaps is not None and stage < len(self.stage_layers) - 1:
+        if self.bm25_gaps is not None:
             lower_by = ranker.bm25_weights[stage] * self.bm25_gaps[rows]
             self.scores[rows] = lower_scores(self.scores[rows], lower_by)
         if stage < len(self.stage_layers) - 1:

@@ -352,7 +352,7 @@ class Info(StrictModel):
     bm25_margin: float | None
     """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
     bm25_weights: tuple[float, ...]
-    """Weight of BM25 in the log-odds of each exit but the last; 0 without it."""
+    """Weight of BM25 in the log-odds of each exit; 0 without it."""
     max_drop_ratio: float
     num_indexed_sentences: int
     """Number of sentences in the index of `/ask`; 0 without an index."""

@@ -212,7 +212,7 @@ class ModelInfo:
     bm25_margin: float | None = None
     """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
     bm25_weights: tuple[float, ...] = ()
-    """Weight of BM25 in the log-odds of each exit but the last; 0 without it."""
+    """Weight of BM25 in the log-odds of each exit; 0 without it."""
     threshold: float | None = None
     """Score below which the best candidate should not be given as an answer, if the model is
     calibrated."""

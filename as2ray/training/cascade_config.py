@@ -23,7 +23,8 @@ class CascadeConfig:
     max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first)."""
     use_labels: bool = False
-    """Bound the loss of reciprocal rank against the labels instead."""
+    """Bound the loss of reciprocal rank against the labels instead. BM25 then has a part in the
+    scores of the last exit, too, whose weight is fitted to the labels."""
     keep_top: PositiveInt | None = None
     """Bound the probability that one of the ranker's first candidates is dropped: so many."""
     at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99
@@ -34,7 +35,8 @@ class CascadeConfig:
     use_bm25: bool = True
     """Let candidates leave before the first layer whose BM25, counted over the question's
     candidates, lies too far below the best; the margin is one of those that the bound chooses. BM25
-    also has a part in the scores of the exits but the last. With `drop_ratios` it has none."""
+    also has a part in the scores of the exits, of the last one with `use_labels`. With
+    `drop_ratios` it has none."""
     int8: bool = False
     """Fit the ranges of activations that int8 needs. Where the ranker's dtype is then int8, exits
     and margins are fitted to its scores in int8."""

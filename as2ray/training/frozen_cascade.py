@@ -25,7 +25,12 @@ from as2ray.checkpoints.loading import build_ranker, load
 from as2ray.checkpoints.saving import check_new_path, save
 from as2ray.errors import CheckpointError, EvaluationError
 from as2ray.evaluation.cascade_replay import CascadeReplay
-from as2ray.evaluation.margin_path import fit_bm25_weights, fit_margins, measure_last_exit
+from as2ray.evaluation.margin_path import (
+    fit_bm25_weights,
+    fit_last_bm25_weight,
+    fit_margins,
+    measure_last_exit,
+)
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.models.calibration import fit_isotonic
 from as2ray.models.cascade import CascadeNetwork, CascadeRanker
@@ -79,18 +84,21 @@ def make_cascade(
 ) -> CascadeRanker:
     """Makes a cascade of a finished ranker, which stays its last exit.
 
-    The encoder is not trained: where nothing is dropped, scores equal the ranker's bit for bit. The
+    The encoder is not trained: with nothing dropped, scores equal the ranker's bit for bit. With
+    `config.use_labels` they are the ranker's with a part of BM25 that is fitted to the labels. The
     exits' classifiers learn the ranker's log-odds. Candidates are dropped by margins, whose loss is
     bounded for questions that are exchangeable with those of the calibration; see `RiskBound`.
 
     With `config.joint` encoder and exits are then trained together (self-distillation, Zhang et al.
     2019, with a finished teacher). The bound is on what dropping loses against the last exit; what
-    separates the last exit from the ranker is measured and stored beside it.
+    separates the last exit from the ranker, here or because of BM25, is measured and stored beside
+    it.
 
     Args:
         model: A pointwise ranker: a checkpoint folder, a hub id, or the ranker itself, which is not
             changed.
-        table: A candidates table. Labels are read with `use_labels` and in the joint training.
+        table: A candidates table. Labels are read with `use_labels` and in the joint training. Of
+            questions that trained the ranker it knows the answers, so that BM25 gets no part.
         output: New folder for the cascade; by default it is not saved.
         calibration_table: Other questions, which choose the margins. By default a quarter of
             `table`. All other questions order the margins, and two thirds of them (with a
@@ -209,10 +217,15 @@ def _choose_margins(
         num_pairs = len(parts.calibration) + len(order)
         with task("scores of all exits", num_pairs, "pairs", counts_rows=True):
             calibration, path = (_score(cascade, t) for t in (parts.calibration, order))
+        scores = calibration.scores[:, -1]  # those of a ranker that was not changed
         weights: dict[int, float] = {}
         if config.use_bm25:
             # On what trained the exits, they would need BM25 less.
-            weights = fit_bm25_weights(path.take(slice(len(heads), None)))
+            held_out = path.take(slice(len(heads), None))
+            last_weight = 0.0
+            if config.use_labels:
+                last_weight = fit_last_bm25_weight(held_out if config.joint else path)
+            weights = fit_bm25_weights(held_out, last_weight)
             calibration, path = calibration.with_bm25(weights), path.with_bm25(weights)
         exit_layers, margins = fit_margins(
             path,
@@ -227,21 +240,21 @@ def _choose_margins(
             bm25_margin, *values = margins.values
             exit_layers, margins = exit_layers[1:], replace(margins, values=tuple(values))
         cascade.prune_exits(exit_layers)
-        scores = calibration.scores[:, -1]  # those of a ranker that was not changed
-        if config.joint and margins.bound is not None:
+        if config.joint:
             num_pairs = len(parts.calibration)
             with task("scores of the ranker", num_pairs, "pairs", counts_rows=True):
                 scores = monolith.predict_table(parts.calibration).scores
+        if margins.bound is not None and (config.joint or weights.get(exit_layers[-1])):
             change = measure_last_exit(calibration, scores)
             margins = replace(margins, bound=replace(margins.bound, last_exit_loss=change))
         # Where BM25 lowers the scores of an exit, they become the ranker's probabilities again.
-        for layer in [layer for layer in exit_layers[:-1] if weights.get(layer)]:
+        for layer in [layer for layer in exit_layers if weights.get(layer)]:
             lowered = calibration.scores[:, calibration.exit_layers.index(layer)]
             calibrations[layer] = tuple(
                 fit_isotonic(lowered, c(scores)) for c in monolith.calibration
             )
         cascade.margins, cascade.bm25_margin = margins, bm25_margin
-        cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers[:-1]]
+        cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers]
     cascade.calibration = tuple(c for layer in cascade.exit_layers for c in calibrations[layer])
     cascade.threshold = monolith.threshold
 

@@ -12,6 +12,7 @@ from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.margin_path import (
     MAX_BM25_WEIGHT,
     fit_bm25_weights,
+    fit_last_bm25_weight,
     fit_margin_path,
     fit_margins,
     measure_margins,
@@ -86,12 +87,40 @@ def test_bm25_has_the_weight_that_brings_an_exit_nearest_to_the_last_one(replay)
     exits = [noise, meaning, meaning + 5 * bm25, meaning + 5 * bm25]
     scores = (1 / (1 + np.exp(-np.stack(exits, 1)))).astype(np.float32)
     weights = fit_bm25_weights(replace(replay, exit_layers=(1, 2, 4, 6), scores=scores))
-    assert list(weights) == [1, 2, 4]
+    assert list(weights) == [1, 2, 4, 6]
     assert weights[1] == MAX_BM25_WEIGHT
     assert weights[2] == pytest.approx(5, rel=0.1)
     assert weights[4] == pytest.approx(0, abs=0.1)
+    assert weights[6] == 0
     negative = replace(replay, scores=1 / (1 + np.exp(bm25[:, None] * [1, 1, 5])))
-    assert fit_bm25_weights(negative) == {2: 0.0, 4: 0.0}
+    assert fit_bm25_weights(negative) == {2: 0.0, 4: 0.0, 6: 0.0}
+
+
+def test_bm25_has_the_weight_that_brings_the_last_exit_nearest_to_the_labels(replay):
+    stages = replay.with_bm25()
+    bm25, starts = log_odds(stages.scores[:, 0]), np.arange(0, len(replay.scores), 8)
+    meaning = np.random.default_rng(1).normal(0, 1, len(bm25))
+    random = np.random.default_rng(2)
+
+    def labelled(weight):
+        """Positives drawn by the softmax of the sum, so that the weight is the best one."""
+        labels = np.zeros(len(bm25), np.int8)
+        for start in starts:
+            sums = 3 * (meaning + weight * bm25)[start : start + 8]
+            shares = np.exp(sums - sums.max())
+            labels[start + random.choice(8, p=shares / shares.sum())] = 1
+        return replace(
+            replay,
+            table=replay.table.set_column(4, "label", [labels]),
+            scores=(1 / (1 + np.exp(-np.stack([meaning] * 3, 1)))).astype(np.float32),
+        )
+
+    assert fit_last_bm25_weight(labelled(6)) == pytest.approx(6, rel=0.5)
+    assert fit_last_bm25_weight(labelled(0)) == pytest.approx(0, abs=2)
+    assert fit_last_bm25_weight(labelled(-6)) == 0
+    # Then the other exits imitate the sum.
+    weights = fit_bm25_weights(labelled(0), 4.0)
+    assert weights == {2: pytest.approx(4, rel=0.1), 4: pytest.approx(4, rel=0.1), 6: 4.0}
 
 
 def test_exits_scores_are_lowered_by_weights_and_the_last_one_s_are_not(replay):

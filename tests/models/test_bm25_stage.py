@@ -111,9 +111,10 @@ def test_service_ranks_alike_and_counts_no_tokens_of_those_that_do_not_enter(cas
         assert result.num_tokens == len(pairs.token_ids)
 
 
-def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade, tmp_path):
+@pytest.mark.parametrize("last_weight", [0.0, 1.5])
+def test_weights_of_bm25_lower_scores_in_each_way_of_ranking(cascade, tmp_path, last_weight):
     plain = cascade.rank(QUESTION, CANDIDATES)
-    weights, gaps = (2.5,), select_by_bm25(QUESTION, CANDIDATES, np.inf).gaps
+    weights, gaps = (2.5, last_weight), select_by_bm25(QUESTION, CANDIDATES, np.inf).gaps
     cascade.margins = Margins((0.0,))  # all but the best leave after the first exit
     without_bm25 = {r.index: r for r in cascade.rank(QUESTION, CANDIDATES)}
     assert not cascade.uses_bm25
@@ -145,6 +146,23 @@ def test_weights_of_bm25_lower_what_leaves_early_in_each_way_of_ranking(cascade,
     assert {r.exit_layer for r in plain} == {0, 3}
 
 
+def test_weight_of_the_last_exit_alone_lowers_its_scores(cascade):
+    plain = {r.index: r.score for r in cascade.rank(QUESTION, CANDIDATES)}
+    cascade.drop_ratios = 0.0
+    assert {r.exit_layer for r in cascade.rank(QUESTION, CANDIDATES)} == {3}
+    whole = {r.index: r.score for r in cascade.rank(QUESTION, CANDIDATES)}
+    cascade.bm25_weights = (0.0, 1.5)
+    ranking = cascade.rank(QUESTION, CANDIDATES)
+    gaps = select_by_bm25(QUESTION, CANDIDATES, np.inf).gaps
+    logit = {r.index: np.log(r.score / (1 - r.score)) for r in ranking}
+    for index, score in whole.items():
+        expected = np.log(score / (1 - score)) - 1.5 * gaps[index]
+        assert logit[index] == pytest.approx(expected, abs=1e-4)
+    cascade.bm25_weights = (2.5,)  # as a checkpoint from before the last exit could have one
+    assert cascade.bm25_weights == (2.5, 0.0)
+    assert plain.keys() == whole.keys()
+
+
 def test_calibration_is_fitted_to_the_scores_that_a_ranking_gives(cascade):
     table = tiny.candidates(12)
     cascade.margins, cascade.bm25_weights = Margins((0.0,)), (30.0,)
@@ -160,16 +178,16 @@ def test_calibration_is_fitted_to_the_scores_that_a_ranking_gives(cascade):
     assert result.before[0].brier == pytest.approx(np.mean((np.array(left) - labels) ** 2))
 
 
-@pytest.mark.parametrize("weights", [(), (1.0, 2.0), (-1.0,), (float("nan"),)])
+@pytest.mark.parametrize("weights", [(), (1.0, 2.0, 3.0), (-1.0,), (float("nan"),)])
 def test_weights_that_do_not_fit_the_exits_are_refused(cascade, tmp_path, weights):
     with pytest.raises(ConfigError, match="weights of BM25"):
         cascade.bm25_weights = weights
-    if len(weights) == 2:
+    if len(weights) == 3:
         saved = save(cascade, tmp_path / "saved")
         config = json.loads((saved / "config.json").read_text())
         config["as2ray"]["bm25_weights"] = weights
         (saved / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ConfigError, match="2 weights of BM25 for 2 exits; give 1"):
+        with pytest.raises(ConfigError, match="3 weights of BM25 for 2 exits; give one"):
             load(saved, device="cpu")
 
 

@@ -2,6 +2,7 @@ import json
 from dataclasses import asdict, replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tiny
 import torch
@@ -13,11 +14,13 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.evaluation.margin_path import fit_margins
+from as2ray.evaluation.measures import evaluate
 from as2ray.models.calibration import Calibration
 from as2ray.models.encoder import encoder as encoder_module
 from as2ray.models.encoder.packed_attention import ATTENTION_IMPLEMENTATION
 from as2ray.models.ranker import Ranker
 from as2ray.tables.schema import question_indices
+from as2ray.text.bm25 import list_probabilities
 from as2ray.training import frozen_cascade
 from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.frozen_cascade import choose_margins, make_cascade, train_exits
@@ -197,7 +200,7 @@ def test_bound_says_what_was_fitted(monolith, tmp_path):
 @pytest.mark.parametrize("keep_top", [None, 2])
 def test_cascade_with_bm25_ranks_as_its_replay_says(monolith, tmp_path, keep_top, monkeypatch):
     # Of a ranker with random weights words tell nothing.
-    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda _: {1: 3.0, 2: 2.0})
+    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda *_: {1: 3.0, 2: 2.0})
     config = replace(CONFIG, max_loss=0.5, use_bm25=True, keep_top=keep_top, at_least=0.1)
     made = make_cascade(monolith, TABLE, tmp_path / "c", calibration_table=OTHERS, config=config)
     assert sum(made.bm25_weights) >= 2
@@ -280,7 +283,7 @@ def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
 
 
 def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoint, monkeypatch):
-    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda _: {1: 40.0, 2: 20.0})
+    monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda *_: {1: 40.0, 2: 20.0})
     ranker = loaded(checkpoint("bert"))
     ranker.calibration = (Calibration("temperature", 2.0),)
     config = replace(CONFIG, max_loss=0.5, use_bm25=True)
@@ -294,6 +297,33 @@ def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoi
     assert last(scores[0]).mean() < expected - 0.02  # BM25 has lowered them
     for calibration, exit_scores in zip(early, scores):
         assert calibration(exit_scores).mean() == pytest.approx(expected, abs=0.005)
+
+
+def answered_by_words() -> pa.Table:
+    """Questions whose answer is the candidate with the highest BM25, seven candidates each."""
+    labels = np.zeros(TABLE.num_rows, np.int8)
+    questions, candidates = TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist()
+    for start in range(0, TABLE.num_rows, 7):
+        words = list_probabilities(questions[start], candidates[start : start + 7])
+        labels[start + np.argmax(words)] = 1
+    return TABLE.set_column(4, "label", [labels])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_last_exit_gets_a_part_of_bm25_where_labels_ask_for_it(monolith, tmp_path, joint):
+    table = answered_by_words()
+    config = replace(CONFIG, max_loss=0.5, use_bm25=True, use_labels=True, joint=joint)
+    made = make_cascade(monolith, table, tmp_path / "c", config=config)
+    assert made.bm25_weights[-1] > 1
+    restored = load(tmp_path / "c", dtype="fp32", device="cpu")
+    assert restored.bm25_weights == made.bm25_weights
+    alone, with_bm25 = (evaluate(table, ranker).measures["AP"] for ranker in (monolith, restored))
+    assert with_bm25 > alone + 0.1
+    # Its first is another one than the ranker's, which the bound says.
+    assert made.margins.bound.last_exit_loss > 0.1
+    assert "the ranker's first) was" in str(made.margins.bound)
+    unlabelled = make_cascade(monolith, table, config=replace(config, use_labels=False))
+    assert unlabelled.bm25_weights[-1] == 0
 
 
 def refused(problem, kind, *args, **settings):
