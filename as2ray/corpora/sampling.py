@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -24,15 +25,19 @@ def sample_questions(
     max_negatives: NonNegativeInt | None = None,
     seed: NonNegativeInt = 0,
     nested: bool = False,
+    hard_negatives: NonNegativeInt = 0,
 ) -> pa.Table:
     """Samples questions and their negatives; all positives of a question and the order stay.
 
     Args:
-        table: A candidates table, rows of a question adjacent.
+        table: A candidates table, rows of a question adjacent. Texts are read for
+            `hard_negatives` only.
         num_questions: Number of questions to sample; all by default.
         max_negatives: Maximum number of negatives of a question; all by default.
         seed: Seed of both samples.
         nested: Whether a larger sample with the same seed contains the smaller ones' questions.
+        hard_negatives: How many of these negatives are those with the highest BM25, counted over
+            the candidates of the question; the others are sampled at random.
 
     Raises:
         CorpusError: The table has fewer questions than `num_questions`.
@@ -50,7 +55,11 @@ def sample_questions(
         is_sampled &= np.isin(question_index, sample)
     if max_negatives is not None:
         is_negative = table["label"].to_numpy() == 0
-        is_sampled &= _limit_negatives(is_negative, question_index, max_negatives, rng)
+        priorities = rng.random(len(question_index))
+        if hard_negatives:
+            rows = is_negative & is_sampled
+            priorities[_find_hard_negatives(table, question_index, rows, hard_negatives)] -= 1.0
+        is_sampled &= _limit_negatives(is_negative, question_index, max_negatives, priorities)
     return table.filter(pa.array(is_sampled))
 
 
@@ -95,14 +104,32 @@ def _limit_negatives(
     is_negative: np.ndarray,
     question_index: np.ndarray,
     max_negatives: int,
-    rng: np.random.Generator,
+    priorities: np.ndarray,
 ) -> np.ndarray:
-    """Returns rows that are positive or among `max_negatives` random negatives of a question."""
-    order = np.lexsort((rng.random(len(question_index)), ~is_negative, question_index))
+    """Returns rows that are positive or among a question's `max_negatives` first negatives."""
+    order = np.lexsort((priorities, ~is_negative, question_index))
     first = np.searchsorted(question_index[order], question_index[order])
     position = np.empty(len(question_index), np.int64)
     position[order] = np.arange(len(question_index)) - first
     return np.asarray(~is_negative | (position < max_negatives))
+
+
+def _find_hard_negatives(
+    table: pa.Table, question_index: np.ndarray, is_negative: np.ndarray, number: int
+) -> np.ndarray:
+    """Returns the rows of the `number` negatives of each question with the highest BM25."""
+    from as2ray.text.bm25 import list_probabilities  # bm25s and scipy are loaded when needed
+
+    questions, candidates = table["question"], table["candidate"]
+    starts = np.flatnonzero(np.diff(question_index, prepend=-1))
+    hard = []
+    for start, end in pairwise([*starts.tolist(), len(question_index)]):
+        rows = start + np.flatnonzero(is_negative[start:end])
+        if len(rows):
+            texts = candidates[start:end].to_pylist()
+            scores = list_probabilities(questions[start].as_py(), texts)
+            hard.append(rows[np.argsort(-scores[rows - start], kind="stable")[:number]])
+    return np.concatenate(hard) if hard else np.zeros(0, np.int64)
 
 
 def balance_passages(passages: pa.Table, seed: int = 0) -> pa.Table:

@@ -110,6 +110,9 @@ class TableSpec:
     """Sample this number of questions."""
     max_negatives: NonNegativeInt | None = None
     """Sample at most this number of negatives of each question."""
+    hard_negatives: NonNegativeInt = 0
+    """So many of these negatives are those with the highest BM25, counted over the candidates of
+    the question; the others are sampled at random."""
     seed: NonNegativeInt = 0
     """Seed of splits, sampling and label noise."""
     verify: bool = True
@@ -127,6 +130,11 @@ class TableSpec:
     """Of `path`: share of the questions of each split but `train`: `{dev: 0.1, test: 0.1}`."""
 
     def __post_init__(self) -> None:
+        if self.hard_negatives > (self.max_negatives or 0):
+            raise ConfigError(
+                f"hard_negatives={self.hard_negatives} are more than "
+                f"max_negatives={self.max_negatives}, of which they are a part"
+            )
         if self.path is None:
             file_keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name in FILE_KEYS}
             if not (self.corpus and self.split) or any(file_keys.values()):

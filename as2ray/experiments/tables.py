@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import file_digest, sha256
@@ -68,7 +68,7 @@ class PreparedTable(Stage):
         version = versioned_name(splitter) if splitter else None
         corpus_version = {"corpus_version": corpus.version} if corpus.version else {}
         identity = {**super().identity(fingerprints), "sentence_splitter": version}
-        spec = {key: v for key, v in identity["spec"].items() if key not in ("path", *FILE_KEYS)}
+        spec = _without_keys(identity["spec"], ("path", *FILE_KEYS))
         spec["corpus_options"] = plain({n: getattr(options, n) for n in self.spec.corpus_options})
         return identity | corpus_version | {"spec": spec}
 
@@ -105,7 +105,13 @@ class PreparedTable(Stage):
             path.rename(output / path.name)
         outputs = {**manifest["splits"][spec.split], "source": self._file_sizes()}
         if spec.label_noise or spec.num_questions is not None or spec.max_negatives is not None:
-            rows = sample_rows(output, spec.num_questions, spec.max_negatives, spec.seed)
+            rows = sample_rows(
+                output,
+                spec.num_questions,
+                spec.max_negatives,
+                spec.seed,
+                hard_negatives=spec.hard_negatives,
+            )
             rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
             for path in output.glob("*.parquet"):
                 path.unlink()
@@ -152,7 +158,7 @@ class LoadedTable(PreparedTable):
         """Has the content of the file instead of its path."""
         identity = Stage.identity(self, fingerprints)
         corpus_keys = ("corpus", "corpus_options", "verify")
-        spec = {key: v for key, v in identity["spec"].items() if key not in corpus_keys}
+        spec = _without_keys(identity["spec"], corpus_keys)
         return identity | {"spec": spec | {"path": hash_table(str(self.spec.path))}}
 
     def check(self, results: Mapping[Stage, Result]) -> None:
@@ -173,7 +179,13 @@ class LoadedTable(PreparedTable):
         if held_out := [read_table(context.path(stage)) for stage in self.without]:
             rows = remove_leaks(rows, *held_out, min_similarity=self.min_leak_similarity)
         rows = rows.filter(pa.array(filter_mask(rows, spec.question_filter)))
-        rows = sample_questions(rows, spec.num_questions, spec.max_negatives, spec.seed)
+        rows = sample_questions(
+            rows,
+            spec.num_questions,
+            spec.max_negatives,
+            spec.seed,
+            hard_negatives=spec.hard_negatives,
+        )
         rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
         if not rows.num_rows:
             name = f"{spec.path}/{spec.split} ({spec.question_filter})"
@@ -191,6 +203,15 @@ class LoadedTable(PreparedTable):
             "data": f"{name} ({self.spec.question_filter})",
             "source": f"table {self.spec.path}",
         }
+
+
+def _without_keys(spec: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns a table's settings without some, and without those of which it makes no use.
+
+    So tables that were stored before there were hard negatives keep their digests.
+    """
+    unused = () if spec["hard_negatives"] else ("hard_negatives",)
+    return {key: value for key, value in spec.items() if key not in (*names, *unused)}
 
 
 def hash_table(path: str) -> str:
@@ -238,6 +259,7 @@ def sample_rows(
     max_negatives: int | None,
     seed: int,
     nested: bool = False,
+    hard_negatives: int = 0,
 ) -> pa.Table:
     """Samples the table of a folder as `sample_questions` does; reads the texts of the sample only.
 
@@ -246,8 +268,12 @@ def sample_rows(
     files = ParquetTable.open(folder)
     numbers = np.arange(len(files))
     rows = files.take(numbers, ["question_id", "label"]).append_column("row", pa.array(numbers))
-    sample = sample_questions(rows, num_questions, max_negatives, seed, nested)
-    return files.take(sample["row"].to_numpy(), pq.read_schema(files.paths[0]).names)
+    first_negatives = None if hard_negatives else max_negatives  # which are hard, texts say
+    sample = sample_questions(rows, num_questions, first_negatives, seed, nested)
+    texts = files.take(sample["row"].to_numpy(), pq.read_schema(files.paths[0]).names)
+    if not hard_negatives:
+        return texts
+    return sample_questions(texts, None, max_negatives, seed, hard_negatives=hard_negatives)
 
 
 def filtered_table(folder: Path, question_filter: QuestionFilter) -> pa.Table:

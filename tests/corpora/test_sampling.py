@@ -1,6 +1,8 @@
 """Draws and numbers of a table that has no rows, or is asked for less than none."""
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import tiny
 from pydantic import ValidationError
@@ -14,6 +16,7 @@ from as2ray.corpora.sampling import (
 from as2ray.corpora.stats import compute_stats
 from as2ray.errors import CorpusError
 from as2ray.tables.schema import CANDIDATE_SCHEMA
+from as2ray.text.bm25 import list_probabilities
 
 
 @pytest.mark.parametrize("name", ["max_negatives", "seed", "num_questions"])
@@ -100,3 +103,22 @@ def test_share_of_labels_is_flipped_by_the_seed():
 def test_stats_of_an_empty_table_are_refused():
     with pytest.raises(CorpusError, match="without rows"):
         compute_stats(CANDIDATE_SCHEMA.empty_table())
+
+
+def test_hard_negatives_are_those_with_the_highest_bm25():
+    table = tiny.candidates(8, each=9)
+    sample = sample_questions(table, 5, 4, seed=3, hard_negatives=2)
+    kept = set(sample["candidate_id"].to_pylist())
+    num_random = 0
+    for question in sample["question_id"].unique().to_pylist():
+        rows = table.filter(pc.equal(table["question_id"], question)).to_pydict()
+        words = list_probabilities(rows["question"][0], rows["candidate"])
+        order = np.argsort(-words, kind="stable")
+        negatives = [rows["candidate_id"][row] for row in order if not rows["label"][row]]
+        assert kept.issuperset(negatives[:2])
+        num_random += len(kept.intersection(negatives[2:]))
+        positives = [n for n, label in zip(rows["candidate_id"], rows["label"]) if label]
+        assert kept.issuperset(positives)
+    assert num_random == 5 * 2
+    other = sample_questions(table, 5, 4, seed=4, hard_negatives=2)
+    assert set(other["candidate_id"].to_pylist()) != kept

@@ -156,6 +156,9 @@ def test_every_setting_of_a_table_changes_its_digest(change):
     assert PreparedTable(TableSpec(**{**TABLE, **change})) != table
     assert PreparedTable(TableSpec(**TABLE), data_dir="/elsewhere") == table
     assert PreparedTable(TableSpec(**TABLE), (table,)) != table
+    some, hard = ({**TABLE, "max_negatives": 5, "hard_negatives": n} for n in (0, 2))
+    assert PreparedTable(TableSpec(**some)) != PreparedTable(TableSpec(**hard))
+    assert "hard_negatives" not in PreparedTable(TableSpec(**some)).identity({})["spec"]
     assert PreparedTable(TableSpec(**TABLE), min_leak_similarity=0.5) != table
 
 

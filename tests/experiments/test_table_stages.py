@@ -7,6 +7,7 @@ import tiny
 from pyarrow import csv
 
 from as2ray.corpora.leaks import check_leaks
+from as2ray.corpora.sampling import sample_questions
 from as2ray.errors import As2rayError
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.tables import PreparedTable, prepared_table, read_table
@@ -66,6 +67,25 @@ def test_table_of_a_file_leaves_out_questions_of_held_out_tables(complete, label
     assert len(rows) == 90
 
 
+def test_hard_negatives_of_a_file_and_of_a_corpus(complete, labels, tmp_path):
+    tiny.write_wikiqa(tmp_path, "test", 0, 7)
+    corpus = {"corpus": "wikiqa", "split": "test", "verify": False}
+    for spec in (labels, corpus):
+        settings = {"max_negatives": 2, "hard_negatives": 1}
+        every, hard, some, random = (
+            read_table(complete(prepared_table(TableSpec(**each), {"wikiqa": str(tmp_path)}))[1])
+            for each in (
+                spec,
+                {**spec, **settings},
+                {**spec, **settings, "num_questions": 4},
+                {**spec, "num_questions": 4},
+            )
+        )
+        assert hard.equals(sample_questions(every, None, 2, hard_negatives=1))
+        assert some["question_id"].unique() == random["question_id"].unique()
+        assert 4 < len(some) < len(random)
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -76,6 +96,10 @@ def test_table_of_a_file_leaves_out_questions_of_held_out_tables(complete, label
         ({"path": "labels.csv", "split": "tset", "split_shares": {"test": 0.1}}, "split 'tset'"),
         ({"corpus": "wikqa", "split": "test"}, "did you mean 'wikiqa'"),
         ({"corpus": "wikiqa", "split": "tset"}, "did you mean 'test'"),
+        (
+            {"corpus": "wikiqa", "split": "test", "hard_negatives": 2},
+            "more than max_negatives=None",
+        ),
     ],
 )
 def test_table_of_two_sources_or_none_is_an_error(settings, problem):
