@@ -24,6 +24,7 @@ from training_runs import (
 
 from as2ray.checkpoints.loading import load
 from as2ray.losses import get_loss
+from as2ray.models import precision
 from as2ray.training import parallel
 from as2ray.training.tracking import read_metrics
 
@@ -100,11 +101,13 @@ def run(case: Case, models: dict[str, Path], root: Path, name: str) -> dict[str,
 def check_precision(rank: int) -> None:
     """A worker whose hardware lacks bf16 makes all of them train in fp32."""
     device, supports = torch.device("cpu"), torch.cpu._is_avx512_bf16_supported
+    measured, precision._is_bf16_faster = precision._is_bf16_faster, lambda: True
     for is_supported, expected in ((rank == 0, "fp32"), (rank < RANKS, "bf16")):
         torch.cpu._is_avx512_bf16_supported = lambda: is_supported  # noqa: B023
         torch.cpu._is_amx_tile_supported = lambda: False
         assert parallel.agree_on_precision("auto", device) == expected
     torch.cpu._is_avx512_bf16_supported = supports
+    precision._is_bf16_faster = measured
     assert parallel.agree_on_precision("bf16", device) == "bf16"
 
 
