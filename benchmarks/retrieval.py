@@ -40,6 +40,7 @@ from as2ray.checkpoints.packaged import MINILM_NAME, packaged_minilm
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.experiments.documents import label_parts, retrieve_parts
+from as2ray.models.precision import resolve_dtype
 from as2ray.models.sentence_encoder import SentenceEncoder
 from as2ray.profiling.speed_ratio import measure_alternately, measure_rate
 from as2ray.retrieval import embeddings
@@ -448,7 +449,7 @@ def _list_encoding_claims(results: dict[str, Any]) -> list[Claim]:
         Claim(
             "encoding in the default precision, to sentence-transformers: >= 3 x in bf16",
             default["shown"],
-            default["ratio"]["median"] >= 3 if torch.cpu._is_avx512_bf16_supported() else None,
+            default["ratio"]["median"] >= 3 if resolve_dtype("auto") == torch.bfloat16 else None,
         ),
     ]
 

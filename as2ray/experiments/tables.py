@@ -105,18 +105,18 @@ class PreparedTable(Stage):
             path.rename(output / path.name)
         outputs = {**manifest["splits"][spec.split], "source": self._file_sizes()}
         if spec.label_noise or spec.num_questions is not None or spec.max_negatives is not None:
-            rows = sample_rows(
-                output,
-                spec.num_questions,
-                spec.max_negatives,
-                spec.seed,
-                hard_negatives=spec.hard_negatives,
-            )
+            rows = sample_rows(output, **self._sampling)
             rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
             for path in output.glob("*.parquet"):
                 path.unlink()
             outputs |= write_table(rows, output)
         return {**outputs, "content": outputs["fingerprint"]}
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        """Arguments of `sample_questions`."""
+        names = ("num_questions", "max_negatives", "seed", "hard_negatives")
+        return {name: getattr(self.spec, name) for name in names}
 
     def verify(self, result: Result) -> None:
         """Refuses a table whose release has changed; one whose release is gone is kept."""
@@ -179,13 +179,7 @@ class LoadedTable(PreparedTable):
         if held_out := [read_table(context.path(stage)) for stage in self.without]:
             rows = remove_leaks(rows, *held_out, min_similarity=self.min_leak_similarity)
         rows = rows.filter(pa.array(filter_mask(rows, spec.question_filter)))
-        rows = sample_questions(
-            rows,
-            spec.num_questions,
-            spec.max_negatives,
-            spec.seed,
-            hard_negatives=spec.hard_negatives,
-        )
+        rows = sample_questions(rows, **self._sampling)
         rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
         if not rows.num_rows:
             name = f"{spec.path}/{spec.split} ({spec.question_filter})"

@@ -313,17 +313,27 @@ def answered_by_words() -> pa.Table:
 def test_last_exit_gets_a_part_of_bm25_where_labels_ask_for_it(monolith, tmp_path, joint):
     table = answered_by_words()
     config = replace(CONFIG, max_loss=0.5, use_bm25=True, use_labels=True, joint=joint)
-    made = make_cascade(monolith, table, tmp_path / "c", config=config)
-    assert made.bm25_weights[-1] > 1
+    with_labels = make_cascade(monolith, table, tmp_path / "c", config=config)
+    assert with_labels.bm25_weights[-1] > 1
     restored = load(tmp_path / "c", dtype="fp32", device="cpu")
-    assert restored.bm25_weights == made.bm25_weights
+    assert restored.bm25_weights == with_labels.bm25_weights
     alone, with_bm25 = (evaluate(table, ranker).measures["AP"] for ranker in (monolith, restored))
     assert with_bm25 > alone + 0.1
     # Its first is another one than the ranker's, which the bound says.
-    assert made.margins.bound.last_exit_loss > 0.1
-    assert "the ranker's first) was" in str(made.margins.bound)
+    assert with_labels.margins.bound.last_exit_loss > 0.1
+    assert "the ranker's first) was" in str(with_labels.margins.bound)
     unlabelled = make_cascade(monolith, table, config=replace(config, use_labels=False))
     assert unlabelled.bm25_weights[-1] == 0
+
+
+def test_ranker_with_bm25_needs_no_other_exit(monolith, tmp_path):
+    table = answered_by_words()
+    settings = {"max_loss": 0.5, "use_bm25": True, "use_labels": True, "exit_layers": (3,)}
+    make_cascade(monolith, table, tmp_path / "c", config=replace(CONFIG, **settings))
+    restored = load(tmp_path / "c", dtype="fp32", device="cpu")
+    assert restored.exit_layers == (3,)
+    assert restored.bm25_weights[0] > 1
+    assert evaluate(table, restored).measures["AP"] > evaluate(table, monolith).measures["AP"] + 0.1
 
 
 def refused(problem, kind, *args, **settings):

@@ -353,7 +353,7 @@ class FusedLayers:
                 raise ConfigError(
                     "int8 is not available for encoders with gated layers (ModernBERT, GTE, "
                     "NomicBert)",
-                    fix="rank in bf16, which `auto` takes",
+                    fix="leave the dtype at `auto`",
                 )
             for name in PRODUCTS:
                 setattr(layer, name, ObservedLinear(getattr(layer, name)))
