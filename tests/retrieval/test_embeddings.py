@@ -86,7 +86,10 @@ def test_dense_search_finds_the_nearest_embeddings(
         assert candidate.similarity == pytest.approx(similarities[candidate.index], abs=0.004)
         assert candidate.bm25 == index.score_sentences(QUESTION)[candidate.index]
     assert candidates == sorted(candidates, key=lambda c: (-c.similarity, c.index))
-    assert index.search_candidates(QUESTION, 10_000, method="dense")[39:40] == candidates[39:]
+    last = index.search_candidates(QUESTION, 10_000, method="dense")[39]
+    # Products of another size round differently.
+    assert last.similarity == pytest.approx(candidates[39].similarity, abs=1e-6)
+    assert (last.index, last.bm25) == (candidates[39].index, candidates[39].bm25)
 
 
 def test_embedding_takes_in_the_heading_of_its_paragraph(sentence_encoder, tmp_path):
