@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextvars import Context, copy_context
 from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any
@@ -28,11 +29,12 @@ from as2ray.models.bm25_stage import (
     enter_all,
     select_by_bm25,
 )
+from as2ray.models.encoder.cpu_parallel import parallel_map
 from as2ray.models.packed_ranker import PackedRanker
-from as2ray.models.ranker import CONFIG_KEY, positive_probability
+from as2ray.models.ranker import CONFIG_KEY, GPU_THREADS, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
 
-GPU_PASSES = 8
+GPU_PASSES = 4
 
 
 @dataclass
@@ -63,7 +65,13 @@ class MultiStageRanker(PackedRanker):
     """Class of the passes through the stages."""
     max_pass_tokens = 65_536
     """Token budget of the questions that go through the stages together; a larger question goes
-    alone. A GPU takes `GPU_PASSES` times as many, because it waits for the CPU after each stage."""
+    alone. A GPU takes `GPU_PASSES` times as many, and `GPU_THREADS` passes side by side, because it
+    waits for the CPU after each stage."""
+
+    @property
+    def num_pass_threads(self) -> int:
+        """Passes that run side by side: on a GPU one waits for scores while another computes."""
+        return GPU_THREADS if self.device.type == "cuda" else 1
 
     @abstractmethod
     def forward(self, batch: PackedBatch, exit_indices: Sequence[int] | None = None) -> Tensor:
@@ -277,25 +285,47 @@ class MultiStageRanker(PackedRanker):
             return StagedScores(scores, np.full(len(sequences), len(self.exit_layers) - 1))
         scores = np.full(len(sequences), np.nan, np.float32)
         stage_index = np.zeros(len(sequences), np.int64)
-        with self.scoring():
-            max_tokens = self.max_pass_tokens * (GPU_PASSES if self.device.type == "cuda" else 1)
-            for rows in _split_into_passes(sequences.lengths, question_index, max_tokens):
-                rows = rows[np.argsort(-sequences.lengths[rows], kind="stable")]
-                questions, pass_question_index = np.unique(
-                    question_index[rows], return_inverse=True
+        max_tokens = self.max_pass_tokens * (GPU_PASSES if self.device.type == "cuda" else 1)
+        # Each pass has a copy of this thread's context, which a thread of the pool does not see.
+        passes = (
+            (copy_context(), rows)
+            for rows in _split_into_passes(sequences.lengths, question_index, max_tokens)
+        )
+
+        def run_pass(context_and_rows: tuple[Context, np.ndarray]) -> tuple[np.ndarray, Any]:
+            context, rows = context_and_rows
+            with torch.inference_mode(), self.autocast():
+                return context.run(
+                    self._prune_pass, rows, sequences, question_index, pruning, bm25_gaps
                 )
-                remaining, remaining_rows = sequences, rows
-                if self.shares_prefixes and sequences.prefixes is not None:
-                    remaining = self.share_prefixes(sequences.take(rows))
-                    order = np.argsort(-remaining.lengths, kind="stable")
-                    rows, pass_question_index = rows[order], pass_question_index[order]
-                    remaining_rows = order
-                stage_pass = self.stage_pass(self, remaining, remaining_rows, pass_question_index)
-                scorer: StageScorer = stage_pass
-                if bm25_gaps is not None:
-                    scorer = BM25Scorer(stage_pass, bm25_gaps[rows], self.bm25_weights)
-                scores[rows], stage_index[rows] = prune(scorer, pruning.select(questions))
+
+        with self.scoring():
+            for rows, part in parallel_map(run_pass, passes, self.num_pass_threads):
+                scores[rows], stage_index[rows] = part.scores, part.stage_index
         return StagedScores(scores, stage_index)
+
+    def _prune_pass(
+        self,
+        rows: np.ndarray,
+        sequences: TokenSequences,
+        question_index: np.ndarray,
+        pruning: Pruning,
+        bm25_gaps: np.ndarray | None,
+    ) -> tuple[np.ndarray, StagedScores]:
+        """Scores the rows of one pass; returns them in the order of the scores."""
+        rows = rows[np.argsort(-sequences.lengths[rows], kind="stable")]
+        questions, pass_question_index = np.unique(question_index[rows], return_inverse=True)
+        remaining, remaining_rows = sequences, rows
+        if self.shares_prefixes and sequences.prefixes is not None:
+            remaining = self.share_prefixes(sequences.take(rows))
+            order = np.argsort(-remaining.lengths, kind="stable")
+            rows, pass_question_index = rows[order], pass_question_index[order]
+            remaining_rows = order
+        stage_pass = self.stage_pass(self, remaining, remaining_rows, pass_question_index)
+        scorer: StageScorer = stage_pass
+        if bm25_gaps is not None:
+            scorer = BM25Scorer(stage_pass, bm25_gaps[rows], self.bm25_weights)
+        return rows, StagedScores(*prune(scorer, pruning.select(questions)))
 
 
 def _split_into_passes(

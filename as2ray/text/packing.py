@@ -148,14 +148,13 @@ def split_by_tokens(lengths: np.ndarray, max_batch_tokens: int) -> Iterator[np.n
             f"a sequence of {lengths.max():,} tokens does not fit a batch of {max_batch_tokens:,}",
             fix="raise the token budget or lower max_length",
         )
-    start, num_tokens = 0, 0
-    for end, index in enumerate(order):
-        if num_tokens + lengths[index] > max_batch_tokens:
-            yield order[start:end]
-            start, num_tokens = end, 0
-        num_tokens += int(lengths[index])
-    if len(order):
-        yield order[start:]
+    ends = np.cumsum(lengths[order], dtype=np.int64)
+    start = 0
+    while start < len(order):
+        limit = max_batch_tokens + (ends[start - 1] if start else 0)
+        end = int(np.searchsorted(ends, limit, side="right"))
+        yield order[start:end]
+        start = end
 
 
 def pack_sequences(sequences: TokenSequences, max_batch_tokens: int) -> Iterator[PackedBatch]:

@@ -142,7 +142,7 @@ def test_table_of_a_page_follows_its_file(tmp_path):
     content["results"]["MiniLM"]["pairs a second"]["rates"] = [12_345.0]
     (tmp_path / "gpu.json").write_text(json.dumps(content))
     page = fill_tables("a\n\n<!-- drawn from gpu.json -->\nold\n<!-- end -->\n\nz\n", tmp_path)
-    assert "| MiniLM | 12,345 | 2.52 (2.35 to 2.56) | 37 % | 1.86 ms |" in page
+    assert "| MiniLM | 12,345 | 2.54 (2.33 to 2.64) | 38 % | 2.01 ms |" in page
     assert "old" not in page
     assert page.endswith("<!-- end -->\n\nz\n")
 

@@ -1,6 +1,6 @@
 from functools import lru_cache
 from random import Random
-from threading import Event
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from as2ray.losses.base import StepContext
 from as2ray.models import packed_ranker
 from as2ray.models.cascade import CascadeRanker, PartialClassifier
 from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.text.tokenization import PairTokenizer
 
 QUESTION = "What is kovarin?"
@@ -54,6 +55,26 @@ def by_hand(ranker, question, texts, ratios):
         gone = [(i, scores[i, stage], layer) for i in best[stays:]] + gone
         left = sorted(best[:stays])
     return gone
+
+
+def test_passes_side_by_side_score_as_one_after_the_other(bert, monkeypatch):
+    bert.max_pass_tokens = 50
+    questions = [f"Who is {number}?" for number in range(40) for _ in range(6)]
+    texts = [f"{' '.join('abc'[: i % 3 + 1])} {i}." for i in range(240)]
+    question_index = np.repeat(np.arange(40), 6)
+    expected = bert.predict_pairs(questions, texts, question_index, 0.5)
+
+    threads = set()
+    monkeypatch.setattr(CascadeRanker, "num_pass_threads", 2)
+    reset_token = BEFORE_BATCH.set(lambda: threads.add(current_thread()))
+    try:
+        staged = bert.predict_pairs(questions, texts, question_index, 0.5)
+    finally:
+        BEFORE_BATCH.reset(reset_token)
+    assert len(threads) == 2
+    assert current_thread() not in threads
+    np.testing.assert_allclose(staged.scores, expected.scores, atol=1e-6)
+    np.testing.assert_array_equal(staged.stage_index, expected.stage_index)
 
 
 def test_nothing_dropped_equals_the_plain_forward_of_every_pair(ranker, pairs):

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import chain, islice
 from os import register_at_fork
-from threading import Barrier
+from threading import Barrier, local
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,9 @@ MIN_PARALLEL_TOKENS = 256
 
 REPRODUCIBLE_THREADS = 16
 """Threads that batches are divided among if scores must not depend on the number of threads."""
+
+_THREAD = local()
+"""Has `is_worker` in the threads of the pools."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,14 +58,16 @@ def parallel_map(
 
     Args:
         function: Runs in other threads, each with one core. It must enter what torch keeps for each
-            thread, such as inference mode and autocast.
+            thread, such as inference mode and autocast. If it calls `parallel_map` itself, the
+            inner items are processed one after the other, in its thread.
         items: Taken as they are needed. A single item is processed in this thread, with all cores.
         num_threads: Number of items that are processed at the same time.
         one_core_each: Whether a single item, too, is processed with one core.
     """
     items = iter(items)
     first_items = list(islice(items, 2))
-    if not one_core_each and (num_threads < 2 or len(first_items) < 2):
+    is_inner = getattr(_THREAD, "is_worker", False)
+    if is_inner or (not one_core_each and (num_threads < 2 or len(first_items) < 2)):
         yield from map(function, chain(first_items, items))
         return
     pool, futures = _thread_pool(num_threads), deque[Future[Result]]()
@@ -83,6 +88,7 @@ def _thread_pool(num_threads: int) -> ThreadPoolExecutor:
     pool, all_started = ThreadPoolExecutor(num_threads, "rank"), Barrier(num_threads + 1)
 
     def initialize() -> None:
+        _THREAD.is_worker = True
         set_num_threads(1)
         all_started.wait()
 

@@ -109,6 +109,14 @@ def test_a_single_part_is_worked_on_by_all_cores_and_here(three):
     assert list(parallel_map(where, [0], 3)) == [(threading.current_thread(), 3)]
 
 
+def test_inner_parts_are_worked_on_in_the_thread_of_their_part(three):
+    def outer(_):
+        inner = list(parallel_map(lambda _: threading.current_thread(), range(4), 3))
+        return {threading.current_thread()} == set(inner)
+
+    assert list(parallel_map(outer, range(6), 3)) == [True] * 6
+
+
 def test_parts_are_taken_as_they_are_needed(three):
     taken = count()
     parts = (next(taken) for _ in range(1_000))
