@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
 
 from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving.engine import TokenizedRequest
@@ -250,6 +251,8 @@ class BatchQueue:
         last_end, num_tokens = max(batch).virtual_end, num_tokens_of(batch)
         # Not of the whole batch: requests of about one size would interrupt each other.
         max_request_tokens = SMALLER * max(queued.request.num_tokens for queued in batch)
+        # On a GPU two threads rank parts of a batch; interruptions side by side would add up.
+        lock = Lock()
 
         async def take_smaller() -> list[QueuedRequest]:
             smaller = self._next_batch(last_end, max_request_tokens)
@@ -258,16 +261,17 @@ class BatchQueue:
 
         def before_part() -> None:
             nonlocal interrupted_s
-            if all(queued.future.done() for queued in batch):
-                raise BatchAbandonedError
-            if not self.queue or batch[0].request.ends_at - time.monotonic() < URGENT_S:
-                return
-            smaller = asyncio.run_coroutine_threadsafe(take_smaller(), loop).result()
-            if smaller:
-                interrupted_at = time.monotonic()
-                outcomes, _ = self._rank_in_turns(smaller, fill_level, running, loop)
-                loop.call_soon_threadsafe(self._send, smaller, outcomes)
-                interrupted_s += time.monotonic() - interrupted_at
+            with lock:
+                if all(queued.future.done() for queued in batch):
+                    raise BatchAbandonedError
+                if not self.queue or batch[0].request.ends_at - time.monotonic() < URGENT_S:
+                    return
+                smaller = asyncio.run_coroutine_threadsafe(take_smaller(), loop).result()
+                if smaller:
+                    interrupted_at = time.monotonic()
+                    outcomes, _ = self._rank_in_turns(smaller, fill_level, running, loop)
+                    loop.call_soon_threadsafe(self._send, smaller, outcomes)
+                    interrupted_s += time.monotonic() - interrupted_at
 
         reset_token = BEFORE_BATCH.set(before_part)
         try:

@@ -4,6 +4,8 @@ import asyncio
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -521,6 +523,48 @@ def test_a_batch_is_interrupted_by_requests_much_smaller_than_its_largest(
     asyncio.run(run())
     assert (ranker.ended[0] == "muri late") is is_interrupted
     assert len(ranker.ended) == 4
+
+
+def test_threads_that_rank_parts_of_a_batch_are_interrupted_one_after_the_other(engine):
+    small_at_work, most_at_work, ranked = [], [], threading.Event()
+
+    def rank(batch, fill_level, running) -> list[RerankResult]:
+        [question] = [tokenized.request.question for tokenized in batch]
+        if question == "muri large":
+
+            def run_parts() -> None:
+                for _ in range(20):
+                    BEFORE_BATCH.get()()
+                    time.sleep(PartsRanker.PART_S)
+
+            with ThreadPoolExecutor(2) as pool:
+                contexts = [copy_context() for _ in range(2)]
+                for ended in [pool.submit(context.run, run_parts) for context in contexts]:
+                    ended.result()
+        else:
+            small_at_work.append(question)
+            most_at_work.append(len(small_at_work))
+            ranked.set()
+            time.sleep(5 * PartsRanker.PART_S)
+            small_at_work.remove(question)
+        return [RerankResult(question, [], 1)]
+
+    async def run() -> None:
+        queue = BatchQueue(rank, 512, 100_000)
+        queue.tokens_per_second = 100.0
+        queue._update_throughput = lambda rate: None
+        names = ["muri large", "muri 1", "muri 2"]
+        tasks = []
+        for name, candidates in zip(names, (CANDIDATES * 10, CANDIDATES[:1], CANDIDATES[:1])):
+            request = engine.tokenize(RerankRequest(name, candidates, "m"))
+            tasks.append(asyncio.create_task(queue.submit(request, 30.0)))
+            if name == "muri 1":
+                await asyncio.to_thread(ranked.wait, 30)
+            await asyncio.sleep(PartsRanker.PART_S)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert most_at_work == [1, 1]
 
 
 def test_small_requests_overtake_a_large_one_but_not_for_ever(engine, blocking):
