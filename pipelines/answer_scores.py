@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
 from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
-from as2ray.experiments.bm25 import BM25Grid, BM25Scores
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.encoders import (
     AdaptedEncoder,
@@ -33,6 +33,7 @@ from as2ray.experiments.rankers import (
     absolute_model_path,
 )
 from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import prepared_table
 from as2ray.progress import result

@@ -22,13 +22,6 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
 from as2ray.errors import ConfigError
-from as2ray.experiments.bm25 import (
-    INDEX,
-    DocumentIndex,
-    LabelledTable,
-    SplitTable,
-    too_few_questions,
-)
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.documents import (
     AnsweringRanker,
@@ -39,6 +32,8 @@ from as2ray.experiments.documents import (
 )
 from as2ray.experiments.encoders import AdaptedEncoder, EmbeddedIndex, TableWithHeadings
 from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.indexes import INDEX, DocumentIndex
+from as2ray.experiments.pseudo_labels import LabelledTable, SplitTable, too_few_questions
 from as2ray.experiments.rankers import RANKER, TrainedRanker, absolute_model_path
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.store import Store

@@ -22,16 +22,7 @@ from as2ray.corpora.preparation import release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, lookup
 from as2ray.evaluation.presets import parse_measure
-from as2ray.experiments.bm25 import (
-    BM25Grid,
-    BM25Run,
-    BM25Scores,
-    CandidateIndex,
-    CollectionIndex,
-    CollectionTexts,
-    LabelledTable,
-    RetrievedTable,
-)
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.few_shot import (
@@ -43,6 +34,8 @@ from as2ray.experiments.few_shot import (
     MixedScores,
     SampledTable,
 )
+from as2ray.experiments.indexes import CandidateIndex, CollectionIndex, CollectionTexts
+from as2ray.experiments.pseudo_labels import LabelledTable
 from as2ray.experiments.rankers import (
     StoredScores,
     TableEvaluation,
@@ -50,6 +43,7 @@ from as2ray.experiments.rankers import (
     absolute_model_path,
 )
 from as2ray.experiments.recipe import NON_EMPTY, STRICT, LossSpec, TableSpec
+from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import prepared_table
 from as2ray.losses import get_loss

@@ -23,7 +23,6 @@ from as2ray.checkpoints import packaged
 from as2ray.corpora import python_reference
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
-from as2ray.experiments.bm25 import write_stage_index
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.documents import FittedScoring
 from as2ray.experiments.encoders import (
@@ -34,6 +33,7 @@ from as2ray.experiments.encoders import (
     SimilarityScores,
 )
 from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.indexes import write_stage_index
 from as2ray.experiments.rankers import StoredScores, TableEvaluation, TableScores
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.stage import Outputs, Stage, StageContext

@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from as2ray.corpora.leaks import check_leaks
 from as2ray.errors import CorpusError, StaleStageError
-from as2ray.experiments.bm25 import INDEX, hash_documents, too_few_questions, write_queries
+from as2ray.experiments.indexes import INDEX, hash_documents
+from as2ray.experiments.pseudo_labels import too_few_questions
+from as2ray.experiments.queries import write_queries
 from as2ray.experiments.rankers import RANKER, copy_ranker
 from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import read_table, write_table

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from as2ray.distributed.score import read_scores
 from as2ray.errors import CorpusError
 from as2ray.evaluation.measures import evaluate
-from as2ray.experiments.bm25 import INDEX
 from as2ray.experiments.documents import positives_by_question
+from as2ray.experiments.indexes import INDEX
 from as2ray.experiments.rankers import RANKER, StoredScores
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.experiments.tables import TABLE, filtered_table, read_table, write_table

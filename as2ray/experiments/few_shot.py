@@ -26,7 +26,6 @@ from as2ray.distributed.score import read_scores, score_table
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.score_mixing import best_bm25_weight, mix_scores
-from as2ray.experiments.bm25 import BM25Scores, RetrievedTable
 from as2ray.experiments.rankers import (
     RANKER,
     StoredScores,
@@ -35,6 +34,7 @@ from as2ray.experiments.rankers import (
     copy_ranker,
 )
 from as2ray.experiments.recipe import NON_EMPTY, STRICT, Share
+from as2ray.experiments.retrieved import BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import (
     TABLE,

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path, split_revision
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.evaluation.report import Report, to_markdown
-from as2ray.experiments.bm25 import BM25Grid, BM25Scores
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.comparison import start_experiment
 from as2ray.experiments.configuration import validate
 from as2ray.experiments.encoders import CombinedScores, SimilarityScores, TableScoring
@@ -28,6 +28,7 @@ from as2ray.experiments.rankers import (
 )
 from as2ray.experiments.recipe import LeakPolicy, LossSpec, Recipe
 from as2ray.experiments.reports import write_reports
+from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import hash_table, leak_checks

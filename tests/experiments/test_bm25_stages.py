@@ -10,24 +10,20 @@ from as2ray.distributed.score import read_scores
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, CorpusError, CountMismatchError
 from as2ray.evaluation.measures import evaluate
-from as2ray.experiments import bm25
-from as2ray.experiments.bm25 import (
+from as2ray.experiments import retrieved as retrieved_stages
+from as2ray.experiments.bm25 import BM25Grid
+from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.indexes import (
     INDEX,
-    BM25Grid,
-    BM25Run,
-    BM25Scores,
     CandidateIndex,
     CollectionIndex,
     CollectionTexts,
     DocumentIndex,
-    LabelledTable,
-    RetrievedTable,
-    SplitTable,
-    read_queries,
-    write_queries,
 )
-from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.pseudo_labels import LabelledTable, SplitTable
+from as2ray.experiments.queries import read_queries, write_queries
 from as2ray.experiments.rankers import TableEvaluation
+from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import read_table, write_table
@@ -163,9 +159,9 @@ def test_retrieved_candidates_have_the_scores_of_the_index_that_found_them(compl
 
 def test_interrupted_run_goes_on_behind_its_last_complete_part(complete, monkeypatch):
     expected, _ = complete(RetrievedTable(BM25Run(SOURCE, CANDIDATES, 10), append_missed=True))
-    monkeypatch.setattr(bm25, "QUERIES_PER_TASK", 1)
+    monkeypatch.setattr(retrieved_stages, "QUERIES_PER_TASK", 1)
     run = BM25Run(SOURCE, CANDIDATES, 9)  # another run than the one above
-    search, searched = bm25._search, []
+    search, searched = retrieved_stages._search, []
 
     def search_until_lost(store, index, depth, queries):
         if len(searched) == 1:
@@ -173,10 +169,10 @@ def test_interrupted_run_goes_on_behind_its_last_complete_part(complete, monkeyp
         searched.extend(queries)
         return search(store, index, depth, queries)
 
-    monkeypatch.setattr(bm25, "_search", search_until_lost)
+    monkeypatch.setattr(retrieved_stages, "_search", search_until_lost)
     with pytest.raises(CorpusError, match="lost"):
         complete(run)
-    monkeypatch.setattr(bm25, "_search", search)
+    monkeypatch.setattr(retrieved_stages, "_search", search)
     outputs, folder = complete(run)
     assert outputs == {"num_parts": 2, "num_searched_parts": 1}
     assert [query.id for query in searched] == ["a"]

@@ -8,14 +8,7 @@ import pytest
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.checkpoints.packaged import resolve_model_path
-from as2ray.experiments.bm25 import (
-    BM25Grid,
-    BM25Run,
-    CollectionIndex,
-    CollectionTexts,
-    LabelledTable,
-    RetrievedTable,
-)
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.cascades import SequentialRanker
 from as2ray.experiments.cost_model import (
     ENCODER_SHAPES,
@@ -33,8 +26,11 @@ from as2ray.experiments.cost_model import (
     training_cost,
 )
 from as2ray.experiments.few_shot import SampledTable
+from as2ray.experiments.indexes import CollectionIndex, CollectionTexts
+from as2ray.experiments.pseudo_labels import LabelledTable
 from as2ray.experiments.rankers import TableScores, trained_rankers
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
+from as2ray.experiments.retrieved import BM25Run, RetrievedTable
 from as2ray.experiments.tables import PreparedTable, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.pairwise import MarginRankingLoss

@@ -9,17 +9,14 @@ import tiny
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import StaleStageError
-from as2ray.experiments import bm25
-from as2ray.experiments.bm25 import (
-    BM25Grid,
-    BM25Run,
-    CandidateIndex,
-    DocumentIndex,
-    LabelledTable,
-    RetrievedTable,
-)
+from as2ray.experiments import pseudo_labels
+from as2ray.experiments import retrieved as retrieved_stages
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.documents import GeneratedQueries, labeled_tables
 from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.indexes import CandidateIndex, DocumentIndex
+from as2ray.experiments.pseudo_labels import LabelledTable
+from as2ray.experiments.retrieved import BM25Run, RetrievedTable
 from as2ray.experiments.store import Store
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
@@ -59,7 +56,8 @@ def files_with_and_without_ray(stage, folder):
 
 @pytest.fixture
 def queries_in_groups(monkeypatch):
-    monkeypatch.setattr(bm25, "QUERIES_PER_TASK", 3)
+    for module in (pseudo_labels, retrieved_stages):
+        monkeypatch.setattr(module, "QUERIES_PER_TASK", 3)
 
 
 @pytest.mark.slow

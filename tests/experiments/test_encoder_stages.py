@@ -14,7 +14,6 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import CheckpointError, ConfigError, CorpusError, SentenceIndexError
-from as2ray.experiments.bm25 import INDEX, DocumentIndex
 from as2ray.experiments.documents import AnsweringRanker, FittedScoring, labeled_tables
 from as2ray.experiments.encoders import (
     AdaptedEncoder,
@@ -27,6 +26,7 @@ from as2ray.experiments.encoders import (
     TableWithHeadings,
     describe_abstention,
 )
+from as2ray.experiments.indexes import INDEX, DocumentIndex
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import TABLE

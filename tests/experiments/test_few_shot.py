@@ -14,7 +14,7 @@ from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.score_mixing import best_bm25_weight, mix_scores
-from as2ray.experiments.bm25 import BM25Grid, BM25Run, BM25Scores, CandidateIndex, RetrievedTable
+from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.few_shot import (
     BM25Weight,
     FewShotConfig,
@@ -23,8 +23,10 @@ from as2ray.experiments.few_shot import (
     SampledTable,
     max_questions,
 )
+from as2ray.experiments.indexes import CandidateIndex
 from as2ray.experiments.rankers import RANKER, TableScores
 from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import PreparedTable, read_table, sample_rows, write_table
 from as2ray.tables.parquet import ParquetTable

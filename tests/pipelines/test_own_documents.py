@@ -15,9 +15,10 @@ from as2ray.cli.main import main
 from as2ray.console.configuration import console_log
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import CheckpointError, ConfigError, CorpusError, LeakError, StaleStageError
-from as2ray.experiments.bm25 import DocumentIndex, read_queries
 from as2ray.experiments.documents import GeneratedQueries
 from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.indexes import DocumentIndex
+from as2ray.experiments.queries import read_queries
 from as2ray.experiments.store import Store
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig

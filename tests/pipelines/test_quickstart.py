@@ -11,8 +11,8 @@ from as2ray.cli.main import main
 from as2ray.console.configuration import console_log
 from as2ray.corpora import python_reference
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.experiments.bm25 import INDEX
 from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.indexes import INDEX
 from as2ray.experiments.store import Store
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.training.config import TrainingConfig
