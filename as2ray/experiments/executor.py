@@ -1,5 +1,6 @@
 """Runs the stages of a graph, in order or at the same time, each once, resumed or reused."""
 
+import heapq
 import logging
 import subprocess
 import sys
@@ -196,19 +197,20 @@ def run_graph(
     if stages:
         backend.check(stages)
     log.info("%d stages: %d complete, %d to run", len(everything), len(run.results), len(stages))
-    hours, order = critical_paths(everything), {s: n for n, s in enumerate(stages)}
-    sorter = TopologicalSorter({s: [i for i in s.inputs if i in order] for s in stages})
+    hours = critical_paths(everything) if backend.max_parallel > 1 else dict.fromkeys(stages, 0.0)
+    places = {stage: (-hours[stage], number) for number, stage in enumerate(stages)}
+    sorter = TopologicalSorter({s: [i for i in s.inputs if i in places] for s in stages})
     sorter.prepare()
-    ready: list[Stage] = []
+    ready: list[tuple[tuple[float, int], Stage]] = []  # a heap; no two stages have one place
     running: dict[Any, Stage] = {}
     stage_log = _StageLog(names, len(everything))
     while sorter.is_active():
-        ready += sorter.get_ready()
-        ready.sort(key=lambda s: (-hours[s] if backend.max_parallel > 1 else 0.0, order[s]))
+        for stage in sorter.get_ready():
+            heapq.heappush(ready, (places[stage], stage))
         if fail_fast and run.failures:
             ready.clear()
-        while ready and backend.admits(ready[0], list(running.values())):
-            stage = ready.pop(0)
+        while ready and backend.admits(ready[0][1], list(running.values())):
+            _, stage = heapq.heappop(ready)
             stage_log.start(stage, len(run.results) + len(run.failures) + len(running) + 1)
             # All that it builds on: a stage may read the inputs of its inputs.
             inputs = {each: run.results[each] for each in sorted_stages(stage.inputs)}
