@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from as2ray.checkpoints.initialization import build_sequential, init_ranker
+from as2ray.models import precision
 from as2ray.models.encoder import cpu_parallel
 from as2ray.models.encoder.cpu_parallel import balanced_budget, parallel_map
 from as2ray.profiling.savings import measure_savings
@@ -115,6 +116,20 @@ def test_inner_parts_are_worked_on_in_the_thread_of_their_part(three):
         return {threading.current_thread()} == set(inner)
 
     assert list(parallel_map(outer, range(6), 3)) == [True] * 6
+
+
+def test_speeds_of_number_formats_are_measured_with_one_core(three, monkeypatch):
+    # With several, products wait for cores that other processes have, and formats seem slow.
+    multiply, used = torch.mm, []
+
+    def watched(*matrices):
+        used.append((matrices[0].dtype, torch.get_num_threads()))
+        return multiply(*matrices)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    precision._is_bf16_faster.__wrapped__()
+    assert set(used) == {(torch.bfloat16, 1), (torch.float32, 1)}
+    assert torch.get_num_threads() == 3
 
 
 def test_parts_are_taken_as_they_are_needed(three):
