@@ -176,12 +176,9 @@ def _given(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _recipe_sections(folder: Path) -> Iterator[str]:
     yield f"## Recipe {folder.name}"
     run = folder / RUN
-    if run.is_file():
-        content = json.loads(run.read_text(encoding="utf-8"))
-        seeds = ", ".join(map(str, content["seeds"]))
-        yield f"{content['title']}; {_describe_run(content)}; seeds {seeds}."
-    else:
-        yield "The run was made before recipes stored date, machine and commit."
+    content = json.loads(run.read_text(encoding="utf-8"))
+    seeds = ", ".join(map(str, content["seeds"]))
+    yield f"{content['title']}; {_describe_run(content)}; seeds {seeds}."
     for path in sorted(set(folder.glob("*.json")) - {run}):
         content = json.loads(path.read_text(encoding="utf-8"))
         yield f"### {path.stem.removeprefix('bound-')}"

@@ -27,14 +27,14 @@ from as2ray.models.encoder.encoder import (
     truncate,
 )
 from as2ray.models.encoder.families import dense_dropout, get_family, token_pooling
-from as2ray.models.encoder.packed_attention import SequenceLayout
+from as2ray.models.encoder.packed_attention import SequenceLayout, take_ranges
 from as2ray.models.encoder.pooling import mean_pool
 from as2ray.models.feed_forward import build_feed_forward
 from as2ray.models.multi_stage import MultiStageRanker, StagePass
 from as2ray.models.precision import fp32_head
 from as2ray.models.ranker import CONFIG_KEY, positive_probability
 from as2ray.models.ranking_heads import ClassifierHead, RankingHeads, ScoreAveraging
-from as2ray.text.packing import PackedBatch, TokenSequences, ragged_arange, split_by_tokens
+from as2ray.text.packing import PackedBatch, TokenSequences, split_by_tokens
 from as2ray.text.tokenization import PairTokenizer
 
 Pooling = Literal["mean_of_rest", "mean", "first", "mean_first", "last"]
@@ -264,13 +264,13 @@ class _CascadePass(StagePass):
         lengths = self.sequences.lengths[self.rows[self.remaining_rows]]
         starts = np.cumsum(lengths) - lengths
         kept_rows = np.searchsorted(self.remaining_rows, rows)
-        kept_lengths = lengths[kept_rows]
-        tokens = np.repeat(starts[kept_rows], kept_lengths) + ragged_arange(kept_lengths)
+        starts, lengths = starts[kept_rows], lengths[kept_rows]
         ends = np.cumsum([len(states) for states in self.states])
-        parts = np.split(tokens, np.searchsorted(tokens, ends[:-1]))
+        batch_index = np.searchsorted(ends, starts, side="right")
         kept_states = [
-            states.index_select(0, torch.from_numpy(part - end + len(states)).to(states.device))
-            for states, part, end in zip(self.states, parts, ends)
+            take_ranges(states, starts[batch_index == batch] - end + len(states), part_lengths)
+            for batch, (states, end) in enumerate(zip(self.states, ends))
+            if len(part_lengths := lengths[batch_index == batch])
         ]
         self.remaining_rows, self.states = rows, ()
         return torch.cat(kept_states)

@@ -34,7 +34,7 @@ from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, GPU_THREADS, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
 
-GPU_PASSES = 4
+GPU_PASSES = 8
 
 
 @dataclass

@@ -31,7 +31,11 @@ from as2ray.models.encoder.families import (
 from as2ray.models.encoder.fused_layers import FusedLayers, distinct_layers
 from as2ray.models.encoder.inference_bert import InferenceBert
 from as2ray.models.encoder.int8 import ActivationRanges
-from as2ray.models.encoder.packed_attention import SequenceLayout, use_packed_attention
+from as2ray.models.encoder.packed_attention import (
+    SequenceLayout,
+    copy_to_device,
+    use_packed_attention,
+)
 from as2ray.models.encoder.pooling import mean_pool
 from as2ray.models.encoder.shared_prefixes import LayerStates, split_states
 from as2ray.text.packing import PackedBatch
@@ -126,10 +130,8 @@ class Encoder:
 
     def embed(self, batch: PackedBatch) -> tuple[Tensor, SequenceLayout]:
         """Returns hidden states before the first layer, shape [tokens, hidden], and the layout."""
-        arrays = torch.from_numpy(np.stack([batch.token_ids, batch.token_types, batch.positions]))
-        if self.device.type == "cuda":
-            arrays = arrays.pin_memory()  # otherwise the copy waits for the batch before
-        ids, types, positions = arrays.to(self.device, non_blocking=True).long()[:, None]
+        arrays = np.stack([batch.token_ids, batch.token_types, batch.positions])
+        ids, types, positions = copy_to_device(arrays, self.device).long()[:, None]
         inputs = {
             "token_type_ids": types if self.has_token_types else torch.zeros_like(types),
             "position_ids": positions + self.first_position,

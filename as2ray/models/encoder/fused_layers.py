@@ -9,6 +9,7 @@ batches have ever new ones. `Encoder.layers` stays the reference that fused laye
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -295,6 +296,7 @@ class FusedLayer:
         return self.output_norm(self.down(inner, residual=residual))
 
 
+@cache
 def has_triton() -> bool:
     """Returns whether Triton is there, which comes with torch for NVIDIA GPUs on Linux."""
     return find_spec("triton") is not None

@@ -27,6 +27,10 @@ MIN_LENGTH = 64
 TOKENS_PER_SEQUENCE = 8
 """Mean tokens of a sequence, at least; batches of shorter sequences are not replayed."""
 
+_LOCK = Lock()
+"""Held while a graph is recorded or replayed: CUDA refuses both while another thread records, also
+where that is a graph of another encoder."""
+
 Run = Callable[[Tensor, SequenceLayout, Tensor], Tensor]
 """Runs layers over states, their layout, and the indices of tokens that a head reads."""
 
@@ -59,7 +63,6 @@ class LayerGraphs:
         self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         """Memory of all graphs: only one of them runs at a time."""
-        self._lock = Lock()
 
     def run(
         self, name: object, run: Run, hidden: Tensor, layout: SequenceLayout, token_index: Tensor
@@ -80,7 +83,7 @@ class LayerGraphs:
         if len(hidden) > MAX_TOKENS or len(layout.first_tokens) > num_sequences:
             return None
         key = (name, num_tokens, max_length, hidden.dtype)
-        with self._lock:
+        with _LOCK:
             graph = self._graphs.get(key)
             if graph is None:
                 sizes = (num_tokens, num_sequences, max_length)
@@ -109,13 +112,19 @@ def _record(run: Run, like: Tensor, sizes: tuple[int, int, int], pool: Any) -> _
         layout = _FixedLayout(
             ((num_sequences, max_length),), cu_seqlens, max_length, num_rows=num_tokens
         )
+        current = torch.cuda.current_stream(like.device)
         stream = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(like.device))
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):  # kernels are compiled and chosen before recording
             for _ in range(2):
                 run(hidden, layout, token_index)
-        torch.cuda.current_stream(like.device).wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+        # A recording that fails would leave this thread on the stream of recordings: its later
+        # batches would run beside those of other threads, in the same memory.
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+        ):
             output = run(hidden, layout, token_index)
     return _Graph(graph, hidden, cu_seqlens, token_index, output)

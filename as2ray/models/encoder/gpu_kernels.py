@@ -1,4 +1,4 @@
-"""Triton kernels for inference on NVIDIA GPUs: attention of short sequences, addition with norm.
+"""Triton kernels for inference on NVIDIA GPUs: attention of short sequences, norms, sums of states.
 
 A flash kernel computes blocks of 128 tokens, three times as many as a pair has, and reads a pair's
 keys once for each block. Here a program holds a whole sequence's head, in a block of its own size.
@@ -23,6 +23,9 @@ HEAD_SIZES = (16, 32, 64, 128)
 
 MIN_BLOCK = 16
 """Fewest rows of a block that tensor cores multiply."""
+
+SUM_ROWS, SUM_COLUMNS = 16, 128
+"""States of a sequence that a program of `sum_sequences` reads at once: tokens and their values."""
 
 MAX_LAUNCHES = 4
 """Launches for different lengths of sequences; more would take longer than what they save."""
@@ -104,6 +107,41 @@ def _attention_kernel(
     attended = tl.dot(weights.to(value.dtype), value)
     target = output + (start + rows)[:, None] * hidden_size + head * head_size + columns[None, :]
     tl.store(target, attended.to(value.dtype), mask=mask)
+
+
+def sum_sequences(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Returns the sum of the states of each sequence in fp32, [sequences, hidden].
+
+    Args:
+        hidden: Contiguous states, [tokens, hidden].
+        cu_seqlens: Index of each sequence's first token, and the number of tokens,
+            [sequences + 1].
+    """
+    num_sequences, hidden_size = len(cu_seqlens) - 1, hidden.shape[1]
+    output = torch.empty(num_sequences, hidden_size, device=hidden.device)
+    blocks = triton.cdiv(hidden_size, SUM_COLUMNS)
+    _sum_kernel[num_sequences, blocks](
+        hidden, cu_seqlens, output, hidden_size, num_rows=SUM_ROWS, block=SUM_COLUMNS
+    )
+    return output
+
+
+@triton.jit
+def _sum_kernel(
+    hidden, cu_seqlens, output, hidden_size, num_rows: tl.constexpr, block: tl.constexpr
+):
+    sequence = tl.program_id(0)
+    start = tl.load(cu_seqlens + sequence).to(tl.int64)
+    end = tl.load(cu_seqlens + sequence + 1).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    rows = tl.arange(0, num_rows)
+    is_column = columns < hidden_size
+    total = tl.zeros((block,), tl.float32)
+    for first in range(start, end, num_rows):
+        mask = (first + rows < end)[:, None] & is_column[None, :]
+        states = hidden + (first + rows)[:, None] * hidden_size + columns[None, :]
+        total += tl.sum(tl.load(states, mask=mask, other=0.0).to(tl.float32), 0)
+    tl.store(output + sequence.to(tl.int64) * hidden_size + columns, total, mask=is_column)
 
 
 def add_and_norm(x: Tensor, residual: Tensor, weights: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -68,10 +68,7 @@ class SequenceLayout:
         starts = np.flatnonzero(np.diff(lengths, prepend=-1))
         counts = np.diff(np.append(starts, len(lengths)))
         buckets = tuple((int(n), int(length)) for n, length in zip(counts, lengths[starts]))
-        cu_seqlens = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
-        if device.type == "cuda":
-            cu_seqlens = cu_seqlens.pin_memory()
-        cu_seqlens = cu_seqlens.to(device, non_blocking=True)
+        cu_seqlens = copy_to_device(np.append(0, np.cumsum(lengths)).astype(np.int32), device)
         return cls(buckets, cu_seqlens, int(lengths.max()), prefixes)
 
     @property
@@ -107,6 +104,28 @@ class SequenceLayout:
             return positions
         starts = torch.from_numpy(self.prefixes.lengths[self.prefixes.index]).to(device)
         return positions + starts.repeat_interleave(self.cu_seqlens.diff())
+
+
+def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Returns a tensor on a device; a GPU does not wait for its batch before."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def take_ranges(states: Tensor, starts: np.ndarray, lengths: np.ndarray) -> Tensor:
+    """Returns ranges of rows, end to end. The indices of rows are made on the states' device.
+
+    Args:
+        states: Shape [rows, hidden].
+        starts: First row of each range, shape [ranges].
+        lengths: Number of rows of each range, shape [ranges].
+    """
+    num_rows = int(lengths.sum())
+    offsets = starts - (np.cumsum(lengths) - lengths)
+    ranges = copy_to_device(np.stack([offsets, lengths]).astype(np.int32), states.device)
+    rows = torch.arange(num_rows, dtype=torch.int32, device=states.device)
+    rows += ranges[0].repeat_interleave(ranges[1], output_size=num_rows)
+    return states.index_select(0, rows)
 
 
 def packed_attention(

@@ -15,7 +15,12 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.models.encoder.gpu_graphs import MAX_TOKENS, TOKENS_PER_SEQUENCE
 from as2ray.models.encoder.length_buckets import bucketed_attention
-from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
+from as2ray.models.encoder.packed_attention import (
+    SequenceLayout,
+    packed_attention,
+    take_ranges,
+)
+from as2ray.models.encoder.pooling import mean_pool
 from as2ray.text.packing import TokenSequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,6 +77,26 @@ def test_addition_with_norm_equals_torch_s_in_fp32(hidden_size):
         x.float() + residual.float(), (hidden_size,), weights.float(), bias.float(), 1e-12
     )
     assert relative_error(add_and_norm(x, residual, weights, bias, 1e-12), expected) < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("hidden_size", [16, 384, 1_000])
+def test_mean_of_states_equals_that_of_a_cpu(hidden_size, dtype):
+    lengths = [100, 33, 17, 16, 2, 1]
+    hidden = torch.randn(sum(lengths), hidden_size, device=DEVICE).to(dtype)
+    layout = SequenceLayout.from_lengths(lengths, DEVICE)
+    on_cpu = SequenceLayout.from_lengths(lengths, torch.device("cpu"))
+    for skip_first in (False, True):
+        expected = mean_pool(hidden.cpu(), on_cpu, skip_first)
+        with torch.no_grad():
+            actual = mean_pool(hidden, layout, skip_first)
+        torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_ranges_of_rows_are_those_of_a_cpu():
+    hidden = torch.arange(40.0, device=DEVICE)[:, None]
+    rows = take_ranges(hidden, np.array([30, 0, 7]), np.array([5, 1, 3]))
+    assert rows[:, 0].tolist() == [30, 31, 32, 33, 34, 0, 7, 8, 9]
 
 
 def test_attention_with_dropout_is_that_without_in_the_mean_forward_and_backward():
@@ -180,6 +205,22 @@ def test_several_threads_share_the_graphs_of_a_ranker(checkpoint):
     with ThreadPoolExecutor(8) as pool:
         for scores, alone in zip(pool.map(score, requests), expected):
             np.testing.assert_array_equal(scores, alone)
+
+
+def test_threads_record_and_replay_graphs_of_several_rankers(checkpoint):
+    path = checkpoint("bert", hidden_size=64)
+    rankers = [load(path, device="cuda") for _ in range(4)]
+    rng = np.random.default_rng(4)
+    requests = [make_sequences(rng.integers(5, 30, n)) for n in rng.integers(1, 60, 64)]
+
+    def score(number):
+        sequences = requests[number]
+        return rankers[number % 4].predict_sequences(sequences, np.zeros(len(sequences), int))
+
+    with ThreadPoolExecutor(8) as pool:
+        all_scores = list(pool.map(score, range(64)))
+    for number, staged in enumerate(all_scores):
+        np.testing.assert_array_equal(staged.scores, score(number).scores)
 
 
 def test_cascade_drops_the_same_candidates_with_graphs(checkpoint):
