@@ -258,6 +258,8 @@ def test_models_change_under_load_without_a_failed_request(deployed, second):
 def test_models_that_cannot_be_loaded_never_replace_good_ones(deployed, cascade, broken, second):
     address, deploy = deployed
     with Load(address) as clients:
+        deploy({"default": second})
+        wait(lambda: clients.info("exit_layers") == [1, 3], "the good model is taken")
         clients.wait_for_answers("the good model answers")
         names = ranker_names()
         deploy({"default": broken})
