@@ -34,7 +34,8 @@ from as2ray.models.packed_ranker import PackedRanker
 from as2ray.models.ranker import CONFIG_KEY, GPU_THREADS, positive_probability
 from as2ray.text.packing import PackedBatch, TokenSequences
 
-GPU_PASSES = 8
+GPU_PASS_FACTOR = 8
+"""How many times as many tokens as on a CPU a pass has on a GPU."""
 
 
 @dataclass
@@ -65,8 +66,8 @@ class MultiStageRanker(PackedRanker):
     """Class of the passes through the stages."""
     max_pass_tokens = 65_536
     """Token budget of the questions that go through the stages together; a larger question goes
-    alone. A GPU takes `GPU_PASSES` times as many, and `GPU_THREADS` passes side by side, because it
-    waits for the CPU after each stage."""
+    alone. A GPU takes `GPU_PASS_FACTOR` times as many, and `GPU_THREADS` passes side by side,
+    because it waits for the CPU after each stage."""
 
     @property
     def num_pass_threads(self) -> int:
@@ -285,7 +286,7 @@ class MultiStageRanker(PackedRanker):
             return StagedScores(scores, np.full(len(sequences), len(self.exit_layers) - 1))
         scores = np.full(len(sequences), np.nan, np.float32)
         stage_index = np.zeros(len(sequences), np.int64)
-        max_tokens = self.max_pass_tokens * (GPU_PASSES if self.device.type == "cuda" else 1)
+        max_tokens = self.max_pass_tokens * (GPU_PASS_FACTOR if self.device.type == "cuda" else 1)
         # Each pass has a copy of this thread's context, which a thread of the pool does not see.
         passes = (
             (copy_context(), rows)

@@ -107,9 +107,11 @@ class SequenceLayout:
 
 
 def copy_to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Returns a tensor on a device; a GPU does not wait for its batch before."""
+    """Returns a tensor on a device; the copy does not wait for what a GPU still computes."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def take_ranges(states: Tensor, starts: np.ndarray, lengths: np.ndarray) -> Tensor:

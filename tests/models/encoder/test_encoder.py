@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -6,6 +7,7 @@ import transformers
 from as2ray.errors import CheckpointError
 from as2ray.models.encoder.encoder import Encoder, truncate
 from as2ray.models.encoder.families import FAMILIES
+from as2ray.models.encoder.packed_attention import copy_to_device
 from as2ray.text.packing import PackedBatch
 
 
@@ -137,3 +139,7 @@ def test_truncate_albert_of_several_groups_is_refused(published):
     base, _ = fresh(published, "albert", num_hidden_groups=2, num_hidden_layers=4)
     with pytest.raises(CheckpointError, match="2 layer groups"):
         truncate(base, 2)
+
+
+def test_arrays_are_copied_to_devices_that_are_neither_cpu_nor_cuda():
+    assert copy_to_device(np.arange(3), torch.device("meta")).device.type == "meta"
