@@ -1,5 +1,6 @@
 """The file with the activation ranges of a checkpoint, which int8 needs beside the fp32 weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ with gc_paused():
     from as2ray.models.ranker import Ranker
 
 FILE_NAME = "activation_ranges.safetensors"
-FILE_VERSION = "1"
-"""Version of the file; others are refused."""
+FILE_VERSION = "2"
+"""Version of the file; others are refused, but for version 1, which has no unquantized parts."""
 
 
 def save_activation_ranges(ranker: Ranker, folder: str | Path) -> None:
@@ -30,7 +31,12 @@ def save_activation_ranges(ranker: Ranker, folder: str | Path) -> None:
         for name, tensor in layer.items()
     }
     checksums = ",".join(str(ranges.checksum) for ranges in ranker.activation_ranges)
-    metadata = {"version": FILE_VERSION, "checksums": checksums}
+    unquantized = [sorted(ranges.unquantized_parts) for ranges in ranker.activation_ranges]
+    metadata = {
+        "version": FILE_VERSION,
+        "checksums": checksums,
+        "unquantized_parts": json.dumps(unquantized),
+    }
     with atomic_file(Path(folder) / FILE_NAME) as path:
         save_file(tensors, path, metadata)
 
@@ -56,20 +62,23 @@ def load_activation_ranges(name: str, **options: Any) -> tuple[ActivationRanges,
         return ()
     with safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-        if metadata.get("version") != FILE_VERSION:
+        if metadata.get("version") not in ("1", FILE_VERSION):
             raise CheckpointError(
                 f"{name}: {FILE_NAME} has version {metadata.get('version')}, but as2ray reads "
                 f"{FILE_VERSION}",
                 fix="fit the ranges again with `as2ray quantize`",
             )
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    checksums = metadata["checksums"].split(",")
+    unquantized = json.loads(metadata.get("unquantized_parts", "null")) or [[]] * len(checksums)
     encoders = []
-    for i, checksum in enumerate(metadata["checksums"].split(",")):
+    for i, checksum in enumerate(checksums):
         layers: list[dict[str, torch.Tensor]] = []
         while f"encoders.{i}.layers.{len(layers)}.{PRODUCTS[0]}" in tensors:
             prefix = f"encoders.{i}.layers.{len(layers)}"
             layers.append({product: tensors[f"{prefix}.{product}"] for product in PRODUCTS})
-        encoders.append(ActivationRanges(tuple(layers), int(checksum)))
+        parts = frozenset((layer, part) for layer, part in unquantized[i])
+        encoders.append(ActivationRanges(tuple(layers), int(checksum), parts))
     return tuple(encoders)
 
 

@@ -45,6 +45,7 @@ def quantize(
     from as2ray.checkpoints.activation_ranges import FILE_NAME
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.saving import add_activation_ranges, check_new_path, save
+    from as2ray.models.encoder.int8 import LAYER_PARTS
     from as2ray.models.quantization import fit_activation_ranges
 
     if sum(source is not None for source in (table, corpus, pairs)) != 1:
@@ -68,6 +69,12 @@ def quantize(
         add_activation_ranges(ranker, model)
     console = create_console()
     console.print(f"{num_pairs} pairs, {Path(output or model) / FILE_NAME}")
+    ranges = [x for part in getattr(ranker, "members", [ranker]) for x in part.activation_ranges]
+    if num_unquantized := sum(len(x.unquantized_parts) for x in ranges):
+        num_parts = sum(len(LAYER_PARTS) * len(x.layers) for x in ranges)
+        console.print(
+            f"{num_unquantized} of {num_parts} parts of layers stay in bf16: they lose too much"
+        )
     ranker.dtype = "auto"
     reason = "" if has_int8() else " (this CPU has neither AVX512-VNNI nor AMX)"
     console.print(f"--dtype auto is {ranker.dtype_name} here{reason}")

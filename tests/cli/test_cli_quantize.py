@@ -5,9 +5,12 @@ import shutil
 
 import pytest
 import tiny
+import torch
 
 from as2ray.checkpoints.activation_ranges import FILE_NAME
+from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.models.precision import has_int8
 
@@ -40,6 +43,21 @@ def test_ranges_are_added_to_the_folder_and_info_tells_the_dtype(model, table, c
     assert ["ranker", "pointwise"] in lines
     main(["info", "--model", str(model), "--dtype", "fp32"])
     assert "fp32 (fp32 was requested)" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX512-VNNI or AMX")
+def test_parts_that_stay_in_bf16_are_told(checkpoint, table, tmp_path, capsys):
+    ranker = init_ranker(checkpoint("bert", None, initializer_range=0.3), max_length=60)
+    layer = ranker.encoder.layers[1]
+    with torch.no_grad():
+        layer.intermediate.dense.bias[:9] += 1_000.0
+        layer.output.dense.weight[:, :9] /= 1_000.0
+    folder = save(ranker, tmp_path / "model")
+    main(["quantize", "--model", str(folder), "--table", str(table)])
+    (ranges,) = load(folder, device="cpu").activation_ranges
+    assert (1, "feed_forward") in ranges.unquantized_parts
+    message = f"{len(ranges.unquantized_parts)} of 6 parts of layers stay in bf16"
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
 def test_pairs_and_a_new_folder_serve_too(model, tmp_path):

@@ -25,16 +25,20 @@ from as2ray.models.encoder.disentangled_attention import (
 )
 from as2ray.models.encoder.gpu_graphs import LayerGraphs
 from as2ray.models.encoder.int8 import (
+    ATTENTION,
+    LAYER_PARTS,
     PRODUCTS,
     ActivationRanges,
     Int8Linear,
     ObservedLinear,
     OutlierChannels,
+    Smoothing,
     find_outliers,
     weights_checksum,
 )
 from as2ray.models.encoder.length_buckets import bucketed_self_attention
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
+from as2ray.models.precision import resolve_dtype
 
 Rotations = Mapping[str | None, tuple[Tensor, Tensor]]
 """Cosines and sines of the positions, [1, tokens, head size], by type of layer; may be empty."""
@@ -114,6 +118,29 @@ class FusedLinear:
         return functional.gelu(product, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+class CastLinear:
+    """A product between states in fp32 that is computed in bf16, or in fp32 where that is faster.
+
+    Args:
+        weights: Shape [out, in].
+        bias: Shape [out].
+    """
+
+    def __init__(self, weights: Tensor, bias: Tensor) -> None:
+        self.dtype = resolve_dtype("auto", weights.device)
+        self.linear = FusedLinear(weights, bias, self.dtype)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, activation: str = "none"
+    ) -> Tensor:
+        """Returns the product, plus a residual in fp32 or through an activation; see `FusedLinear`.
+
+        With a residual it is in fp32.
+        """
+        product = self.linear(x.to(self.dtype), activation=activation)
+        return product if residual is None else product + residual
+
+
 def _has_bf16_outputs() -> bool:
     """Returns whether oneDNN's products on this CPU can have results in bf16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -161,7 +188,7 @@ class FusedLayer:
         dtype: Number format of the products. That of states and norms is the same, or fp32 for
             int8.
         distances: DeBERTa's embeddings of distances, [distances, hidden].
-        ranges: For int8, the ranges of the inputs of each of `PRODUCTS`.
+        ranges: For int8, the ranges of the inputs of those of `PRODUCTS` that are computed in int8.
     """
 
     def __init__(
@@ -202,8 +229,52 @@ class FusedLayer:
         weights: list[tuple[Tensor, Tensor]],
         ranges: Mapping[str, Tensor],
         activation: Callable[[Tensor], Tensor],
-    ) -> tuple[Int8Linear, ...]:
-        qkv, attention_output, up, down = weights
+    ) -> list[Int8Linear | CastLinear]:
+        products: list[Int8Linear | CastLinear] = []
+        for part, (first, second) in zip(LAYER_PARTS, (weights[:2], weights[2:])):
+            if not ranges.keys() >= set(LAYER_PARTS[part]):
+                products += [CastLinear(*first), CastLinear(*second)]
+            elif part == ATTENTION:
+                products += self._int8_attention(first, second, ranges)
+            else:
+                products += self._int8_feed_forward(first, second, ranges, activation)
+        return products
+
+    def _int8_attention(
+        self,
+        qkv: tuple[Tensor, Tensor],
+        output: tuple[Tensor, Tensor],
+        ranges: Mapping[str, Tensor],
+    ) -> list[Int8Linear]:
+        # Attention takes a mean of the values, so smoothing them smooths what it gives.
+        smoothing = Smoothing.fit(output[0], ranges["attention_output"])
+        num_values = output[0].shape[1]
+        (other_weights, value_weights), (other_bias, value_bias) = (
+            x.tensor_split([-num_values]) for x in qkv
+        )
+        value_weights, value_bias = smoothing.smoothed_outputs(value_weights, value_bias)
+        return [
+            Int8Linear(
+                torch.cat([other_weights, value_weights]),
+                torch.cat([other_bias, value_bias]),
+                ranges["qkv_projection"],
+                is_smoothed=True,
+                # Attention converts its inputs to fp32, and reads half as many bytes.
+                output_dtype=torch.bfloat16 if _has_bf16_outputs() else torch.float32,
+            ),
+            Int8Linear(
+                *smoothing.for_smoothed_inputs(*output),
+                smoothing.smoothed_ranges(ranges["attention_output"]),
+            ),
+        ]
+
+    def _int8_feed_forward(
+        self,
+        up: tuple[Tensor, Tensor],
+        down: tuple[Tensor, Tensor],
+        ranges: Mapping[str, Tensor],
+        activation: Callable[[Tensor], Tensor],
+    ) -> list[Int8Linear]:
         inner_ranges, down_weights = ranges["down"], down[0]
         channels = find_outliers(inner_ranges)
         if len(channels):
@@ -212,18 +283,10 @@ class FusedLayer:
             inner_ranges[:, channels], down_weights[:, channels] = 0.0, 0.0
         # With another activation than GELU the states between the two products are fp32.
         output_ranges = None if self.fused_activation == "none" else inner_ranges
-        return (
-            Int8Linear(
-                *qkv,
-                ranges["qkv_projection"],
-                is_smoothed=True,
-                # Attention converts its inputs to fp32, and reads half as many bytes.
-                output_dtype=torch.bfloat16 if _has_bf16_outputs() else torch.float32,
-            ),
-            Int8Linear(*attention_output, ranges["attention_output"]),
+        return [
             Int8Linear(*up, ranges["up"], is_smoothed=True, output_ranges=output_ranges),
             Int8Linear(down_weights, down[1], inner_ranges),
-        )
+        ]
 
     @property
     def has_graphs(self) -> bool:
@@ -335,10 +398,11 @@ class FusedLayers:
         is_padded = dtype == torch.int8 or _can_reorder_weights(device, dtype)
         self.row_multiple = ROW_MULTIPLE if is_padded else 1
         self.modules = distinct_layers(layers)
-        layer_ranges = [None] * len(self.modules) if ranges is None else ranges.layers
         fused = {
-            id(layer): _fuse_layer(layer, dtype, distances, layer_range)
-            for layer, layer_range in zip(self.modules, layer_ranges, strict=True)
+            id(layer): _fuse_layer(
+                layer, dtype, distances, None if ranges is None else ranges.of_layer(i)
+            )
+            for i, layer in enumerate(self.modules)
         }
         self.layers = [[fused[id(layer)] for layer in _unroll_layers([group])] for group in layers]
         has_graphs = all(isinstance(x, FusedLayer) and x.has_graphs for x in fused.values())

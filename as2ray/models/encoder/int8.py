@@ -6,10 +6,12 @@ the score of a pair does not depend on the others in its batch. Sums, biases, re
 and softmax are in fp32; queries, keys and values are bf16 where oneDNN can write it. Between the
 two products of a feed-forward layer the states stay uint8.
 
-A few channels have values many times as large as all others, which would make one scale for all of
-them coarse. Inputs that are normalized are smoothed: divided by a factor for each channel, with
-which the weights are multiplied (SmoothQuant, Xiao et al. 2023, equation 4). Such channels between
-the two products of a feed-forward layer are computed in fp32 (`OutlierChannels`).
+A few channels have values many times as large as all others, which would make one scale for all
+of them coarse. Inputs are smoothed: moved by the middle of each channel's range (Outlier
+Suppression+, Wei et al. 2023) and divided by a factor for each channel (SmoothQuant, Xiao et al.
+2023, equation 4), which bias and weights make up for. After attention that costs nothing, since the
+projection of the values does it. Between the two products of a feed-forward layer nothing can be
+smoothed: channels far above all others are computed in fp32 there (`OutlierChannels`).
 """
 
 import warnings
@@ -26,7 +28,11 @@ from torch.nn import functional
 PRODUCTS = ("qkv_projection", "attention_output", "up", "down")
 """Products of a layer whose inputs have ranges; attributes of `FusedLayer`."""
 
-SMOOTHING = 0.65
+ATTENTION, FEED_FORWARD = "attention", "feed_forward"
+LAYER_PARTS = {ATTENTION: PRODUCTS[:2], FEED_FORWARD: PRODUCTS[2:]}
+"""Products of each part of a layer; either both are in int8 or none."""
+
+SMOOTHING = 0.8
 """Share of the difficulty that smoothing moves from the inputs to the weights (SmoothQuant's
 alpha)."""
 
@@ -48,6 +54,14 @@ class ActivationRanges:
     float32, shape [2, in]. A layer that is repeated has one entry."""
     checksum: int
     """`weights_checksum` of the layers."""
+    unquantized_parts: frozenset[tuple[int, str]] = frozenset()
+    """Index of the layer and name of each of `LAYER_PARTS` that loses too much in int8."""
+
+    def of_layer(self, index: int) -> dict[str, Tensor]:
+        """Returns the ranges of the products of a layer that are computed in int8."""
+        kept = {part for layer, part in self.unquantized_parts if layer == index}
+        unquantized = {name for part in kept for name in LAYER_PARTS[part]}
+        return {name: r for name, r in self.layers[index].items() if name not in unquantized}
 
     def problem(self, layers: Sequence[nn.Module]) -> str | None:
         """Returns why the ranges do not fit the distinct layers of an encoder; None if they do."""
@@ -89,6 +103,36 @@ class ObservedLinear:
         return product
 
 
+@dataclass(frozen=True)
+class Smoothing:
+    """What makes the ranges of a product's inputs alike: x becomes (x - shifts) / divisors."""
+
+    shifts: Tensor
+    """The middle of each range, shape [in]."""
+    divisors: Tensor
+    """SmoothQuant's equation 4 of the moved ranges, shape [in]."""
+
+    @classmethod
+    def fit(cls, weights: Tensor, ranges: Tensor) -> "Smoothing":
+        """Fits it to weights [out, in] and the ranges of their inputs, [2, in]."""
+        shifts = ranges.mean(0)
+        inputs = (ranges - shifts).abs().amax(0).clamp(min=1e-5)
+        columns = weights.abs().amax(0).clamp(min=1e-5)
+        return cls(shifts, inputs**SMOOTHING / columns ** (1 - SMOOTHING))
+
+    def smoothed_ranges(self, ranges: Tensor) -> Tensor:
+        """Returns the ranges of smoothed inputs, [2, in]."""
+        return (ranges - self.shifts) / self.divisors
+
+    def smoothed_outputs(self, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns weights [in, ...] and bias of the product whose outputs are to be smoothed."""
+        return weights / self.divisors[:, None], (bias - self.shifts) / self.divisors
+
+    def for_smoothed_inputs(self, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights [out, in] and the bias that belong to smoothed inputs."""
+        return weights * self.divisors, bias + weights @ self.shifts
+
+
 class Int8Linear:
     """A linear layer with fixed weights in int8, and an operation after it.
 
@@ -96,7 +140,7 @@ class Int8Linear:
         weights: Shape [out, in].
         bias: Shape [out].
         ranges: Ranges of the inputs, shape [2, in]; other inputs are clipped.
-        is_smoothed: Whether the inputs are smoothed.
+        is_smoothed: Whether the inputs are smoothed here.
         output_ranges: Ranges of the next product's inputs, if these are the outputs after the
             activation, [2, out]. The outputs are then uint8.
         output_dtype: Number format of the outputs, if they are not uint8.
@@ -111,14 +155,13 @@ class Int8Linear:
         output_ranges: Tensor | None = None,
         output_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.input_factors = None
+        self.input_factors, self.input_offsets = None, None
         if is_smoothed:
-            divisors = smoothing_divisors(weights, ranges)
-            weights, ranges, self.input_factors = (
-                weights * divisors,
-                ranges / divisors,
-                1 / divisors,
-            )
+            smoothing = Smoothing.fit(weights, ranges)
+            weights, bias = smoothing.for_smoothed_inputs(weights, bias)
+            ranges = smoothing.smoothed_ranges(ranges)
+            self.input_factors = 1 / smoothing.divisors
+            self.input_offsets = -smoothing.shifts / smoothing.divisors
         # A row of zeros has no scale.
         self.weight_scales = weights.abs().amax(1).clamp(min=torch.finfo().tiny) / 127
         quantized = (weights / self.weight_scales[:, None]).round().to(torch.int8)
@@ -142,7 +185,9 @@ class Int8Linear:
             activation: See `FusedLinear`.
         """
         if x.dtype != torch.uint8:
-            x = quantize(x if self.input_factors is None else x * self.input_factors, *self.input)
+            if self.input_factors is not None and self.input_offsets is not None:
+                x = torch.addcmul(self.input_offsets, x, self.input_factors)
+            x = quantize(x, *self.input)
         product = torch.ops.onednn.qlinear_pointwise
         weights = (self.weights, self.weight_scales, self.weight_zero_points)
         if residual is not None:
@@ -151,17 +196,6 @@ class Int8Linear:
         name, _, approximation = activation.partition("_")
         after = (*self.output, self.output_dtype, name, [], approximation or "none")
         return product(x, *self.input, *weights, self.bias, *after)  # type: ignore[no-any-return]
-
-
-def smoothing_divisors(weights: Tensor, ranges: Tensor) -> Tensor:
-    """Returns what each input is divided by, shape [in]: SmoothQuant's equation 4.
-
-    Args:
-        weights: Shape [out, in].
-        ranges: Ranges of the inputs, shape [2, in].
-    """
-    inputs, columns = ranges.abs().amax(0).clamp(min=1e-5), weights.abs().amax(0).clamp(min=1e-5)
-    return inputs**SMOOTHING / columns ** (1 - SMOOTHING)
 
 
 class OutlierChannels:

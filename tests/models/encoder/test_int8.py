@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -100,6 +101,67 @@ def test_smoothed_inputs_with_a_large_channel_lose_less():
     )
     errors = [(product(x) - expected).std() for product in (plain, smoothed)]
     assert errors[1] < 0.5 * errors[0]
+
+
+@needs_int8
+def test_smoothed_inputs_far_from_zero_lose_as_little_as_those_around_zero():
+    torch.manual_seed(0)
+    x, weights = torch.randn(64, 128), torch.randn(96, 128)
+    errors = []
+    for shifts in (torch.zeros(128), 40 * torch.randn(128)):
+        product = int8.Int8Linear(weights, torch.zeros(96), ranges_of(x + shifts), is_smoothed=True)
+        errors.append((product(x + shifts) - functional.linear(x + shifts, weights)).std())
+    assert errors[1] < 1.1 * errors[0]
+
+
+@needs_int8
+def test_values_of_attention_that_differ_in_size_lose_little(ranker):
+    fitted = ranker()
+    with torch.no_grad():
+        for layer in fitted.encoder.layers:
+            value, output = layer.attention.self.value, layer.attention.output.dense
+            value.bias[5] += 300.0
+            output.bias -= 300.0 * output.weight[:, 5]
+            value.weight[7] *= 100.0
+            output.weight[:, 7] /= 100.0
+    fit_activation_ranges(fitted, TABLE)
+    assert_scores_are_close(fitted, 0.1)
+
+
+def unquantized(fitted):
+    return {part for ranges in fitted.activation_ranges for part in ranges.unquantized_parts}
+
+
+@needs_int8
+def test_parts_that_lose_too_much_stay_in_bf16(ranker):
+    fitted = ranker()
+    assert not unquantized(fitted)
+    layer = fitted.encoder.layers[1]
+    with torch.no_grad():  # more inner channels than are computed in fp32
+        layer.intermediate.dense.bias[: int8.MAX_OUTLIERS + 1] += 1_000.0
+        layer.output.dense.weight[:, : int8.MAX_OUTLIERS + 1] /= 1_000.0
+    fit_activation_ranges(fitted, TABLE)
+    assert unquantized(fitted) == {(1, "feed_forward")}
+    assert_scores_are_close(fitted, 0.1)
+
+
+@needs_int8
+@pytest.mark.parametrize("part", [*int8.LAYER_PARTS])
+def test_unquantized_parts_are_within_the_rounding_of_bf16(ranker, part, tmp_path):
+    fitted = ranker()
+    errors = []
+    for parts in ((), (part,), tuple(int8.LAYER_PARTS)):
+        layers = range(len(fitted.encoder.layers))
+        kept = frozenset((layer, name) for layer in layers for name in parts)
+        fitted.activation_ranges = (
+            dataclasses.replace(fitted.activation_ranges[0], unquantized_parts=kept),
+        )
+        errors.append(np.std(scores(fitted, "int8") - scores(fitted, "fp32")))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 2 * np.std(scores(fitted, "bf16") - scores(fitted, "fp32"))
+    loaded = load(save(fitted, tmp_path / "saved"), device="cpu")
+    assert unquantized(loaded) == kept
+    np.testing.assert_array_equal(scores(loaded, "int8"), scores(fitted, "int8"))
 
 
 @pytest.mark.parametrize("has_operator", [True, False])
@@ -276,8 +338,10 @@ def test_ranges_of_another_version_are_refused(ranker, tmp_path, monkeypatch):
     with safe_open(folder / FILE_NAME, "pt") as file:
         metadata = file.metadata()
     save_file(tensors, folder / FILE_NAME, {**metadata, "version": "9"})
-    with pytest.raises(CheckpointError, match=r"has version 9, but as2ray reads 1"):
+    with pytest.raises(CheckpointError, match=r"has version 9, but as2ray reads 2"):
         load(folder, device="cpu")
+    save_file(tensors, folder / FILE_NAME, {"version": "1", "checksums": metadata["checksums"]})
+    assert load(folder, device="cpu").activation_ranges[0].unquantized_parts == frozenset()
     name = next(iter(tensors))
     save_file({k: v for k, v in tensors.items() if k != name}, folder / FILE_NAME, metadata)
     with pytest.raises(CheckpointError):
