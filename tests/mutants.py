@@ -272,9 +272,12 @@ def _restart_pools(pools: list[ThreadPoolExecutor]) -> None:
 
 
 def _other_threads() -> list[threading.Thread]:
-    """Threads, such as a server, that a fork does not have; those of pools are started anew."""
-    pools = {*concurrent.futures.thread._threads_queues}
-    return [t for t in threading.enumerate() if t is not threading.main_thread() and t not in pools]
+    """Threads, such as a server, that a fork does not have, but that fixtures may need.
+
+    Those of pools are started anew, and tqdm's only draws bars.
+    """
+    others = {threading.main_thread(), *concurrent.futures.thread._threads_queues}
+    return [t for t in threading.enumerate() if t not in others and t.name != "tqdm_monitor"]
 
 
 def order_tests(
