@@ -76,6 +76,7 @@ RELATED_TESTS = {
         "models/test_sequential.py",
     ),
     "corpora": ("cli/test_cli_fetch.py",),
+    "models": ("checkpoints/test_sentence_encoder.py",),
 }
 """Files in other folders with tests of a package's own work."""
 
