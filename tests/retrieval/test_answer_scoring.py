@@ -89,6 +89,11 @@ def test_ranker_needs_two_points_of_map_more_than_the_best_without_it():
         assert _choose(quality | with_ranker) == expected
 
 
+def test_of_equally_good_sums_the_smallest_is_taken():
+    quality = {("similarity", "bm25"): 0.6, ("bm25",): 0.5, ("similarity",): 0.6}
+    assert _choose(quality) == ("similarity",)
+
+
 def test_reason_why_a_ranker_is_not_asked_is_told():
     quality = {"similarity": 0.60, "similarity + ranker": 0.61, "answered": 1.0}
     scoring = AnswerScoring({"similarity": 1.0}, dev_quality=quality)
