@@ -1,13 +1,15 @@
 """Changes the code in small ways, one at a time, and counts the changes that tests notice.
 
 python tests/mutants.py [FILES]
-python tests/mutants.py --sample N [--seed S] [FILES]
+python tests/mutants.py --sample N [--seed S] [--seconds CPU_SECONDS] [FILES]
 
 Without files: what differs from the last commit, else the files of that commit; with `--sample`,
 all files of `PACKAGES`, and of each package N changes drawn at random. Of each package the tests
 of its own folder and `RELATED_TESTS` run once on the unchanged code, but for those that start
 Ray; then each change is tried in a fork of that process, with the tests that reach the changed
-function, until one fails. A change that makes no difference to a user is listed in `ACCEPTED`
+function, until one fails; with `--seconds`, with the first of these tests that take so long
+together, so that the share can only be too low. A test that fails in a fork of unchanged code, too,
+is left out. A change that makes no difference to a user is listed in `ACCEPTED`
 with the reason, and does not count. Ends with status 1 if a package is below `GOAL`, or, with
 `--sample`, if the total is.
 
@@ -16,6 +18,7 @@ fixtures anew for each.
 """
 
 import argparse
+import concurrent.futures.thread
 import contextlib
 import functools
 import gc
@@ -32,10 +35,11 @@ import threading
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +76,7 @@ RELATED_TESTS = {
         "models/test_sequential.py",
     ),
     "corpora": ("cli/test_cli_fetch.py",),
+    "models": ("checkpoints/test_sentence_encoder.py",),
 }
 """Files in other folders with tests of a package's own work."""
 
@@ -128,7 +133,12 @@ class Count:
 
 
 def mutate(
-    package: str, files: list[str], folder: Path, sample: int | None = None, seed: int = 0
+    package: str,
+    files: list[str],
+    folder: Path,
+    sample: int | None = None,
+    seed: int = 0,
+    seconds: float | None = None,
 ) -> Count:
     """Tries the changes of a package's files, or a sample of them, in a copy of the repository."""
     for name in _git("ls-files", "--cached", "--others", "--exclude-standard"):
@@ -151,7 +161,7 @@ def mutate(
                 mutants[get_mutant_name(Path(file), name)] = mutated, name
                 file_of[get_mutant_name(Path(file), name)] = file
         chosen = list(mutants) if sample is None else draw(list(mutants), sample, seed)
-        status = _run_tests(package, chosen)
+        status = _run_tests(package, chosen, seconds)
     accepted = read_accepted()
     for name in chosen.copy():
         if status[name] not in NOTICED:
@@ -198,8 +208,13 @@ def _diff(mutated: "MutatedFile", name: str) -> str:
     for version in (f"{function}__mutmut_orig", name):
         span = mutated.line_span_by_function_name[version]
         text = lines[span.start - 1 : span.end]
-        versions.append([line.replace(version, function) for line in text])
+        versions.append([line.replace(version, plain_name(function)) for line in text])
     return "\n".join([*unified_diff(*versions, lineterm="", n=2)][2:])
+
+
+def plain_name(function: str) -> str:
+    """The name in the code of a function, which mutmut calls `x_name` or `xǁClassǁname`."""
+    return function.rpartition("ǁ")[2].removeprefix("x_" if "ǁ" not in function else "")
 
 
 def _changed_lines(diff: str) -> tuple[str, str]:
@@ -209,11 +224,11 @@ def _changed_lines(diff: str) -> tuple[str, str]:
     return " ".join(old), " ".join(new)
 
 
-def _run_tests(package: str, names: list[str]) -> dict[str, str]:
+def _run_tests(package: str, names: list[str], seconds: float | None) -> dict[str, str]:
     """Tries changes in a process of pytest; what became of each."""
-    Path("names.json").write_text(json.dumps(names))
+    Path("run.json").write_text(json.dumps({"names": names, "seconds": seconds}))
     Path("status.json").write_text("{}")
-    command = [sys.executable, "-m", "pytest", "-p", "mutants", "--mutants=names.json"]
+    command = [sys.executable, "-m", "pytest", "-p", "mutants", "--mutants=run.json"]
     options = ["--hypothesis-profile=mutants", "-m", "not slow", "-p", "no:xdist", "--tb=no"]
     places = ["--rootdir=.", "--basetemp=tmp", "-o", "tmp_path_retention_policy=none"]
     paths = os.pathsep.join(str(Path(path).resolve()) for path in (".", "tests"))
@@ -240,14 +255,61 @@ def _clear_caches() -> None:
                     value.cache_clear()
 
 
-def _restart_pools() -> None:
-    """Lets thread pools start threads anew in a fork, which does not have those of its parent."""
+def _find_pools() -> list[ThreadPoolExecutor]:
+    """Finds all thread pools; then freezes all objects, so that forks do not copy them."""
     gc.unfreeze()  # a frozen object is not listed
-    for pool in [each for each in gc.get_objects() if type(each) is ThreadPoolExecutor]:
+    gc.collect()
+    pools = [each for each in gc.get_objects() if type(each) is ThreadPoolExecutor]
+    gc.freeze()
+    return pools
+
+
+def _restart_pools(pools: list[ThreadPoolExecutor]) -> None:
+    """Lets thread pools start threads anew in a fork, which does not have those of its parent."""
+    for pool in pools:
         pool.__init__(
             pool._max_workers, pool._thread_name_prefix, pool._initializer, pool._initargs
         )
-    gc.freeze()
+
+
+def _other_threads() -> list[threading.Thread]:
+    """Threads, such as a server, that a fork does not have, but that fixtures may need.
+
+    Those of pools are started anew, and tqdm's only draws bars.
+    """
+    others = {threading.main_thread(), *concurrent.futures.thread._threads_queues}
+    return [t for t in threading.enumerate() if t not in others and t.name != "tqdm_monitor"]
+
+
+def order_tests(
+    items: list[pytest.Item],
+    name: str,
+    cpu_seconds: Mapping[pytest.Item, float],
+    limit_s: float | None = None,
+) -> list[pytest.Item]:
+    """Orders the tests of a change, and leaves out the last ones over a limit of seconds.
+
+    Of a test with many parameters one comes first, the others after all other tests. The file of
+    the change's module comes before the files that take least. Otherwise the tests of a file stay
+    together, whose fixtures are made once.
+    """
+    own = f"test_{name.partition('.x')[0].rpartition('.')[2]}"
+    total, number, num_variants = Counter(), {}, Counter()
+    for item in sorted(items, key=lambda item: cpu_seconds[item]):
+        test = item.path, item.nodeid.partition("[")[0]
+        number[item] = num_variants[test]
+        num_variants[test] += 1
+        total[item.path] += cpu_seconds[item]
+
+    def rank(item: pytest.Item) -> tuple[bool, bool, float, str, float]:
+        place = total[item.path], str(item.path), cpu_seconds[item]
+        return number[item] > 0, item.path.stem != own, *place
+
+    ordered = sorted(items, key=rank)
+    if limit_s is None:
+        return ordered
+    starts = accumulate((cpu_seconds[item] for item in ordered), initial=0.0)
+    return [item for item, start in zip(ordered, starts) if start < limit_s]
 
 
 def _git(*arguments: str) -> list[str]:
@@ -258,17 +320,22 @@ def _git(*arguments: str) -> list[str]:
 class MutantRun:
     """Runs tests once, noting which functions each reaches, then tries each change in a fork."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], seconds: float | None) -> None:
         self.names = names
         self.fixture_functions: dict[str, set[str]] = defaultdict(set)
         """Functions that the setup of a shared fixture reaches."""
         self.shared_fixtures: dict[str, pytest.FixtureDef] = {}
+        self.seconds = seconds
+        """CPU seconds of the tests that a change is tried with, at most."""
         self.duration: Counter[pytest.Item] = Counter()
         """Seconds that each test took."""
+        self.cpu_seconds: Counter[pytest.Item] = Counter()
         self._reached: set[str] = set()
+        self._pools: list[ThreadPoolExecutor] = []
         self._failed = Path("failed.txt").resolve()
-        """Tests that fail in a fork of unchanged code."""
-        self._failed.unlink(missing_ok=True)
+        """Name of the test that failed in a fork."""
+        self._fails_unchanged: dict[str, bool] = {}
+        """Whether a test that failed in a fork does so on unchanged code, too."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef) -> Iterator[None]:
@@ -293,40 +360,51 @@ class MutantRun:
 
         trampoline.record_trampoline_hit = lambda name, caller: self._reached.add(name)
         trampoline.set_mutant_under_test("stats")
-        items, duration, functions = [], self.duration, {}
+        functions = {}
         for item, following in zip(session.items, [*session.items[1:], session.items[0]]):
             self._reached = set()
             _clear_caches()
-            started_at = time.perf_counter()
+            started_at, cpu_started_at = time.perf_counter(), time.process_time()
             if any(report.failed for report in runtestprotocol(item, False, following)):
                 sys.stdout.write(f"\nleft out, fails on unchanged code: {item.nodeid}\n")
                 continue
-            duration[item] = time.perf_counter() - started_at
+            self.duration[item] = time.perf_counter() - started_at
+            self.cpu_seconds[item] = time.process_time() - cpu_started_at
             shared = [self.fixture_functions[name] for name in item.fixturenames]
             functions[item] = self._reached.union(*shared)
-            items.append(item)
-        if items and self._try(UNCHANGED, items, duration.total()) != "survived":
-            failed = self._failed.read_text().splitlines() if self._failed.exists() else []
-            sys.stdout.write("".join(f"\nleft out, fails in a fork: {name}\n" for name in failed))
-            items = [item for item in items if item.nodeid not in failed]
-            if self._try(UNCHANGED, items, duration.total()) != "survived":
-                raise RuntimeError("tests fail in a fork, so that every change seems noticed")
+        self._pools = _find_pools()
         status = {}
         for name in self.names:
             function = name.partition("__mutmut_")[0]
-            reaching = [item for item in items if function in functions[item]]
-            total = Counter()
-            for item in reaching:
-                total[item.path] += duration[item]
-            reaching.sort(key=lambda item: (total[item.path], str(item.path), duration[item]))
-            status[name] = self._try(name, reaching, total.total()) if reaching else "no tests"
+            reaching = [item for item in functions if function in functions[item]]
+            reaching = order_tests(reaching, name, self.cpu_seconds, self.seconds)
+            status[name] = self._try_change(name, reaching)
             Path("status.json").write_text(json.dumps(status))  # also of a run that is interrupted
         trampoline.set_mutant_under_test("")
         return True
 
-    def _try(self, name: str, items: list[pytest.Item], duration_s: float) -> str:
-        limit_s = round(5 + 10 * duration_s)
-        has_threads = threading.active_count() > 1  # such as a server, which a fork does not have
+    def _try_change(self, name: str, items: list[pytest.Item]) -> str:
+        """Returns what became of a change; a test that fails without it, too, does not count."""
+        while items := [item for item in items if not self._fails_unchanged.get(item.nodeid)]:
+            self._failed.write_text("")
+            status, failed = self._try(name, items), self._failed.read_text()
+            if status not in NOTICED or self._fails_unchanged.get(failed) is False:
+                return status
+            # Without the name of a test the fork has ended in some other way.
+            suspects = [item for item in items if failed in ("", item.nodeid)]
+            fails = self._try(UNCHANGED, suspects) != "survived"
+            if failed:
+                self._fails_unchanged[failed] = fails
+            if not fails:
+                return status
+            if not failed:
+                raise RuntimeError(f"unchanged code ends the fork: {suspects}")
+            sys.stdout.write(f"\nleft out, fails in a fork: {failed}\n")
+        return "no tests"
+
+    def _try(self, name: str, items: list[pytest.Item]) -> str:
+        limit_s = round(5 + 10 * sum(self.duration[item] for item in items))
+        has_threads = bool(_other_threads())
         if not (process := os.fork()):
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
@@ -355,39 +433,44 @@ class MutantRun:
                 # OpenMP's threads do not survive a fork, and would be waited for.
                 torch.set_num_threads(1)
                 torch.set_num_threads = lambda number: None
-            _restart_pools()
+            _restart_pools(self._pools)
             _clear_caches()
-            function, shared = name.partition("__mutmut_")[0], [*self.shared_fixtures.values()]
-            if make_fixtures or any(function in r for r in self.fixture_functions.values()):
-                # Without a reference to it a fixture would end, and wait for threads of the parent.
-                self._kept = [(f.cached_result, [*f._finalizers]) for f in shared]
-                for fixture in shared:
-                    fixture.cached_result = None
-                    fixture._finalizers.clear()
-            has_failed = False
+            changed = self._changed_fixtures(name.partition("__mutmut_")[0])
+            fixtures = [*self.shared_fixtures.values()] if make_fixtures else changed
+            # Without a reference to it a fixture would end, and wait for threads of the parent.
+            self._kept = [(f.cached_result, [*f._finalizers]) for f in fixtures]
+            for fixture in fixtures:
+                fixture.cached_result = None
+                fixture._finalizers.clear()
             for item, following in zip(items, [*items[1:], items[0]]):
                 signal.alarm(HANG_S + round(30 * self.duration[item]))  # ends the process
                 if any(report.failed for report in runtestprotocol(item, False, following)):
-                    has_failed = True
-                    if name != UNCHANGED:
-                        break
-                    with self._failed.open("a") as file:
-                        file.write(f"{item.nodeid}\n")
-            os._exit(has_failed)
+                    self._failed.write_text(item.nodeid)
+                    os._exit(1)
+            os._exit(0)
         except BaseException:
             os._exit(1)
+
+    def _changed_fixtures(self, function: str) -> list[pytest.FixtureDef]:
+        """Shared fixtures that reach a function, or take one that does."""
+        names = {name for name, reached in self.fixture_functions.items() if function in reached}
+        changed: list[pytest.FixtureDef] = []
+        for name, fixture in self.shared_fixtures.items():  # in the order of their setups
+            if name in names or names.intersection(fixture.argnames):
+                names.add(name)
+                changed.append(fixture)
+        return changed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--mutants FILE`."""
-    parser.addoption("--mutants", help="file with the names of changes to try")
+    parser.addoption("--mutants", help="file with the names of changes to try, and the seconds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tries the changes in place of running the tests."""
-    config.pluginmanager.register(
-        MutantRun(json.loads(Path(config.getoption("mutants")).read_text()))
-    )
+    run = json.loads(Path(config.getoption("mutants")).read_text())
+    config.pluginmanager.register(MutantRun(run["names"], run["seconds"]))
 
 
 def main() -> bool:
@@ -396,6 +479,7 @@ def main() -> bool:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, metavar="S")
     options = parser.parse_args()
     by_package = defaultdict(list)
     names = options.files or (changed_files() if options.sample is None else _git("ls-files"))
@@ -405,7 +489,8 @@ def main() -> bool:
                 by_package[package].append(name)
     counts = [
         mutate(
-            package, sorted(files), Path("output/mutants") / package, options.sample, options.seed
+            *(package, sorted(files), Path("output/mutants") / package),
+            *(options.sample, options.seed, options.seconds),
         )
         for package, files in sorted(by_package.items())
     ]

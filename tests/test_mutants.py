@@ -2,9 +2,10 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from mutants import ACCEPTED, GOAL, Count, draw, mutate, read_accepted, weighted_rate
+from mutants import ACCEPTED, GOAL, Count, draw, mutate, order_tests, read_accepted, weighted_rate
 
 CODE = """
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ def add(a, b):
     return a + b
 
 
-def untested(a):
+def untested(a, b=4):
     return a + 1
 
 
@@ -111,10 +112,13 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
     profile = "from hypothesis import settings\nsettings.register_profile('mutants')\n"
     (tests.parent / "conftest.py").write_text(profile)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")
-    entry = {"file": "as2ray/losses/sums.py", "old": "return a + 1", "new": "return a + 2"}
-    entry["reason"] = "Nobody looks."
-    lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
-    (tests.parent / ACCEPTED.name).write_text("\n".join(["[[mutant]]", *lines]))
+    accepted = [
+        ("return a + 1", "return a + 2"),
+        ("def untested(a, b=4):", "def untested(a, b=5):"),
+    ]
+    entry = '[[mutant]]\nfile = "as2ray/losses/sums.py"\nreason = "Nobody looks."\n'
+    entries = [f'{entry}old = "{old}"\nnew = "{new}"\n' for old, new in accepted]
+    (tests.parent / ACCEPTED.name).write_text("".join(entries))
     monkeypatch.chdir(tmp_path)
     subprocess.run(["git", "init", "--quiet"], check=True)
     count = mutate("losses", ["as2ray/losses/sums.py"], Path("output"))
@@ -123,10 +127,40 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
     assert by_function["add__mutmut_1"] == "killed"
     assert by_function["add_in_thread__mutmut_2"] == "killed"  # by a thread that the fork has not
     assert by_function["twice__mutmut_1"] == "killed"  # although its value was cached
-    assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2)} == {"no tests"}
+    assert {by_function[f"untested__mutmut_{n}"] for n in (1, 2, 3)} == {"no tests"}
     assert "timeout" in by_function.values()  # `n = n + 1` never ends
-    assert count.tried == len(status) - 1  # without the accepted one
+    assert count.tried == len(status) - 2  # without those accepted
     assert count.killed == count.tried - 1
     output = capsys.readouterr().out
     assert "left out, fails on unchanged code: tests/losses/test_sums.py" in output
     assert "-    return a + 1\n+    return a - 1" in output
+
+
+class Item(NamedTuple):
+    path: Path
+    nodeid: str
+
+
+def test_tests_of_the_own_file_come_first_then_the_files_that_take_least():
+    times = {
+        "test_cascade": {"a[x]": 4, "a[y]": 2, "b": 1},
+        "test_slow": {"a": 8, "b": 9},
+        "test_fast": {"a": 1, "b": 3, "c": 2},
+    }
+    seconds = {
+        Item(Path(f"tests/{name}.py"), f"tests/{name}.py::test_{test}"): cpu_seconds
+        for name, tests in times.items()
+        for test, cpu_seconds in tests.items()
+    }
+    change = "as2ray.models.cascade.xǁRankerǁscore__mutmut_3"
+    expected = [
+        *("test_cascade.py::test_b", "test_cascade.py::test_a[y]"),
+        *("test_fast.py::test_a", "test_fast.py::test_c", "test_fast.py::test_b"),
+        *("test_slow.py::test_a", "test_slow.py::test_b"),
+        "test_cascade.py::test_a[x]",
+    ]
+    ordered = order_tests([*seconds], change, seconds)
+    assert [item.nodeid.removeprefix("tests/") for item in ordered] == expected
+    assert order_tests([*seconds], change, seconds, 4.5) == ordered[:4]
+    ordered = order_tests([*seconds], "as2ray.models.slow.x_score__mutmut_3", seconds)
+    assert ordered[0].path.stem == "test_slow"

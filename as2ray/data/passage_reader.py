@@ -46,7 +46,7 @@ class EncodedPassages:
             for row in passages.to_pylist()
             for text, label in zip(row["candidate"], row["label"])
         ]
-        sentence_data = {"label": label, **dict(zip(ANSWER_SPAN, np.array(spans, np.int64).T))}
+        sentence_data = {"label": label, **dict(zip(ANSWER_SPAN, np.array(spans).T))}
         window_data = {"passage_label": relevant.astype(np.float32)}
         return cls(replace(windows, window_data=window_data, sentence_data=sentence_data))
 

@@ -65,7 +65,9 @@ class CandidateLister:
                 if len(documents) == self.num_documents:
                     break
             rows = [row for document in documents for row in self.sentences_of[document]]
-            row_of = dict(zip(reversed(self.index.texts(rows)), reversed(rows)))
+            row_of: dict[str, int] = {}
+            for text, row in zip(self.index.texts(rows), rows):
+                row_of.setdefault(text, row)
             for position, (text, score) in enumerate(self._rank(question, row_of)):
                 source = self.index.sentence(row_of[text]).document_id
                 ids = (f"q{number}", f"q{number}-{position}")

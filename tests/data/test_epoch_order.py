@@ -77,6 +77,15 @@ def digest(dataset: PackedDataset) -> str:
     return content.hexdigest()[:16]
 
 
+ORDER_OF_SHARDS = {
+    ("numbers", 2, 1): "1dafa422e1cbeb65",
+    ("numbers", 2, 3): "0f92ce9289b4cc73",
+    ("lists", 5, 1): "83e5076cb5cf52b5",
+    ("lists", 4, 2): "9b9a60dd397f03d9",
+    ("pairs", 3, 4): "88ec76c8e8606035",
+}
+"""What all ranks read in `ORDER_VERSION` 1, by the number of shards and of ranks."""
+
 ORDER_OF_ONE_SHARD = {
     ("pairs", 1): ["93d3ef2024fd261c"],
     ("pairs", 3): ["635942ad2d72c1ea", "e8abd0b8029923bd", "9dbb7a87d773a7ad"],
@@ -103,6 +112,20 @@ def test_epoch_of_one_shard_has_the_order_of_version_1(
     digests = [digest(rank) for rank in all_ranks(dataset, world_size)]
     assert ORDER_VERSION == 1
     assert digests == ORDER_OF_ONE_SHARD[kind, world_size]
+
+
+@pytest.mark.parametrize(("kind", "num_shards", "world_size"), ORDER_OF_SHARDS)
+def test_epoch_of_several_shards_has_the_order_of_version_1(
+    kind, num_shards, world_size, corpus, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(packed_dataset, "SHUFFLE_BLOCK", 16)
+    is_numbers = kind == "numbers"
+    reader = NumberReader(997) if is_numbers else create_reader(kind, corpus, tokenizer, tmp_path)
+    dataset = PackedDataset(reader, 13, 200, seed=3, shuffle_window=64, num_shards=num_shards)
+    assert ORDER_VERSION == 1
+    digests = "".join(digest(rank) for rank in all_ranks(dataset, world_size))
+    order = sha256(digests.encode()).hexdigest()[:16]
+    assert order == ORDER_OF_SHARDS[kind, num_shards, world_size]
 
 
 def all_ranks(dataset: PackedDataset, world_size: int) -> list[PackedDataset]:
@@ -170,6 +193,30 @@ def test_every_example_comes_once_in_steps_that_ranks_do_not_change(
         assert steps == join_ranks(dataset, 1, epoch)
     assert sorted(chain.from_iterable(steps.values())) == list(range(num_examples))
     assert all(len(step) == batch_size for step in list(steps.values())[:-1])
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_window_of_a_step_is_the_one_that_it_begins_in(num_shards, monkeypatch):
+    monkeypatch.setattr(packed_dataset, "SHUFFLE_BLOCK", 16)
+    dataset = PackedDataset(NumberReader(499), 21, shuffle_window=96, num_shards=num_shards)
+    windows = [{m.step for m in dataset.read_window(1, w)} for w in range(dataset.num_windows)]
+    assert len(windows) > 4
+    for step in range(dataset.steps):
+        first = next(number for number, steps in enumerate(windows) if step in steps)
+        assert dataset.find_window(1, step) == first
+
+
+@pytest.mark.parametrize("num_shards", [2, 5])
+def test_windows_of_shards_hold_whole_spans(num_shards, monkeypatch):
+    monkeypatch.setattr(packed_dataset, "SHUFFLE_BLOCK", 16)
+    dataset = PackedDataset(NumberReader(499), 21, shuffle_window=96, num_shards=num_shards)
+    windows = [
+        {token // 16 for m in dataset.read_window(1, w) for token in m.batch.token_ids.tolist()}
+        for w in range(dataset.num_windows)
+    ]
+    assert sum(map(len, windows)) == len(set().union(*windows)) == 32
+    # Whole spans of each shard, up to 96 examples; the last window has the rest.
+    assert {len(spans) for spans in windows[:-1]} == {96 // (16 * num_shards) * num_shards}
 
 
 @pytest.mark.parametrize(("num_shards", "world_size"), [(3, 1), (4, 2), (2, 3)])

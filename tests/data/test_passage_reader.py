@@ -73,6 +73,7 @@ def test_share_without_a_passage_is_a_placeholder_with_a_marker(dataset):
     micro = next(iter(idle_rank.epoch(0)))
     assert micro.is_empty
     assert micro.emptied().batch.markers.tolist() == micro.batch.markers.tolist() == [0]
+    assert micro.batch.markers.dtype == np.int64  # they are indices
     assert {name: len(values) for name, values in micro.batch.marker_data.items()} == dict.fromkeys(
         ("label", "window", "sentence", "marker", "answer_first", "answer_last"), 1
     )

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -16,6 +17,14 @@ def test_items_come_in_order_from_another_thread():
     assert list(prefetch(items(), 3)) == list(range(20))
     assert list(prefetch([7], 3)) == [7]
     assert threading.current_thread() not in threads
+
+
+def test_a_generator_is_advanced_by_one_thread_alone():
+    def items():
+        time.sleep(0.03)  # a second thread would find the generator running, which is an error
+        yield 7
+
+    assert list(prefetch(items(), 3)) == [7]
 
 
 def test_next_items_are_prepared_while_one_is_used_and_no_more():

@@ -72,13 +72,14 @@ def test_scores_or_labels_that_make_no_sense_are_refused():
         measure_reliability(np.array([]), np.array([]))
 
 
-def test_cross_fit_calibrates_each_fold_with_the_others():
+@pytest.mark.parametrize("kind", ["temperature", "isotonic"])
+def test_cross_fit_calibrates_each_fold_with_the_others(kind):
     random = np.random.default_rng(3)
     scores, labels = random.random(300), (random.random(300) < 0.3).astype(int)
     folds = random.integers(0, 3, 300)
-    calibrated = cross_fit(scores, labels, folds, "temperature")
+    calibrated = cross_fit(scores, labels, folds, kind)
     for fold in range(3):
-        others = fit_calibration(scores[folds != fold], labels[folds != fold])
+        others = fit_calibration(scores[folds != fold], labels[folds != fold], kind)
         np.testing.assert_array_equal(calibrated[folds == fold], others(scores[folds == fold]))
     alone = cross_fit(np.array([0.2, 0.9]), np.array([0, 1]), np.array([0, 1]), "isotonic")
     assert alone.tolist() == [0.2, 0.9]

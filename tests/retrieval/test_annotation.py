@@ -39,6 +39,14 @@ def test_all_sentences_of_the_documents_are_listed_by_bm25_and_equal_texts_once(
     assert next(CandidateLister(index).list_candidates(["Snow?"])).candidate == "Snow melts."
 
 
+def test_candidates_of_equal_scores_come_in_the_order_of_the_documents(tmp_path):
+    texts = [f"Rain falls on day {n}." for n in range(40)]
+    (tmp_path / "a.txt").write_text(" ".join([*texts, "Owls hunt."]))
+    write_index(tmp_path / "a.txt", tmp_path / "i")
+    listed = CandidateLister(SentenceIndex.open(tmp_path / "i")).list_candidates(["Owls?"])
+    assert [c.candidate for c in listed] == ["Owls hunt.", *texts]
+
+
 def test_documents_and_candidates_are_no_more_than_asked(index):
     few = CandidateLister(index, num_documents=1, top_k=2).list_candidates([QUESTION])
     assert [c.candidate for c in few] == ["Owls hunt mice.", "Owls sleep."]

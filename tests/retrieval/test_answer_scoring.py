@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from as2ray.errors import CheckpointError
+from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_fitting import (
     _choose,
     _fit_weights,
@@ -16,10 +18,15 @@ from as2ray.retrieval.answer_fitting import (
     fit_similarity_gap,
 )
 from as2ray.retrieval.answer_scoring import (
+    DEFAULT_WEIGHTS,
+    FILE,
     PARTS,
+    AnswerModel,
     AnswerScoring,
     answer_features,
     default_scoring,
+    logit_of,
+    logits_of,
     standardize,
 )
 
@@ -80,6 +87,11 @@ def test_ranker_needs_two_points_of_map_more_than_the_best_without_it():
     for gain, expected in ((0.0199, ("similarity", "bm25")), (0.0201, ("similarity", "ranker"))):
         with_ranker = {("ranker",): 0.5, ("similarity", "ranker"): 0.65 + gain}
         assert _choose(quality | with_ranker) == expected
+
+
+def test_of_equally_good_sums_the_smallest_is_taken():
+    quality = {("similarity", "bm25"): 0.6, ("bm25",): 0.5, ("similarity",): 0.6}
+    assert _choose(quality) == ("similarity",)
 
 
 def test_reason_why_a_ranker_is_not_asked_is_told():
@@ -202,6 +214,102 @@ def test_standardized_scores_of_equal_candidates_are_zero():
 
 def test_ties_are_broken_against_the_system():
     assert average_precision(np.zeros(4), np.array([1, 0, 0, 0])) == 0.25
+
+
+def test_average_precision_is_the_mean_precision_at_each_answer():
+    scores, labels = np.array([1.0, 3.0, 2.0, 0.5]), np.array([1, 1, 0, 0])
+    assert average_precision(scores, labels) == pytest.approx((1 / 1 + 2 / 3) / 2)
+
+
+MODEL = AnswerModel((1.0, 2.0, 3.0), -0.5, 0.25, {"precision": 0.5, "ECE": 0.125})
+
+
+def test_description_tells_the_sum_its_quality_and_why_there_is_no_threshold():
+    scoring = AnswerScoring(
+        {"similarity": 1.23456, "ranker": 2.0},
+        max_ranked=7,
+        dev_quality={"similarity": 0.5, "answered": 1.0},
+        answer_model=MODEL,
+    )
+    lines = [
+        "score: 1.23 similarity + 2 ranker",
+        "at most 7 candidates reach the ranker",
+        "on dev: similarity 0.5000, answered 1.0000",
+        "precision 0.5000, ECE 0.1250",
+    ]
+    assert scoring.describe().splitlines() == lines
+    unsure = replace(scoring, answer_model=replace(MODEL, threshold=None))
+    why = "no threshold is sure to reach min_precision, so none was stored"
+    assert unsure.describe().splitlines() == [*lines, why]
+    plain = AnswerScoring({"bm25": 1.0}, dev_quality={"bm25": 0.5})
+    assert plain.describe().splitlines()[1:] == ["on dev: bm25 0.5000", "there is no ranker"]
+
+
+def test_scoring_is_read_as_it_was_written_and_damaged_files_are_refused(tmp_path):
+    assert AnswerScoring.read(tmp_path) is None
+    scoring = AnswerScoring({"bm25": 0.5}, 0.25, 9, 0.125, {"bm25": 0.5}, MODEL, "0123")
+    scoring.write(tmp_path)
+    assert AnswerScoring.read(tmp_path) == scoring
+    replace(scoring, answer_model=replace(MODEL, coefficients=(1.0,))).write(tmp_path)
+    with pytest.raises(CheckpointError, match="has 1 coefficients for the features share, margin"):
+        AnswerScoring.read(tmp_path)
+    (tmp_path / FILE).write_text('{"weights": {"bm25": -1}}')
+    with pytest.raises(CheckpointError, match=r"is damaged: .*bm25"):
+        AnswerScoring.read(tmp_path)
+
+
+def test_kept_are_the_most_similar_and_of_those_the_best_without_the_ranker():
+    parts = {
+        "similarity": np.array([0.5, 0.75, 1.0, 0.25]),
+        "bm25": np.array([9.0, 0.0, 0.0, 9.0]),
+    }
+    weights = {"similarity": 0.001, "bm25": 1.0, "ranker": 5.0}
+    assert AnswerScoring(weights, 0.5).kept_rows(parts).tolist() == [0, 1, 2]
+    assert AnswerScoring(weights, 0.5, 2).kept_rows(parts).tolist() == [0, 2]
+    assert AnswerScoring(weights, None, 2).kept_rows(parts).tolist() == [0, 3]
+    assert AnswerScoring(weights, 0.5, 3).kept_rows(parts).tolist() == [0, 1, 2]
+    empty = {name: np.zeros(0) for name in parts}
+    assert len(AnswerScoring(weights, 0.5, 2).kept_rows(empty)) == 0
+
+
+def test_ranking_has_shares_layers_and_the_scores_of_the_ranker_for_those_it_was_given():
+    parts = {"bm25": np.zeros(4), "similarity": np.array([0.9, 0.1, 0.8, 0.7])}
+    weights = {"similarity": 1.0, "ranker": 2.0}
+    scoring = AnswerScoring(weights, max_similarity_gap=0.3, answer_model=MODEL)
+    ranking = [
+        RankedCandidate(index, score, "", layer)
+        for index, score, layer in ((1, 0.75, 4), (0, 0.5, 4), (2, 0.25, 2))
+    ]
+    combined = scoring.rank(parts, ranking)
+    kept = {
+        "similarity": parts["similarity"][[0, 2, 3]],
+        "ranker": np.log([1.0, 3.0, 1 / 3]),
+        "bm25": np.zeros(3),
+    }
+    sums = standardize(kept["similarity"]) + 2 * standardize(kept["ranker"])
+    shares = np.exp(sums) / np.exp(sums).sum()
+    assert combined.rows == [2, 0, 3, 1]
+    np.testing.assert_allclose(combined.scores, [shares[0], 0.0, shares[1], shares[2]])
+    assert combined.exit_layers == [4, 0, 4, 2]
+    np.testing.assert_array_equal(combined.ranker_scores, [0.5, np.nan, 0.75, 0.25])
+    features = answer_features(kept, sums)
+    assert combined.probability == pytest.approx(float(MODEL.probability(features)))
+    alone = replace(scoring, weights={"ranker": 1.0}).rank(parts, ranking)
+    np.testing.assert_array_equal(alone.scores, combined.ranker_scores)
+
+
+def test_logits_of_a_ranking_never_rise_though_the_dropped_scored_higher():
+    ranking = [RankedCandidate(i, score, "") for i, score in ((2, 0.5), (0, 0.75), (1, 0.25))]
+    np.testing.assert_allclose(logits_of(ranking), [0.0, np.log(1 / 3), 0.0], atol=1e-12)
+    ranking = [replace(one, is_logit=True) for one in ranking]
+    assert logits_of(ranking).tolist() == [0.5, 0.25, 0.5]
+    assert logit_of(np.array([0.0, 1.0])) == pytest.approx([-13.8155, 13.8155], abs=1e-3)
+
+
+def test_without_labels_all_parts_have_the_default_weights():
+    scoring = default_scoring("0123", has_ranker=True)
+    assert scoring == AnswerScoring(DEFAULT_WEIGHTS, encoder="0123")
+    assert [*default_scoring(None, has_ranker=False).weights] == ["similarity", "bm25"]
 
 
 def test_bound_of_the_subject_is_halfway_between_written_questions_and_others():

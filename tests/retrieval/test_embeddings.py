@@ -86,6 +86,9 @@ def test_dense_search_finds_the_nearest_embeddings(
         assert candidate.similarity == pytest.approx(similarities[candidate.index], abs=0.004)
         assert candidate.bm25 == index.score_sentences(QUESTION)[candidate.index]
     assert candidates == sorted(candidates, key=lambda c: (-c.similarity, c.index))
+    rows = np.array([candidate.index for candidate in candidates])
+    found = index.embeddings.similarities(index.embeddings.encode_query(QUESTION), rows)
+    assert (found.dtype, found.tolist()) == (np.float32, [c.similarity for c in candidates])
     last = index.search_candidates(QUESTION, 10_000, method="dense")[39]
     # Products of another size round differently.
     assert last.similarity == pytest.approx(candidates[39].similarity, abs=1e-6)

@@ -9,7 +9,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
 from as2ray.errors import ConfigError, EvaluationError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
-from as2ray.retrieval.answer_scoring import AnswerScoring
+from as2ray.retrieval.answer_scoring import AnswerModel, AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import FoundCandidates, QuestionAnswerer, select_answers
 from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
@@ -142,6 +142,33 @@ def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
     for top_k, expected in ((1, texts[:1]), (2, texts[:1]), (3, [texts[0], texts[2]])):
         answer = select_answers(index, scoring, found, ranking, top_k, threshold=0.5)
         assert [one.text for one in answer.answers] == expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "model_threshold", "is_given", "needed"),
+    [
+        (None, 0.5, True, None),
+        (None, 0.75, False, "0.7500"),
+        (None, None, True, None),
+        (0.9, 0.5, False, "0.9000"),
+        (0.0, 0.75, True, None),
+    ],
+)
+def test_fitted_probability_decides_whether_there_is_an_answer(
+    index, threshold, model_threshold, is_given, needed
+):
+    found = FoundCandidates([Candidate(0, 9.0, None)], {"bm25": np.array([9.0])}, [0])
+    model = AnswerModel((0.0, 0.0, 0.0), np.log(2), model_threshold)  # two thirds
+    scoring = AnswerScoring({"bm25": 1.0}, answer_model=model)
+    answer = select_answers(index, scoring, found, (), 1, threshold)
+    assert answer.best_score == pytest.approx(2 / 3)
+    assert bool(answer.answers) is is_given
+    assert answer.nearest.text == index.texts([0])[0]
+    if not is_given:
+        assert answer.reason == (
+            f"the best sentence is an answer with a probability of 0.6667, and an answer needs "
+            f"{needed}"
+        )
 
 
 def test_index_tells_questions_on_other_subjects_without_labels(tmp_path, capsys):

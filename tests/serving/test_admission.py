@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -59,6 +60,115 @@ def test_a_body_in_pieces_is_bounded_by_their_sum():
         assert gate.num_buffered_bytes == gate.num_ongoing == gate.num_receiving == 0
 
     asyncio.run(read())
+
+
+def receive_messages(*bodies: bytes, more_body: bool = False):
+    """An ASGI `receive` of the parts of a body; what follows the last one is a disconnection."""
+    messages = [{"type": "http.request", "body": body, "more_body": True} for body in bodies]
+    messages[-1]["more_body"] = more_body
+    following = iter([*messages, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(following)
+
+    return receive
+
+
+def test_as_many_requests_are_ranked_as_replicas_take_and_a_gateway_queues():
+    settings = Settings.model_validate(
+        {
+            "batching": {"max_ongoing_requests": 2, "max_queued_requests": 1},
+            "replicas": {"max_replicas": 3},
+        }
+    )
+    gate = admission.Admission(settings)
+    assert gate.max_ranking == 7
+
+    async def rank() -> None:
+        with ExitStack() as requests:
+            for _ in range(7):
+                body = requests.enter_context(gate.admit(receive_messages(b"{}"), "a client"))
+                assert (await body())["body"] == b"{}"
+                assert (await body())["type"] == "http.disconnect"  # what comes after the body
+            assert (gate.num_ongoing, gate.num_receiving, gate.num_buffered_bytes) == (7, 0, 14)
+            one_more = requests.enter_context(gate.admit(receive_messages(b"{}"), "a client"))
+            with pytest.raises(RequestError, match="7 requests are being ranked") as refused:
+                await one_more()
+            assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
+        assert (gate.num_ongoing, gate.num_receiving, gate.num_buffered_bytes) == (0, 0, 0)
+
+    asyncio.run(rank())
+    assert gate.num_received == 8
+
+
+def test_bytes_of_all_bodies_are_bounded_by_sixteen_of_the_longest():
+    gate = admission.Admission(Settings(limits=Limits(max_body_bytes=2_000)))
+
+    async def read() -> None:
+        with ExitStack() as requests:
+            for _ in range(16):
+                body = requests.enter_context(gate.admit(receive_messages(b" " * 2_000), "a"))
+                await body()
+            body = requests.enter_context(gate.admit(receive_messages(b" "), "a"))
+            with pytest.raises(RequestError, match="too many bytes") as refused:
+                await body()
+            assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
+
+    asyncio.run(read())
+    assert gate.num_buffered_bytes == 0
+
+
+def test_requests_are_refused_while_the_service_shuts_down_or_too_many_bodies_arrive(monkeypatch):
+    monkeypatch.setattr(admission, "MAX_RECEIVING", 2)
+    gate = admission.Admission(Settings())
+    gate.check_ready()
+    with ExitStack() as requests:
+        for _ in range(2):
+            requests.enter_context(gate.admit(receive_messages(b""), "a client"))
+        with pytest.raises(RequestError, match="being received") as refused:
+            requests.enter_context(gate.admit(receive_messages(b""), "a client"))
+        assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
+    assert (gate.num_received, gate.num_ongoing, gate.num_receiving) == (3, 0, 0)
+    gate.is_draining = True
+    with gate.admit(receive_messages(b""), "a client"):  # it is still accepted
+        pass
+    gate.is_closed = True
+    for refuse in (gate.check_ready, gate.admit(receive_messages(b""), "a client").__enter__):
+        with pytest.raises(RequestError) as refused:
+            refuse()
+        assert (refused.value.code, refused.value.retry_after) == ("unavailable", 5)
+
+
+def test_slow_bodies_of_a_client_are_counted_until_they_are_complete(monkeypatch):
+    monkeypatch.setattr(admission, "SLOW_AFTER_S", 0.0)
+    monkeypatch.setattr(admission, "MAX_SLOW_PER_CLIENT", 2)
+    gate = admission.Admission(Settings())
+
+    async def read() -> None:
+        sent = asyncio.Event()
+
+        async def receive_late():
+            await sent.wait()
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def read_body(client: str) -> None:
+            with gate.admit(receive_late, client) as body:
+                await body()
+
+        slow = [asyncio.create_task(read_body(client)) for client in ("a", "a", "b")]
+        while gate.num_slow.total() < 3:
+            await asyncio.sleep(0.001)
+        assert gate.num_slow == {"a": 2, "b": 1}
+        with pytest.raises(RequestError, match="2 others of this address are as slow") as refused:
+            await read_body("a")
+        assert (refused.value.code, refused.value.retry_after) == ("body_timeout", 1)
+        assert gate.num_slow == {"a": 2, "b": 1}
+        sent.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(read())
+    assert not gate.num_slow  # clients without slow bodies are forgotten
+    assert gate.num_ongoing == gate.num_receiving == gate.num_buffered_bytes == 0
 
 
 def test_slow_bodies_keep_nobody_from_an_answer_and_are_given_up(address, monkeypatch):

@@ -118,6 +118,8 @@ def test_a_request_of_two_dialects_is_answered_in_the_one_of_its_texts(client):
     wrong = client.post("/rerank", json={"query": 1, "documents": CANDIDATES})
     assert (wrong.status_code, set(wrong.json())) == (422, {"message", "detail"})
     assert client.post("/rerank", json={"query": 1, "texts": []}).json()["error_type"]
+    both = {**asked, "documents": CANDIDATES}
+    assert isinstance(client.post("/rerank", json=both).json(), list)
 
 
 @pytest.mark.parametrize(

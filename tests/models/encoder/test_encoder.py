@@ -109,6 +109,7 @@ def _same_gradients(one, other):
     assert compared > 10
 
 
+@pytest.mark.filterwarnings("error:.*use_reentrant")  # torch wants it to be said
 def test_gradient_checkpointing_with_dropout_gives_the_same_gradients(published, family, packed):
     gradients = []
     for on in (False, True):
