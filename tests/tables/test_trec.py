@@ -31,6 +31,8 @@ def test_scores_that_are_one_float32_are_written_as_two(make_table, tmp_path):
 def test_run_has_trec_columns(make_table, tmp_path):
     write_run(tmp_path / "run", make_table([[1, 0]]), [0.5, 0.25], tag="mine")
     assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 mine\nq0 Q0 q0-1 2 0.25 mine\n"
+    write_run(tmp_path / "run", make_table([[1]]), [0.5])
+    assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 as2ray\n"
 
 
 def test_equal_scores_are_written_in_the_given_order(make_table, tmp_path):

@@ -44,6 +44,13 @@ def test_pairs_have_the_tokens_of_the_whole_prompt(published, prompt):
     assert divided == [reference(tokenizer, prompt, *pair) for pair in pairs]
 
 
+def test_prompt_has_no_special_tokens_that_the_tokenizer_puts_around_texts(published):
+    tokenizer = published("roberta")
+    pairs = build(tokenizer, SEGMENTS).encode(["muri?"], ["lala"])
+    assert split(pairs) == [reference(tokenizer, SEGMENTS, "muri?", "lala")]
+    assert tokenizer.cls_token_id not in pairs.token_ids
+
+
 def test_tokens_of_texts_alone_are_not_those_of_the_prompt(published):
     tokenizer = published("qwen3")
     pieces = WHOLE[0].replace("{instruction}", "Find it.").split("{question}")
