@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError
-from as2ray.text.bm25 import BM25, BM25Index, list_probabilities
+from as2ray.text.bm25 import BM25, BM25Index, list_probabilities, select_hits
 from as2ray.text.term_counts import CollectionStatistics, build_bm25s
 
 TEXTS = [
@@ -50,6 +50,21 @@ def test_search_finds_the_best_of_all_scores(k):
         assert [hit.score for hit in index.search(query, k)] == scores[expected].tolist()
 
 
+@pytest.mark.parametrize("k", [1, 40, 80, 99, 100, 101, 9_999])
+def test_hits_are_the_highest_scores_however_many(k):
+    scores = np.random.default_rng(k).permutation(6_405).astype(np.float32)
+    hits = select_hits(scores, k)
+    best = np.argsort(-scores)[:k].tolist()
+    assert [hit.index for hit in hits] == best[: np.count_nonzero(scores)]
+    assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
+
+
+def test_search_returns_ten_texts_and_prints_nothing(capsys):
+    hits = BM25().build_index(["red fish"] * 12).search("red")
+    assert [hit.index for hit in hits] == list(range(10))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_score_equals_the_formula():
     k1, b = 0.9, 0.4  # the defaults
     (hit,) = BM25().build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
@@ -78,6 +93,7 @@ def test_score_candidates_are_aligned_to_rows_in_any_order():
     shuffled = table(questions, TEXTS).take(order)
     np.testing.assert_allclose(BM25().score_candidates(shuffled), scores[order], rtol=1e-6)
     assert scores[3] == 0
+    assert scores.dtype == np.float32
 
 
 def test_stop_words_count_unless_left_out():
