@@ -71,6 +71,16 @@ def test_score_equals_the_formula():
     idf = np.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
     length = 1 - b + b * 3 / (7 / 3)
     assert hit.score == pytest.approx(2 * idf / (1 + k1 * length), rel=1e-5)
+    (hit,) = BM25().build_index(["bird", "red fish"]).search("bird")
+    length = 1 - b + b * 1 / 1.5
+    assert hit.score == pytest.approx(np.log(2) / (1 + k1 * length), rel=1e-5)
+
+
+def test_index_has_the_settings_and_small_numbers():
+    retriever = BM25(1.2, 0.75).build_index(TEXTS).retriever
+    assert (retriever.k1, retriever.b, retriever.method) == (1.2, 0.75, "lucene")
+    assert retriever.scores["data"].dtype == np.float32
+    assert BM25().count_terms(TEXTS).matrix.dtype == np.int32
 
 
 def test_score_candidates_equal_bm25s_row_by_row():
