@@ -11,7 +11,6 @@ so that waits end too early."""
 
 RAY_FOLDERS = {"cluster", "distributed"}
 RAY_FILES = {
-    "test_bm25_stages",
     "test_cascade_pipeline",
     "test_deployment",
     "test_distill",

@@ -3,9 +3,11 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from as2ray.corpora.verification import data_root
+from as2ray.tables.raw_files import HUB_COPIES
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
 
 WIKIQA_HEADER = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel"
@@ -34,6 +36,25 @@ def write(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def write_hub(tmp_path, monkeypatch):
+    """Writes rows as a split of a copy of a data set on the hub."""
+    monkeypatch.setenv(HUB_COPIES, str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+    def write_hub(dataset: str, config: str, split: str, rows: list[dict[str, object]]) -> None:
+        folder = tmp_path / "hub" / dataset
+        (folder / config).mkdir(parents=True)
+        name = f"{config}/{split}-00000-of-00001.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), folder / name)
+        (folder / "README.md").write_text(
+            f"---\nconfigs:\n- config_name: {config}\n  data_files:\n"
+            f"  - split: {split}\n    path: {name}\n---\n"
+        )
+
+    return write_hub
 
 
 @pytest.fixture

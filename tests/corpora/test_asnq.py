@@ -64,6 +64,13 @@ def test_asnq_halves_of_dev_keep_the_ids_of_the_whole(folder):
     assert pa.concat_tables(halves).equals(whole)
 
 
+def test_asnq_half_of_dev_is_read_from_its_file_with_the_list_beside_it(folder):
+    (folder / "unique.dev").write_bytes(b"what is hp\r\n \r\n")
+    half = read_split("asnq", "dev", folder / "dev.tsv")
+    assert half.equals(read_split("asnq", "dev", folder))
+    assert half["question"].unique().to_pylist() == ["what is hp"]
+
+
 def test_asnq_listed_question_that_does_not_come_is_told(folder):
     (folder / "unique.dev").write_text("what is hp\nwho else\n")
     with pytest.raises(
@@ -177,7 +184,11 @@ def test_asnq_published_counts_agree_with_the_grades():
 def test_asnq_inventory_counts_lists_and_grades(folder):
     found = {(i.split, i.name): i.actual for i in asnq.count_release(folder)}
     assert found["dev", "questions in unique.dev"] == 1
-    assert [found["train", f"rows of grade {g}"] for g in (1, 2, 3, 4)] == [2, 1, 1, 2]
+    for split in ("train", "dev-all"):
+        assert [found[split, f"rows of grade {g}"] for g in (1, 2, 3, 4)] == [2, 1, 1, 2]
+    published = {(i.split, i.name): i.published for i in asnq.count_release(folder)}
+    assert published["test", "questions in unique.test"] == 1_336
+    assert published["train", "rows of grade 2"] == 428_122
 
 
 @pytest.mark.parametrize(

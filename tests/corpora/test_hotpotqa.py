@@ -105,6 +105,29 @@ def test_facts_that_the_passages_do_not_have_stay_in_the_gold_and_are_counted(pa
     assert question.answer == "Ann"
 
 
+@pytest.mark.parametrize(
+    ("split", "config", "hub_split"),
+    [("dev", "distractor", "validation"), ("fullwiki", "fullwiki", "validation")],
+)
+def test_split_of_the_hub_gives_the_table_of_the_release(
+    write, write_hub, split, config, hub_split
+):
+    write_hub("hotpotqa/hotpot_qa", config, hub_split, [as_on_the_hub(RECORD)])
+    path = write("hotpot_dev_distractor_v1.json", [RECORD])
+    expected = read_split("hotpotqa", "dev", path)
+    assert read_split("hotpotqa", split, "hub").equals(expected)
+    assert list(hotpotqa.read_gold_questions(split, "hub")) == ["a1"]
+
+
+def test_answer_is_kept_unless_no_sentence_contains_it(write):
+    answers = ["Ann", "yes", "no", "noanswer"]
+    bare = {k: v for k, v in RECORD.items() if k != "_id"}
+    path = write("hotpot_train_v1.1.json", [bare | {"answer": answer} for answer in answers])
+    table = read_split("hotpotqa", "train", path)
+    rows = dict(zip(table["question_id"].to_pylist(), table["answer"].to_pylist()))
+    assert rows == {"q000000": "Ann", "q000001": "", "q000002": "", "q000003": "noanswer"}
+
+
 @pytest.mark.parametrize("context", [[], [["Zoo", []], ["Ann", [" "]]]])
 def test_question_without_any_sentence_has_no_rows_and_stays_in_the_gold(write, context):
     bare = {**RECORD, "_id": "bare", "context": context}

@@ -1,8 +1,14 @@
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from as2ray.corpora.leaks import check_leaks, remove_leaks, shared_questions
-from as2ray.corpora.stats import compute_stats
+from as2ray.corpora.leaks import (
+    check_leaks,
+    near_duplicate_questions,
+    remove_leaks,
+    shared_questions,
+)
+from as2ray.corpora.stats import Distribution, compute_stats
 from as2ray.errors import LeakError
 
 
@@ -53,6 +59,19 @@ def test_stats_count_what_a_measure_depends_on(table):
     assert found.num_duplicate_questions == 1
 
 
+def test_stats_are_mean_median_percentile_and_maximum(table):
+    made = table(*([0] * size for size in (1, 2, 3, 14)))
+    stats = compute_stats(made)
+    assert stats.candidates_per_question == Distribution(5.0, 2.5, pytest.approx(12.35), 14)
+    assert stats.positives_per_question == Distribution(0.0, 0.0, 0.0, 0)
+    assert (stats.num_all_negative, stats.num_all_positive) == (4, 0)
+    assert stats.candidate_characters.max == len("sentence 13 of 3.")
+    assert stats.question_tokens == Distribution(2.0, 2.0, 2.0, 2)
+    characters = compute_stats(made, lambda texts: pc.utf8_length(texts).to_numpy())
+    assert characters.candidate_tokens == stats.candidate_characters
+    assert characters.question_tokens == stats.question_characters
+
+
 def test_stats_see_a_sentence_with_both_labels(table):
     made = table([0, 1])
     made = made.set_column(3, "candidate", pa.array(["same", "same"]))
@@ -69,3 +88,18 @@ def test_near_duplicates_are_leaks_from_a_similarity_on():
     kept = remove_leaks(train, dev, min_similarity=0.75)
     assert kept["question"].to_pylist() == ["who is ann"]
     assert remove_leaks(train, dev).num_rows == 2
+
+
+def test_near_duplicates_have_three_quarters_of_their_words_in_common_the_nearest_first():
+    texts = questions("one two three", "one two three four", "one two")
+    held_out = questions("one two three four")
+    assert near_duplicate_questions(texts, held_out) == [
+        ("one two three four", "one two three four", 1.0),
+        ("one two three", "one two three four", 0.75),
+    ]
+
+
+def test_leaks_name_three_examples_in_their_order():
+    table = questions("d?", "c?", "b?", "a?")
+    with pytest.raises(LeakError, match=r"4 questions in both .*\['a', 'b', 'c'\]\n"):
+        check_leaks({"train": table, "dev": table})

@@ -105,13 +105,64 @@ def test_track_of_2019_counts_grades_of_two_as_relevant(write, tmp_path):
         ("4-8", 1, 3),
         ("4-9", 0, 0),
     ]
+    first = read_split("msmarco", "dl19", tmp_path / "m", run_depth=1)
+    assert first["candidate_id"].to_pylist() == ["4-6"]
+    write(
+        "m/bm25_top100_dl19.json", [{"query": "nothing", "hits": []}, {"query": "a", "hits": hits}]
+    )
+    table = read_split("msmarco", "dl19", tmp_path / "m")
+    assert table["question"].unique().to_pylist() == ["a"]
+    assert table["candidate"][0].as_py() == "text 6"
 
 
 def test_listed_texts_are_candidates_once(write, tmp_path):
     line = json.dumps({"query": "what", "pos": ["a", "b"], "neg": ["c", "a"]})
     write("m/train_sample.jsonl", line + "\n")
-    found = {(r[1], r[2]) for r in rows(read_split("msmarco", "listed", tmp_path / "m"))}
-    assert found == {("a", 1), ("b", 1), ("c", 0)}
+    table = read_split("msmarco", "listed", tmp_path / "m")
+    assert {r[1:] for r in rows(table)} == {("a", 1), ("b", 1), ("c", 0)}
+    assert set(table["candidate_id"].to_pylist()) == {f"listed-1-{k}" for k in range(3)}
+
+
+def test_ids_are_those_of_the_release(release, write):
+    table = read_split("msmarco", "train", release, run_depth=1)
+    ids = ["20-3", "20-9", "20-7", "10-1"]
+    assert table["candidate_id"].to_pylist() == ids
+    assert table["question"].to_pylist() == ["where are cats"] * 3 + ["who are cats"]
+    assert table["grade"].to_pylist() == [0, 1, 1, 0]
+
+
+def test_judged_passage_without_relevance_is_no_further_candidate(release):
+    (release / "qrels.train.tsv").write_text("20\t0\t9\t1\n20\t0\t5\t0\n20\t0\t1\t0\n")
+    table = read_split("msmarco", "train", release, run_depth=1)
+    assert table["candidate_id"].to_pylist() == ["20-3", "20-9", "10-1"]
+
+
+def test_blank_passage_is_no_candidate(release):
+    text = (release / "collection.tsv").read_text()
+    (release / "collection.tsv").write_text(text.replace("passage 5 of cats", " "))
+    table = read_split("msmarco", "dev", release)
+    assert table["candidate_id"].to_pylist() == ["30-1"]
+
+
+def test_long_document_is_cut(write, tmp_path):
+    write("m/msmarco-docs.tsv", f"D4\tu\tCats\t{'x' * 20_000}\n")
+    [[text]] = get_corpus("msmarco").read_collection("documents", tmp_path / "m")
+    assert text == "Cats " + "x" * 9_995
+
+
+def test_question_answering_task_is_read_from_the_hub_alone(write_hub, tmp_path):
+    passages = {"is_selected": [0, 1], "passage_text": ["One.", "Two."], "url": ["a", "b"]}
+    rows = [{"query_id": 7, "query": " who? ", "passages": passages, "answers": ["Two."]}]
+    write_hub("microsoft/ms_marco", "v2.1", "validation", rows)
+    table = read_split("msmarco", "qa-dev", "hub")
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        ("7", "who?", "7-0", "One.", 0, 0),
+        ("7", "who?", "7-1", "Two.", 1, 1),
+    ]
+    with pytest.raises(CorpusError, match="read from the hub alone"):
+        read_split("msmarco", "qa-dev", tmp_path)
+    with pytest.raises(CorpusError, match="has no split 'dev'"):
+        read_split("msmarco", "dev", "hub")
 
 
 @pytest.mark.parametrize(

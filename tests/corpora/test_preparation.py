@@ -160,9 +160,10 @@ def test_own_corpus_is_known_by_its_module_its_entry_point_and_its_registration(
 
 
 def test_corpus_that_takes_the_name_of_another_or_is_none_is_an_error():
-    for wrong in (replace(CORPORA["wikiqa"], license="mine"), "wikiqa"):
-        with pytest.raises(ConfigError):
-            register_corpus(wrong)
+    with pytest.raises(ConfigError, match="as2ray has a corpus 'wikiqa'"):
+        register_corpus(replace(CORPORA["wikiqa"], license="mine"))
+    with pytest.raises(ConfigError, match=r"^register_corpus: expected an as2ray Corpus, not str"):
+        register_corpus("wikiqa")
     for name in ("as2ray.corpora.wikiqa:FILES", "as2ray.corpora.wikiqa:absent", "absent:CORPUS"):
         with pytest.raises(ConfigError):
             get_corpus(name)
@@ -193,6 +194,16 @@ def test_missing_release_is_an_error_with_file_folder_and_the_command_that_gets_
     assert CORPORA[name].files[split][0] in first_line
     assert fix.startswith(f"  fix: {command.format(folder=tmp_path)}")
     assert len(str(raised.value).splitlines()) <= 6
+
+
+def test_release_of_a_split_that_the_hub_lacks_is_downloaded():
+    corpus = CORPORA["msmarco"]
+    assert "then --data_dir hub (recipes: --data_dirs.msmarco hub)" in corpus.fetch_command(
+        "qa-dev", "here"
+    )
+    assert corpus.fetch_command("dev", "here").endswith("--splits '[\"dev\"]' --data_dir here")
+    page = CORPORA["yahoo_answers"].homepage
+    assert CORPORA["yahoo_answers"].fetch_command("l6-dev", "here") == f"see {page}"
 
 
 def test_guide_says_where_each_corpus_comes_from():

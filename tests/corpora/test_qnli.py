@@ -52,3 +52,14 @@ def test_qnli_hub_rows_give_the_candidates_of_the_file(write):
     tables = qnli.from_hub_rows(raw_files.iter_arrow(Dataset.from_list(rows), 2))
     expected = read_split("qnli", "dev", write("dev.tsv", body(ROWS)))
     assert pa.concat_tables(tables).select(expected.column_names).equals(expected)
+
+
+@pytest.mark.parametrize(("split", "hub_split"), [("train", "train"), ("dev", "validation")])
+def test_qnli_of_the_hub_is_its_configuration_of_glue(write_hub, split, hub_split):
+    rows = [{"question": q, "sentence": s, "label": 0, "idx": 0} for q, s, _ in ROWS]
+    write_hub(qnli.HUB_DATASET, "qnli", hub_split, rows)
+    assert read_split("qnli", split, "hub")["label"].to_pylist() == [1, 1, 1]
+
+
+def test_qnli_file_without_rows_has_no_candidates(write):
+    assert read_split("qnli", "dev", write("dev.tsv", HEADER)).num_rows == 0

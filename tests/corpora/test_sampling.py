@@ -122,3 +122,25 @@ def test_hard_negatives_are_those_with_the_highest_bm25():
     assert num_random == 5 * 2
     other = sample_questions(table, 5, 4, seed=4, hard_negatives=2)
     assert set(other["candidate_id"].to_pylist()) != kept
+
+
+def test_seeds_are_zero_by_default():
+    table = tiny.with_distinct_questions(tiny.candidates(9, each=4))
+    shares = {"dev": 0.3}
+    assert sample_questions(table, 4, 1).equals(sample_questions(table, 4, 1, seed=0))
+    assert not sample_questions(table, 4, 1).equals(sample_questions(table, 4, 1, seed=1))
+    assert select_split(table, shares, "dev").equals(select_split(table, shares, "dev", seed=0))
+    passages = pa.table({"passage_label": [1] * 4 + [0] * 40, "number": range(44)})
+    assert balance_passages(passages).equals(balance_passages(passages, 0))
+    assert not balance_passages(passages).equals(balance_passages(passages, 1))
+
+
+def test_sample_is_without_repetition_and_at_most_the_negatives_asked_for():
+    table = tiny.candidates(9, each=5)
+    for nested in (False, True):
+        sample = sample_questions(table, 9, 2, seed=5, nested=nested)
+        assert len(sample["question_id"].unique()) == 9
+        for question in sample["question_id"].unique().to_pylist():
+            rows = sample.filter(pc.equal(sample["question_id"], question))
+            assert rows["label"].to_pylist().count(0) == 2
+    assert not sample_questions(table, 5).equals(sample_questions(table, 5, nested=True))

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import numpy as np
@@ -141,6 +142,15 @@ def test_squad_release_counts_articles_paragraphs_and_questions(squad):
     counts = [tuple(count) for count in count_release(squad)]
     names = ("articles", 48, 1), ("paragraphs", 2_067, 3), ("questions", 10_570, 3)
     assert counts == [("dev", *name) for name in names]
+    packed = squad / "train-part-v1.1.json.gz"
+    packed.write_bytes(gzip.compress((squad / "dev-v1.1.json").read_bytes()))
+    assert ("train", "paragraphs", 2_430, 3) in [tuple(count) for count in count_release(squad)]
+
+
+def test_squad_article_without_questions_has_no_candidates(write):
+    article = {"title": "Oxbridge", "paragraphs": [{"context": "Nobody came.", "qas": []}]}
+    path = write("dev-v1.1.json", {"data": [article]})
+    assert read_split("squad", "dev", path).num_rows == 0
 
 
 def test_squad_of_the_hub_gives_the_table_of_the_release(squad, tmp_path, monkeypatch):

@@ -58,10 +58,10 @@ def folder(write, tmp_path):
 
 
 def test_trecqa_release_counts_the_questions_of_each_file(folder):
-    counts = [(count.split, count.name, count.actual) for count in count_release(folder)]
+    counts = [tuple(count) for count in count_release(folder)]
     assert sorted(counts) == [
-        (split, f"listed questions{variant}", 2)
-        for split in ("dev", "train-all")
+        (split, f"listed questions{variant}", published, 2)
+        for split, published in (("dev", 82), ("train-all", 1_229))
         for variant in ("", " in tanda")
     ]
 
@@ -95,6 +95,22 @@ def test_trecqa_tanda_cuts_long_candidates_of_dev_alone(folder):
     assert list(ids.values()) == [whole] * 3
 
 
+def test_trecqa_variant_is_read_from_its_own_folder_too(folder):
+    options = {"verify": False, "variant": "tanda"}
+    expected = read_split("trecqa", "dev", folder, **options)
+    assert read_split("trecqa", "dev", folder / "tanda", **options).equals(expected)
+    with_ids = read_split("trecqa", "dev", folder / "dev.jsonl", **options)
+    assert with_ids["candidate_id"].to_pylist() == ["1.4-0", "1.4-2"]
+
+
+def test_trecqa_candidate_of_forty_tokens_is_not_too_long(write):
+    sentences = [{"sentence": "word " * n, "label": 0} for n in (40, 41)]
+    path = write("dev.jsonl", json.dumps({"question": "Who ?", "candidates": sentences}))
+    table = read_split("trecqa", "dev", path, verify=False, variant="tanda", detokenize=False)
+    assert table["candidate_id"].to_pylist() == ["q000000-0"]
+    assert table["question"][0].as_py() == "Who ?"
+
+
 def test_trecqa_rows_are_counted_for_each_variant(folder):
     checks = [check for check in verify_releases(folder.parent) if check.split == "dev"]
     counts = [
@@ -116,7 +132,7 @@ def test_trecqa_from_the_hub_is_refused():
 
 
 def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
-    write("TEST.xml", XML)
+    write("TEST.xml.gz", XML.replace("\n", "\r\n"))
     table = read_split("trecqa", "test", tmp_path, verify=False)
     assert table["question"].to_pylist() == ["What is AT&T?"] * 2
     assert table["candidate"].to_pylist() == ["AT&T earned <num>.", "It didn't."]
@@ -130,10 +146,18 @@ def test_trecqa_pseudo_xml_gives_tokens_and_labels(write, tmp_path):
         (slice(0, 12), "end of file inside a block"),
         (slice(1, None), "stray <question>"),
         (slice(5, 9), "stray <positive>"),
+        ([0, 1, 2, 4, 4], "line 5: a stray </question>"),
+        ([0, 1, 2, 5], "line 4: a stray <positive>"),
+        ([0, 1, 2, 9], "line 4: a stray </positive>"),
+        ([0, 1, 2, 14], "line 4: a stray </QApairs>"),
+        ([14], "line 1: a stray </QApairs>"),
+        ([0, 0], "line 2: a <QApairs> inside another"),
     ],
 )
 def test_trecqa_pseudo_xml_cut_short_is_refused(write, lines, came):
-    path = write("TEST.xml", "\n".join(XML.splitlines()[lines]) + "\n")
+    whole = XML.splitlines()
+    cut = whole[lines] if isinstance(lines, slice) else [whole[number] for number in lines]
+    path = write("TEST.xml", "\n".join(cut) + "\n")
     with pytest.raises(CorpusError, match=came):
         read_split("trecqa", "test", path)
 

@@ -26,13 +26,25 @@ def test_verify_all_reports_a_damaged_inventory(squad, tmp_path):
     (squad / "dev-v1.1.json").write_text("{")
     (check,) = verify_releases(tmp_path)
     assert not check.is_ok
+    assert check[:5] == ("squad", "", "release counts", 0, None)
     assert "dev-v1.1.json" in check.error
+
+
+def test_verify_all_compares_the_data_root_by_default(wikiqa, tmp_path, monkeypatch):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path))
+    checks = verify_releases()
+    assert checks == verify_releases(str(tmp_path))
+    assert {(check.corpus, check.name, check.error) for check in checks} == {
+        ("wikiqa", question_filter, "") for question_filter in ("raw", "no_all_negative", "clean")
+    }
 
 
 def test_list_corpora_gives_splits_and_options():
     asnq = next(listing for listing in list_corpora() if listing.name == "asnq")
     assert asnq.splits == ("train", "dev-all", "dev", "test")
     assert asnq.options["negative_grades"] == (1, 2, 3)
+    assert (asnq.license[:11], asnq.hub) == ("CC BY-NC-SA", "AmazonScience/asnq")
+    assert asnq.description.startswith("Questions of Google's log")
 
 
 def test_data_root_is_the_variable_or_beside_the_checkout(monkeypatch):

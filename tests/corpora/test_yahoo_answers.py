@@ -3,8 +3,14 @@ import pytest
 from as2ray.corpora.leaks import near_duplicate_questions
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
-from as2ray.corpora.yahoo_answers import SPLITS, assign_split, count_release
+from as2ray.corpora.yahoo_answers import (
+    SPLITS,
+    _read_questions,
+    assign_split,
+    count_release,
+)
 from as2ray.errors import ConfigError, CorpusError
+from as2ray.tables.schema import MAX_TEXT_CHARS
 
 THINGS = ("car", "boat", "tent", "kite", "drum", "coat", "lamp", "desk", "ring", "sock")
 QUESTIONS = [f"how do i {verb} a {thing}?" for verb in ("mend", "wash", "sell") for thing in THINGS]
@@ -122,3 +128,30 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
     (tmp_path / "FullOct2007.xml").write_text(L6[:200])
     with pytest.raises(CorpusError, match="is not XML"):
         read_split("yahoo_answers", "l6-train", tmp_path)
+
+
+def test_long_texts_are_cut_and_blank_and_repeated_ones_left_out(write, tmp_path):
+    record = {
+        "id": 1,
+        "question": "how " + "x" * 200_000,
+        "nbestanswers": ["a", " ", "a", "b" * 200_000],
+    }
+    blank = {"id": 2, "question": " ", "nbestanswers": ["never read"]}
+    last = {"id": 3, "question": "how?", "nbestanswers": ["c"]}
+    write("y/nfL6.json", [blank, record, record, last])
+    questions = list(_read_questions(tmp_path / "y" / "nfL6.json"))
+    assert [question.id for question in questions] == ["1", "3"]
+    assert len(questions[0].question) == MAX_TEXT_CHARS
+    assert [len(answer) for answer in questions[0].answers] == [1, MAX_TEXT_CHARS]
+    [texts] = get_corpus("yahoo_answers").read_collection("answers", tmp_path / "y")
+    assert (texts[0], texts[2]) == ("a", "c")
+
+
+def test_candidates_are_numbered_and_own_answers_come_first(release):
+    rows = read_split("yahoo_answers", "train", release, run_depth=3).to_pylist()
+    first = [row for row in rows if row["question_id"] == rows[0]["question_id"]]
+    name = rows[0]["question_id"]
+    assert [row["candidate_id"] for row in first] == [f"{name}-{k}" for k in range(len(first))]
+    assert [row["label"] for row in first] == [1, 1, *[0] * (len(first) - 2)]
+    assert first[0]["candidate"] == f"{QUESTIONS[int(name)][:-1]} with glue."
+    assert len(read_split("yahoo_answers", "train", release)) > len(rows)

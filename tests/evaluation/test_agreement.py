@@ -59,6 +59,13 @@ def test_votes_count_questions_by_how_many_teachers_are_right(table):
     assert found.minority_right == (1, 1)
 
 
+def test_votes_on_which_all_teachers_are_wrong_are_counted_for_every_number(table):
+    teachers = dict.fromkeys("abc", choosing(2, 2, 2, 2))
+    counts = measure_majority_agreement(table, choosing(0, 0, 0, 2), teachers)
+    assert counts.num_questions == (4, 0, 0, 0)
+    assert counts.num_right == (3, 0, 0, 0)
+
+
 def test_an_even_number_of_teachers_has_no_majority(table):
     with pytest.raises(EvaluationError, match="2 teachers"):
         measure_majority_agreement(

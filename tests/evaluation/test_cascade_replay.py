@@ -174,6 +174,8 @@ def test_question_is_explained_by_where_its_candidates_left_and_how_far_below_th
     for each in explained:
         row = next(row for row in rows if texts[row] == each.candidate)
         assert staged.stage_index[row] == layers[each.exit_layer]
+        assert each.label == replay.table["label"][row].as_py()
+        assert each.score == staged.scores[row]
         if each.exit_layer < 6:
             assert each.gap > margins[layers[each.exit_layer]]
     assert explained[0].gap == 0.0

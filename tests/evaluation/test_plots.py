@@ -71,6 +71,8 @@ def test_bars_leave_out_what_was_not_measured(tmp_path):
         of_tanda.errorbar.lines[2][0].get_segments()[0], [[0.2, 0.89], [0.2, 0.91]]
     )
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
+    assert not any(line.get_visible() for line in axes.get_xgridlines())
+    assert all(line.get_visible() for line in axes.get_ygridlines())
 
 
 def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_path):

@@ -1,6 +1,9 @@
 """Stages that run in this process, each with a store of its own test."""
 
+from pathlib import Path
+
 import pytest
+import tiny
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.executor import SequentialBackend, run_graph
@@ -20,3 +23,14 @@ def complete(tmp_path):
         return result.outputs, store.fetch(result)
 
     return run
+
+
+@pytest.fixture
+def documents(tmp_path) -> Path:
+    """A folder of documents, each about a topic."""
+    root = tmp_path / "documents"
+    root.mkdir()
+    for number, topic in enumerate(tiny.TOPICS):
+        lines = [f"The {topic} has {word} of kind {n} inside." for n, word in enumerate(tiny.WORDS)]
+        (root / f"{number}.md").write_text(f"# All about {topic}\n\n" + "\n\n".join(lines[:12]))
+    return root

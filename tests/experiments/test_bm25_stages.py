@@ -7,12 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.distributed.score import read_scores
-from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, CorpusError, CountMismatchError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments import retrieved as retrieved_stages
 from as2ray.experiments.bm25 import BM25Grid
-from as2ray.experiments.executor import SequentialBackend, run_graph
 from as2ray.experiments.indexes import (
     INDEX,
     CandidateIndex,
@@ -25,7 +23,6 @@ from as2ray.experiments.queries import read_queries, write_queries
 from as2ray.experiments.rankers import TableEvaluation
 from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.store import Store
 from as2ray.experiments.tables import read_table, write_table
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
@@ -271,24 +268,3 @@ def test_one_labelled_question_cannot_be_divided(complete):
     outputs, folder = complete(LabelledTable(CANDIDATES, questions, PseudoLabelConfig()))
     assert len(read_queries(folder)) == 1
     assert outputs["left_out"] == {"finds nothing": 1}
-
-
-@pytest.mark.slow
-def test_documents_are_indexed_by_tasks_of_ray_as_in_one_process(ray_local, complete, tmp_path):
-    root = tmp_path / "documents"
-    root.mkdir()
-    for number, row in enumerate(ROWS):
-        (root / f"{number}.txt").write_text(row[3])
-    stage = DocumentIndex.from_documents(root, IndexConfig(), num_shards=2)
-    here, folder = complete(stage)
-    store = Store(str(tmp_path / "other"))
-    backend = SequentialBackend(store, WorkersConfig(num_workers=1))
-    run = run_graph([stage], store, backend)
-    run.raise_failures({})
-    assert run.results[stage].outputs == here
-    path = store.fetch(run.results[stage])
-    indexes = [SentenceIndex.open(each / INDEX) for each in (folder, path)]
-    hits = [index.search("owls and cats", 5) for index in indexes]
-    assert hits[0] == hits[1] != []
-    assert len(indexes[1].shards) == 2
-    assert {each.name for each in path.iterdir()} == {INDEX, "manifest.json"}

@@ -1,20 +1,15 @@
 """Stages of own documents give the same with and without Ray."""
 
-import shutil
-from pathlib import Path
-
 import pytest
-import tiny
 
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import StaleStageError
 from as2ray.experiments import pseudo_labels
 from as2ray.experiments import retrieved as retrieved_stages
 from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.documents import GeneratedQueries, labeled_tables
 from as2ray.experiments.executor import SequentialBackend, run_graph
-from as2ray.experiments.indexes import CandidateIndex, DocumentIndex
+from as2ray.experiments.indexes import INDEX, CandidateIndex, DocumentIndex
 from as2ray.experiments.pseudo_labels import LabelledTable
 from as2ray.experiments.retrieved import BM25Run, RetrievedTable
 from as2ray.experiments.store import Store
@@ -23,16 +18,6 @@ from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
 from as2ray.retrieval.sentence_index import SentenceIndex
 
 WORKERS = (WorkersConfig(num_workers=0), WorkersConfig(num_workers=2, cpus_per_worker=0.5))
-
-
-@pytest.fixture
-def documents(tmp_path) -> Path:
-    root = tmp_path / "documents"
-    root.mkdir()
-    for number, topic in enumerate(tiny.TOPICS):
-        lines = [f"The {topic} has {word} of kind {n} inside." for n, word in enumerate(tiny.WORDS)]
-        (root / f"{number}.md").write_text(f"# All about {topic}\n\n" + "\n\n".join(lines[:12]))
-    return root
 
 
 def files_with_and_without_ray(stage, folder):
@@ -92,23 +77,27 @@ def test_retrieved_candidates_are_the_same_from_tasks_of_ray(
     assert here == there
 
 
-def test_questions_of_a_generator_that_has_changed_are_refused_and_of_one_that_is_gone_kept(
-    documents, tmp_path, seq2seq, complete
-):
-    index = DocumentIndex.from_documents(documents, IndexConfig())
-    generator = shutil.copytree(seq2seq, tmp_path / "generator")
-    stage = GeneratedQueries(index, ("generator",), 4, str(generator))
-    outputs = complete(stage)
-    (generator / "config.json").write_text("{}")
-    with pytest.raises(StaleStageError, match="has changed since it generated questions"):
-        complete(stage)
-    shutil.rmtree(generator)
-    assert complete(stage) == outputs
-
-
 @pytest.mark.slow
 def test_generator_asks_the_same_in_actors_of_ray(documents, tmp_path, ray_local, seq2seq):
     index = DocumentIndex.from_documents(documents, IndexConfig())
     queries = GeneratedQueries(index, ("generator",), 8, str(seq2seq), "ask: ")
     here, there = files_with_and_without_ray(queries, tmp_path)
     assert here == there
+
+
+@pytest.mark.slow
+def test_documents_are_indexed_by_tasks_of_ray_as_in_one_process(
+    documents, tmp_path, ray_local, complete
+):
+    stage = DocumentIndex.from_documents(documents, IndexConfig(), num_shards=2)
+    here, folder = complete(stage)
+    store = Store(str(tmp_path / "other"))
+    run = run_graph([stage], store, SequentialBackend(store, WORKERS[1]))
+    run.raise_failures({})
+    assert run.results[stage].outputs == here
+    path = store.fetch(run.results[stage])
+    indexes = [SentenceIndex.open(each / INDEX) for each in (folder, path)]
+    hits = [index.search("largest animal", 5) for index in indexes]
+    assert hits[0] == hits[1] != []
+    assert len(indexes[1].shards) == 2
+    assert {each.name for each in path.iterdir()} == {INDEX, "manifest.json"}

@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+from hashlib import blake2b
 
 import huggingface_hub
 import pyarrow as pa
@@ -72,6 +73,7 @@ def sources(folder):
 def test_every_format_gives_the_same_table(tmp_path):
     tables = {n: load_table(s, columns=COLUMNS) for n, s in sources(tmp_path).items()}
     first = tables["csv"]
+    assert first["question_id"][0].as_py() == blake2b(b"Who?", digest_size=8).hexdigest()
     assert first.schema == CANDIDATE_SCHEMA
     assert first["question"].to_pylist() == ["Who?", "Who?", "Why?", "Why?"]  # adjacent
     assert first["candidate"].to_pylist() == [ROWS[i]["text"] for i in (0, 2, 1, 3)]
@@ -112,9 +114,13 @@ def test_index_of_a_data_frame_is_a_column_if_it_has_the_name_of_one():
 
 
 def test_graded_labels_need_the_lowest_grade_of_an_answer():
-    rows = [{"question": "q?", "text": str(i), "label": grade} for i, grade in enumerate([0, 3, 2])]
+    rows = [
+        {"question": "q?", "text": str(i), "label": grade} for i, grade in enumerate([0, 3, 2, 1])
+    ]
     table = load_table(rows, min_positive_grade=2)
-    assert (table["label"].to_pylist(), table["grade"].to_pylist()) == ([0, 1, 1], [0, 3, 2])
+    assert (table["label"].to_pylist(), table["grade"].to_pylist()) == (
+        *([0, 1, 1, 0], [0, 3, 2, 1]),
+    )
     with pytest.raises(CorpusError, match="row 2: label '3' without min_positive_grade"):
         load_table(rows)
 
@@ -148,7 +154,17 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
     with caplog.at_level(logging.WARNING):
         table = load_table(path, max_bad_records=6)
     assert table["candidate"].to_pylist() == ["me", "it"]
-    assert "6 of 8 lines cannot be used and are left out\n  line 4: no candidate" in caplog.text
+    [warning] = caplog.messages
+    assert warning.startswith(
+        f"{path}: 6 of 8 lines cannot be used and are left out\n  line 4: no "
+    )
+    assert warning.endswith("  line 9: label ''")
+
+
+def test_lines_after_one_that_cannot_be_read_are_read(tmp_path):
+    long = f"q?,{'x' * 200_000},0"
+    path = write_lines(tmp_path / "t.csv", "question,text,label", "q?,a,1", long, "q?,b,0")
+    assert load_table(path, max_bad_records=1)["candidate"].to_pylist() == ["a", "b"]
 
 
 def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed():
@@ -217,7 +233,12 @@ def test_question_id_with_two_questions_is_a_bad_record():
             r"did you mean 'q'\? .*columns {\"question\": ",
         ),
         ("train.csv", {}, r"\['q', 'text', 'y'\], and none of \['question', 'query'\]"),
-        ("notes.doc", {}, "is none of .csv"),
+        ("notes.doc", {}, r"notes\.doc is none of \.csv, .*, \.json, \.parquet, and no folder"),
+        (
+            "train.csv",
+            {"columns": {"label": "z"}},
+            r"train\.csv has the columns \['q', 'text', 'y'\]",
+        ),
         ("latin.csv", {}, r"damaged or not UTF-8(.|\n)*save it as UTF-8"),
         ("empty.csv", {}, "has the columns"),
     ],
@@ -230,6 +251,15 @@ def test_mistake_in_a_source_is_one_sentence_with_its_fix(tmp_path, source, opti
     with pytest.raises(CorpusError, match=problem) as error:
         load_table(tmp_path / source, **options)
     assert len(str(error.value).splitlines()) <= 3
+
+
+def test_source_that_is_no_path_is_named_by_its_type():
+    with pytest.raises(CorpusError, match=r"^the list has the columns \['a'\]"):
+        load_table([{"a": 1}])
+    with pytest.raises(CorpusError, match=r"^the int is no table"):
+        load_table(3)
+    with pytest.raises(CorpusError, match=r"^the dict has the splits \['dev', 'train'\]"):
+        load_table({"train": [], "dev": []})
 
 
 def test_data_set_of_splits_names_them(tmp_path):
@@ -283,6 +313,10 @@ def test_hub_is_tried_at_the_port_of_its_address(endpoint, address, monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
     assert connection_error() == "no network"
     assert tried == [(address, HUB_TIMEOUT_S)]
+
+
+def test_hub_is_not_tried_offline():
+    assert connection_error() == "HF_HUB_OFFLINE is set"
 
 
 def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(monkeypatch):

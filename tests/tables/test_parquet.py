@@ -23,6 +23,7 @@ def test_read_rows_over_files_and_groups_come_in_the_order_asked(files, table):
     numbers = np.random.default_rng(0).integers(0, 199, 80)
     taken = files.take(numbers, ["candidate", "label"])
     assert taken["label"].to_pylist() == numbers.tolist()
+    assert taken.column_names == ["candidate", "label"]
     assert taken["candidate"].to_pylist() == table["candidate"].take(pa.array(numbers)).to_pylist()
 
 

@@ -186,6 +186,16 @@ def test_dataset_of_the_hub_is_asked_for_at_its_revision(monkeypatch):
     assert calls == [("owner/name", "small", {"split": "train", "revision": "abc"})]
 
 
+def test_dataset_of_the_hub_that_needs_a_script_is_read_by_its_conversion(tmp_path, monkeypatch):
+    folder = tmp_path / "hub" / "owner" / "name"
+    folder.mkdir(parents=True)
+    (folder / "name.py").write_text("import datasets\n")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(raw_files.HUB_COPIES, str(tmp_path / "hub"))
+    with pytest.raises(CorpusError, match="hub_revision=refs/convert/parquet"):
+        list(read_hub("owner/name", "train"))
+
+
 def test_dataset_gives_arrow_tables():
     from datasets import Dataset
 

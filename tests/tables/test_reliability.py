@@ -57,6 +57,10 @@ def test_scores_on_the_edge_of_a_bin_belong_to_the_upper_one():
     assert measure_reliability(scores, labels).bin_counts == (1, 1, 1)
     fine = (np.arange(15) + 0.5) / 15
     assert measure_reliability(fine, np.zeros(15)).bin_counts == (1,) * 15
+    finer = (np.arange(16) + 0.5) / 16
+    assert sorted(measure_reliability(finer, np.zeros(16)).bin_counts) == [*[1] * 14, 2]
+    low = measure_reliability(np.array([0.1, 0.1]), np.array([0, 1]))
+    assert (low.mean_scores, low.accuracy, low.bin_counts) == ((0.1,), (0.5,), (2,))
 
 
 def test_scores_and_labels_fit_each_other():

@@ -11,6 +11,7 @@ from as2ray.tables.fingerprint import Fingerprint, fingerprint
 from as2ray.tables.schema import (
     CANDIDATE_SCHEMA,
     MAX_TEXT_CHARS,
+    PASSAGE_SCHEMA,
     TableCounts,
     chunked_tables,
     count_table,
@@ -76,6 +77,16 @@ def test_validate_bad_row_is_refused_with_its_number(rows, problem):
         validate_table(made(rows), "here")
 
 
+def test_validate_shows_the_start_of_each_value_of_a_bad_row():
+    rows = changed(2, question=" ", candidate="x" * 81, label=1)
+    with pytest.raises(CorpusError) as error:
+        validate_table(made(rows), "here")
+    assert error.value.problem == (
+        "here: row 2 has an empty question (and 0 more): {'question_id': 'b', 'question': ' ', "
+        f"'candidate_id': 'b-0', 'candidate': '{'x' * 80}', 'label': '1'}}"
+    )
+
+
 @pytest.mark.parametrize(
     "names", [CANDIDATE_SCHEMA.names[:-1], [*CANDIDATE_SCHEMA.names, "verdict"]]
 )
@@ -120,6 +131,11 @@ def test_fingerprint_differs_where_rows_differ(one, other):
     assert (fingerprint(a) == fingerprint(b)) == (one == other)
 
 
+def test_fingerprint_tells_where_a_value_is_missing():
+    one, other = (pa.table({"candidate": texts}) for texts in (["a", None], [None, "a"]))
+    assert fingerprint(one) != fingerprint(other)
+
+
 def test_fingerprint_depends_on_column_names_and_not_on_their_order():
     table = made(ROWS)
     assert fingerprint(table) == fingerprint(table.select(sorted(table.column_names)))
@@ -135,6 +151,13 @@ def test_by_question_recuts_at_questions_and_loses_nothing(sizes, places):
     assert pa.concat_tables([table.slice(0, 0), *pieces]).equals(table)
     owners = [set(p["question_id"].to_pylist()) for p in pieces]
     assert sum(map(len, owners)) == len(sizes)
+
+
+def test_by_question_cuts_as_soon_as_a_question_ends():
+    stream = [pa.table({"question_id": list(ids)}) for ids in ("ab", "bc", "cc", "d")]
+    assert [piece["question_id"].to_pylist() for piece in split_by_question(stream)] == [
+        *(["a"], ["b", "b"], ["c", "c", "c"], ["d"]),
+    ]
 
 
 def test_error_survives_pickling_with_its_two_parts():
@@ -175,4 +198,7 @@ def test_table_by_passages_keeps_every_sentence_in_its_passage():
     alone = group_by_passage(table)
     assert alone["candidate"].to_pylist() == [["a"], ["b"], ["c"], ["d"]]
     assert alone["passage_label"].to_pylist() == [0, 1, 0, 1]
+    assert alone["title"].to_pylist() == alone["answer"].to_pylist() == [""] * 4
+    assert alone["sentence_index"].to_pylist() == [[0]] * 4
+    assert found.schema == alone.schema == PASSAGE_SCHEMA
     assert group_by_passage(table.slice(0, 0)).num_rows == 0

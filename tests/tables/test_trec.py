@@ -28,9 +28,17 @@ def test_scores_that_are_one_float32_are_written_as_two(make_table, tmp_path):
     assert written[0] == np.float32(0.1) > written[1]
 
 
+def test_scores_beyond_float32_are_written_as_its_limits(make_table, tmp_path):
+    write_run(tmp_path / "run", make_table([[1, 0]]), [1e300, -1e300])
+    written = read_run(tmp_path / "run")["score"].to_numpy()
+    assert written.tolist() == [np.float32(1e38), np.float32(-1e38)]
+
+
 def test_run_has_trec_columns(make_table, tmp_path):
     write_run(tmp_path / "run", make_table([[1, 0]]), [0.5, 0.25], tag="mine")
     assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 mine\nq0 Q0 q0-1 2 0.25 mine\n"
+    write_run(tmp_path / "run", make_table([[1]]), [0.5])
+    assert (tmp_path / "run").read_text() == "q0 Q0 q0-0 1 0.5 as2ray\n"
 
 
 def test_equal_scores_are_written_in_the_given_order(make_table, tmp_path):
@@ -73,7 +81,10 @@ def test_qrels_are_read_in_the_order_of_the_file(make_table, tmp_path):
     ("text", "message"),
     [
         ("q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", "run:2: .*expected 6, got 5"),
-        ("q Q0 a 1 high t\n", "run:1: .*columns.*'high'"),
+        (
+            "q Q0 a 1 high t\n",
+            "run:1: .*has not the columns `question Q0 candidate rank score tag`.*'high'",
+        ),
         ("\nq Q0 a 1 nan t\n", "run:2: the score nan is not finite"),
         ("q Q0 a 1 2 t\nq Q0 b 2 1 t\nq Q0 a 3 0 t\n", "run:3: q a again, as in line 1"),
     ],
@@ -89,8 +100,11 @@ def test_malformed_run_names_line_and_problem(tmp_path, text, message):
 )
 def test_malformed_qrels_are_refused(tmp_path, text):
     (tmp_path / "qrels").write_text(text)
-    with pytest.raises(EvaluationError, match=r"qrels:\d"):
+    with pytest.raises(EvaluationError, match=r"qrels:\d") as error:
         read_qrels(tmp_path / "qrels")
+    assert "has not the columns `question 0 candidate relevance`" in str(error.value) or (
+        "again, as in line 1" in str(error.value)
+    )
 
 
 def test_empty_files_give_empty_tables(tmp_path):

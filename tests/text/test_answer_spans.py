@@ -19,6 +19,12 @@ def test_answer_is_found_by_its_tokens_and_cut_out_again(tokenizer, answer):
     assert 0 <= first <= last
 
 
+def test_answer_lacks_the_tokens_that_touch_it(published):
+    tokenizer = PairTokenizer(published("bert").backend_tokenizer.to_str(), 60, 24)
+    place = find_answer_span(tokenizer, "Badesso (lala) ne.", "lala")
+    assert span_text(tokenizer, "Badesso (lala) ne.", *place) == "lala"
+
+
 def test_first_place_of_the_answer_counts(tokenizer):
     assert find_answer_span(tokenizer, SENTENCE, "Kovarin")[0] == 0
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError
-from as2ray.text.bm25 import BM25, BM25Index, list_probabilities
+from as2ray.text.bm25 import BM25, BM25Index, list_probabilities, select_hits
 from as2ray.text.term_counts import CollectionStatistics, build_bm25s
 
 TEXTS = [
@@ -50,12 +50,37 @@ def test_search_finds_the_best_of_all_scores(k):
         assert [hit.score for hit in index.search(query, k)] == scores[expected].tolist()
 
 
+@pytest.mark.parametrize("k", [1, 40, 80, 99, 100, 101, 9_999])
+def test_hits_are_the_highest_scores_however_many(k):
+    scores = np.random.default_rng(k).permutation(6_405).astype(np.float32)
+    hits = select_hits(scores, k)
+    best = np.argsort(-scores)[:k].tolist()
+    assert [hit.index for hit in hits] == best[: np.count_nonzero(scores)]
+    assert [hit.score for hit in hits] == scores[[hit.index for hit in hits]].tolist()
+
+
+def test_search_returns_ten_texts_and_prints_nothing(capsys):
+    hits = BM25().build_index(["red fish"] * 12).search("red")
+    assert [hit.index for hit in hits] == list(range(10))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_score_equals_the_formula():
     k1, b = 0.9, 0.4  # the defaults
     (hit,) = BM25().build_index(["red fish", "blue bird sings", "green tree"]).search("bird bird")
     idf = np.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
     length = 1 - b + b * 3 / (7 / 3)
     assert hit.score == pytest.approx(2 * idf / (1 + k1 * length), rel=1e-5)
+    (hit,) = BM25().build_index(["bird", "red fish"]).search("bird")
+    length = 1 - b + b * 1 / 1.5
+    assert hit.score == pytest.approx(np.log(2) / (1 + k1 * length), rel=1e-5)
+
+
+def test_index_has_the_settings_and_small_numbers():
+    retriever = BM25(1.2, 0.75).build_index(TEXTS).retriever
+    assert (retriever.k1, retriever.b, retriever.method) == (1.2, 0.75, "lucene")
+    assert retriever.scores["data"].dtype == np.float32
+    assert BM25().count_terms(TEXTS).matrix.dtype == np.int32
 
 
 def test_score_candidates_equal_bm25s_row_by_row():
@@ -78,6 +103,7 @@ def test_score_candidates_are_aligned_to_rows_in_any_order():
     shuffled = table(questions, TEXTS).take(order)
     np.testing.assert_allclose(BM25().score_candidates(shuffled), scores[order], rtol=1e-6)
     assert scores[3] == 0
+    assert scores.dtype == np.float32
 
 
 def test_stop_words_count_unless_left_out():
@@ -126,7 +152,9 @@ def test_probabilities_of_a_list_are_of_its_own_words():
     expected = 1 / (1 + np.exp(-scores / 10))
     np.testing.assert_allclose(list_probabilities("red red bird", candidates), expected, rtol=1e-6)
     assert expected[0] > expected[1] > expected[2] == 0.5
-    assert list_probabilities("red", ["", "a"]).tolist() == [0.5, 0.5]
+    without_words = list_probabilities("red", ["", "a"])
+    assert without_words.tolist() == [0.5, 0.5]
+    assert without_words.dtype == np.float32
 
 
 def test_shards_weighted_by_all_statistics_score_as_one_index():

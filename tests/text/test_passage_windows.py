@@ -82,6 +82,27 @@ def test_long_passage_is_read_in_windows_that_share_a_sentence(tokenizer):
     assert set(windows.marker_sentence.tolist()) == set(range(5))
 
 
+def test_windows_have_a_separator_for_each_sentence_and_the_longest_is_cut_to_fit(published):
+    tokenizer = PairTokenizer(published("bert").backend_tokenizer.to_str(), 60, 24)
+    passage = [" ".join(["lala"] * number) for number in (2, 3, 4, 60)]
+    word = tokenizer.tokenize_texts(["lala"], 60).lengths[0]
+    prefix = tokenizer.encode([QUESTION], ["lala"]).lengths[0] - word - 1
+    # Two and three words fit with their separators, three and four do not.
+    narrow = replace(tokenizer, max_length=int(prefix + 6 * word + 2), max_question_length=6)
+    windows = encode_passages(narrow, [QUESTION], [passage])
+    sentences = [windows.marker_sentence[windows.marker_window == n].tolist() for n in range(3)]
+    assert sentences == [[0, 1], [2], [3]]
+    assert windows.marker_window.max() == 2
+    separator = tokenizer.special_token_layout[-1][0]
+    assert [(window == separator).sum() for window in pieces(windows)] == [3, 2, 2]
+    assert windows.sequences.lengths[2] == narrow.max_length
+    # A sentence that two windows share begins the second one without a further separator.
+    narrow = replace(narrow, max_length=int(prefix + 7 * word + 2))
+    windows = encode_passages(narrow, [QUESTION], [passage[:3]])
+    assert windows.marker_sentence.tolist() == [0, 1, 1, 2]
+    assert [(window == separator).sum() for window in pieces(windows)] == [3, 3]
+
+
 def test_several_passages_keep_their_numbers(tokenizer):
     questions = [QUESTION, "Lala?"]
     windows = encode_passages(tokenizer, questions, [SENTENCES[:2], SENTENCES[2:]])

@@ -44,6 +44,19 @@ def test_pairs_have_the_tokens_of_the_whole_prompt(published, prompt):
     assert divided == [reference(tokenizer, prompt, *pair) for pair in pairs]
 
 
+def test_text_before_the_candidate_may_share_a_token_with_it(published):
+    tokenizer, prompt = published("qwen3"), ("A: {question}", "B{candidate}")
+    pairs = build(tokenizer, prompt).encode(["muri?"], ["lala"])
+    assert split(pairs) == [reference(tokenizer, prompt, "muri?", "lala")]
+
+
+def test_prompt_has_no_special_tokens_that_the_tokenizer_puts_around_texts(published):
+    tokenizer = published("roberta")
+    pairs = build(tokenizer, SEGMENTS).encode(["muri?"], ["lala"])
+    assert split(pairs) == [reference(tokenizer, SEGMENTS, "muri?", "lala")]
+    assert tokenizer.cls_token_id not in pairs.token_ids
+
+
 def test_tokens_of_texts_alone_are_not_those_of_the_prompt(published):
     tokenizer = published("qwen3")
     pieces = WHOLE[0].replace("{instruction}", "Find it.").split("{question}")
@@ -120,3 +133,12 @@ def test_prompt_without_a_place_for_a_text_is_refused(published, prompt, message
 def test_prompt_that_leaves_no_tokens_for_the_candidate_is_refused_with_its_length(published):
     with pytest.raises(ConfigError, match=r"max_length=20 has no place.*prompt alone takes \d\d"):
         build(published("qwen3"), WHOLE, max_length=20, max_question_length=4)
+
+
+def test_prompt_leaves_a_token_for_each_text_at_least(published):
+    tokenizer = published("qwen3")
+    num_special = build(tokenizer, WHOLE).num_special_tokens
+    shortest = build(tokenizer, WHOLE, max_length=num_special + 2, max_question_length=1)
+    assert shortest.encode(["muri lala"], ["lala muri"]).lengths.tolist() == [num_special + 2]
+    with pytest.raises(ConfigError, match="has no place for a question and a candidate"):
+        build(tokenizer, WHOLE, max_length=num_special + 1, max_question_length=1)

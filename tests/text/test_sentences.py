@@ -16,6 +16,7 @@ def cut(text, splitter="syntok"):
 
 def test_syntok_knows_abbreviations_and_paragraphs():
     assert cut(TEXT) == ["Dr. Lee came.", 'He said "Hi."', "Then\nhe left.", "New part"]
+    assert sentences.split(TEXT) == sentences.split(TEXT, "syntok")
 
 
 def test_simple_splits_at_a_stop_before_a_capital():

@@ -1,4 +1,5 @@
 import errno
+import logging
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,20 +11,26 @@ from pydantic import ValidationError
 from training_runs import FunctionLoss, StopTrainingError, create_trainer
 
 from as2ray.errors import TrainingError
+from as2ray.progress import progress_values
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
 from as2ray.training.tracking import (
+    ConsoleTracker,
     JsonLinesTracker,
     MLflowTracker,
     RunDescription,
     TensorBoardTracker,
+    Tracker,
     TrackingConfig,
+    _TolerantTracker,
     calling_at_end,
     closing,
     create_servers,
+    create_trackers,
     end_run,
     flatten,
+    log_metrics,
     read_metrics,
     stage_name,
 )
@@ -267,3 +274,145 @@ def test_end_of_a_run_is_told_as_it_was(error, state):
         if error is not None:
             raise error
     assert states == [state]
+
+
+def test_console_shows_losses_and_the_speed_in_tokens_and_what_is_left(caplog):
+    metrics = {
+        "train/loss": 0.51236,
+        "dev/AP": 0.5,
+        "speed/tokens_per_second": 3.0,
+        "speed/data_wait_s": 1.0,
+    }
+    with caplog.at_level(logging.DEBUG):
+        tracker = ConsoleTracker("first", 40, 2)
+        tracker.started_at = time.monotonic() - 4  # two steps in four seconds
+        tracker.log(4, metrics)
+        tracker.close()
+        tracker.close("FAILED")
+        ConsoleTracker("second", 40, 0)
+    assert caplog.messages == [
+        "first continues after step 2 of 40",
+        "first step 4/40, 1 min 12 s left  loss 0.5124  dev/AP 0.5  tokens_per_second 3",
+        "first: complete",
+        "first: failed",
+    ]
+    about = {"task": "first", "total": 40, "unit": "steps"}
+    assert [progress_values(record) for record in caplog.records] == [
+        {},
+        {**about, "completed": 4, "metrics": metrics},
+        {**about, "state": "complete"},
+        {**about, "state": "failed"},
+    ]
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "DEBUG", "DEBUG"]
+
+
+def test_first_step_tells_how_long_all_of_them_take(caplog):
+    tracker = ConsoleTracker("first", 11, 0)
+    with caplog.at_level(logging.INFO):
+        tracker.started_at = time.monotonic() - 2
+        tracker.log(1, {})
+        tracker.started_at = time.monotonic() - 2
+        tracker.log(0, {})
+    assert [message.split(",")[1].split(" left")[0] for message in caplog.messages] == [
+        *(" 20 s", " 22 s"),
+    ]
+
+
+def test_run_is_named_by_its_folder_unless_it_has_a_name(tmp_path):
+    folder = tmp_path / "abc" / "scratch" / "run"
+    run = RunDescription().with_defaults(folder)
+    assert (run.name, run.key, run.folder) == ("abc", str(folder), str(folder))
+    assert (run.experiment, run.parent, run.is_reopened) == ("as2ray", "", False)
+    given = replace(RUN, folder="files").with_defaults(folder)
+    assert (given.name, given.key, given.folder) == (RUN.name, RUN.key, "files")
+    assert len(run.id) == 16
+    assert len({run.id, RUN.id, given.id, replace(RUN, key="other").id}) == 3
+
+
+def test_trial_has_a_folder_and_a_key_below_those_of_its_search():
+    search = replace(RUN, folder="stage")
+    trial = search.trial("007", {"alpha": 0.5})
+    assert (trial.name, trial.parent) == ("007", RUN.key)
+    assert trial.key == "store/TrainedRanker/abc/007"
+    assert trial.folder == str(Path("stage") / "trials" / "007")
+    assert trial.hyperparameters == {"alpha": 0.5}
+    assert (trial.tags, trial.params, trial.experiment) == (RUN.tags, RUN.params, "Tiny")
+
+
+def test_run_has_a_console_and_a_file_and_tensorboard_where_it_is_asked_for(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 5}\n')
+    run = replace(RUN, folder=str(tmp_path / "stage"), hyperparameters={"alpha": 0.5})
+    plain = TrackingConfig(tensorboard=False)
+    with caplog.at_level(logging.INFO):
+        trackers = create_trackers(TrackingConfig(), tmp_path, 4, 9, run)
+    kinds = [ConsoleTracker, JsonLinesTracker, TensorBoardTracker]
+    assert [type(tracker) for tracker in trackers] == kinds
+    assert caplog.messages == ["first-seed0 continues after step 4 of 9"]
+    log_metrics(trackers, 6, {"train/loss": 1.0})
+    with closing(trackers):
+        pass
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1},
+        {"step": 6, "train/loss": 1.0},
+    ]
+    events = read_events(tmp_path / "stage" / "tensorboard")
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(6, 1.0)]
+    assert events.PluginTagToContent("hparams")
+    trackers = create_trackers(plain, tmp_path / "other", 0, 9)
+    assert [type(tracker) for tracker in trackers] == kinds[:2]
+    assert trackers[0].name == "other"
+    assert (tmp_path / "other" / "metrics.jsonl").is_file()
+    assert create_servers(plain, RUN) == []
+
+
+class LostServer(Tracker):
+    """Notes what it is called with, and does not answer from a step on."""
+
+    def __init__(self, last_step: int) -> None:
+        self.calls, self.last_step = [], last_step
+
+    def log(self, step, metrics):
+        self.calls.append((step, metrics))
+        if step > self.last_step:
+            raise ConnectionError("no answer")
+
+    def log_file(self, path):
+        self.calls.append(path)
+
+    def close(self, state="FINISHED"):
+        self.calls.append(state)
+
+
+def test_server_that_does_not_answer_is_left_alone(caplog):
+    lost, answering = LostServer(1), LostServer(9)
+    for server in (lost, answering):
+        tracker = _TolerantTracker(server)
+        for step in (1, 2, 3):
+            tracker.log(step, {"loss": 1.0})
+        tracker.log_file(Path("report.md"))
+        tracker.close("FAILED")
+    steps = [(step, {"loss": 1.0}) for step in (1, 2, 3)]
+    assert lost.calls == steps[:2]
+    assert answering.calls == [*steps, Path("report.md"), "FAILED"]
+    assert caplog.messages == ["the run goes on, and is not tracked any more: no answer"]
+
+
+def test_error_while_one_tracker_ends_does_not_keep_the_others_open():
+    class Broken(LostServer):
+        def close(self, state="FINISHED"):
+            raise OSError("full")
+
+    first, last = LostServer(0), LostServer(0)
+    with pytest.raises(OSError, match="full"), closing([first, Broken(0), last]):
+        pass
+    assert (first.calls, last.calls) == (["FAILED"], ["FINISHED"])
+
+
+def test_tracker_whose_package_is_missing_is_refused_with_its_extra(monkeypatch):
+    monkeypatch.setattr("as2ray.training.tracking.find_spec", lambda _: None)
+    for settings, package in (
+        ({"mlflow_uri": "sqlite:///a.db"}, r"mlflow: pip install 'as2ray\[tracking\]'"),
+        ({"wandb_project": "tiny"}, r"wandb: pip install 'as2ray\[wandb\]'"),
+    ):
+        with pytest.raises(ValidationError, match=f"needs the package {package}"):
+            TrackingConfig(**settings)

@@ -4,10 +4,10 @@ import pytest
 import tiny
 
 from as2ray.checkpoints.initialization import init_ranker
-from as2ray.evaluation.measures import mean_average_precision
+from as2ray.evaluation.measures import mean_average_precision, validation_measures
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.schema import group_by_passage
-from as2ray.training.validation import PassageEvalSet
+from as2ray.training.validation import EvalSet, PassageEvalSet, validate
 
 
 @pytest.fixture
@@ -46,3 +46,33 @@ def test_passages_are_measured_by_the_heads_that_are_trained(checkpoint, passage
         assert {k: v for k, v in measures.items() if k.startswith(prefix)} == pytest.approx(
             {f"{prefix}{head}": shares[head] for head in heads}
         )
+
+
+def test_pairs_are_measured_by_all_outputs_and_all_tables_by_name(checkpoint):
+    table = tiny.candidates(6, each=5)
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 3)).eval()
+    texts = table["question"].to_pylist(), table["candidate"].to_pylist()
+    exits = ranker.predict_exits(*texts)
+    # A batch has at least the longest pair.
+    eval_set = EvalSet.from_table(table, ranker, 1)
+    assert max(batch.num_tokens for batch in eval_set.batches) <= 60
+    assert len(eval_set.batches) > len(EvalSet.from_table(table, ranker, 400).batches) > 1
+    scores = eval_set.compute_scores(ranker)
+    np.testing.assert_allclose(scores[:, :2], exits, atol=1e-5)
+    np.testing.assert_allclose(scores[:, 2], exits[:, 1], atol=1e-5)
+    measures = eval_set.evaluate(ranker)
+    columns = table["question_id"].to_numpy(), table["label"].to_numpy()
+    expected = validation_measures(*columns, scores[:, 2])
+    assert measures == {
+        **expected,
+        "AP/exit_1": validation_measures(*columns, scores[:, 0])["AP"],
+        "AP/exit_3": expected["AP"],
+        "share_predicted_positive": np.mean(scores[:, 2] > 0.5),
+    }
+    pointwise = init_ranker(checkpoint("bert", 2), max_length=60).eval()
+    named = validate(pointwise, {"dev": eval_set, "test": eval_set})
+    assert set(named) == {
+        f"{name}/{measure}"
+        for name in ("dev", "test")
+        for measure in (*expected, "share_predicted_positive")
+    }
