@@ -6,12 +6,10 @@ starter), which asks a process that has imported them (the nursery) to fork the 
 imports Ray itself, which reads its environment then.
 
 Where a library may be imported in another way (variables of the environment, a working folder of
-its own), or the nursery has ended, the starter runs the worker as Ray would. The worker
-sees the disks that its starter sees.
+its own), or the nursery has ended, the starter runs the worker as Ray would.
 """
 
 import array
-import ctypes
 import gc
 import json
 import os
@@ -32,9 +30,6 @@ from types import SimpleNamespace
 IMPORT_VARIABLES = ("CUDA", "HF_", "LD_", "MKL", "TORCH", "TRANSFORMERS")
 """How names of variables begin that libraries read when they are imported."""
 
-NEW_MOUNTS = 0x20000
-"""`CLONE_NEWNS` of Linux."""
-
 PROGRAMS = ("default_worker.py", "setup_worker.py")
 """What Ray runs as a worker, without and with an environment of its own."""
 
@@ -45,8 +40,7 @@ def ask_nursery():
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect({address!r})
         request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
-        disks = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-        files = array.array("i", [0, 1, 2, disks]).tobytes()
+        files = array.array("i", [0, 1, 2]).tobytes()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]
         nursery.sendmsg([len(request).to_bytes(8, "little")], rights)
         nursery.sendall(request)
@@ -156,7 +150,7 @@ def _fork_on_request(address: str) -> None:
     while listener in select.select([listener, 0], [], [])[0]:
         connection, _ = listener.accept()
         with connection:
-            header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 4))
+            header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * 4))
             files = array.array("i", ancillary[0][2])
             request = connection.makefile("rb").read(int.from_bytes(header, "little"))
             arguments, variables, folder = json.loads(request)
@@ -204,11 +198,7 @@ def _become_worker(
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgrp()  # A node of another session ends the group of a worker that dies.
-    *streams, disks = files
-    sees_them = os.path.samestat(os.fstat(disks), os.stat("/proc/self/ns/mnt"))
-    if not sees_them and ctypes.CDLL(None, use_errno=True).setns(disks, NEW_MOUNTS):
-        raise OSError(ctypes.get_errno(), "a worker cannot see the disks of its starter")
-    for number, file in enumerate(streams):
+    for number, file in enumerate(files):
         os.dup2(file, number)
     os.environ.clear()
     os.environ.update(variables)
