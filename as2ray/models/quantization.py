@@ -32,7 +32,7 @@ MAX_ERROR: Final = 0.1
 all products are in int8. MiniLM has 0.01 to 0.03."""
 
 MAX_UNQUANTIZED_SHARE: Final = 0.5
-"""Share of the parts of layers that may stay in bf16; with more of them int8 is not faster."""
+"""Share of the parts of layers that may stay in bf16: the more of them, the less int8 gains."""
 
 
 def fit_activation_ranges(ranker: Ranker, table: pa.Table, seed: int = 0) -> int:
