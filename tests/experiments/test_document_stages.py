@@ -1,6 +1,7 @@
 """Stages of own documents give the same with and without Ray."""
 
 import pytest
+import tiny
 
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.workers_config import WorkersConfig
@@ -97,7 +98,8 @@ def test_documents_are_indexed_by_tasks_of_ray_as_in_one_process(
     assert run.results[stage].outputs == here
     path = store.fetch(run.results[stage])
     indexes = [SentenceIndex.open(each / INDEX) for each in (folder, path)]
-    hits = [index.search("largest animal", 5) for index in indexes]
+    question = f"Which {tiny.TOPICS[0]} has {tiny.WORDS[0]}?"
+    hits = [index.search(question, 5) for index in indexes]
     assert hits[0] == hits[1] != []
     assert len(indexes[1].shards) == 2
     assert {each.name for each in path.iterdir()} == {INDEX, "manifest.json"}
