@@ -293,7 +293,7 @@ def order_tests(
     the change's module comes before the files that take least. Otherwise the tests of a file stay
     together, whose fixtures are made once.
     """
-    own = f"test_{name.partition('.x')[0].rpartition('.')[2]}"
+    own_file = f"test_{name.partition('.x')[0].rpartition('.')[2]}"
     total, number, num_variants = Counter(), {}, Counter()
     for item in sorted(items, key=lambda item: cpu_seconds[item]):
         test = item.path, item.nodeid.partition("[")[0]
@@ -303,7 +303,7 @@ def order_tests(
 
     def rank(item: pytest.Item) -> tuple[bool, bool, float, str, float]:
         place = total[item.path], str(item.path), cpu_seconds[item]
-        return number[item] > 0, item.path.stem != own, *place
+        return number[item] > 0, item.path.stem != own_file, *place
 
     ordered = sorted(items, key=rank)
     if limit_s is None:

@@ -125,5 +125,8 @@ def _keep_sensitive_parts(ranker: Any, questions: list[str], candidates: list[st
                 kept.append(part)
                 if error(kept) <= MAX_ERROR:
                     break
+    except BaseException:
+        ranker.activation_ranges = fitted
+        raise
     finally:
         ranker.dtype, ranker.use_fused_layers = dtype, fused

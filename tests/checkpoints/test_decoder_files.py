@@ -91,8 +91,10 @@ def test_decoder_that_answers_is_one_whose_architecture_generates(files, tmp_pat
 
 
 def resolve(files, tokenizer, config=None, settings=None, instruction=None):
-    found = resolve_prompt(files, config or Qwen3Config(), tokenizer, settings or {}, instruction)
-    return found["prompt"], found["instruction"]
+    prompt_settings = resolve_prompt(
+        files, config or Qwen3Config(), tokenizer, settings or {}, instruction
+    )
+    return prompt_settings["prompt"], prompt_settings["instruction"]
 
 
 def test_prompt_is_the_stored_one_or_that_of_the_family(files, published):
@@ -100,19 +102,19 @@ def test_prompt_is_the_stored_one_or_that_of_the_family(files, published):
     assert resolve(files, tokenizer) == (known.segments, known.instruction)
     stored = {"prompt": ["{question} {candidate}"], "instruction": "Look.", "max_length": 9}
     assert resolve(files, tokenizer, settings=stored) == (("{question} {candidate}",), "Look.")
-    found = resolve_prompt(files, Qwen3Config(), tokenizer, stored, None)
-    assert found["max_length"] == 9
+    prompt_settings = resolve_prompt(files, Qwen3Config(), tokenizer, stored, None)
+    assert prompt_settings["max_length"] == 9
     assert resolve(files, tokenizer, BertConfig()) == ((), "")
     assert resolve(files, tokenizer, LlamaConfig()) == ((), "")
 
 
 def test_instruction_of_the_user_has_the_format_of_the_published_prompt(files, published):
     tokenizer, known = published("qwen2"), DECODER_PROMPTS["qwen2"]
-    found = resolve(files, tokenizer, Qwen2Config(), instruction="Find it.")
-    assert found == (known.segments, "instruction: Find it.\n")
+    prompt_settings = resolve(files, tokenizer, Qwen2Config(), instruction="Find it.")
+    assert prompt_settings == (known.segments, "instruction: Find it.\n")
     stored = {"prompt": ["{instruction} {question} {candidate}"]}
-    found = resolve(files, tokenizer, Qwen2Config(), stored, "Find it.")
-    assert found == (("{instruction} {question} {candidate}",), "Find it.")
+    prompt_settings = resolve(files, tokenizer, Qwen2Config(), stored, "Find it.")
+    assert prompt_settings == (("{instruction} {question} {candidate}",), "Find it.")
     with pytest.raises(ConfigError, match=r"instruction='Find it\.', but the prompt of .* has no"):
         resolve(files, tokenizer, BertConfig(), instruction="Find it.")
 

@@ -40,17 +40,21 @@ def cascade(checkpoint):
 
 def test_ratios_of_a_request_replace_those_of_the_checkpoint_and_its_margins(cascade):
     cascade.drop_ratios = [0.25, 0.5]
-    own = cascade.resolve_pruning(None, 2)
-    assert own.drop_ratios.tolist() == [[0.25, 0.5]] * 2
-    assert np.isinf(own.margins).all()
+    resolved = cascade.resolve_pruning(None, 2)
+    assert resolved.drop_ratios.tolist() == [[0.25, 0.5]] * 2
+    assert np.isinf(resolved.margins).all()
     given = cascade.resolve_pruning(0.75, 1)
     assert given.drop_ratios.tolist() == [[0.75, 0.75]]
     assert cascade.resolve_pruning(given, 9) is given
     cascade.rounding = "nearest"
     cascade.margins = Margins((1.0, 2.0), top_k=3)
-    own = cascade.resolve_pruning(None, 2)
-    assert (own.margins.tolist(), own.top_k, own.rounding) == ([[1.0, 2.0]] * 2, 3, "nearest")
-    assert own.drop_ratios.tolist() == [[0.0, 0.0]] * 2
+    resolved = cascade.resolve_pruning(None, 2)
+    assert (resolved.margins.tolist(), resolved.top_k, resolved.rounding) == (
+        [[1.0, 2.0]] * 2,
+        3,
+        "nearest",
+    )
+    assert resolved.drop_ratios.tolist() == [[0.0, 0.0]] * 2
     given = cascade.resolve_pruning(0.5, 1)
     assert np.isinf(given.margins).all()
     assert given.rounding == "nearest"

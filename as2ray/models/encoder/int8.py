@@ -67,6 +67,9 @@ class ActivationRanges:
         """Returns why the ranges do not fit the distinct layers of an encoder; None if they do."""
         if len(self.layers) != len(layers):
             return f"they are of {len(self.layers)} layers, but the encoder has {len(layers)}"
+        known = {(layer, part) for layer in range(len(layers)) for part in LAYER_PARTS}
+        if not self.unquantized_parts <= known:
+            return f"they name parts of layers that there are not: {self.unquantized_parts - known}"
         if self.checksum != weights_checksum(layers):
             return "the weights are others than those that they were fitted to"
         return None

@@ -348,6 +348,18 @@ def test_ranges_of_another_version_are_refused(ranker, tmp_path, monkeypatch):
         load(folder, device="cpu")
 
 
+@needs_int8
+def test_parts_that_no_layer_has_are_refused(ranker, tmp_path):
+    fitted = ranker()
+    (ranges,) = fitted.activation_ranges
+    for part in ((99, "attention"), (0, "pooler")):
+        other = dataclasses.replace(ranges, unquantized_parts=frozenset([part]))
+        fitted.activation_ranges = (other,)
+        folder = save(fitted, tmp_path / part[1])
+        with pytest.raises(CheckpointError, match="parts of layers that there are not"):
+            load(folder, device="cpu")
+
+
 def test_ranges_are_added_without_another_change(ranker, checkpoint, tmp_path):
     fitted = ranker()
     ranges, fitted.activation_ranges = fitted.activation_ranges, ()
