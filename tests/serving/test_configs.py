@@ -19,7 +19,7 @@ from as2ray.distributed.plan import check_capacity
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.serving import deployment, metrics, proxy
 from as2ray.serving.middleware import PUBLIC_PATHS
-from as2ray.serving.server import REPLACEMENT_VARIABLES
+from as2ray.serving.server import SERVE_VARIABLES
 from as2ray.serving.settings import ServiceConfig
 
 KUBERNETES = "1.33"
@@ -68,8 +68,8 @@ def test_serve_config_is_ray_s_and_its_arguments_are_ours(name):
     # Serve's own errors take the form of ours.
     text = (CONFIGS / name).read_text()
     assert f"{proxy.__name__}:{proxy.create_middlewares.__name__}" in text
-    # What hangs is killed at once.
-    for variable, value in REPLACEMENT_VARIABLES.items():
+    # What hangs is killed at once, and requests do not change threads.
+    for variable, value in SERVE_VARIABLES.items():
         assert f"{variable}={value}" in text or f'name: {variable}, value: "{value}"' in text
     assert proxy.create_middlewares()
 

@@ -212,7 +212,7 @@ def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(m
         with server._ray_environment(host):
             assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
             assert os.environ["FORWARDED_ALLOW_IPS"] == ""
-            assert server.REPLACEMENT_VARIABLES.items() <= os.environ.items()
+            assert server.SERVE_VARIABLES.items() <= os.environ.items()
             assert counts_in_process() is not is_open
             for name in server.OTHER_METRICS_PORTS:
                 assert (name in os.environ) is not is_open
