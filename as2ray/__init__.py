@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from as2ray.evaluation.measures import evaluate
     from as2ray.experiments.table_training import TrainingResult, train
     from as2ray.models.ranker import Ranker
-    from as2ray.outputs import RankedCandidate, RankedPassage
+    from as2ray.outputs import RankedCandidate, RankedPassage, Ranking
     from as2ray.retrieval.question_answering import QuestionAnswerer
     from as2ray.retrieval.sentence_index import SentenceIndex
     from as2ray.tables.loading import load_table
@@ -38,6 +38,7 @@ _MODULES = {
     "RankedCandidate": "as2ray.outputs",
     "RankedPassage": "as2ray.outputs",
     "Ranker": "as2ray.models.ranker",
+    "Ranking": "as2ray.outputs",
     "SentenceIndex": "as2ray.retrieval.sentence_index",
     "TrainingConfig": "as2ray.training.config",
     "TrainingJob": "as2ray.training.job",
@@ -62,6 +63,7 @@ __all__ = [
     "RankedCandidate",
     "RankedPassage",
     "Ranker",
+    "Ranking",
     "SentenceIndex",
     "TrainingConfig",
     "TrainingJob",

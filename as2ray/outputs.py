@@ -26,6 +26,13 @@ class RankedCandidate:
     """Whether the score is a logit, as the checkpoint's `activation_fn` says."""
 
 
+class Ranking(list[RankedCandidate]):
+    """The ranked candidates of one question, best first."""
+
+    budget_exceeded_ms: float | None = None
+    """Milliseconds by which the ranking was late, 0 within its budget; None without a budget."""
+
+
 def strictly_decreasing(scores: Iterable[float]) -> list[float]:
     """Lowers the scores of a ranking where needed, so that sorting by them gives the ranking.
 

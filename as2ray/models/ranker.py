@@ -41,7 +41,7 @@ from as2ray.models.encoder.encoder import Encoder
 from as2ray.models.encoder.int8 import ActivationRanges
 from as2ray.models.precision import Dtype, dtype_name, resolve_dtype
 from as2ray.models.time_budget import OVERHEAD_MS, RankerSpeed, TimedPass, measure_speed
-from as2ray.outputs import RankedCandidate, output_names
+from as2ray.outputs import RankedCandidate, Ranking, output_names
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 from as2ray.tables.schema import question_indices
 from as2ray.tables.score_checks import check_binary_labels
@@ -367,7 +367,7 @@ class Ranker(nn.Module, ABC):
         top_k: int | None = None,
         drop_ratios: DropRatios | None = None,
         budget_ms: float | None = None,
-    ) -> list[RankedCandidate]:
+    ) -> Ranking:
         """Ranks the candidates of one question, best first.
 
         With a budget, as many candidates pass each exit as there is time for: first all that are
@@ -407,8 +407,11 @@ class Ranker(nn.Module, ABC):
                 self, question, texts, pruning, ends_at, selects_by_bm25=selects_by_bm25
             )
             staged_scores = timed_pass.run()
-            return self.build_rankings([texts], staged_scores)[0][:top_k]
-        return self.rank_many([(question, candidates)], drop_ratios)[0][:top_k]
+            ranking = Ranking(self.build_rankings([texts], staged_scores)[0][:top_k])
+            duration_ms = 1e3 * (perf_counter() - started_at)
+            ranking.budget_exceeded_ms = max(0.0, duration_ms - budget_ms)
+            return ranking
+        return Ranking(self.rank_many([(question, candidates)], drop_ratios)[0][:top_k])
 
     @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
     def calibrate(

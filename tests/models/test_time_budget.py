@@ -104,6 +104,21 @@ def test_budget_is_kept_and_the_best_candidates_get_furthest(
         assert min(unscored) > max(r.index for r in ranked if r.exit_layer != 0)
 
 
+@pytest.mark.parametrize("budget_ms", [1.1, 400])
+def test_ranking_tells_by_how_much_its_budget_was_exceeded(
+    cascade, candidates, clock, monkeypatch, budget_ms
+):
+    ranker = timed(cascade, clock, monkeypatch)
+    assert ranker.rank(QUESTION, candidates).budget_exceeded_ms is None
+    ranker.rank(QUESTION, candidates, budget_ms=budget_ms)
+    started_at = clock[0]
+    ranking = ranker.rank(QUESTION, candidates, 2, budget_ms=budget_ms)
+    assert len(ranking) == 2
+    exceeded_ms = 1e3 * (clock[0] - started_at) - budget_ms
+    assert ranking.budget_exceeded_ms == pytest.approx(max(0.0, exceeded_ms))
+    assert (ranking.budget_exceeded_ms > 0) == (budget_ms == 1.1)
+
+
 def test_first_ranking_prepares_the_network_before_its_time_starts(
     cascade, candidates, clock, monkeypatch
 ):

@@ -146,8 +146,9 @@ def test_page_says_which_candidates_no_layer_scored(browser, cascade, tmp_path):
             browser.find_element("id", part).send_keys(text)
         browser.find_element("id", "rank").click()
         assert {layer for _, layer in ranked(browser)[1:]} == {"dropped before layer 1"}
-        browser.find_element("id", "budget").send_keys("60000", Keys.ENTER)
         details = browser.find_element("id", "details")
+        assert f"Layers run\n{round(100 / len(CANDIDATES))} %" in details.text
+        browser.find_element("id", "budget").send_keys("60000", Keys.ENTER)
         WebDriverWait(browser, 30).until(lambda _: "Budget\nkept" in details.text)
         assert {layer for _, layer in ranked(browser)[1:]} == {"not scored"}
 

@@ -13,6 +13,7 @@ from as2ray.checkpoints import activation_ranges
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.initialization import build_sequential, init_ranker
 from as2ray.checkpoints.loading import load
+from as2ray.checkpoints.packaged import packaged_minilm
 from as2ray.checkpoints.saving import add_activation_ranges, save
 from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.models import precision
@@ -126,6 +127,14 @@ def test_values_of_attention_that_differ_in_size_lose_little(ranker):
             output.weight[:, 7] /= 100.0
     fit_activation_ranges(fitted, TABLE)
     assert_scores_are_close(fitted, 0.1)
+
+
+@needs_int8
+def test_int8_scores_of_a_real_encoder_are_close_to_fp32():
+    real = init_ranker(packaged_minilm(), max_length=60)
+    real.use_fused_layers = True
+    fit_activation_ranges(real.eval(), TABLE)
+    assert_scores_are_close(real, 0.1)
 
 
 def unquantized(fitted):
