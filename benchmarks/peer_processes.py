@@ -30,6 +30,9 @@ PEER_BACKENDS = {
 }
 """Backend and keyword arguments of each baseline."""
 
+OWN_BACKENDS = {name: ("as2ray", {"dtype": name}) for name in ("fp32", "bf16", "int8")}
+"""The same of as2ray itself, whose memory is measured."""
+
 INT8_PEERS = ("ONNX int8", "OpenVINO int8")
 """Baselines in int8, whose MAP is measured, too."""
 
@@ -144,6 +147,18 @@ def start_peers(
     return {name: peer for name, peer in peers.items() if not peer.problem}
 
 
+def measure_memory(dtype: str, model_path: Path, rows: pa.Table, args: argparse.Namespace) -> float:
+    """Returns the largest resident memory of a process in which as2ray ranks the rows, in MB."""
+    process = PeerProcess(dtype, model_path, rows, args, backends=OWN_BACKENDS)
+    try:
+        if process.problem:
+            sys.exit(f"the memory of as2ray is not measured: {process.problem}")
+        process.build_workload("text", rows.num_rows)()
+        return process.peak_mb
+    finally:
+        process.close()
+
+
 def keep_fastest(peers: dict[str, "PeerProcess"]) -> dict[str, "PeerProcess"]:
     """Ends baselines that were far slower than the fastest when they looked for a batch size."""
     fastest = min((peer.seconds for peer in peers.values()), default=0.0)
@@ -167,11 +182,13 @@ class PeerProcess:
         model_path: Path,
         rows: pa.Table,
         args: argparse.Namespace,
-        search: BatchSizeSearch,
+        search: BatchSizeSearch = BatchSizeSearch(),
+        backends: Mapping[str, tuple[str, dict[str, str]]] = PEER_BACKENDS,
     ) -> None:
-        backend, keywords = PEER_BACKENDS[name]
-        python = sys.executable if backend == "torch" else str(args.peers or sys.executable)
-        takes_default = name == "default" or args.small
+        backend, keywords = backends[name]
+        is_here = backend in ("torch", "as2ray")
+        python = sys.executable if is_here else str(args.peers or sys.executable)
+        takes_default = name == "default" or backend == "as2ray" or args.small
         script = Path(__file__).with_name("ranking_peer.py")
         self.process = subprocess.Popen(
             [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

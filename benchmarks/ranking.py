@@ -45,6 +45,7 @@ from as2ray.checkpoints.cross_encoder import export_cross_encoder
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.packaged import packaged_minilm
+from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.corpora.preparation import read_split
 from as2ray.evaluation.measures import EvaluationResult, evaluate
@@ -63,7 +64,9 @@ from benchmarks import asnq_shaped
 from benchmarks.peer_processes import (
     INT8_PEERS,
     PEER_BACKENDS,
+    PeerProcess,
     compare_rates,
+    measure_memory,
     start_peers,
 )
 from benchmarks.ranking_families import (
@@ -144,15 +147,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                     rate = f"cascade, {setting}: times the rate of {name}"
                     claims.append(Claim(rate, str(ratios["cascade"][name]), None))
             if candidates == max(size.num_questions):
+                results["peak memory, MB"] = _measure_memory(rankers, peers, rows, args)
                 claims += _measure_unscored(scorers, rows, results)
                 gemm = _measure_gemm_share(rankers["packed"], rows, size.num_repeats)
                 results["part of the GEMM rate"] = gemm
-                measured = (
-                    f"{gemm['model']:,.0f} of {gemm['gemm']:,.0f} GFLOP/s: {gemm['part']:.0%}"
-                )
-                claims.append(
-                    Claim("packed reaches >= 60 % of GEMM", measured, gemm["part"] >= 0.6)
-                )
+                share = f"{gemm['model']:,.0f} of {gemm['gemm']:,.0f} GFLOP/s: {gemm['part']:.0%}"
+                claims.append(Claim("packed reaches >= 60 % of GEMM", share, gemm["part"] >= 0.6))
         if size.num_quality_questions:
             claims += _compare_quality(rankers, model, args, results)
         if args.cascade and (num_questions := _num_quality_questions(size, args)):
@@ -160,6 +160,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             claims.append(_measure_quality(rankers["cascade"], quality_rows, results))
             claims += _compare_map(scorers, list(smaller), quality_rows, args, results)
     write_report("ranking", args, claims, results)
+
+
+def _measure_memory(
+    rankers: Mapping[str, PackedRanker],
+    peers: Mapping[str, PeerProcess],
+    rows: pa.Table,
+    args: argparse.Namespace,
+) -> dict[str, float]:
+    """Returns the largest resident memory of a process of each side, in MB."""
+    peaks = {name: peer.peak_mb for name, peer in peers.items()}
+    with TemporaryDirectory(prefix="as2ray-memory-") as folder:
+        for name in ["packed"] if args.small else rankers:
+            path = save(rankers[name], Path(folder) / name)
+            peaks[name] = measure_memory(rankers[name].dtype_name, path, rows, args)
+    return peaks
 
 
 def _choose_size(args: argparse.Namespace) -> Size:

@@ -163,6 +163,9 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
     assert results["largest gap of similarities"] > 0
     assert 0 <= results["gone before they are tokenized"][behind] < 1
     assert results["ms of a question"]["layers"] > 0
+    memory = results["peak memory, MB"]
+    assert set(memory) == {"default", "bf16", "packed"}
+    assert min(memory.values()) > 200  # each process holds torch
     assert results["part of the GEMM rate"]["part"] > 0
     assert results["quality"]["questions"] > 0
 

@@ -1,5 +1,7 @@
 """What the benchmarks of families build and compare, in this process."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from as2ray.checkpoints.loading import load
 from benchmarks.peer_processes import compare_rates, keep_fastest, start_peers
 from benchmarks.ranking_families import FAMILY_SHAPES, write_random_ranker
-from benchmarks.ranking_peer import _choose_batch_size
+from benchmarks.ranking_peer import _choose_batch_size, peak_memory_mb
 from benchmarks.reference_scores import (
     _compare_cross_encoder,
     _compare_transformers,
@@ -92,3 +94,9 @@ def test_family_without_any_baseline_is_one_sentence(tmp_path):
     peers = start_peers(tmp_path, None, SimpleNamespace(without_peers=True), ["ONNX"])
     with pytest.raises(SystemExit, match="nothing to compare with"):
         compare_rates({"packed": None}, peers, None, num_repeats=1)
+
+
+def test_peak_memory_of_a_baseline_is_without_that_of_its_parent():
+    code = "from benchmarks.ranking_peer import peak_memory_mb; print(peak_memory_mb())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 10 < float(done.stdout) < peak_memory_mb() / 2  # this process holds torch
