@@ -121,6 +121,12 @@ def with_folder(folder: Path) -> str:
     return os.pathsep.join([str(folder), *_search_path(dict(os.environ))])
 
 
+def run_with_nursery(command: Sequence[str]) -> int:
+    """Runs a command that starts a node of Ray; its workers see the disks of this process."""
+    with nursery() as folder:
+        return subprocess.call(command, env=os.environ | {"PYTHONPATH": with_folder(folder)})
+
+
 LIBRARIES = (
     *("aiohttp", "fastapi", "grpc", "jsonschema", "opentelemetry.sdk.metrics", "pandas"),
     *("prometheus_client", "pyarrow.dataset", "requests", "uvicorn", "yaml"),
@@ -208,4 +214,6 @@ def _become_worker(
 
 
 if __name__ == "__main__":
+    if sys.argv[2:]:
+        sys.exit(run_with_nursery(sys.argv[1:]))
     sys.exit(_fork_on_request(sys.argv[1]))

@@ -1,7 +1,6 @@
 """A recipe on nodes that see no folder of each other: all they share is an object store."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import forked_workers
 import psutil
 import pytest
 import yaml
@@ -21,11 +21,7 @@ from as2ray.experiments.recipe import read_recipe
 from as2ray.training.tracking import read_metrics
 from pipelines import transfer_adapt
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.cluster,
-    pytest.mark.usefixtures("forked_workers_elsewhere"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -52,21 +48,21 @@ class Node:
             flags |= {"dashboard-agent-grpc-port": grpc.getsockname()[1]}
         flags |= {"address": cluster.address, "object-store-memory": 10**8}
         start = [RAY, "start", "--block", *(f"--{name}={value}" for name, value in flags.items())]
+        with_nursery = [sys.executable, forked_workers.__file__]
         mounted = f'mount --bind {disk} {cache} && exec "$@"'
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mounted, "sh", *start],
+            ["unshare", "--mount", "sh", "-c", mounted, "sh", *with_nursery, *start],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 
     def kill(self) -> None:
-        """Ends all processes that see the disk of the node at once."""
+        """Ends all processes of the node at once."""
         if self.process.poll() is None:
-            disks = Path(f"/proc/{self.process.pid}/ns/mnt").stat()
-            for process in psutil.process_iter():
-                with suppress(OSError, psutil.NoSuchProcess):
-                    if os.path.samestat(Path(f"/proc/{process.pid}/ns/mnt").stat(), disks):
-                        process.kill()
+            started = psutil.Process(self.process.pid)
+            for process in [*started.children(recursive=True), started]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             self.process.wait()
 
 
