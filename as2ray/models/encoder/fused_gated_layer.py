@@ -1,12 +1,21 @@
 """A fused layer with rotary positions and a gated feed-forward block, before or after its norms."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from as2ray.models.encoder.fused_layers import FusedLinear, Rotations, pad_rows
+from as2ray.models.encoder.fused_layers import (
+    CastLinear,
+    FusedLinear,
+    Rotations,
+    int8_attention,
+    pad_rows,
+    projection_dtype,
+)
+from as2ray.models.encoder.int8 import ATTENTION, LAYER_PARTS, Int8Linear, Smoothing
 from as2ray.models.encoder.length_buckets import AttentionMask, bucketed_self_attention
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
@@ -19,19 +28,20 @@ class FusedGatedLayer:
 
     Args:
         layer: A layer of transformers, in evaluation mode.
-        dtype: Number format of products.
+        dtype: Number format of products. With int8 states are fp32.
+        ranges: For int8, see `FusedLayer`.
     """
 
-    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layer: Any, dtype: torch.dtype, ranges: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.heads = layer.attn if hasattr(layer, "attn") else layer.self_attn
         self.is_pre_norm = not hasattr(layer, "post_mlp_layernorm")
         self.layer_type = getattr(layer, "attention_type", None)
-        mlp, self.dtype = layer.mlp, dtype
+        mlp, self.dtype = layer.mlp, torch.float32 if dtype == torch.int8 else dtype
         if hasattr(self.heads, "Wqkv"):  # ModernBERT
             self.norms = (layer.attn_norm, layer.mlp_norm)
-            self.qkv_projection = _fuse([self.heads.Wqkv], dtype)
-            self.attention_output = _fuse([self.heads.Wo], dtype)
-            self.gate_and_up, self.down = _fuse([mlp.Wi], dtype), _fuse([mlp.Wo], dtype)
+            linears = [[self.heads.Wqkv], [self.heads.Wo], [mlp.Wi], [mlp.Wo]]
             self.activation = mlp.act
         else:
             self.norms = (
@@ -39,14 +49,17 @@ class FusedGatedLayer:
                 if self.is_pre_norm  # decoders
                 else (layer.post_attention_layernorm, layer.post_mlp_layernorm)
             )
-            projections = [self.heads.q_proj, self.heads.k_proj, self.heads.v_proj]
-            self.qkv_projection = _fuse(projections, dtype)
-            self.attention_output = _fuse([self.heads.o_proj], dtype)
-            self.gate_and_up = _fuse([mlp.gate_proj, mlp.up_proj], dtype)
-            self.down, self.activation = _fuse([mlp.down_proj], dtype), mlp.act_fn
+            linears = [
+                [self.heads.q_proj, self.heads.k_proj, self.heads.v_proj],
+                [self.heads.o_proj],
+                [mlp.gate_proj, mlp.up_proj],
+                [mlp.down_proj],
+            ]
+            self.activation = mlp.act_fn
+        weights = [*map(_concatenate, linears)]
         self.head_size = self.heads.head_dim
         groups = getattr(self.heads, "num_key_value_groups", 1)
-        num_heads = self.attention_output.weights.shape[1] // self.head_size
+        num_heads = weights[1][0].shape[1] // self.head_size
         self.num_heads = [num_heads, num_heads // groups, num_heads // groups]
         self.head_norms = [
             getattr(self.heads, name, nn.Identity()) for name in ("q_norm", "k_norm")
@@ -59,6 +72,29 @@ class FusedGatedLayer:
             isinstance(norm, nn.Identity) for norm in self.head_norms
         )
         """Whether a CPU rotates queries and keys in place and attends in one pass of buckets."""
+        products: Any
+        if ranges is None:
+            products = [FusedLinear(*pair, dtype) for pair in weights]
+        else:
+            products = self._int8_products(weights, ranges)
+        self.qkv_projection, self.attention_output, self.up, self.down = products
+
+    def _int8_products(
+        self, weights: list[tuple[Tensor, Tensor | None]], ranges: Mapping[str, Tensor]
+    ) -> list[Int8Linear | CastLinear]:
+        pairs = [
+            (w.detach().float(), w.new_zeros(len(w)).float() if b is None else b.detach().float())
+            for w, b in weights
+        ]
+        products: list[Int8Linear | CastLinear] = []
+        for part, (first, second) in zip(LAYER_PARTS, (pairs[:2], pairs[2:])):
+            if not ranges.keys() >= set(LAYER_PARTS[part]):
+                products += [CastLinear(*first), CastLinear(*second)]
+            elif part == ATTENTION:
+                products += int8_attention(first, second, ranges)
+            else:
+                products += _int8_feed_forward(first, second, ranges)
+        return products
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""
@@ -97,7 +133,7 @@ class FusedGatedLayer:
         heads = projected.view(num_tokens, -1, self.head_size).split(self.num_heads, 1)  # type: ignore[no-untyped-call]
         query, key = (norm(x) for norm, x in zip(self.head_norms, heads))
         query, key, value = (x.transpose(0, 1)[None] for x in (query, key, heads[2]))
-        query, key = (_rotate(x, cosines, sines).to(self.dtype) for x in (query, key))
+        query, key = (_rotate(x, cosines, sines).to(value.dtype) for x in (query, key))
         attended, _ = packed_attention(
             self.heads,
             query,
@@ -108,7 +144,7 @@ class FusedGatedLayer:
             scaling=getattr(self.heads, "scaling", None),
             sliding_window=self.mask.sliding_window,
         )
-        return pad_rows(attended[0].flatten(1), num_rows)
+        return pad_rows(attended[0].flatten(1).to(self.dtype), num_rows)
 
     def _finish_layer(self, attention: Tensor, hidden: Tensor) -> Tensor:
         if self.is_pre_norm:
@@ -118,15 +154,33 @@ class FusedGatedLayer:
         return _normalize(self.norms[1], self._feed_forward(hidden, residual=hidden))
 
     def _feed_forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        gate, up = self.gate_and_up(hidden).chunk(2, -1)
-        return self.down(self.activation(gate).mul_(up), residual=residual)
+        gate, up = self.up(hidden).chunk(2, -1)
+        return self.down(self.activation(gate).mul_(up), residual=residual)  # type: ignore[no-any-return]
 
 
-def _fuse(linears: list[nn.Linear], dtype: torch.dtype) -> FusedLinear:
-    """Returns one product instead of several of the same states."""
+def _concatenate(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Returns weights and bias of one product instead of several of the same states."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     weights = torch.cat([*(linear.weight for linear in linears)])
-    return FusedLinear(weights, torch.cat([*biases]) if biases else None, dtype)
+    return weights, torch.cat([*biases]) if biases else None
+
+
+def _int8_feed_forward(
+    gate_and_up: tuple[Tensor, Tensor],
+    down: tuple[Tensor, Tensor],
+    ranges: Mapping[str, Tensor],
+) -> list[Int8Linear]:
+    # The second half is multiplied by the gate, so dividing it smooths the inputs of `down`.
+    smoothing = Smoothing.fit(down[0], ranges["down"], moves=False)
+    (gate, up), (gate_bias, up_bias) = (x.chunk(2) for x in gate_and_up)
+    up, up_bias = smoothing.smoothed_outputs(up, up_bias)
+    first = torch.cat([gate, up]), torch.cat([gate_bias, up_bias])
+    return [
+        Int8Linear(*first, ranges["up"], is_smoothed=True, output_dtype=projection_dtype()),
+        Int8Linear(
+            *smoothing.for_smoothed_inputs(*down), smoothing.smoothed_ranges(ranges["down"])
+        ),
+    ]
 
 
 def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from as2ray.errors import ConfigError
 from as2ray.models.encoder.disentangled_attention import (
     PositionProjections,
     disentangled_attention,
@@ -146,6 +145,46 @@ def _has_bf16_outputs() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def projection_dtype() -> torch.dtype:
+    """Returns the number format of int8 products whose results are converted anyway."""
+    return torch.bfloat16 if _has_bf16_outputs() else torch.float32
+
+
+def int8_attention(
+    qkv: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor], ranges: Mapping[str, Tensor]
+) -> list[Int8Linear]:
+    """Returns the products before and after attention in int8.
+
+    Args:
+        qkv: Weights and bias of queries, keys and values.
+        output: Those of the product after attention.
+        ranges: See `FusedLayer`.
+    """
+    num_values, dtype = output[0].shape[1], projection_dtype()
+    if len(qkv[0]) != 3 * num_values:  # several heads share their values
+        first = Int8Linear(*qkv, ranges["qkv_projection"], is_smoothed=True, output_dtype=dtype)
+        return [first, Int8Linear(*output, ranges["attention_output"], is_smoothed=True)]
+    # Attention takes a mean of the values, so smoothing them smooths what it gives.
+    smoothing = Smoothing.fit(output[0], ranges["attention_output"])
+    (other_weights, value_weights), (other_bias, value_bias) = (
+        x.tensor_split([-num_values]) for x in qkv
+    )
+    value_weights, value_bias = smoothing.smoothed_outputs(value_weights, value_bias)
+    return [
+        Int8Linear(
+            torch.cat([other_weights, value_weights]),
+            torch.cat([other_bias, value_bias]),
+            ranges["qkv_projection"],
+            is_smoothed=True,
+            output_dtype=dtype,
+        ),
+        Int8Linear(
+            *smoothing.for_smoothed_inputs(*output),
+            smoothing.smoothed_ranges(ranges["attention_output"]),
+        ),
+    ]
+
+
 def _can_reorder_weights(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether oneDNN can reorder weights of this dtype once, ahead of its products."""
     return (
@@ -235,38 +274,10 @@ class FusedLayer:
             if not ranges.keys() >= set(LAYER_PARTS[part]):
                 products += [CastLinear(*first), CastLinear(*second)]
             elif part == ATTENTION:
-                products += self._int8_attention(first, second, ranges)
+                products += int8_attention(first, second, ranges)
             else:
                 products += self._int8_feed_forward(first, second, ranges, activation)
         return products
-
-    def _int8_attention(
-        self,
-        qkv: tuple[Tensor, Tensor],
-        output: tuple[Tensor, Tensor],
-        ranges: Mapping[str, Tensor],
-    ) -> list[Int8Linear]:
-        # Attention takes a mean of the values, so smoothing them smooths what it gives.
-        smoothing = Smoothing.fit(output[0], ranges["attention_output"])
-        num_values = output[0].shape[1]
-        (other_weights, value_weights), (other_bias, value_bias) = (
-            x.tensor_split([-num_values]) for x in qkv
-        )
-        value_weights, value_bias = smoothing.smoothed_outputs(value_weights, value_bias)
-        return [
-            Int8Linear(
-                torch.cat([other_weights, value_weights]),
-                torch.cat([other_bias, value_bias]),
-                ranges["qkv_projection"],
-                is_smoothed=True,
-                # Attention converts its inputs to fp32, and reads half as many bytes.
-                output_dtype=torch.bfloat16 if _has_bf16_outputs() else torch.float32,
-            ),
-            Int8Linear(
-                *smoothing.for_smoothed_inputs(*output),
-                smoothing.smoothed_ranges(ranges["attention_output"]),
-            ),
-        ]
 
     def _int8_feed_forward(
         self,
@@ -409,18 +420,8 @@ class FusedLayers:
         self.graphs = LayerGraphs() if has_graphs else None
 
     def observe(self) -> None:
-        """Lets all products keep the ranges of their inputs.
-
-        Raises:
-            ConfigError: The layers have other products.
-        """
+        """Lets all products keep the ranges of their inputs."""
         for layer in self._distinct:
-            if not isinstance(layer, FusedLayer):
-                raise ConfigError(
-                    "int8 is not available for encoders with gated layers (ModernBERT, GTE, "
-                    "NomicBert)",
-                    fix="leave the dtype at `auto`",
-                )
             for name in PRODUCTS:
                 setattr(layer, name, ObservedLinear(getattr(layer, name)))
 
@@ -509,7 +510,7 @@ def _fuse_layer(
     if hasattr(layer, "mlp"):
         from as2ray.models.encoder.fused_gated_layer import FusedGatedLayer
 
-        return FusedGatedLayer(layer, dtype)
+        return FusedGatedLayer(layer, dtype, ranges)
     return FusedLayer(layer, dtype, distances, ranges)
 
 

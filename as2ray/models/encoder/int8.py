@@ -10,7 +10,8 @@ A few channels have values many times as large as all others, which would make o
 of them coarse. Inputs are smoothed: moved by the middle of each channel's range (Outlier
 Suppression+, Wei et al. 2023) and divided by a factor for each channel (SmoothQuant, Xiao et al.
 2023, equation 4), which bias and weights make up for. After attention that costs nothing, since the
-projection of the values does it. Between the two products of a feed-forward layer nothing can be
+projection of the values does it, and behind a gate neither, since the product of what is multiplied
+by the gate does it. Between the two products of a feed-forward layer without a gate nothing can be
 smoothed: channels far above all others are computed in fp32 there (`OutlierChannels`).
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PRODUCTS = ("qkv_projection", "attention_output", "up", "down")
-"""Products of a layer whose inputs have ranges; attributes of `FusedLayer`."""
+"""Products of a layer whose inputs have ranges; attributes of fused layers."""
 
 ATTENTION, FEED_FORWARD = "attention", "feed_forward"
 LAYER_PARTS = {ATTENTION: PRODUCTS[:2], FEED_FORWARD: PRODUCTS[2:]}
@@ -116,9 +117,15 @@ class Smoothing:
     """SmoothQuant's equation 4 of the moved ranges, shape [in]."""
 
     @classmethod
-    def fit(cls, weights: Tensor, ranges: Tensor) -> "Smoothing":
-        """Fits it to weights [out, in] and the ranges of their inputs, [2, in]."""
-        shifts = ranges.mean(0)
+    def fit(cls, weights: Tensor, ranges: Tensor, moves: bool = True) -> "Smoothing":
+        """Fits it to weights [out, in] and the ranges of their inputs, [2, in].
+
+        Args:
+            weights: The weights.
+            ranges: The ranges.
+            moves: Whether inputs are moved, too, not only divided.
+        """
+        shifts = ranges.mean(0) if moves else torch.zeros_like(ranges[0])
         inputs = (ranges - shifts).abs().amax(0).clamp(min=1e-5)
         columns = weights.abs().amax(0).clamp(min=1e-5)
         return cls(shifts, inputs**SMOOTHING / columns ** (1 - SMOOTHING))
