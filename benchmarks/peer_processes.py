@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -147,12 +148,15 @@ def start_peers(
     return {name: peer for name, peer in peers.items() if not peer.problem}
 
 
-def measure_memory(dtype: str, model_path: Path, rows: pa.Table, args: argparse.Namespace) -> float:
+def measure_memory(
+    dtype: str, model_path: Path, rows: pa.Table, args: argparse.Namespace
+) -> float | None:
     """Returns the largest resident memory of a process in which as2ray ranks the rows, in MB."""
     process = PeerProcess(dtype, model_path, rows, args, backends=OWN_BACKENDS)
     try:
         if process.problem:
-            sys.exit(f"the memory of as2ray is not measured: {process.problem}")
+            print(f"the memory of as2ray is not measured: {process.problem}")
+            return None
         process.build_workload("text", rows.num_rows)()
         return process.peak_mb
     finally:
@@ -191,7 +195,11 @@ class PeerProcess:
         takes_default = name == "default" or backend == "as2ray" or args.small
         script = Path(__file__).with_name("ranking_peer.py")
         self.process = subprocess.Popen(
-            [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} if is_here else None,
         )
         self._send(
             json.dumps(

@@ -167,12 +167,12 @@ def _measure_memory(
     peers: Mapping[str, PeerProcess],
     rows: pa.Table,
     args: argparse.Namespace,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Returns the largest resident memory of a process of each side, in MB."""
-    peaks = {name: peer.peak_mb for name, peer in peers.items()}
+    peaks: dict[str, float | None] = {name: peer.peak_mb for name, peer in peers.items()}
     with TemporaryDirectory(prefix="as2ray-memory-") as folder:
-        for name in ["packed"] if args.small else rankers:
-            path = save(rankers[name], Path(folder) / name)
+        for number, name in enumerate(["packed"] if args.small else rankers):
+            path = save(rankers[name], Path(folder) / str(number))
             peaks[name] = measure_memory(rankers[name].dtype_name, path, rows, args)
     return peaks
 

@@ -294,11 +294,8 @@ def _load_int8(folder: Path, table: pa.Table) -> "Ranker | None":
     is_ready = bool(ranker.activation_ranges)
     if not has_int8() or ranker.device.type != "cpu" or table.num_rows < MIN_PAIRS:
         return None
-    try:
-        if not is_ready:
-            fit_activation_ranges(ranker, table)
-    except ConfigError:  # of this family there is no int8
-        return None
+    if not is_ready:
+        fit_activation_ranges(ranker, table)
     ranker.dtype = "int8"
     return ranker
 

@@ -253,6 +253,8 @@ class RankingDetails(StrictModel):
 
     model: str
     exit_layers: tuple[int, ...]
+    num_ranked: int
+    """Number of candidates that the ranker was given."""
     num_scored: tuple[int, ...]
     """Number of candidates that each exit scored."""
     drop_ratios: tuple[float, ...]

@@ -122,6 +122,11 @@ class RerankResult:
     also `retrieval`."""
 
     @property
+    def num_ranked(self) -> int:
+        """Number of candidates that the ranker was given."""
+        return len(self.ranking)
+
+    @property
     def timings_ms(self) -> dict[str, float]:
         """The same in milliseconds, rounded to microseconds."""
         return {phase: round(1e3 * seconds, 3) for phase, seconds in self.timings_s.items()}

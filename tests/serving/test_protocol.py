@@ -36,6 +36,7 @@ def test_rank_tells_scores_and_exit_layers_as_the_ranker_does(client, expected):
         assert got["text"] == wanted.text
     assert found["exit_layers"] == [1, 2, 3]
     assert found["num_scored"] == [6, 3, 2]
+    assert found["num_ranked"] == 6
     assert found["drop_ratios"] == [0.5, 0.5]
     assert found["load_shed"] is False
     assert found["num_tokens"] > len(CANDIDATES) * 3

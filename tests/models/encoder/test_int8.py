@@ -253,8 +253,9 @@ def test_large_inner_channel_is_computed_in_fp32(ranker, monkeypatch):
 
 
 @needs_int8
-def test_int8_score_of_a_pair_does_not_depend_on_the_others(ranker):
-    fitted = ranker()
+@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert"])
+def test_int8_score_of_a_pair_does_not_depend_on_the_others(ranker, family):
+    fitted = ranker(family)
     together = scores(fitted, "int8")[:, 0]
     texts = TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist()
     alone = [fitted.predict_exits([q], [c])[0, 0] for q, c in list(zip(*texts))[:12]]
