@@ -5,11 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,20 +54,5 @@ def here(folder: Path, name: str, *flags: str) -> dict:
     """What a benchmark writes that starts the processes it measures; its own is this one."""
     output = folder / f"{name}.json"
     common = ("--small", "--data", str(folder / "nowhere"), "--output", str(output))
-    with limits_restored():
-        importlib.import_module(f"benchmarks.{name}").main([*common, *flags])
+    importlib.import_module(f"benchmarks.{name}").main([*common, *flags])
     return report(output, name)
-
-
-@contextmanager
-def limits_restored() -> Iterator[None]:
-    """Gives this process back the cores and the threads that a benchmark in it took away."""
-    has_cores = hasattr(os, "sched_getaffinity")
-    cores = os.sched_getaffinity(0) if has_cores else set()
-    num_threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if has_cores:
-            os.sched_setaffinity(0, cores)
-        torch.set_num_threads(num_threads)

@@ -55,9 +55,8 @@ def test_serving_small_run_loads_both_services(cascade, tmp_path):
     assert of["in process"]["ratio"]["median"] > 0
 
 
-@pytest.mark.usefixtures("_forked_workers")
 def test_chaos_run_loses_no_request_of_clients_that_behave(cascade, tmp_path):
-    found = here(tmp_path, "chaos", "--cascade", cascade)["results"]
+    found = alone(tmp_path, "chaos", "--cascade", cascade)["results"]
     assert len(found) == 8
     assert {name: fault["num_lost"] for name, fault in found.items() if fault["num_lost"]} == {}
     for fault in found.values():
