@@ -19,7 +19,7 @@ from served import CANDIDATES, QUESTION
 
 from benchmarks import fairness
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers_elsewhere")]
+pytestmark = pytest.mark.slow
 
 START_S = 900.0
 RANK = {"question": QUESTION, "candidates": CANDIDATES}
@@ -37,7 +37,6 @@ class Service:
             *(f"--model={cascade}", f"--port={self.port}", "--settings.replicas.num_cpus=0.5"),
             *flags,
         ]
-        self.others = psutil.Process().children(recursive=True)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -69,14 +68,9 @@ class Service:
         except httpx.HTTPError:
             return 0
 
-    def processes(self) -> list[psutil.Process]:
-        """Those that this process did not have before; its workers are not below its own."""
-        found = psutil.Process().children(recursive=True)
-        return [process for process in found if process not in self.others]
-
     def ranker(self) -> psutil.Process:
-        found = [x for x in self.processes() if "ServeReplica:as2ray:ranker" in name_of(x)]
-        [ranker] = found
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        [ranker] = [child for child in children if "ServeReplica:as2ray:ranker" in name_of(child)]
         return ranker
 
     def end(self) -> None:
@@ -96,7 +90,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 @pytest.fixture(scope="module")
-def service(cascade, tmp_path_factory, forked_workers_elsewhere):
+def service(cascade, tmp_path_factory):
     for attempts_left in (2, 1, 0):
         made = Service(cascade, tmp_path_factory.mktemp("service"))
         try:
@@ -116,9 +110,10 @@ def test_on_loopback_metrics_are_told_by_the_service_and_elsewhere_nothing_witho
     assert re.search(r'^ray_as2ray_requests_total{.*path="/rank".*status="200"} [1-9]', text, re.M)
     assert re.search(r"^ray_as2ray_batches_total{.*} [1-9]", text, re.M)
     assert "ray_as2ray_phase_seconds_bucket{" in text
+    children = psutil.Process(service.process.pid).children(recursive=True)
     elsewhere = {
         connection.laddr.port: name_of(child)
-        for child in service.processes()
+        for child in children
         for connection in child.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
         and connection.laddr.ip not in ("127.0.0.1", "::1")
