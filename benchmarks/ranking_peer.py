@@ -1,10 +1,10 @@
 """A baseline of `benchmarks.ranking` in its own process: CrossEncoder, or a network in int8.
 
 It runs in an environment without as2ray, which it imports only to measure as2ray's own memory. It
-loads a model and texts,
-ranks the texts once for every line on its standard input, and prints the seconds. Networks in int8
-are made here, by NNCF's post-training quantization for OpenVINO and by dynamic quantization for
-ONNX Runtime, and run over pairs that are sorted by length, as CrossEncoder sorts them.
+loads a model and texts, ranks the texts once for every line on its standard input, and prints the
+seconds. Networks in int8 are made here, by NNCF's post-training quantization for OpenVINO and by
+dynamic quantization for ONNX Runtime, and run over pairs that are sorted by length, as CrossEncoder
+sorts them.
 """
 
 import importlib.util

@@ -98,5 +98,5 @@ def test_family_without_any_baseline_is_one_sentence(tmp_path):
 
 def test_peak_memory_of_a_baseline_is_without_that_of_its_parent():
     code = "from benchmarks.ranking_peer import peak_memory_mb; print(peak_memory_mb())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 10 < float(done.stdout) < peak_memory_mb() / 2  # this process holds torch
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 10 < float(child.stdout) < peak_memory_mb() / 2  # this process holds torch

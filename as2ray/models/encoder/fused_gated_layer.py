@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from as2ray.models.encoder.fused_layers import (
-    CastLinear,
     FusedLinear,
     Rotations,
-    int8_attention,
+    int8_products,
     pad_rows,
     projection_dtype,
 )
-from as2ray.models.encoder.int8 import ATTENTION, LAYER_PARTS, Int8Linear, Smoothing
+from as2ray.models.encoder.int8 import Int8Linear, Smoothing
 from as2ray.models.encoder.length_buckets import AttentionMask, bucketed_self_attention
 from as2ray.models.encoder.packed_attention import SequenceLayout, packed_attention
 
@@ -76,25 +75,8 @@ class FusedGatedLayer:
         if ranges is None:
             products = [FusedLinear(*pair, dtype) for pair in weights]
         else:
-            products = self._int8_products(weights, ranges)
+            products = int8_products(weights, ranges, _int8_feed_forward)
         self.qkv_projection, self.attention_output, self.up, self.down = products
-
-    def _int8_products(
-        self, weights: list[tuple[Tensor, Tensor | None]], ranges: Mapping[str, Tensor]
-    ) -> list[Int8Linear | CastLinear]:
-        pairs = [
-            (w.detach().float(), w.new_zeros(len(w)).float() if b is None else b.detach().float())
-            for w, b in weights
-        ]
-        products: list[Int8Linear | CastLinear] = []
-        for part, (first, second) in zip(LAYER_PARTS, (pairs[:2], pairs[2:])):
-            if not ranges.keys() >= set(LAYER_PARTS[part]):
-                products += [CastLinear(*first), CastLinear(*second)]
-            elif part == ATTENTION:
-                products += int8_attention(first, second, ranges)
-            else:
-                products += _int8_feed_forward(first, second, ranges)
-        return products
 
     def __call__(self, hidden: Tensor, layout: SequenceLayout, rotations: Rotations) -> Tensor:
         """Returns states after the layer, [rows, hidden]."""

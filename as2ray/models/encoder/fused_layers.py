@@ -9,7 +9,7 @@ batches have ever new ones. `Encoder.layers` stays the reference that fused laye
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -150,6 +150,32 @@ def projection_dtype() -> torch.dtype:
     return torch.bfloat16 if _has_bf16_outputs() else torch.float32
 
 
+def int8_products(
+    weights: Sequence[tuple[Tensor, Tensor | None]],
+    ranges: Mapping[str, Tensor],
+    make_feed_forward: Callable[..., list[Int8Linear]],
+) -> list[Int8Linear | CastLinear]:
+    """Returns `PRODUCTS` of a layer, those with ranges in int8.
+
+    Args:
+        weights: Weights and bias of each product.
+        ranges: See `FusedLayer`.
+        make_feed_forward: Makes the last two in int8 of their weights and the ranges.
+    """
+    pairs = [
+        (w.detach().float(), w.new_zeros(len(w)).float() if b is None else b.detach().float())
+        for w, b in weights
+    ]
+    products: list[Int8Linear | CastLinear] = []
+    for part, (first, second) in zip(LAYER_PARTS, (pairs[:2], pairs[2:])):
+        if not ranges.keys() >= set(LAYER_PARTS[part]):
+            products += [CastLinear(*first), CastLinear(*second)]
+        else:
+            make = int8_attention if part == ATTENTION else make_feed_forward
+            products += make(first, second, ranges)
+    return products
+
+
 def int8_attention(
     qkv: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor], ranges: Mapping[str, Tensor]
 ) -> list[Int8Linear]:
@@ -237,8 +263,8 @@ class FusedLayer:
         distances: Tensor | None = None,
         ranges: Mapping[str, Tensor] | None = None,
     ) -> None:
-        heads, projections, dense, attention_norm, *feed_forward = _find_modules(layer)
-        up, activation, down, output_norm = feed_forward
+        heads, projections, dense, attention_norm, *feed_forward_modules = _find_modules(layer)
+        up, activation, down, output_norm = feed_forward_modules
         self.head_size, self.heads = heads.attention_head_size, heads
         self.dtype = torch.float32 if dtype == torch.int8 else dtype
         has_relative_positions = hasattr(heads, "query_proj")
@@ -255,36 +281,20 @@ class FusedLayer:
         if ranges is None:
             products = [FusedLinear(*pair, dtype) for pair in weights]
         else:
-            weights = [(w.detach().float(), b.detach().float()) for w, b in weights]
-            products = self._int8_products(weights, ranges, activation)
+            feed_forward = partial(self._int8_feed_forward, activation)
+            products = int8_products(weights, ranges, feed_forward)
         self.qkv_projection, self.attention_output, self.up, self.down = products
         self.positions: PositionProjections | None = None
         if has_relative_positions:
             with torch.no_grad():
                 self.positions = PositionProjections.from_layer(heads, distances)
 
-    def _int8_products(
-        self,
-        weights: list[tuple[Tensor, Tensor]],
-        ranges: Mapping[str, Tensor],
-        activation: Callable[[Tensor], Tensor],
-    ) -> list[Int8Linear | CastLinear]:
-        products: list[Int8Linear | CastLinear] = []
-        for part, (first, second) in zip(LAYER_PARTS, (weights[:2], weights[2:])):
-            if not ranges.keys() >= set(LAYER_PARTS[part]):
-                products += [CastLinear(*first), CastLinear(*second)]
-            elif part == ATTENTION:
-                products += int8_attention(first, second, ranges)
-            else:
-                products += self._int8_feed_forward(first, second, ranges, activation)
-        return products
-
     def _int8_feed_forward(
         self,
+        activation: Callable[[Tensor], Tensor],
         up: tuple[Tensor, Tensor],
         down: tuple[Tensor, Tensor],
         ranges: Mapping[str, Tensor],
-        activation: Callable[[Tensor], Tensor],
     ) -> list[Int8Linear]:
         inner_ranges, down_weights = ranges["down"], down[0]
         channels = find_outliers(inner_ranges)
