@@ -72,9 +72,8 @@ def quantize(
     ranges = [x for part in getattr(ranker, "members", [ranker]) for x in part.activation_ranges]
     if num_unquantized := sum(len(x.unquantized_parts) for x in ranges):
         num_parts = sum(len(LAYER_PARTS) * len(x.layers) for x in ranges)
-        console.print(
-            f"{num_unquantized} of {num_parts} parts of layers stay in bf16: they lose too much"
-        )
+        problem = f"{num_unquantized} of {num_parts} parts of layers are not quantized"
+        console.print(f"{problem}: they lose too much")
     ranker.dtype = "auto"
     reason = "" if has_int8() else " (this CPU has neither AVX512-VNNI nor AMX)"
     console.print(f"--dtype auto is {ranker.dtype_name} here{reason}")

@@ -143,8 +143,8 @@ class TimedPass:
         candidates: Its candidates; the first ones are scored if there is no time for all.
         pruning: What the ranker drops in any case.
         ends_at: Deadline, as `perf_counter` counts.
-        time_share: Returns the share of the time until the deadline that this pass may take, from 0
-            to 1; it is asked each time that the clock is looked at.
+        limit_time: Returns how many of the seconds until the deadline this pass may take; it is
+            asked each time that the clock is looked at.
         selects_by_bm25: Whether the ranker's stage before the first layer may drop candidates.
     """
 
@@ -155,7 +155,7 @@ class TimedPass:
         candidates: Sequence[str],
         pruning: Pruning | None,
         ends_at: float,
-        time_share: Callable[[], float] = lambda: 1.0,
+        limit_time: Callable[[float], float] = lambda left_s: left_s,
         selects_by_bm25: bool = True,
     ) -> None:
         self.ranker, self.question, self.candidates = ranker, question, candidates
@@ -163,7 +163,7 @@ class TimedPass:
         self.deadline = self.ends_at = ends_at
         """The pass ends before the deadline if others need the time."""
         self.selects_by_bm25 = selects_by_bm25
-        self.time_share = time_share
+        self.limit_time = limit_time
         exits = ranker.exit_layers or (len(ranker.encoder),)
         self.stage_layers = [end - start for start, end in zip((0, *exits), exits)]
         self.scores = np.zeros(len(candidates), np.float32)
@@ -210,7 +210,7 @@ class TimedPass:
     def _time_left_s(self) -> float:
         now = perf_counter()
         # Once others wait, the pass never takes longer than they leave it.
-        self.ends_at = min(self.ends_at, now + (self.deadline - now) * self.time_share())
+        self.ends_at = min(self.ends_at, now + self.limit_time(self.deadline - now))
         return self.ends_at - now
 
     def _drop(self, stage: int, rows: np.ndarray) -> np.ndarray:

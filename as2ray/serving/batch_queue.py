@@ -10,7 +10,8 @@ large batch is ranked in parts, and between parts lets requests go first that ar
 its largest.
 
 A request with a budget is ranked alone, and comes no later in this order than its deadline. It
-takes the time that it has, unless others with a budget wait: they share the time evenly.
+takes the time that it has, but leaves those that wait what the last ones took; where that is less
+than an even share of the time, it takes the even share.
 
 `ray.serve.batch` accepts a size function too, but it closes a batch when its wait time is over,
 whether or not the ranker is free. Under load its batches stay small and queue behind each other,
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from as2ray.models.ranker import BEFORE_BATCH
-from as2ray.serving.engine import TokenizedRequest
+from as2ray.serving.engine import RESPONSE_S, TokenizedRequest
 from as2ray.serving.types import (
     RequestError,
     RerankResult,
@@ -45,9 +46,9 @@ Outcome = RerankResult | RequestError
 RankBatch = Callable[[list[TokenizedRequest], float, int], Sequence[Outcome]]
 """Ranks a batch, given the fill level of the queue (0 to 1) and the number of running batches."""
 
-THROUGHPUT_SMOOTHING = 0.3
-"""Weight of the newest batch in the moving average of tokens per second."""
-
+SMOOTHING = 0.3
+"""Weight of the newest batch in the moving averages of tokens per second, and of the seconds that a
+request with a budget takes."""
 
 INITIAL_TOKENS_PER_SECOND = 10_000.0
 """Assumed throughput before the first batch."""
@@ -76,6 +77,11 @@ class QueuedRequest:
 
 class BatchAbandonedError(Exception):
     """All clients of a batch have disconnected."""
+
+
+def moving_average(average: float | None, newest: float) -> float:
+    """Takes the newest value into an average; None if there is none yet."""
+    return newest if average is None else average + SMOOTHING * (newest - average)
 
 
 def num_tokens_of(batch: Iterable[QueuedRequest]) -> int:
@@ -118,6 +124,8 @@ class BatchQueue:
         self._queued_tokens_of_client: Counter[str | None] = Counter()
         self.queued_tokens = 0
         self.tokens_per_second: float | None = None
+        self._budget_s: float | None = None
+        """Mean seconds that a request with a budget takes."""
         self._workers: set[asyncio.Task[None] | None] = set()
         self._running_batches = 0
         # A pool of its own: every thread that ranks keeps its own OpenMP threads.
@@ -156,7 +164,7 @@ class BatchQueue:
         duration_s = request.num_tokens / (self.tokens_per_second or INITIAL_TOKENS_PER_SECOND)
         if request.has_budget:
             duration_s = min(duration_s, max(0.0, request.ends_at - now))
-            request.time_share = self._time_share
+            request.limit_time = self._limit_time
         if client:
             self._virtual_end_of_client[client] = start + duration_s
         # Requests of a client follow each other, whatever their deadlines.
@@ -173,10 +181,19 @@ class BatchQueue:
             raise outcome
         return outcome
 
-    def _time_share(self) -> float:
-        """Returns the share of its time that a request may take while others with a budget wait."""
-        num_waiting = sum(queued.request.has_budget for queued in tuple(self.queue))
-        return self.num_workers / max(self.num_workers, num_waiting + self._running_batches)
+    def _limit_time(self, left_s: float) -> float:
+        """Returns the seconds that a request may take of those until its deadline."""
+        ends = sorted(
+            queued.request.ends_at for queued in tuple(self.queue) if queued.request.has_budget
+        )
+        even_s = (
+            left_s * self.num_workers / max(self.num_workers, len(ends) + self._running_batches)
+        )
+        if self._budget_s is None:
+            return even_s
+        each_s, now = self._budget_s / self.num_workers, time.monotonic() + RESPONSE_S
+        latest_s = (end - now - place * each_s for place, end in enumerate(ends, 1))
+        return max(even_s, min([left_s, *latest_s]))
 
     async def _run_worker(self) -> None:
         """Ranks batches until the queue is empty."""
@@ -280,6 +297,8 @@ class BatchQueue:
             BEFORE_BATCH.reset(reset_token)
         duration_s = time.monotonic() - started_at - interrupted_s
         self.on_batch(num_tokens, duration_s)
+        if batch[0].request.has_budget:
+            self._budget_s = moving_average(self._budget_s, duration_s)
         return outcomes, duration_s
 
     def _rank(
@@ -301,5 +320,4 @@ class BatchQueue:
         ]
 
     def _update_throughput(self, rate: float) -> None:
-        average = rate if self.tokens_per_second is None else self.tokens_per_second
-        self.tokens_per_second = average + THROUGHPUT_SMOOTHING * (rate - average)
+        self.tokens_per_second = moving_average(self.tokens_per_second, rate)

@@ -69,8 +69,8 @@ class TokenizedRequest:
     """Number of tokens of all pairs; an estimate for a request with a budget."""
     ends_at: float = math.inf
     """When it should be ranked, by the same clock."""
-    time_share: Callable[[], float] = lambda: 1.0
-    """Returns the share of its time that others with a budget leave it."""
+    limit_time: Callable[[float], float] = lambda left_s: left_s
+    """Returns how many of the seconds until its deadline others with a budget leave it."""
     selection: BM25Selection | None = None
     """What BM25 says of the candidates; None if it has no part."""
 
@@ -221,7 +221,7 @@ class RerankEngine:
             request.candidates,
             tokenized.pruning if self.ranker.exit_layers else None,
             perf_counter() + tokenized.ends_at - RESPONSE_S - started_at,
-            tokenized.time_share,
+            tokenized.limit_time,
             request.drop_ratios is None,
         )
         staged_scores = timed_pass.run()

@@ -159,9 +159,11 @@ def test_pass_that_shares_its_time_leaves_it_to_others(cascade, candidates, cloc
     ranker = timed(cascade, clock, monkeypatch)
     ranker.rank(QUESTION, candidates, budget_ms=100)  # measures the speed
     started_at, shares = clock[0], iter([1.0, 1.0, 0.25])
-    timed_pass = TimedPass(
-        ranker, QUESTION, candidates, None, started_at + 0.2, lambda: next(shares, 1.0)
-    )
+
+    def limit_time(left_s):
+        return left_s * next(shares, 1.0)
+
+    timed_pass = TimedPass(ranker, QUESTION, candidates, None, started_at + 0.2, limit_time)
     staged = timed_pass.run()
     # It keeps to a quarter of what was left, although the others did not wait for long.
     assert clock[0] - started_at < 0.08

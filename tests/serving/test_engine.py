@@ -175,7 +175,7 @@ def test_budget_is_refused_of_a_ranker_that_keeps_none_and_of_too_many_tokens(en
 def test_requests_with_a_budget_are_ranked_alone_by_their_deadlines_and_share_their_time(
     engine, blocking
 ):
-    shares = []
+    limits_s = []
 
     async def run():
         queue = BatchQueue(blocking, 10_000, 1_000_000)
@@ -189,7 +189,7 @@ def test_requests_with_a_budget_are_ranked_alone_by_their_deadlines_and_share_th
             for _ in range(2):
                 await asyncio.sleep(0)
             if tokenized.has_budget:
-                shares.append(tokenized.time_share())
+                limits_s.append(tokenized.limit_time(1.0))
         blocking.release.set()
         await asyncio.gather(*tasks)
         return queue
@@ -198,8 +198,32 @@ def test_requests_with_a_budget_are_ranked_alone_by_their_deadlines_and_share_th
     names = [[name.removeprefix("muri ") for name in batch] for batch, _ in blocking.batches]
     assert names == [["a"], ["300"], ["600"], ["900"], ["b", "c"]]
     # One is ranked, and one, two and three with a budget wait.
-    assert shares == [1 / 2, 1 / 3, 1 / 4]
-    assert queue._time_share() == 1.0
+    assert limits_s == [1 / 2, 1 / 3, 1 / 4]
+    assert queue._limit_time(1.0) == 1.0
+
+
+def test_request_with_a_budget_leaves_those_that_wait_what_the_last_ones_took(engine):
+    limits_s = []
+
+    def rank(batch, fill_level, running):
+        [tokenized] = batch
+        time.sleep(0.05)
+        limits_s.append([tokenized.limit_time(left_s) for left_s in (100.0, 6.0, 1.0)])
+        return [RerankResult("m", [], tokenized.num_tokens)]
+
+    async def run():
+        queue = BatchQueue(rank, 10_000, 1_000_000)
+        await queue.submit(engine.tokenize(with_budget(9_000, "muri alone")), 30.0)
+        requests = [engine.tokenize(with_budget(ms, f"muri {ms}")) for ms in (3_000, 5_000, 5_200)]
+        await asyncio.gather(*[queue.submit(request, 30.0) for request in requests])
+
+    asyncio.run(run())
+    alone, first, second, third = limits_s
+    assert alone == third == [100.0, 6.0, 1.0]
+    # One that could take a hundred seconds may take a third of them, one of six seconds must end a
+    # twentieth of a second before the deadline of the next.
+    assert first == [pytest.approx(100 / 3), pytest.approx(4.9, abs=0.09), 1.0]
+    assert second == [pytest.approx(50), pytest.approx(5.05, abs=0.09), 1.0]
 
 
 def test_request_with_a_budget_is_answered_although_its_time_is_over(engine, blocking):
