@@ -8,12 +8,14 @@ from served import TEXT, InProcess, listen
 from starlette.testclient import TestClient
 
 from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.app import create_app
-from as2ray.serving.settings import ServiceConfig
+from as2ray.serving.engine import RerankEngine
+from as2ray.serving.settings import Limits, ServiceConfig
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,12 @@ def cascade(checkpoint, tmp_path_factory) -> str:
     ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
     ranker.drop_ratios = 0.5
     return str(save(ranker, tmp_path_factory.mktemp("served") / "cascade"))
+
+
+@pytest.fixture(scope="module")
+def engine(cascade) -> RerankEngine:
+    """An engine of that cascade."""
+    return RerankEngine(load(cascade, device="cpu", dtype="fp32"), Limits())
 
 
 @pytest.fixture(scope="session")

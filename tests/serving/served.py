@@ -1,6 +1,7 @@
 """The service in this process: the real application, queue and engines; and what tests ask it."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,7 +15,14 @@ from as2ray.serving.batch_queue import BatchQueue
 from as2ray.serving.engine import RerankEngine, rank_batch
 from as2ray.serving.proxy import ProxyMiddleware
 from as2ray.serving.settings import ServiceConfig
-from as2ray.serving.types import ModelInfo, RequestError, RequestRecord, RerankRequest, RerankResult
+from as2ray.serving.types import (
+    ModelInfo,
+    RequestError,
+    RequestRecord,
+    RerankRequest,
+    RerankResult,
+    TimeBudget,
+)
 
 QUESTION = "What is kovarin?"
 TEXT = """Kovarin ne badesso. Muri kovarin lala.
@@ -22,6 +30,12 @@ TEXT = """Kovarin ne badesso. Muri kovarin lala.
 Quintol ba ne. Zelimut lala ne muri.
 """
 CANDIDATES = ["Badesso.", "Kovarin ne kovarin.", "Lala muri.", "Muri.", "Quintol ba.", "Zelimut."]
+
+
+def with_budget(budget_ms: float, question: str = QUESTION, candidates=CANDIDATES, **changes):
+    """Returns a request that has arrived now."""
+    budget = TimeBudget(budget_ms, time.monotonic(), **changes)
+    return RerankRequest(question, candidates, "m", budget=budget)
 
 
 class InProcess:
