@@ -238,6 +238,20 @@ def test_score_of_a_cross_encoder_is_what_its_activation_says(
         assert ranked[0].is_logit == (name == "Identity")
 
 
+@pytest.mark.parametrize("is_old", [True, False])
+def test_activation_of_the_configuration_that_is_not_supported_is_refused(
+    checkpoint, is_old, tmp_path
+):
+    path = shutil.copytree(checkpoint("bert", 1), tmp_path / "theirs")
+    name = "torch.nn.modules.activation.Softplus"
+    old = {"sbert_ce_default_activation_function": name}
+    said = old if is_old else {"sentence_transformers": {"activation_fn": name}}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **said}))
+    with pytest.raises(CheckpointError, match=r"activation_fn='torch.*Softplus' is none of"):
+        load(path, device="cpu")
+
+
 def test_score_of_a_calibrated_ranker_is_a_probability(checkpoint, tmp_path):
     path = shutil.copytree(checkpoint("bert", 1, initializer_range=0.3), tmp_path / "theirs")
     config = json.loads((path / "config.json").read_text())

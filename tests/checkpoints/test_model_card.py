@@ -12,11 +12,18 @@ def test_model_card_has_the_hub_s_metadata_the_use_and_all_sections(tmp_path):
     assert (card.data.library_name, card.data.pipeline_tag) == ("as2ray", "text-ranking")
     assert card.data.tags == ["cross-encoder", "answer-sentence-selection"]
     results = [
-        (result.task_type, result.dataset_name, result.metric_type, result.metric_value)
+        (
+            result.task_type,
+            result.dataset_type,
+            result.dataset_name,
+            result.metric_type,
+            result.metric_value,
+        )
         for result in card.data.eval_results
     ]
     assert results == [
-        ("text-ranking", "Toy test", name, value) for name, value in (("AP", 0.75), ("RR", 0.5))
+        ("text-ranking", "table", "Toy test", name, value)
+        for name, value in (("AP", 0.75), ("RR", 0.5))
     ]
     title, first, *_ = card.text.strip().split("\n\n")
     assert title == "# whales"

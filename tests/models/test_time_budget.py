@@ -155,6 +155,21 @@ def test_plan_expects_an_exit_to_pass_as_many_as_before(cascade, candidates):
         assert cascade.speed.keep_ratios == pytest.approx([passes] * 2, abs=0.02)
 
 
+def test_fewer_candidates_are_scored_where_more_are_expected_to_pass(
+    cascade, candidates, clock, monkeypatch
+):
+    ranker = timed(cascade, clock, monkeypatch)
+    ranker.rank(QUESTION, candidates, budget_ms=100)  # measures the speed
+    num_scored = []
+    for keep_ratio in (0.3, 0.6, 1.0):
+        ranker.speed.keep_ratios[:] = keep_ratio
+        timed_pass = TimedPass(ranker, QUESTION, candidates, None, clock[0] + 0.04)
+        num_scored.append(int((timed_pass.run().stage_index >= 0).sum()))
+    few, some, many = sorted(num_scored)
+    assert num_scored == [many, some, few]
+    assert few < some < many
+
+
 def test_pass_that_shares_its_time_leaves_it_to_others(cascade, candidates, clock, monkeypatch):
     ranker = timed(cascade, clock, monkeypatch)
     ranker.rank(QUESTION, candidates, budget_ms=100)  # measures the speed
