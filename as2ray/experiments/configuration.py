@@ -114,7 +114,8 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
     remaining = [argument for argument in arguments if argument != PRINT_CONFIG]
     while remaining:
         flag, has_value, text = remaining.pop(0).partition("=")
-        is_switch = _field_type(kinds, [flag.removeprefix("--")]) is bool
+        keys = flag.removeprefix("--").removesuffix("+").split(".")
+        is_switch = _field_type(kinds, keys) is bool
         if is_switch and not has_value and (not remaining or remaining[0].startswith("--")):
             has_value, text = "=", "true"
         if not flag.startswith("--") or not (has_value or remaining):
@@ -123,7 +124,6 @@ def read_tree(kinds: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]
         if flag == "--config":
             merge_into(tree, _read_yaml_file(text))
             continue
-        keys = flag.removeprefix("--").removesuffix("+").split(".")
         is_string = _field_type(kinds, keys) in (str, str | None) and text != "null"
         value = text if is_string else _parse_yaml(text, flag)
         if flag.endswith("+"):

@@ -23,6 +23,8 @@ class Training:
 class Run:
     train: list[str]
     training: Training = field(default_factory=Training)
+    split: str = "all"
+    fsdp: bool = False
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -47,6 +49,12 @@ def config(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text("title: T\nruns: {adapt: {train: [a], training: {epochs: 2}}}\n")
     return path
+
+
+def test_flags_of_entries_have_the_types_of_their_fields(config):
+    flags = ["--config", str(config), "--runs.adapt.split", "2024", "--runs.adapt.fsdp"]
+    run = read_config(Study, [*flags, "--runs.adapt.training.epochs=5"]).runs["adapt"]
+    assert run == Run(["a"], Training(epochs=5), "2024", fsdp=True)
 
 
 def test_flags_change_keys_of_the_file(config):

@@ -1,18 +1,21 @@
 """Searches among training runs: what is searched, and the best run of a grid."""
 
+import json
 from dataclasses import dataclass, replace
 
 import pytest
 import tiny
 
+from as2ray.checkpoints.initialization import init_ranker
+from as2ray.checkpoints.saving import save
 from as2ray.errors import ConfigError
-from as2ray.experiments.rankers import TrainedRanker
+from as2ray.experiments.rankers import RANKER, TrainedRanker
 from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import Stage
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import METRICS, TrackingConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,28 @@ def test_best_of_a_grid_is_one_of_its_runs_and_can_be_trained_further(run, compl
     assert (folder / weights).read_bytes() == (best_folder / weights).read_bytes()
     further, _ = complete(replace(run, init_from=BestRanker(grid)))
     assert further["shape"] == outputs["shape"]
+
+
+class Measured(TrainedRanker):
+    """A run whose measures on dev are its learning rates times 0.1, 0.3 and 0.2."""
+
+    def run(self, context):
+        values = [self.training.learning_rate * share for share in (0.1, 0.3, 0.2)]
+        lines = [json.dumps({self.training.selection_metric: value}) + "\n" for value in values]
+        (context.output / METRICS).write_text("".join(lines))
+        save(init_ranker(self.model.path, max_length=32), context.output / RANKER)
+        return {"shape": {}}
+
+
+@pytest.mark.parametrize(("select_by", "share"), [("epoch", 0.2), ("dev/AP", 0.3)])
+def test_best_of_a_grid_is_chosen_by_the_checkpoints_that_the_runs_keep(
+    run, complete, select_by, share
+):
+    training = [replace(run.training, learning_rate=r, select_by=select_by) for r in (1.0, 3.0)]
+    grid = tuple(Measured(run.model, run.train, run.dev, each) for each in training)
+    outputs, _ = complete(BestRanker(grid))
+    assert outputs["best"] == 1
+    assert outputs["values"] == pytest.approx([share, 3 * share])
 
 
 def test_search_is_another_stage_than_its_run_and_than_one_of_another_budget(run):

@@ -6,7 +6,9 @@ import pytest
 import yaml
 
 from as2ray.errors import ConfigError
+from as2ray.experiments.command import Pipeline
 from as2ray.experiments.recipe import Recipe, read_recipe
+from pipelines.transfer_adapt import PIPELINE
 
 RECIPES = sorted(Path("pipelines/recipes").glob("*.yaml"))
 TANDA = "pipelines/recipes/tanda_table3.yaml"
@@ -33,3 +35,11 @@ def test_profile_is_the_plan_and_flags_change_it():
 def test_unknown_profile_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'grid'(.|\n)*'cluster', 'laptop', 'node'"):
         _workers("--profile", "grid")
+
+
+def test_command_runs_with_the_workers_of_the_profile_and_the_flags(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Pipeline, "run", lambda *positional, **others: seen.append(positional[3]))
+    flags = ["--config", TANDA, "--output", str(tmp_path), "--profile", "node"]
+    PIPELINE.command([*flags, "--workers.cpus_per_worker", "3"])
+    assert [(plan.num_workers, plan.cpus_per_worker) for plan in seen] == [(8, 3)]
