@@ -2,6 +2,7 @@
 
 import random
 from contextlib import redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,19 @@ def test_printed_recipe_is_the_same_recipe_however_it_is_spelled(path, capsys, t
     assert (recipe, options) == original
     stages = [pipeline.build(each, {}).stages for each in (original[0], recipe)]
     assert stages[0] == stages[1]
+
+
+RECIPE_TYPES = {pipeline_of(path).recipe_type for path in RECIPES}
+
+
+@pytest.mark.parametrize("recipe_type", sorted(RECIPE_TYPES, key=str), ids=lambda t: t.__name__)
+def test_help_lists_every_field_of_a_recipe_and_of_its_options(recipe_type, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        read_recipe(recipe_type, ["--help"])
+    assert not stopped.value.code
+    text = capsys.readouterr().out
+    names = [field.name for kind in (recipe_type, RunOptions) for field in fields(kind)]
+    assert [name for name in names if f"--{name}" not in text] == []
 
 
 # PyYAML reads these three as ends of lines, whatever it wrote.
