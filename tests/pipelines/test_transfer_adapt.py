@@ -27,7 +27,7 @@ HERE = WorkersConfig(num_workers=0)
 
 @pytest.fixture
 def recipe(checkpoint, data_root):
-    training = TrainingConfig(epochs=2, global_batch_size=16, learning_rate=1e-3, precision="fp32")
+    training = TrainingConfig(epochs=2, global_batch_size=64, learning_rate=1e-3, precision="fp32")
     return Recipe(
         title="Tiny",
         model=ModelSpec(str(checkpoint("bert", None)), max_length=32),
@@ -47,7 +47,7 @@ def recipe(checkpoint, data_root):
             "union": RunSpec(["general", "target"], training),
             "noise": RunSpec(["noisy"], training),
             "lists": RunSpec(
-                ["target"], replace(training, global_batch_size=2), loss=ListwiseLoss(4)
+                ["target"], replace(training, global_batch_size=8), loss=ListwiseLoss(4)
             ),
         },
         baseline="fine-tune",
