@@ -23,7 +23,7 @@ PUBLISHED = {
         {
             "hidden_size": 1_024,
             "num_attention_heads": 16,
-            "intermediate_size": 1_024,
+            "intermediate_size": 256,
             "max_position_embeddings": 514,
             "num_hidden_layers": 2,
         },
@@ -35,7 +35,7 @@ PUBLISHED = {
             "embedding_size": 1_024,
             "hidden_size": 1_024,
             "num_attention_heads": 16,
-            "intermediate_size": 1_024,
+            "intermediate_size": 256,
         },
     ),
     "google/electra-base-discriminator": (
@@ -45,7 +45,7 @@ PUBLISHED = {
             "embedding_size": 768,
             "hidden_size": 768,
             "num_attention_heads": 12,
-            "intermediate_size": 768,
+            "intermediate_size": 256,
         },
     ),
     "albert/albert-xxlarge-v2": (
@@ -54,7 +54,7 @@ PUBLISHED = {
             "embedding_size": 128,
             "hidden_size": 4_096,
             "num_attention_heads": 64,
-            "intermediate_size": 4_096,
+            "intermediate_size": 256,
             "max_position_embeddings": 512,
             "num_hidden_layers": 1,
             "hidden_act": "gelu",
@@ -64,7 +64,7 @@ PUBLISHED = {
     ),
 }
 """Of the encoders that the recipe names: family, and shape as on the hub, but for the depth, the
-vocabulary and the feed-forward layers, which are as wide as the others."""
+vocabulary and the feed-forward layers, which are narrow."""
 
 
 @pytest.fixture
