@@ -182,12 +182,14 @@ def test_modules_outside_the_ray_packages_load_where_ray_is_not_installed():
         },
         {
             "as2ray.distributed.ingest": {"torch", "transformers"},
+            "as2ray.serving.deployment": {
+                *("torch", "transformers", "scipy.stats", "scipy.optimize"),
+            },
             "as2ray.distributed.train": {"transformers"},
             "as2ray.distributed.tune": {"transformers"},
         },
-        {"as2ray.serving.deployment": {"torch", "transformers", "scipy.stats", "scipy.optimize"}},
     ],
-    ids=["without-ray", "command-line", "with-ray", "gateway"],
+    ids=["without-ray", "command-line", "with-ray"],
 )
 def test_light_processes_do_not_load_what_they_do_not_need(not_loaded):
     # Each process of a search or a run loads them: transformers' models take seconds of a core.
