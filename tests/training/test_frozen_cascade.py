@@ -23,7 +23,12 @@ from as2ray.tables.schema import question_indices
 from as2ray.text.bm25 import list_probabilities
 from as2ray.training import frozen_cascade
 from as2ray.training.cascade_config import CascadeConfig
-from as2ray.training.frozen_cascade import choose_margins, make_cascade, train_exits
+from as2ray.training.frozen_cascade import (
+    choose_margins,
+    held_out_questions,
+    make_cascade,
+    train_exits,
+)
 from as2ray.training.run_job import train
 
 QUESTION = "What is kovarin?"
@@ -48,6 +53,13 @@ def cascade(monolith):
     made = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=CONFIG)
     made.margins = Margins((0.5,) * (len(made.exit_layers) - 1), 1, made.margins.bound)
     return made
+
+
+def test_questions_of_the_report_are_those_held_out_or_all_where_ratios_drop():
+    by_ratios = held_out_questions(TABLE, None, CascadeConfig(drop_ratios=(0.5,)))
+    assert by_ratios.num_rows == TABLE.num_rows
+    assert 0 < held_out_questions(TABLE, None, CONFIG).num_rows < TABLE.num_rows
+    assert held_out_questions(TABLE, OTHERS, CONFIG).num_rows == OTHERS.num_rows
 
 
 @pytest.mark.parametrize(("labels", "dtype"), [(2, "fp32"), (1, "bf16")])
