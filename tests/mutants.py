@@ -76,7 +76,14 @@ RELATED_TESTS = {
         "models/test_sequential.py",
     ),
     "corpora": ("cli/test_cli_fetch.py",),
+    "experiments": (
+        "pipelines/test_dry_run.py",
+        "pipelines/test_profiles.py",
+        "pipelines/test_recipe_round_trip.py",
+        "test_api.py",
+    ),
     "models": ("checkpoints/test_sentence_encoder.py",),
+    "training": ("cli/test_cli_cascade.py", "experiments/test_encoder_stages.py"),
 }
 """Files in other folders with tests of a package's own work."""
 

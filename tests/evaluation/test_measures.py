@@ -6,10 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import pytrec_eval
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
 
+from as2ray.checkpoints.loading import load
 from as2ray.errors import ConfigError, EvaluationError
 from as2ray.evaluation.measures import evaluate, mean_average_precision, validation_measures
 from as2ray.evaluation.presets import PAPER_PRESETS, parse_measure
@@ -25,6 +27,14 @@ def naive(labels: list[int], scores: list[float]) -> tuple[float, float]:
     at_hits = [sum(ranked[: i + 1]) / (i + 1) for i, label in enumerate(ranked) if label]
     first = ranked.index(1) + 1 if 1 in ranked else np.inf
     return (sum(at_hits) / len(at_hits) if at_hits else 0.0), 1 / first
+
+
+def test_ranker_is_evaluated_by_the_scores_that_it_gives(checkpoint):
+    table = tiny.candidates(12)
+    ranker = load(checkpoint("bert", 2, initializer_range=0.3), dtype="fp32", device="cpu")
+    found = evaluate(table, ranker, ["AP", "RR"]).measures
+    assert found == evaluate(table, ranker.predict_table(table).sort_keys, ["AP", "RR"]).measures
+    assert found != evaluate(table, -ranker.predict_table(table).sort_keys, ["AP", "RR"]).measures
 
 
 @st.composite

@@ -26,7 +26,8 @@ POINTS = [(2, 0.5), (1, 0.2), (1, 0.4), (2, 0.7)]
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 def test_learning_curve_is_written_as_its_suffix_says(tmp_path, suffix, magic):
     path = tmp_path / f"curve{suffix}"
-    learning_curve({"FT": POINTS, "TANDA": POINTS}, "WikiQA", "epochs", "MAP", path)
+    figure = learning_curve({"FT": POINTS, "TANDA": POINTS}, "WikiQA", "epochs", "MAP", path)
+    assert [line.get_label() for line in figure.axes[0].lines] == ["FT", "TANDA"]
     assert path.read_bytes().startswith(magic)
 
 

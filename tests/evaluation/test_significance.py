@@ -88,6 +88,7 @@ def test_same_seed_gives_same_numbers(random):
     tables = per_question(random.random(60)), per_question(random.random(60))
     assert compare_systems(*tables, "AP", seed=3) == compare_systems(*tables, "AP", seed=3)
     assert compare_systems(*tables, "AP", seed=3) != compare_systems(*tables, "AP", seed=4)
+    assert compare_systems(*tables, "AP") == compare_systems(*tables, "AP", seed=0)
 
 
 def test_questions_are_paired_by_id_not_by_place():
