@@ -10,8 +10,8 @@ large batch is ranked in parts, and between parts lets requests go first that ar
 its largest.
 
 A request with a budget is ranked alone, and comes no later in this order than its deadline. It
-takes the time that it has, but leaves those that wait what the last ones took; where that is less
-than an even share of the time, it takes the even share.
+takes the time that it has, but leaves waiting ones as long as recent ones took. An even share of the
+time is its own in any case.
 
 `ray.serve.batch` accepts a size function too, but it closes a batch when its wait time is over,
 whether or not the ranker is free. Under load its batches stay small and queue behind each other,
@@ -124,7 +124,7 @@ class BatchQueue:
         self._queued_tokens_of_client: Counter[str | None] = Counter()
         self.queued_tokens = 0
         self.tokens_per_second: float | None = None
-        self._budget_s: float | None = None
+        self._mean_budgeted_s: float | None = None
         """Mean seconds that a request with a budget takes."""
         self._workers: set[asyncio.Task[None] | None] = set()
         self._running_batches = 0
@@ -182,16 +182,20 @@ class BatchQueue:
         return outcome
 
     def _limit_time(self, left_s: float) -> float:
-        """Returns the seconds that a request may take of those until its deadline."""
+        """Returns the seconds that a request may take of those until its deadline.
+
+        It ends early enough for those that wait to be ranked before their deadlines, if each takes
+        as long as recent ones; an even share of the seconds is its own in any case.
+        """
         ends = sorted(
             queued.request.ends_at for queued in tuple(self.queue) if queued.request.has_budget
         )
         even_s = (
             left_s * self.num_workers / max(self.num_workers, len(ends) + self._running_batches)
         )
-        if self._budget_s is None:
+        if self._mean_budgeted_s is None:
             return even_s
-        each_s, now = self._budget_s / self.num_workers, time.monotonic() + RESPONSE_S
+        each_s, now = self._mean_budgeted_s / self.num_workers, time.monotonic() + RESPONSE_S
         latest_s = (end - now - place * each_s for place, end in enumerate(ends, 1))
         return max(even_s, min([left_s, *latest_s]))
 
@@ -298,7 +302,7 @@ class BatchQueue:
         duration_s = time.monotonic() - started_at - interrupted_s
         self.on_batch(num_tokens, duration_s)
         if batch[0].request.has_budget:
-            self._budget_s = moving_average(self._budget_s, duration_s)
+            self._mean_budgeted_s = moving_average(self._mean_budgeted_s, duration_s)
         return outcomes, duration_s
 
     def _rank(

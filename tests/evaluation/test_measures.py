@@ -32,9 +32,10 @@ def naive(labels: list[int], scores: list[float]) -> tuple[float, float]:
 def test_ranker_is_evaluated_by_the_scores_that_it_gives(checkpoint):
     table = tiny.candidates(12)
     ranker = load(checkpoint("bert", 2, initializer_range=0.3), dtype="fp32", device="cpu")
-    found = evaluate(table, ranker, ["AP", "RR"]).measures
-    assert found == evaluate(table, ranker.predict_table(table).sort_keys, ["AP", "RR"]).measures
-    assert found != evaluate(table, -ranker.predict_table(table).sort_keys, ["AP", "RR"]).measures
+    measures = evaluate(table, ranker, ["AP", "RR"]).measures
+    scores = ranker.predict_table(table).sort_keys
+    assert measures == evaluate(table, scores, ["AP", "RR"]).measures
+    assert measures != evaluate(table, -scores, ["AP", "RR"]).measures
 
 
 @st.composite
