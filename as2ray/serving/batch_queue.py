@@ -10,8 +10,8 @@ large batch is ranked in parts, and between parts lets requests go first that ar
 its largest.
 
 A request with a budget is ranked alone, and comes no later in this order than its deadline. It
-takes the time that it has, but leaves waiting ones as long as recent ones took. An even share of the
-time is its own in any case.
+takes the time that it has, but leaves waiting ones as long as recent ones took. An even share of
+the time is its own in any case.
 
 `ray.serve.batch` accepts a size function too, but it closes a batch when its wait time is over,
 whether or not the ranker is free. Under load its batches stay small and queue behind each other,

@@ -90,8 +90,8 @@ def test_request_with_a_budget_leaves_those_that_wait_what_the_last_ones_took(en
     asyncio.run(run())
     alone, first, second, third = limits_s
     assert alone == third == [100.0, 6.0, 1.0]
-    # One that could take a hundred seconds may take a third of them. One of six seconds may take more
-    # than its even share, but must end so long before the next one's deadline as a request takes.
+    # One that could take a hundred seconds may take a third of them. One of six seconds may take
+    # more than its even share, but must leave the next one as long as a request takes.
     assert (first[0], first[2]) == (pytest.approx(100 / 3), 1.0)
     assert 2.5 < first[1] < 5 - 0.05 - 0.05
     assert (second[0], second[2]) == (pytest.approx(50), 1.0)
