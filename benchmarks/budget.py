@@ -38,6 +38,9 @@ from benchmarks.service import run_service, serve_command
 
 BUDGETS_MS = (25, 50, 100, 200, 500)
 
+TIMEOUT_S = 120.0
+"""Of a request over HTTP: eight without a budget wait for one another."""
+
 UNTRAINED = {"cosine": ("similarity",), "hybrid": ("similarity", "bm25")}
 """Parts of the scores of what ranks without training."""
 
@@ -97,14 +100,18 @@ def _open_ranker(args: Namespace, side: str) -> Iterator[RankWithin]:
     elif args.url:
         yield _rank_at(args.url)
     else:
-        replicas = {"num_cpus": max(1, args.cores - 0.5), "gateway_num_cpus": 0.1}
-        flags = [f"--settings.replicas.{name}={value}" for name, value in replicas.items()]
+        settings = {
+            "replicas.num_cpus": max(1, args.cores - 0.5),
+            "replicas.gateway_num_cpus": 0.1,
+            "limits.request_timeout_s": TIMEOUT_S,
+        }
+        flags = [f"--settings.{name}={value}" for name, value in settings.items()]
         with run_service(serve_command(path, *flags), 300.0) as service:
             yield _rank_at(service.url.removesuffix("/rerank"))
 
 
 def _rank_at(url: str) -> RankWithin:
-    client = httpx.Client(base_url=url, timeout=120.0)
+    client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
 
     def rank(question: str, texts: list[str], budget_ms: float | None) -> list[int]:
         body = {"question": question, "candidates": texts, "return_text": False}

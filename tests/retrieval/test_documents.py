@@ -250,6 +250,16 @@ def test_table_s_other_columns_are_not_read_and_endings_may_be_in_capitals(tmp_p
     assert not skipped.counts
 
 
+def test_document_with_broken_characters_is_left_out_with_its_reason(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "x", "text": "Half \\ud800."}\n{"text": "Whole."}\n')
+    found, skipped = read_all(tmp_path)
+    assert [d.blocks[0].text for d in found] == ["Whole."]
+    assert (skipped.counts, skipped.examples) == (
+        {"with broken characters": 1},
+        {"with broken characters": "x"},
+    )
+
+
 @pytest.mark.parametrize(
     "value", [pa.array([b"\xff"]).cast(pa.binary()).view(pa.string()), pa.array([4], pa.int64())]
 )

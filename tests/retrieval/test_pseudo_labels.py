@@ -85,6 +85,12 @@ def test_headings_are_questions_with_their_document_s_title(index):
     assert texts == ["Birds of the north", "Birds of the north Food"]
 
 
+def test_each_question_has_an_id_of_its_own(index):
+    queries = generate_queries(index, ["headings", "leading", "words"])
+    assert {query.id.partition("-")[0] for query in queries} == {"heading", "leading", "words"}
+    assert len({query.id for query in queries}) == len(queries)
+
+
 def test_leading_sentence_is_never_its_own_answer(index):
     queries = generate_queries(index, ["leading"])
     assert [query.text for query in queries] == ["Owls hunt at night.", "Mice eat corn."]

@@ -144,6 +144,14 @@ def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
         assert [one.text for one in answer.answers] == expected
 
 
+def test_probability_at_the_threshold_is_enough(index):
+    found = FoundCandidates([Candidate(0, 9.0, None)], {"bm25": np.array([9.0])}, [0])
+    model = AnswerModel((0.0, 0.0, 0.0), 0.0, 0.5)  # even odds
+    scoring = AnswerScoring({"bm25": 1.0}, answer_model=model)
+    assert select_answers(index, scoring, found, (), 1).best_score == 0.5
+    assert select_answers(index, scoring, found, (), 1).answers
+
+
 @pytest.mark.parametrize(
     ("threshold", "model_threshold", "is_given", "needed"),
     [

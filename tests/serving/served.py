@@ -89,7 +89,9 @@ def listen(cascade: str | None, index: SentenceIndex | None = None) -> Iterator[
     path = str(index.folder) if index else None
     settings = ServiceConfig.model_validate({"models": models, "index_path": path})
     app = ProxyMiddleware(create_app(InProcess(settings), settings, index=index))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    # Its own guess of the interface fails where methods are wrapped, as in tests/mutants.py.
+    settings = {"interface": "asgi3", "log_level": "error"}
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, **settings))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
