@@ -78,10 +78,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Exempts all objects of the collection from garbage collection.
-
-    statsmodels collects garbage for every table; traversing the imported modules takes 0.5 s.
-    """
+    """Exempts all objects of the collection from garbage collection."""
     with gc_paused():
         result = yield
         gc.freeze()

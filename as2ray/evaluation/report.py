@@ -84,7 +84,7 @@ def build_report(
     Raises:
         EvaluationError: No such baseline, or different tables, filters or measures.
     """
-    # SciPy's and statsmodels' tests take seconds to load.
+    # SciPy's tests take a second to load.
     from as2ray.evaluation.significance import compare_systems, holm_correction
 
     first = _check_comparable(systems, baseline)

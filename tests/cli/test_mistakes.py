@@ -175,7 +175,7 @@ def test_default_bm25_of_an_index_is_that_of_bm25():
 
 def test_help_loads_no_heavy_module():
     heavy = {"torch", "transformers", "ray", "scipy", "pandas", "datasets", "matplotlib"}
-    heavy |= {"bm25s", "statsmodels", "faiss", "sentence_transformers", "fastapi", "starlette"}
+    heavy |= {"bm25s", "faiss", "sentence_transformers", "fastapi", "starlette"}
     heavy |= {"as2ray.corpora.registry", "as2ray.corpora.preparation"}
     code = (
         "import sys\n"

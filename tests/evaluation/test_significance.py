@@ -99,6 +99,7 @@ def test_questions_are_paired_by_id_not_by_place():
 
 def test_holm_equals_hand_computation():
     assert holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_correction([0.8, 0.02, 0.6]) == pytest.approx([1.0, 0.06, 1.0])
     assert holm_correction([]) == []
     with pytest.raises(EvaluationError, match="1 of 2 p-values"):
         holm_correction([0.5, float("nan")])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "ray", "statsmodels", "matplotlib", "bm25s", "scipy"}
+HEAVY = {"torch", "transformers", "ray", "matplotlib", "bm25s", "scipy"}
 RECIPES = {
     "transfer_adapt": ("tanda_table3", HEAVY),
     "cascade": ("cascade_table2", HEAVY),
