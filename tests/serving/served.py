@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from as2ray.checkpoints.loading import load
 from as2ray.retrieval.answer_scoring import AnswerScoring
@@ -88,10 +89,14 @@ def listen(cascade: str | None, index: SentenceIndex | None = None) -> Iterator[
     models = {"cascade": cascade} if cascade else {}
     path = str(index.folder) if index else None
     settings = ServiceConfig.model_validate({"models": models, "index_path": path})
-    app = ProxyMiddleware(create_app(InProcess(settings), settings, index=index))
-    # Its own guess of the interface fails where methods are wrapped, as in tests/mutants.py.
-    settings = {"interface": "asgi3", "log_level": "error"}
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, **settings))
+    service = ProxyMiddleware(create_app(InProcess(settings), settings, index=index))
+
+    # uvicorn calls what it gets without arguments, which must fail, also if methods are wrapped as
+    # in tests/mutants.py.
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await service(scope, receive, send)
+
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
