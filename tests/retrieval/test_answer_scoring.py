@@ -59,6 +59,14 @@ def test_sum_is_never_worse_than_its_best_part():
     assert mean_ap(AnswerScoring(dict.fromkeys(PARTS, 1.0)), test) < mean_ap(alone, test) - 0.1
 
 
+def test_questions_are_divided_by_the_seed():
+    questions = make_questions(20, {"similarity": 1.0, "bm25": 1.0})
+    first = fit_answer_scoring(questions, 0.5).dev_quality
+    assert first == fit_answer_scoring(questions, 0.5).dev_quality
+    others = [fit_answer_scoring(questions, 0.5, seed=seed).dev_quality for seed in (1, 2, 3)]
+    assert any(other != first for other in others)
+
+
 def test_parts_that_know_different_things_are_summed_with_fitted_weights():
     strength = {"similarity": 2.0, "bm25": 1.0, "ranker": 2.0}
     scoring = fit_answer_scoring(make_questions(150, strength), 0.5)

@@ -85,6 +85,14 @@ def test_headings_are_questions_with_their_document_s_title(index):
     assert texts == ["Birds of the north", "Birds of the north Food"]
 
 
+def test_heading_of_two_words_is_a_question_and_one_word_is_none(tmp_path):
+    (tmp_path / "a.md").write_text("# Owls\n\nThey hunt.\n")
+    (tmp_path / "b.md").write_text("# Field mice\n\nThey eat corn.\n")
+    write_index(tmp_path, tmp_path.with_name("headings"))
+    queries = generate_queries(SentenceIndex.open(tmp_path.with_name("headings")), ["headings"])
+    assert [query.text for query in queries] == ["Field mice"]
+
+
 def test_each_question_has_an_id_of_its_own(index):
     queries = generate_queries(index, ["headings", "leading", "words"])
     assert {query.id.partition("-")[0] for query in queries} == {"heading", "leading", "words"}

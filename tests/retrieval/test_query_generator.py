@@ -11,7 +11,9 @@ def test_generator_asks_a_question_for_each_sentence_alone_or_together(seq2seq):
     assert len(together) == 2
     assert together == [asks([sentence])[0] for sentence in sentences]
     assert any(together)
-    asks.model.generation_config.num_beams = 4  # as a model's own settings may say
+    # As a model's own settings may say.
+    for name, value in {"num_beams": 4, "do_sample": True, "temperature": 100.0}.items():
+        setattr(asks.model.generation_config, name, value)
     assert asks(sentences) == together
 
 

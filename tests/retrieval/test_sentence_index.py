@@ -80,6 +80,10 @@ def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_
     assert index.context(hit.index).startswith("The blue whale")
     assert index.context(hit.index).endswith("It eats krill.")
     (penguin,) = index.search("penguins")
+    assert index.context(index.search("blue whale krill")[0].index).count(".") == 2
+    assert repr(index).endswith(
+        f"{{'documents': {index.manifest['documents']}, 'sentences': {len(index)}}})"
+    )
     # A neighbour of another paragraph is none.
     assert index.context(penguin.index, 5) == "Penguins cannot fly. They swim."
     found = index.texts([c.index for c in index.search_candidates("penguins", 10, 1)])

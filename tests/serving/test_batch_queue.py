@@ -98,6 +98,22 @@ def test_request_with_a_budget_leaves_those_that_wait_what_the_last_ones_took(en
     assert 3.5 < second[1] < 5.2 - 2 * 0.05 - 0.05
 
 
+def test_several_workers_share_the_requests_that_a_budget_leaves_time_for(engine, blocking):
+    async def run():
+        queue = BatchQueue(blocking, 10_000, 1_000_000, num_workers=2)
+        queue._mean_budgeted_s = 4.0
+        blocking.release.set()
+        request = engine.tokenize(with_budget(60_000))
+        waiting = asyncio.create_task(queue.submit(request, 30.0))
+        await asyncio.sleep(0)
+        limit_s = queue._limit_time(100.0)
+        await waiting
+        return limit_s
+
+    # Two workers take two seconds for each.
+    assert 57.5 < asyncio.run(run()) < 58
+
+
 def test_request_with_a_budget_is_answered_although_its_time_is_over(engine, blocking):
     async def run():
         queue = BatchQueue(blocking, 10_000, 100_000)

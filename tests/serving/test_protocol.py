@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -244,9 +245,10 @@ def test_rank_tells_how_far_a_budget_reached(client):
     assert {each["exit_layer"] for each in ample["ranking"]} == {1, 2, 3}
     body["budget_ms"] = 0.001
     # The field of a request goes before the header.
+    started_at = time.perf_counter()
     over = client.post("/rank", json=body, headers={"x-budget-ms": "60000"}).json()
     assert over["budget_ms"] == 0.001
-    assert over["budget_exceeded_ms"] > 0
+    assert 0 < over["budget_exceeded_ms"] < 1e3 * (time.perf_counter() - started_at)
     assert {each["exit_layer"] for each in over["ranking"]} == {0}
     assert over["num_scored"] == [0, 0, 0]
     none = client.post("/rank", json=BODIES["/rank"]).json()
