@@ -60,10 +60,10 @@ def test_sum_is_never_worse_than_its_best_part():
 
 
 def test_questions_are_divided_by_the_seed():
-    questions = make_questions(20, {"similarity": 1.0, "bm25": 1.0})
+    questions = make_questions(12, {"similarity": 1.0, "bm25": 1.0}, candidates=6)
     first = fit_answer_scoring(questions, 0.5).dev_quality
     assert first == fit_answer_scoring(questions, 0.5).dev_quality
-    others = [fit_answer_scoring(questions, 0.5, seed=seed).dev_quality for seed in (1, 2, 3)]
+    others = [fit_answer_scoring(questions, 0.5, seed=seed).dev_quality for seed in (1, 2)]
     assert any(other != first for other in others)
 
 

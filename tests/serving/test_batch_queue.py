@@ -103,15 +103,15 @@ def test_several_workers_share_the_requests_that_a_budget_leaves_time_for(engine
         queue = BatchQueue(blocking, 10_000, 1_000_000, num_workers=2)
         queue._mean_budgeted_s = 4.0
         blocking.release.set()
-        request = engine.tokenize(with_budget(60_000))
-        waiting = asyncio.create_task(queue.submit(request, 30.0))
+        requests = [engine.tokenize(with_budget(60_000, f"muri {x}")) for x in "abcd"]
+        waiting = [asyncio.create_task(queue.submit(each, 30.0)) for each in requests]
         await asyncio.sleep(0)
         limit_s = queue._limit_time(100.0)
-        await waiting
+        await asyncio.gather(*waiting)
         return limit_s
 
-    # Two workers take two seconds for each.
-    assert 57.5 < asyncio.run(run()) < 58
+    # Two workers take two seconds for each: the last one must begin eight before its deadline.
+    assert 51.5 < asyncio.run(run()) < 52
 
 
 def test_request_with_a_budget_is_answered_although_its_time_is_over(engine, blocking):
