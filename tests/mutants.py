@@ -352,8 +352,12 @@ class MutantRun:
             self._reached |= outer
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves out tests that start Ray, whose connections do not survive a fork."""
-        items[:] = [item for item in items if not starts_ray(item.path)]
+        """Leaves out tests that start Ray or processes that train, which fail in a fork."""
+        items[:] = [
+            item
+            for item in items
+            if not starts_ray(item.path) and item.path.stem != "test_parallel"
+        ]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

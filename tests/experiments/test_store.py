@@ -364,6 +364,7 @@ def test_lease_is_taken_over_if_it_is_old_or_its_process_of_this_host_is_gone(
     with store.lease("Kind", "digest") as is_held:
         assert is_held()
         assert remover.finished.is_set() != is_stale
+        assert json.loads(path.read_text())["pid_namespace"] == store_module._pid_namespace()
     assert not path.exists()
     waits = [record.getMessage() for record in caplog.records]
     message = f"waiting for {owner.removesuffix(':id')} to finish Kind digest"

@@ -26,13 +26,16 @@ def share_found(encoder):
 
 
 def test_trained_encoder_finds_the_answers(load):
-    encoder, losses = load(), []
+    encoder, logged = load(), []
     before = share_found(encoder)
     train_encoder(
-        encoder, QUESTIONS, ANSWERS, CONFIG, log_metrics=lambda _, m: losses.append(m["train/loss"])
+        encoder, QUESTIONS, ANSWERS, CONFIG, log_metrics=lambda _, metrics: logged.append(metrics)
     )
     assert share_found(encoder) > before + 0.3
-    assert len(losses) == 15 * 2
+    assert len(logged) == 15 * 2
+    names = {"train/loss", "train/gradient_norm", "train/learning_rate"}
+    assert all(metrics.keys() == names and min(metrics.values()) >= 0 for metrics in logged)
+    losses = [metrics["train/loss"] for metrics in logged]
     assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])
     assert not encoder.training
 
