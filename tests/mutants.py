@@ -76,7 +76,7 @@ RELATED_TESTS = {
         "models/test_sequential.py",
     ),
     "corpora": ("cli/test_cli_fetch.py",),
-    "experiments": ("cli/test_cli_train.py", "pipelines", "test_api.py"),
+    "experiments": ("cli/test_cli.py", "pipelines", "test_api.py"),
     "models": ("checkpoints/test_sentence_encoder.py",),
     "training": ("cli/test_cli_cascade.py", "experiments/test_encoder_stages.py"),
 }
