@@ -5,7 +5,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from mutants import ACCEPTED, GOAL, Count, draw, mutate, order_tests, read_accepted, weighted_rate
+from mutants import (
+    ACCEPTED,
+    GOAL,
+    RELATED_TESTS,
+    Count,
+    draw,
+    mutate,
+    order_tests,
+    read_accepted,
+    weighted_rate,
+)
 
 CODE = """
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +105,11 @@ def test_accepted_changes_are_of_lines_that_there_are():
         assert old in " ".join(lines), f"{file} has no lines {old}"
         assert old != new
         assert reason.endswith(".")
+
+
+def test_tests_of_other_folders_are_there():
+    names = [name for names in RELATED_TESTS.values() for name in names]
+    assert [name for name in names if not (Path(__file__).parent / name).exists()] == []
 
 
 def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
