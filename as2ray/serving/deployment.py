@@ -31,7 +31,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
-from as2ray.errors import As2rayError, CheckpointError
+from as2ray.errors import As2rayError
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.question_answering import resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
@@ -294,9 +294,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
 
             started_at = time.monotonic()
             ranker = await asyncio.to_thread(load, checkpoint, dtype=self.settings.dtype)
-            [ranked] = await asyncio.to_thread(ranker.rank, "question", ["candidate"])
-            if not math.isfinite(ranked.score):
-                raise CheckpointError("its scores are not finite")
+            await asyncio.to_thread(ranker.rank, "question", ["candidate"])
             if ranker.keeps_budget:
                 await asyncio.to_thread(ranker.rank, *PROBE, budget_ms=PROBE_BUDGET_MS)
             self.metrics.record_load(name, ranker.exit_layers, time.monotonic() - started_at)
