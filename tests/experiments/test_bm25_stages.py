@@ -82,6 +82,15 @@ def test_grid_takes_the_best_of_its_points(complete):
     assert again.measures["RR"] == outputs["RR"]
 
 
+def test_grid_over_lists_takes_both_k1_and_b(complete):
+    """With a large k1 a word that stands three times counts more than two words."""
+    texts = [("Owl owl owl.", 1), ("Owl mice.", 0), ("Mice.", 0)]
+    rows = Rows(tuple(("q", "owl mice", f"q-{n}", *each) for n, each in enumerate(texts)))
+    outputs, _ = complete(BM25Grid(rows, ((0.1, 0.0), (4.0, 0.0))))
+    assert outputs["grid"] == [[0.1, 0.0, 0.5], [4.0, 0.0, 1.0]]
+    assert (outputs["k1"], outputs["b"]) == (4.0, 0.0)
+
+
 def test_grid_over_a_collection_ranks_what_the_index_retrieves(complete):
     """Every question's own candidates rank well; among all texts a distractor comes first."""
     others = Rows((("x", "noise", "x-0", "Which birds hunt mice? Which birds hunt?", 0),))

@@ -11,6 +11,7 @@ import pytest
 from as2ray.checkpoints.loading import load
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, LeakError, StaleStageError
+from as2ray.experiments import command
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec, read_recipe
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import read_table
@@ -57,7 +58,11 @@ def recipe(checkpoint, data_root):
     )
 
 
-def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe, tmp_path):
+def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(
+    recipe, tmp_path, monkeypatch
+):
+    tracked = []
+    monkeypatch.setattr(command, "log_reports", lambda *arguments: tracked.append(arguments))
     # Of Table 5.
     printed = {
         "paper": {"AP": 0.813, "RR": 0.828},
@@ -66,6 +71,7 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(recipe,
     reproduces = {"fine-tune": "paper", "noise": "paper, noise"}
     recipe = replace(recipe, published_results={"test": printed}, reproduces={"test": reproduces})
     PIPELINE.run(recipe, tmp_path / "out", HERE)
+    assert tracked[-1] == (recipe.tracking, recipe.title, tmp_path / "out")
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}
     PIPELINE.run(recipe, tmp_path / "other", HERE)
     again = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}

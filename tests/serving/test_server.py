@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.testclient import TestClient
 
 from as2ray.errors import ConfigError, ResourceError
 from as2ray.serving import deployment, server
+from as2ray.serving.admission import Admission
 from as2ray.serving.metrics import ServiceMetrics, counts_in_process
 from as2ray.serving.settings import ServiceConfig
 from as2ray.serving.types import (
@@ -363,6 +365,25 @@ def test_index_is_served_without_rankers(gateway, index):
     )
     asyncio.run(index_gateway.reconfigure({"models": {}}))
     index_gateway.check_rankers()
+
+
+def test_gateway_opens_its_index_and_asks_for_its_tokens(gateway, index, tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token-of-the-file\n")
+    tokens.chmod(0o600)
+    made = gateway()
+    made.settings = ServiceConfig(index_path=index, auth_token_file=str(tokens)).settings
+    made.ranker, made.models, made.service_metrics = None, {}, ServiceMetrics()
+    made.admission = Admission(made.settings)
+    body, headers = (
+        {"question": "What is kovarin?"},
+        {"authorization": "Bearer a-token-of-the-file"},
+    )
+    with TestClient(made.__serve_build_asgi_app__()) as client:
+        assert client.post("/ask", json=body).status_code == 401
+        found = client.post("/ask", json=body, headers=headers)
+    assert found.status_code == 200
+    assert "Kovarin" in found.json()["answers"][0]["text"]
 
 
 def test_where_no_ranker_need_live_requests_are_accepted(gateway):
