@@ -299,7 +299,8 @@ def _split_document(
     page = split_page(document.url, texts, options.sentence_splitter)
     word_starts = [np.cumsum([0, *(len(word) + 1 for word in block)]) for block in words]
     token_spans = np.zeros((len(page.sentences), 2), np.int64)
-    for row, (block, (start, end)) in enumerate(zip(page.paragraph_index.tolist(), page.spans)):
+    places = zip(page.paragraph_index.tolist(), page.spans.tolist())
+    for row, (block, (start, end)) in enumerate(places):
         first, last = np.searchsorted(word_starts[block], [start, end - 1], side="right") - 1
         token_spans[row] = blocks[block][first], blocks[block][last] + 1
     return page, token_spans

@@ -53,8 +53,8 @@ class Page(NamedTuple):
     sentences: list[str]
     paragraph_index: np.ndarray
     """Index of the paragraph of each sentence, ascending, shape [sentences], int64."""
-    spans: list[tuple[int, int]]
-    """Range of characters of each sentence in its paragraph."""
+    spans: np.ndarray
+    """Range of characters of each sentence in its paragraph, shape [sentences, 2], int64."""
     lowercase_text: str
     """All sentences case-folded, one per line."""
     line_starts: list[int]
@@ -72,7 +72,8 @@ def split_page(title: str, paragraphs: Sequence[str], sentence_splitter: str) ->
     lines = [_fold_case(sentence) for sentence in sentences]
     line_starts = [0, *accumulate(len(line) + 1 for line in lines)][: len(lines)]
     index_array, text = np.array(paragraph_index, np.int64), "\n".join(lines)
-    return Page(title, sentences, index_array, spans, text, line_starts)
+    span_array = np.array(spans, np.int64).reshape(-1, 2)
+    return Page(title, sentences, index_array, span_array, text, line_starts)
 
 
 def _fold_case(text: str) -> str:
@@ -144,8 +145,7 @@ def grade_paragraph_answer(
         CorpusError: No sentence of the paragraph contains an answer.
     """
     is_inside = page.paragraph_index == paragraph_index
-    spans = np.array(page.spans, np.int64).reshape(-1, 2)
-    has_answer = overlaps(spans, [(start, start + len(text)) for start, text in answers])
+    has_answer = overlaps(page.spans, [(start, start + len(text)) for start, text in answers])
     grades = grade_sentences(page, is_inside, has_answer, [text for _, text in answers])
     if not (grades == POSITIVE_GRADE).any():
         paragraph = f"{source}: {page.title!r}, paragraph {paragraph_index}"

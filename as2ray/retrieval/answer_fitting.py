@@ -18,6 +18,7 @@ from as2ray.retrieval.answer_scoring import (
     Parts,
     answer_features,
     standardize,
+    take_rows,
 )
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 
@@ -232,10 +233,11 @@ def fit_answer_model(
     for parts, labels in [*questions, *unlabeled]:
         # Others are not answered, whatever the probability.
         if len(labels) and parts.get("similarity", np.array([np.inf])).max() >= lowest:
-            kept = scoring.keep(parts)
+            rows = scoring.kept_rows(parts)
+            kept = take_rows(parts, rows)
             scores = scoring.score(kept)
             features.append(answer_features(kept, scores))
-            is_right.append(bool(labels[scoring.kept_rows(parts)[np.argmax(scores)]]))
+            is_right.append(bool(labels[rows[np.argmax(scores)]]))
     x, y = np.array(features), np.array(is_right)
     if y.all() or not y.any():
         return None
@@ -260,16 +262,20 @@ def fit_answer_model(
 def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
     """Fits a logistic regression with a penalty on standardized features."""
     from scipy.optimize import minimize
+    from scipy.special import expit
 
     mean, scale = features.mean(0), np.maximum(features.std(0), 1e-9)
     x, signs = (features - mean) / scale, 2.0 * labels - 1.0
 
-    def loss(weights: np.ndarray) -> float:
-        logits = x @ weights[1:] + weights[0]
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        margins = signs * (x @ weights[1:] + weights[0])
         penalty = 0.5 * PENALTY * weights[1:] @ weights[1:]
-        return float(np.logaddexp(0.0, -signs * logits).sum() + penalty)
+        slopes = -signs * expit(-margins)
+        gradient = np.array([slopes.sum(), *(slopes @ x + PENALTY * weights[1:])])
+        return float(np.logaddexp(0.0, -margins).sum() + penalty), gradient
 
-    fitted = minimize(loss, np.zeros(x.shape[1] + 1), method="L-BFGS-B").x
+    start = np.zeros(x.shape[1] + 1)
+    fitted = minimize(loss, start, method="L-BFGS-B", jac=True).x
     coefficients = fitted[1:] / scale
     intercept = float(fitted[0] - coefficients @ mean)
     return AnswerModel(tuple(coefficients.tolist()), intercept, None)

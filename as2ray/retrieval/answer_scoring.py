@@ -197,18 +197,13 @@ class AnswerScoring:
             rows = np.flatnonzero(similarity >= bound)
         if self.max_ranked is None or len(rows) <= self.max_ranked:
             return rows
-        scores = self._score_without_ranker({name: parts[name][rows] for name in parts})
+        scores = self._score_without_ranker(take_rows(parts, rows))
         return np.sort(rows[np.argsort(-scores, kind="stable")[: self.max_ranked]])
 
     def _score_without_ranker(self, parts: Parts) -> np.ndarray:
         weights = {name: weight for name, weight in self.weights.items() if name != "ranker"}
         cheap = {name: parts[name] for name in PARTS if name in parts and name != "ranker"}
         return AnswerScoring(weights or DEFAULT_WEIGHTS).score(cheap)
-
-    def keep(self, parts: Parts) -> Parts:
-        """Returns the parts of the candidates that reach the ranker."""
-        rows = self.kept_rows(parts)
-        return {name: values[rows] for name, values in parts.items()}
 
     def score(self, parts: Parts) -> np.ndarray:
         """Returns the weighted sum of the parts, shape [candidates]; a missing part is left out."""
@@ -229,7 +224,7 @@ class AnswerScoring:
         for ranked in ranking:
             ranker_scores[rows[ranked.index]] = ranked.score
             exit_layers[rows[ranked.index]] = ranked.exit_layer
-        kept = {name: values[rows] for name, values in parts.items()}
+        kept = take_rows(parts, rows)
         if ranking:
             kept["ranker"] = logits_of(ranking)
         sums, scores = self.score(kept), np.zeros(num_candidates)
@@ -243,11 +238,13 @@ class AnswerScoring:
 
     def order(self, parts: Parts) -> list[int]:
         """Returns the candidates, best first, where all parts of all candidates are known."""
-        rows, sums = self.kept_rows(parts), self.score(self.keep(parts))
-        return self._order(rows, sums, parts)
+        rows = self.kept_rows(parts)
+        return self._order(rows, self.score(take_rows(parts, rows)), parts)
 
     def _order(self, rows: np.ndarray, sums: np.ndarray, parts: Parts) -> list[int]:
-        rest = np.setdiff1d(np.arange(len(parts["bm25"])), rows)
+        is_kept = np.zeros(len(parts["bm25"]), bool)
+        is_kept[rows] = True
+        rest = np.flatnonzero(~is_kept)
         if len(rest):  # In a table's order answers may come first.
             rest = rest[np.argsort(-self._score_without_ranker(parts)[rest], kind="stable")]
         return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]
@@ -256,6 +253,11 @@ class AnswerScoring:
         if self.answer_model is None or not len(parts["bm25"]):
             return None
         return float(self.answer_model.probability(answer_features(parts, self.score(parts))))
+
+
+def take_rows(parts: Parts, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the parts of some of a question's candidates."""
+    return {name: values[rows] for name, values in parts.items()}
 
 
 def logits_of(ranking: Sequence[Ranked]) -> np.ndarray:
@@ -280,8 +282,9 @@ def logit_of(scores: np.ndarray) -> np.ndarray:
 def standardize(scores: np.ndarray) -> np.ndarray:
     """Returns z-scores of a question's candidates; 0 where all are equal."""
     scores = np.asarray(scores, np.float64)
-    deviation = scores.std()
-    return np.asarray((scores - scores.mean()) / (deviation if deviation > 0 else 1.0))
+    distances = scores - scores.mean()
+    deviation = np.sqrt(np.square(distances).mean())
+    return np.asarray(distances / (deviation if deviation > 0 else 1.0))
 
 
 def default_scoring(encoder: str | None, has_ranker: bool) -> AnswerScoring:

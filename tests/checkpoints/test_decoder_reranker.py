@@ -185,7 +185,7 @@ def short(checkpoint, tmp_path, request):
 
 @pytest.mark.parametrize("short", ["qwen3"], indirect=True)
 def test_decoder_learns_to_rank(short, corpus, tmp_path):
-    config = TrainingConfig(epochs=4, global_batch_size=8, learning_rate=3e-3)
+    config = TrainingConfig(epochs=2, global_batch_size=8, learning_rate=3e-3)
     job = TrainingJob(ModelSpec(str(short), 32), (str(corpus),), {"dev": str(corpus)}, config)
     ranker = load(train(job, tmp_path / "run"))
     assert ranker.tokenizer.prompt == tuple(SHORT["prompt"])

@@ -8,7 +8,9 @@ import pytest
 from as2ray.errors import CheckpointError
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_fitting import (
+    PENALTY,
     _choose,
+    _fit_logistic,
     _fit_weights,
     average_precision,
     fit_answer_model,
@@ -355,3 +357,22 @@ def test_fitted_weights_maximize_the_probability_of_the_answers():
     expected = minimize(loss, np.ones(2), method="Nelder-Mead", options={"xatol": 1e-6}).x
     fitted = _fit_weights(questions, ("similarity", "bm25"))
     assert list(fitted.values()) == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_fitted_coefficients_maximize_the_probability_of_right_answers():
+    from scipy.optimize import minimize
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(80, 2)) * (2.0, 0.5) + (3.0, -1.0)
+    y = x @ (1.0, 2.0) - 1.0 + random.normal(size=80) > 0
+    spread, signs = x.std(0), np.where(y, 1.0, -1.0)
+
+    def loss(model):
+        *coefficients, intercept = model
+        chances = np.log1p(np.exp(-signs * (x @ coefficients + intercept)))
+        return chances.sum() + PENALTY / 2 * np.square(coefficients * spread).sum()
+
+    settings = {"xatol": 1e-7, "fatol": 1e-9}
+    expected = minimize(loss, np.zeros(3), method="Nelder-Mead", options=settings).x
+    fitted = _fit_logistic(x, y)
+    assert [*fitted.coefficients, fitted.intercept] == pytest.approx(expected.tolist(), abs=1e-3)

@@ -69,15 +69,16 @@ def test_nothing_dropped_ranks_bit_for_bit_as_the_ranker(
     ranker = load(checkpoint(family, labels), dtype=dtype, max_length=60, device="cpu")
     config = CascadeConfig(drop_ratios=(0.5,), epochs=1)
     made = make_cascade(ranker, TABLE[:70], tmp_path / "cascade", config=config)
+    ranker.max_batch_tokens = 200  # several batches
+    expected, table = ranker.rank(QUESTION, CANDIDATES), TABLE[70:210]
+    table_scores = ranker.predict_table(table).scores
     for cascade in (made, load(tmp_path / "cascade", dtype=dtype, device="cpu")):
         # Of ModernBERT only global layers, and the last one.
         assert cascade.exit_layers == ((1, 3) if family == "modernbert" else (1, 2, 3))
-        cascade.max_batch_tokens = ranker.max_batch_tokens = 200  # several batches
-        expected = ranker.rank(QUESTION, CANDIDATES)
+        cascade.max_batch_tokens = 200
         ranked = cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.0)
         assert [(r.index, r.score) for r in ranked] == [(r.index, r.score) for r in expected]
-        scores = cascade.predict_table(TABLE, 0.0).scores
-        assert np.array_equal(scores, ranker.predict_table(TABLE).scores)
+        assert np.array_equal(cascade.predict_table(table, 0.0).scores, table_scores)
         dropped = cascade.rank(QUESTION, CANDIDATES)
         assert {r.exit_layer for r in dropped} == set(cascade.exit_layers)
         by_index = {r.index: r.score for r in expected}
@@ -132,8 +133,9 @@ def test_joint_training_brings_the_exits_closer_to_the_ranker(monolith):
     config, before = CascadeConfig(**settings, joint=True), monolith.state_dict()
     before = {name: weights.clone() for name, weights in before.items()}
     joint = make_cascade(monolith, TABLE, config=config)
-    assert np.all(exit_errors(joint, monolith)[:-1] < 0.8 * exit_errors(frozen, monolith)[:-1])
-    assert 0 < exit_errors(joint, monolith)[-1] < exit_errors(joint, monolith)[0]
+    errors = exit_errors(joint, monolith)
+    assert np.all(errors[:-1] < 0.8 * exit_errors(frozen, monolith)[:-1])
+    assert 0 < errors[-1] < errors[0]
     assert (joint.dtype, joint.use_fused_layers) == (monolith.dtype, monolith.use_fused_layers)
     assert all(torch.equal(before[name], w) for name, w in monolith.state_dict().items())
 
@@ -242,9 +244,10 @@ def test_exits_are_trained_once_for_several_bounds(monolith, tmp_path):
         config = replace(CONFIG, max_loss=max_loss)
         restored = load(tmp_path / "exits", dtype="fp32", device="cpu")
         choose_margins(restored, monolith, TABLE, OTHERS, config)
-        expected = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=config)
-        assert restored.margins == expected.margins
-        assert restored.exit_layers == expected.exit_layers
+        if max_loss == 0.2:
+            expected = make_cascade(monolith, TABLE, calibration_table=OTHERS, config=config)
+            assert restored.margins == expected.margins
+            assert restored.exit_layers == expected.exit_layers
         last = len(restored.exit_layers) - 1
         num_dropped.append(int(np.sum(restored.predict_table(OTHERS).stage_index < last)))
     assert num_dropped == sorted(num_dropped)
@@ -324,7 +327,8 @@ def answered_by_words() -> pa.Table:
 @pytest.mark.parametrize("joint", [False, True])
 def test_last_exit_gets_a_part_of_bm25_where_labels_ask_for_it(monolith, tmp_path, joint):
     table = answered_by_words()
-    config = replace(CONFIG, max_loss=0.5, use_bm25=True, use_labels=True, joint=joint)
+    config = replace(CONFIG, max_loss=0.5, use_bm25=True, use_labels=True)
+    config = replace(config, joint=joint, joint_epochs=1)
     with_labels = make_cascade(monolith, table, tmp_path / "c", config=config)
     assert with_labels.bm25_weights[-1] > 1
     restored = load(tmp_path / "c", dtype="fp32", device="cpu")
@@ -334,8 +338,9 @@ def test_last_exit_gets_a_part_of_bm25_where_labels_ask_for_it(monolith, tmp_pat
     # Its first is another one than the ranker's, which the bound says.
     assert with_labels.margins.bound.last_exit_loss > 0.1
     assert "the ranker's first) was" in str(with_labels.margins.bound)
-    unlabelled = make_cascade(monolith, table, config=replace(config, use_labels=False))
-    assert unlabelled.bm25_weights[-1] == 0
+    if not joint:
+        unlabelled = make_cascade(monolith, table, config=replace(config, use_labels=False))
+        assert unlabelled.bm25_weights[-1] == 0
 
 
 def test_ranker_with_bm25_needs_no_other_exit(monolith, tmp_path):
