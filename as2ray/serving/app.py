@@ -126,15 +126,13 @@ def get_budget_ms(body: BaseModel, request: Request) -> float | None:
 
 
 def check_limits(request: RerankRequest, limits: Limits) -> None:
-    """Checks all limits that need no tokenizer.
+    """Checks all limits that need no tokenizer, but for those of the body (`decode_body`).
 
     Raises:
         RequestError: The request has no candidates, or exceeds a limit.
     """
     if not request.candidates:
         raise RequestError("no_candidates", "the request must have at least one candidate")
-    fix = "send the best of an earlier stage, such as keyword search"
-    check_size(len(request.candidates), limits.max_candidates, "candidates", fix)
     num_chars = max(len(request.question), *map(len, request.candidates))
     check_size(num_chars, limits.max_text_chars, "characters in a text", "split it into sentences")
     limit = limits.max_drop_ratio

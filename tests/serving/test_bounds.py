@@ -15,24 +15,27 @@ RANK = {"question": QUESTION, "candidates": CANDIDATES}
 
 
 @pytest.mark.parametrize(
-    ("limits", "body"),
+    ("limits", "body", "unit"),
     [
-        ({"max_candidates": 5}, RANK),
-        ({"max_text_chars": 15}, RANK),
-        ({"max_text_chars": 18}, RANK),
-        ({"max_request_tokens": 512}, {**RANK, "candidates": CANDIDATES * 50}),
+        ({"max_candidates": 5}, RANK, "6 items in candidates,"),
+        ({"max_text_chars": 15}, RANK, " characters in a text,"),
+        ({"max_text_chars": 18}, RANK, " characters in a text,"),
+        ({"max_request_tokens": 512}, {**RANK, "candidates": CANDIDATES * 50}, " tokens"),
     ],
 )
-def test_too_much_of_anything_is_refused_with_the_limit_named(serve, limits, body):
+def test_too_much_of_anything_is_refused_with_the_limit_named(serve, limits, body, unit):
     answer = serve(limits=limits).post("/rank", json=body)
     assert answer.status_code == 413
-    assert str(next(iter(limits.values()))) in answer.json()["message"]
+    message = answer.json()["message"]
+    assert str(next(iter(limits.values()))) in message
+    assert unit in message
 
 
 def test_a_hundred_thousand_candidates_are_refused_before_they_are_read(client):
     many = {"question": QUESTION, "candidates": ["a"] * 100_000}
     answer = client.post("/rank", json=many)
     assert (answer.status_code, answer.json()["error"]) == (413, "too_large")
+    assert " JSON values in the body," in answer.json()["message"]
 
 
 def chunks(total):
