@@ -91,6 +91,16 @@ def test_slides_and_workbooks_give_their_text(tmp_path):
     assert "It hums at night." in texts[1]
 
 
+def test_file_that_is_removed_while_others_are_read_is_reported(tmp_path):
+    (tmp_path / "a.txt").write_text("Bees dance.")
+    (tmp_path / "b.txt").write_text("Ants dig.")
+    parts, skipped = list_parts(tmp_path), SkippedDocuments()
+    (tmp_path / "b.txt").unlink()
+    found = read_documents(parts, DocumentColumns(), skipped)
+    assert [document.id for document in found] == ["a.txt"]
+    assert (skipped.counts, skipped.examples) == ({"unreadable": 1}, {"unreadable": "b.txt"})
+
+
 def test_damaged_files_and_missing_readers_are_reported(tmp_path, monkeypatch):
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4 broken")
     (tmp_path / "b.docx").write_bytes(b"no archive")

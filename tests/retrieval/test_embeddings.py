@@ -95,6 +95,12 @@ def test_dense_search_finds_the_nearest_embeddings(
     assert (last.index, last.bm25) == (candidates[39].index, candidates[39].bm25)
 
 
+@pytest.mark.parametrize("heading", ["Food", "Food.", "Food:", "Food?", "Food!", ""])
+def test_heading_ends_with_one_mark_before_the_text(heading):
+    marked = heading + "." * (heading == "Food")
+    assert embeddings_module.add_heading(heading, "They eat.") == f"{marked} They eat.".lstrip()
+
+
 def test_embedding_takes_in_the_heading_of_its_paragraph(sentence_encoder, tmp_path):
     (tmp_path / "a.md").write_text("# Kovarin\n\nIt has no end.\n\n# Why it ends?\n\nIt is old.")
     config = IndexConfig(encoder=sentence_encoder)

@@ -89,8 +89,9 @@ def test_heading_of_two_words_is_a_question_and_one_word_is_none(tmp_path):
     (tmp_path / "a.md").write_text("# Owls\n\nThey hunt.\n")
     (tmp_path / "b.md").write_text("# Field mice\n\nThey eat corn.\n")
     write_index(tmp_path, tmp_path.with_name("headings"))
-    queries = generate_queries(SentenceIndex.open(tmp_path.with_name("headings")), ["headings"])
-    assert [query.text for query in queries] == ["Field mice"]
+    index = SentenceIndex.open(tmp_path.with_name("headings"))
+    assert [query.text for query in generate_queries(index, ["headings"])] == ["Field mice"]
+    assert generate_queries(index, ["leading"]) == []  # nothing follows a lone sentence
 
 
 def test_each_question_has_an_id_of_its_own(index):
