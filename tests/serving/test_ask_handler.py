@@ -61,6 +61,14 @@ def test_document_that_is_not_in_the_index_is_not_found(library, client):
     assert client.get("/documents/one.txt").status_code == 404  # without an index no such path
 
 
+def test_threshold_of_the_ranker_is_taken_where_a_request_has_none(serve, index):
+    library, body = serve(index_path=index), {"question": "what is kovarin"}
+    assert library.post("/ask", json=body).json()["answers"]
+    library.service.engines["cascade"].ranker.threshold = 1.0
+    assert library.post("/ask", json=body).json()["answers"] == []
+    assert library.post("/ask", json={**body, "threshold": 0.0}).json()["answers"]
+
+
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
     assert (told["answers"], told["nearest"]["document_id"]) == ([], "one.txt")

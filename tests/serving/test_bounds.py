@@ -8,6 +8,7 @@ from served import CANDIDATES, QUESTION
 
 from as2ray.errors import ConfigError
 from as2ray.serving import middleware
+from as2ray.serving.request_body import MAX_INLINE_BYTES, _count_values
 from as2ray.serving.settings import ServiceConfig, read_auth_tokens
 from as2ray.serving.types import RequestError
 
@@ -29,6 +30,24 @@ def test_too_much_of_anything_is_refused_with_the_limit_named(serve, limits, bod
     message = answer.json()["message"]
     assert str(next(iter(limits.values()))) in message
     assert unit in message
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ({}, 1),
+        ({"a": 1, "b": [2, 3, [], {}]}, 1 + 1 + 1 + 3 + 2),
+        ({"a, [{": ['"', '\\", [', "\\\\"]}, 1 + 1 + 2),
+    ],
+)
+def test_values_of_a_body_are_counted_outside_of_its_texts(value, count):
+    assert _count_values(json.dumps(value).encode()) == count
+
+
+def test_large_texts_are_no_reason_to_refuse_a_body(client):
+    long = {"question": QUESTION, "candidates": ["Muri, [lala]. " * 600] * 40}
+    assert len(json.dumps(long)) > MAX_INLINE_BYTES
+    assert client.post("/rank", json=long).status_code == 200
 
 
 def test_a_hundred_thousand_candidates_are_refused_before_they_are_read(client):

@@ -35,6 +35,10 @@ def scope_of(path: str, **state: str) -> dict[str, object]:
             {"message": "full; retry in 3 s", "detail": "full; retry in 3 s"},
         ),
         (scope_of("/rank"), {"error": "overloaded", "message": "full", "fix": "retry in 3 s"}),
+        (
+            scope_of("/no/such/path"),
+            {"error": "overloaded", "message": "full", "fix": "retry in 3 s"},
+        ),
     ],
 )
 def test_error_is_told_as_the_dialect_of_the_path_does(scope, body):
