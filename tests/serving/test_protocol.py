@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from itertools import pairwise
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -236,6 +237,11 @@ def test_budget_that_is_over_gives_all_candidates_in_their_order(client, path):
     results = result if path == "/rerank" else result.get("results", result.get("ranking"))
     assert [each["index"] for each in results] == list(range(len(CANDIDATES)))
     assert float(response.headers["x-budget-exceeded-ms"]) > 0
+
+
+def test_each_response_of_cohere_s_dialect_has_an_id_of_its_own(client):
+    ids = [client.post("/v2/rerank", json=BODIES["/v2/rerank"]).json()["id"] for _ in range(2)]
+    assert len({UUID(each) for each in ids}) == 2
 
 
 def test_rank_tells_how_far_a_budget_reached(client):
