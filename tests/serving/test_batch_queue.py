@@ -101,17 +101,18 @@ def test_request_with_a_budget_leaves_those_that_wait_what_the_last_ones_took(en
 def test_several_workers_share_the_requests_that_a_budget_leaves_time_for(engine, blocking):
     async def run():
         queue = BatchQueue(blocking, 10_000, 1_000_000, num_workers=2)
-        queue._mean_budgeted_s = 4.0
+        queue._mean_budgeted_s = 40.0
         blocking.release.set()
-        requests = [engine.tokenize(with_budget(60_000, f"muri {x}")) for x in "abcd"]
+        requests = [engine.tokenize(with_budget(600_000, f"muri {x}")) for x in "abcd"]
         waiting = [asyncio.create_task(queue.submit(each, 30.0)) for each in requests]
         await asyncio.sleep(0)
-        limit_s = queue._limit_time(100.0)
+        limit_s = queue._limit_time(1_000.0)
         await asyncio.gather(*waiting)
         return limit_s
 
-    # Two workers take two seconds for each: the last one must begin eight before its deadline.
-    assert 51.5 < asyncio.run(run()) < 52
+    # Two workers take 20 s for each, so the last one must begin 80 s before its deadline. An even
+    # share would be 500 s.
+    assert 510 < asyncio.run(run()) < 520
 
 
 def test_request_with_a_budget_is_answered_although_its_time_is_over(engine, blocking):
