@@ -7,11 +7,11 @@ Without files: what differs from the last commit, else the files of that commit;
 all files of `PACKAGES`, and of each package N changes drawn at random. Of each package the tests
 of its own folder and `RELATED_TESTS` run once on the unchanged code, but for those that start
 Ray or processes that train; then each change is tried in a fork of that process, with the tests
-that reach the changed function, until one fails; with `--seconds`, with the first of these tests that take so long
-together, so that the share can only be too low. A test that fails in a fork of unchanged code, too,
-is left out. A change that makes no difference to a user is listed in `ACCEPTED`
-with the reason, and does not count. Ends with status 1 if a package is below `GOAL`, or, with
-`--sample`, if the total is.
+that reach the changed function, until one fails; with `--seconds`, with the first of these tests
+that take so long together, so that the share can only be too low. A test that fails in a fork of
+unchanged code, too, is left out. A change that makes no difference to a user is listed in
+`ACCEPTED` with the reason, and does not count. Ends with status 1 if a package is below `GOAL`, or,
+with `--sample`, if the total is.
 
 The changes are mutmut's. It does not run them, because it collects the tests and makes their shared
 fixtures anew for each.
