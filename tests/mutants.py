@@ -78,7 +78,11 @@ RELATED_TESTS = {
     "corpora": ("cli/test_cli_fetch.py",),
     "experiments": ("cli/test_cli.py", "pipelines", "test_api.py"),
     "models": ("checkpoints/test_sentence_encoder.py",),
-    "training": ("cli/test_cli_cascade.py", "experiments/test_encoder_stages.py"),
+    "training": (
+        "cli/test_cli_cascade.py",
+        "experiments/test_encoder_stages.py",
+        "pipelines/test_two_in_one_pipeline.py",
+    ),
 }
 """Files and folders beside a package's own with tests of its work."""
 

@@ -242,9 +242,7 @@ class AnswerScoring:
         return self._order(rows, self.score(take_rows(parts, rows)), parts)
 
     def _order(self, rows: np.ndarray, sums: np.ndarray, parts: Parts) -> list[int]:
-        is_kept = np.zeros(len(parts["bm25"]), bool)
-        is_kept[rows] = True
-        rest = np.flatnonzero(~is_kept)
+        rest = np.delete(np.arange(len(parts["bm25"])), rows)
         if len(rest):  # In a table's order answers may come first.
             rest = rest[np.argsort(-self._score_without_ranker(parts)[rest], kind="stable")]
         return [*rows[np.argsort(-sums, kind="stable")].tolist(), *rest.tolist()]

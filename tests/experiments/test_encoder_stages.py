@@ -199,13 +199,13 @@ def test_combined_scores_of_a_table_rank_as_the_fitted_scoring_does(
 def test_combined_scores_take_the_bm25_that_is_given(scoring, table, parts, complete):
     unlabeled = TableScoring(table, parts["similarity"], is_labeled=False)
     similarity = stored(complete, parts["similarity"])
-    given, own = (
+    by_given, by_own = (
         stored(complete, CombinedScores(table, unlabeled, parts["similarity"], bm25=bm25))
         for bm25 in (parts["similarity"], None)
     )
     orders = [
         [np.argsort(-scores[i : i + 4], kind="stable").tolist() for i in range(0, len(scores), 4)]
-        for scores in (similarity, given, own)
+        for scores in (similarity, by_given, by_own)
     ]
     assert orders[0] == orders[1] != orders[2]
 

@@ -96,8 +96,8 @@ def test_file_that_is_removed_while_others_are_read_is_reported(tmp_path):
     (tmp_path / "b.txt").write_text("Ants dig.")
     parts, skipped = list_parts(tmp_path), SkippedDocuments()
     (tmp_path / "b.txt").unlink()
-    found = read_documents(parts, DocumentColumns(), skipped)
-    assert [document.id for document in found] == ["a.txt"]
+    documents = read_documents(parts, DocumentColumns(), skipped)
+    assert [document.id for document in documents] == ["a.txt"]
     assert (skipped.counts, skipped.examples) == ({"unreadable": 1}, {"unreadable": "b.txt"})
 
 

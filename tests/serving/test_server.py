@@ -371,19 +371,20 @@ def test_gateway_opens_its_index_and_asks_for_its_tokens(gateway, index, tmp_pat
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-the-file\n")
     tokens.chmod(0o600)
-    made = gateway()
-    made.settings = ServiceConfig(index_path=index, auth_token_file=str(tokens)).settings
-    made.ranker, made.models, made.service_metrics = None, {}, ServiceMetrics()
-    made.admission = Admission(made.settings)
+    index_gateway = gateway()
+    settings = ServiceConfig(index_path=index, auth_token_file=str(tokens)).settings
+    index_gateway.settings, index_gateway.admission = settings, Admission(settings)
+    index_gateway.ranker, index_gateway.models = None, {}
+    index_gateway.service_metrics = ServiceMetrics()
     body, headers = (
         {"question": "What is kovarin?"},
         {"authorization": "Bearer a-token-of-the-file"},
     )
-    with TestClient(made.__serve_build_asgi_app__()) as client:
+    with TestClient(index_gateway.__serve_build_asgi_app__()) as client:
         assert client.post("/ask", json=body).status_code == 401
-        found = client.post("/ask", json=body, headers=headers)
-    assert found.status_code == 200
-    assert "Kovarin" in found.json()["answers"][0]["text"]
+        answer = client.post("/ask", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert "Kovarin" in answer.json()["answers"][0]["text"]
 
 
 def test_where_no_ranker_need_live_requests_are_accepted(gateway):
