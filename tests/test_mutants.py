@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from mutant_run import order_tests
 from mutants import (
     ACCEPTED,
     GOAL,
@@ -12,7 +13,6 @@ from mutants import (
     Count,
     draw,
     mutate,
-    order_tests,
     read_accepted,
     weighted_rate,
 )
@@ -122,7 +122,7 @@ def test_changes_that_tests_reach_are_killed_also_through_shared_fixtures(
         folder.mkdir(parents=True)
     (package / "sums.py").write_text(CODE)
     (tests / "test_sums.py").write_text(TESTS)
-    for name in ("mutants.py", "scheduling.py"):
+    for name in ("mutant_run.py", "scheduling.py"):
         shutil.copy(repository / name, tests.parent)
     profile = "from hypothesis import settings\nsettings.register_profile('mutants')\n"
     (tests.parent / "conftest.py").write_text(profile)
