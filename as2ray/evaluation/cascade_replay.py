@@ -98,11 +98,12 @@ class CascadeReplay:
 
         probabilities = np.empty(len(self.scores), np.float32)
         questions = self.table["question"].to_pylist()
-        candidates = np.array(self.table["candidate"].to_pylist(), object)
+        candidates = self.table["candidate"].to_pylist()
         gaps = np.empty(len(self.scores))
         for question in range(self.num_questions):
             rows = np.flatnonzero(self.question_index == question)
-            probabilities[rows] = list_probabilities(questions[rows[0]], candidates[rows].tolist())
+            texts = [candidates[row] for row in rows]
+            probabilities[rows] = list_probabilities(questions[rows[0]], texts)
             values = log_odds(probabilities[rows])
             gaps[rows] = values.max() - values
         scores = self.scores.copy()

@@ -157,8 +157,8 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
                 lowered[stage] = min(lowered[stage] + jump, NUM_LEVELS)
                 new_loss, new_flops = measure(lowered)
                 gain = (flops - new_flops) / (max(new_loss - loss, 0.0) + smallest_loss)
-                steps.append((gain, -int(stage), -jump, new_loss, new_flops, lowered))
-        *_, loss, flops, place = max(steps, key=lambda step: step[:3])
+                steps.append((gain, new_loss, new_flops, lowered))
+        _, loss, flops, place = max(steps, key=lambda step: step[0])
         path.append(margins_at(place))
     return _divide_steps(
         path, np.array([_largest_gap(replay, i, top_k) for i in range(len(levels))])
@@ -172,12 +172,9 @@ def _divide_steps(path: list[np.ndarray], largest_gaps: np.ndarray) -> np.ndarra
     """
     steps = [path[0]]
     for margins, lower in pairwise(path):
-        is_finite = np.isfinite(lower)
         start = np.where(np.isfinite(margins), margins, largest_gaps)
         for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
-            step = lower.copy()
-            step[is_finite] = (1 - share) * start[is_finite] + share * lower[is_finite]
-            steps.append(step)
+            steps.append((1 - share) * start + share * lower)
     return np.stack(steps)
 
 
@@ -260,7 +257,7 @@ def _fit_bm25_weight(
         penalty = BM25_WEIGHT_PENALTY * factors
         return float(entropy + (penalty @ factors) / 2), gradient + penalty
 
-    slope, weight = minimize(loss, [1.0, 0.0], jac=True, method="L-BFGS-B").x
+    slope, weight = minimize(loss, [1.0, 0.0], jac=True).x
     return float(np.clip(weight / max(slope, 1e-9), 0.0, MAX_BM25_WEIGHT))
 
 

@@ -37,6 +37,7 @@ def test_first_choices_are_the_rows_ranked_first(table):
     assert right.tolist() == [True, False, True, False]
 
 
+@pytest.mark.filterwarnings("error")
 def test_agreement_counts_the_same_right_answer_over_the_heads_right_ones(table):
     heads = {"one": choosing(0, 1, 0, 2), "never": choosing(2, 2, 2, 2)}
     teachers = {"same": choosing(0, 1, 2, 0), "other right one": choosing(1, 1, 1, 0)}
@@ -64,13 +65,14 @@ def test_votes_on_which_all_teachers_are_wrong_are_counted_for_every_number(tabl
     counts = measure_majority_agreement(table, choosing(0, 0, 0, 2), teachers)
     assert counts.num_questions == (4, 0, 0, 0)
     assert counts.num_right == (3, 0, 0, 0)
+    assert all(type(number) is int for number in counts.num_right)
 
 
-def test_an_even_number_of_teachers_has_no_majority(table):
-    with pytest.raises(EvaluationError, match="2 teachers"):
-        measure_majority_agreement(
-            table, choosing(0, 0, 0, 0), {"a": choosing(0, 0, 0, 0), "b": choosing(0, 0, 0, 0)}
-        )
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_one_teacher_and_an_even_number_have_no_majority(table, number):
+    teachers = dict.fromkeys("abcd"[:number], choosing(0, 0, 0, 0))
+    with pytest.raises(EvaluationError, match=f"{number} teachers"):
+        measure_majority_agreement(table, choosing(0, 0, 0, 0), teachers)
 
 
 def test_vote_cases_have_the_confidence_of_both_sides(table):
@@ -90,3 +92,15 @@ def test_vote_cases_have_the_confidence_of_both_sides(table):
     assert [c.majority_confidence for c in cases] == pytest.approx([2.39 / 3, 0.7, 0.7])
     assert cases[0].minority_confidence is None
     assert [c.minority_confidence for c in cases[1:]] == pytest.approx([0.99, 0.99])
+
+
+def test_two_of_five_teachers_are_a_minority_and_none_right_is_no_vote_against(table):
+    places = {"a": (0, 2), "b": (0, 2), "c": (2, 2), "d": (2, 2), "e": (2, 2)}
+    confidence = {"a": 0.6, "b": 0.7, "c": 0.8, "d": 0.9, "e": 1.0}
+    teachers = {t: choosing(*places[t], 0, 0) * confidence[t] for t in places}
+    by_number = {c.num_teachers_right: c for c in list_vote_cases(table, choosing(0), teachers)}
+    assert list(by_number) == [5, 2, 0]
+    assert by_number[2].majority_confidence == pytest.approx(0.9)
+    assert by_number[2].minority_confidence == 0.7
+    assert by_number[0].majority_confidence == pytest.approx(0.8)
+    assert by_number[0].minority_confidence is None

@@ -15,6 +15,7 @@ from as2ray.evaluation.cascade_replay import (
 from as2ray.evaluation.margin_path import question_losses
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.pruning_report import explain_question, report_pruning
+from as2ray.text.bm25 import list_probabilities
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_hit_rate_counts_questions_whose_positive_reaches_the_last_exit(replay):
     by_hand = np.mean(((stage == 2) & (labels == 1)).any(1))
     assert 0 < by_hand < 1
     assert replay.evaluate([0, 1, 2], 0.6).last_exit_hit_rate == by_hand
+    assert replay.take(slice(0, 8)).evaluate([0, 1, 2], 0.0).last_exit_hit_rate == 1.0
     # A question without a positive does not count.
     label = np.where(np.arange(160) < 8, 0, labels.ravel())
     table = replay.table.set_column(
@@ -71,7 +73,7 @@ def test_point_has_the_measures_of_figure_2(replay):
 
 def test_exit_that_is_not_used_is_as_if_it_had_dropped_nothing(replay):
     used, unused = replay.evaluate([0, 1, 2], (0.5, 0.0)), replay.evaluate([0, 2], (0.5,))
-    assert unused.exit_layers == (2, 6)
+    assert (unused.exit_layers, unused.drop_ratios) == ((2, 6), (0.5,))
     assert unused.map == used.map
     assert unused.relative_layers == pytest.approx(used.relative_layers)
     assert unused.relative_flops < used.relative_flops  # by a head
@@ -111,7 +113,7 @@ def test_pareto_front_holds_what_nothing_beats():
 
 def test_cheapest_is_of_enough_quality_or_the_best_there_is():
     points = [point(0.5, 0.2), point(0.6, 0.4), point(0.62, 0.5)]
-    assert cheapest_point(points, 0.59) == point(0.6, 0.4)
+    assert cheapest_point(points, 0.59) == cheapest_point(points, 0.6) == point(0.6, 0.4)
     assert cheapest_point(points, 0.9) == point(0.62, 0.5)
 
 
@@ -182,3 +184,48 @@ def test_question_is_explained_by_where_its_candidates_left_and_how_far_below_th
     none = replay.rank_within(every, 1e-9, 1.0)
     assert {each.exit_layer for each in explain_question(replay, every, none, 0)} == {0}
     assert sum(report_pruning(replay, "none", every, none).left_shares) == 0.0
+
+
+def test_ratios_are_rounded_as_the_replay_says(replay):
+    nearest = replace(replay, rounding="nearest")
+    for each, num_left in ((replay, 7), (nearest, 6)):  # 0.2 of 8 is 1.6
+        stages = each.rank([0, 1], 0.2).stage_index.reshape(20, 8)
+        assert (stages == 1).sum(1).tolist() == [num_left] * 20
+
+
+def test_independent_rankers_cost_all_their_layers(replay):
+    sequential = replace(replay, sequential=True)
+    assert sequential.evaluate([0, 1, 2], 0.0).relative_layers == (2 + 4 + 6) / 6
+
+
+def test_bm25_is_a_first_stage_of_each_question_s_own_candidates(replay):
+    rows = replay.take(slice(0, 9))  # the second question has one candidate
+    stages = rows.with_bm25()
+    assert stages.exit_layers == (0, 2, 4, 6)
+    assert stages.scores.dtype == np.float32
+    np.testing.assert_array_equal(stages.scores[:, 1:], rows.scores)
+    question, texts = (rows.table[name].to_pylist() for name in ("question", "candidate"))
+    np.testing.assert_array_equal(stages.scores[:8, 0], list_probabilities(question[0], texts[:8]))
+    np.testing.assert_array_equal(stages.scores[8:, 0], list_probabilities(question[8], texts[8:]))
+
+
+def test_time_that_is_left_goes_to_the_best_candidates_of_the_exit_before(replay):
+    first = replay.take(slice(0, 4))
+    scores = np.array([[0.1, 0.9], [0.4, 0.8], [0.3, 0.7], [0.2, 0.6]], np.float32)
+    first = replace(first, exit_layers=(2, 4), scores=scores, num_tokens=np.ones(4, np.int64))
+    # Each layer takes a second: all pass two, which leaves 2.5 s for two layers of one of them.
+    staged = first.rank_within([0, 1], 10.5, 1.0)
+    assert staged.stage_index.tolist() == [0, 1, 0, 0]
+    assert staged.scores.tolist() == pytest.approx([0.1, 0.8, 0.3, 0.2])
+    assert staged.scores.dtype == np.float32
+    # Four seconds are just enough for four layers.
+    assert first.rank_within([0, 1], 4.0, 1.0).stage_index.tolist() == [1, -1, -1, -1]
+
+
+def test_of_equal_scores_the_first_ones_go_on(replay):
+    table = tiny.candidates(1, each=200)
+    scores, ones = np.full((200, 2), 0.5, np.float32), np.ones(200, np.int64)
+    equal = replace(replay, table=table, exit_layers=(2, 4), scores=scores, num_tokens=ones)
+    stages = equal.rank_within([0, 1], 600.0, 1.0).stage_index
+    assert np.flatnonzero(stages == 1).tolist() == list(range(np.sum(stages == 1)))
+    assert 90 < np.sum(stages == 1) < 110

@@ -48,6 +48,8 @@ def test_joint_takes_the_best_passages_and_their_sentences_above_the_threshold(p
     ] == ["Bob"]
     stricter = select_facts(passages, PASSAGE, SENTENCE, FactSelectionConfig(threshold=0.5))
     assert stricter.facts["q1"] == [("Ann", 0)]
+    strict = select_facts(passages, PASSAGE, SENTENCE, FactSelectionConfig(threshold=0.7))
+    assert strict.facts["q1"] == []
 
 
 def test_sentences_alone_take_the_passages_of_the_best_sentences(passages):

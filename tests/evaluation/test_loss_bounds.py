@@ -61,6 +61,9 @@ def test_pooled_questions_have_the_interval_s_bound_however_few_each_test_has():
 def test_report_prints_costs_and_whether_bounds_are_met():
     rows = compare_losses([compared("a", np.full(120, -0.02)), compared("b", np.zeros(120))])
     text = format_losses(rows)
+    names = "test systems seeds questions ranker cascade difference interval operations met"
+    assert text.splitlines()[0] == f"| {' | '.join(names.split())} |"
+    assert "|  | no |" in text.splitlines()[4]  # all together have no operations
     assert "| a | joint against ranker | 2 | 120 | 0.5000 | 0.4800 | -0.0200 |" in text
     assert "50.0% (at most 60%) | no |" in text.splitlines()[2]
     assert "yes |" in text.splitlines()[3]

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny
+from scipy.optimize import minimize
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.cascade.pruning import StagedScores, log_odds
@@ -241,3 +242,69 @@ def test_top_k_first_are_kept(replay):
     assert margins.bound.mean_loss == 0
     with pytest.raises(EvaluationError, match="needs 99 questions"):
         fit_margins(replay, stored(98, seed=2), "top_k", 0.01, top_k=3)
+
+
+def test_gaps_are_those_of_all_but_the_first_to_the_top_k_th_best(replay):
+    values = np.array([1.0, 4.0, 2.0, -1.0, 5.0, 0.5, 3.0])  # of 4, 1 and 2 candidates
+    table = replay.table.take([0, 1, 2, 3, 8, 16, 17])
+    scores = 1 / (1 + np.exp(-values[:, None].repeat(2, 1)))
+    few = replace(replay, table=table, scores=scores)
+    assert margin_path._gaps(few, 0, 1).tolist() == pytest.approx([3, 2, 5, 2.5])
+    # The second best counts, and is not below itself; where there is no second, the best.
+    assert margin_path._gaps(few, 0, 2).tolist() == pytest.approx([1, 0, 3, 0])
+
+
+def test_steps_that_lose_nothing_come_before_those_that_save_twice_as_much():
+    """Dropping after two layers saves twice as much as after four, and loses a question."""
+    gaps, rows = np.linspace(0.2, 8, 40), np.arange(40) * 2
+    values = np.zeros((80, 3))
+    values[rows] = gaps[:, None]  # the first of each question is its answer
+    values[78:, 0] = [0.0, 8.0]  # but not for the first exit of the question with the largest gap
+    table = tiny.candidates(40, each=2).set_column(4, "label", [np.zeros(80, np.int8)])
+    scores = 1 / (1 + np.exp(-values))
+    shape = EncoderShape(num_layers=6)
+    replay = CascadeReplay(table, (2, 4, 6), scores, np.full(80, 30), shape)
+    path = fit_margin_path(replay, "first_place", 1)
+    first = path[np.isfinite(path[:, 0]).argmax()]
+    assert first[1] == 0.0
+    assert measure_margins(replay, first, "first_place", 1)[0].sum() == 0.5
+
+
+def test_shares_of_large_log_odds_are_finite():
+    shares = margin_path._softmax(np.array([900.0, 900.0, -900.0, -899.0]), np.array([0, 0, 1, 1]))
+    assert shares.tolist() == pytest.approx([0.5, 0.5, 1 / (1 + np.e), np.e / (1 + np.e)])
+
+
+def test_weight_of_bm25_is_at_the_minimum_of_the_penalized_cross_entropy(monkeypatch):
+    monkeypatch.setattr(margin_path, "BM25_WEIGHT_PENALTY", 0.1)
+    random, question_index = np.random.default_rng(3), np.repeat(np.arange(20), 5)
+    scores, bm25 = random.normal(size=(2, 100)) * [[1.0], [0.2]]
+    target = margin_path._softmax(3 * (scores + 5 * bm25), question_index)
+
+    def loss(factors):
+        sums = factors[0] * scores + factors[1] * bm25
+        entropy = -np.sum(target * np.log(margin_path._softmax(sums, question_index))) / 20
+        return entropy + 0.1 * np.sum(factors**2) / 2
+
+    slope, weight = minimize(loss, [1.0, 1.0], method="Nelder-Mead", options={"xatol": 1e-6}).x
+    found = margin_path._fit_bm25_weight(scores, bm25, target, question_index)
+    assert found == pytest.approx(weight / slope, rel=1e-3)
+    assert found < 4.5  # so the penalty counts
+
+
+def test_bound_says_what_was_asked_for_and_found():
+    path_replay, calibration = stored(60), stored(150, seed=3)
+    for confidence in (None, 0.9):
+        options = (path_replay, calibration, "reciprocal_rank", 0.04, confidence, 1)
+        layers, margins = fit_margins(*options)
+        exits = [(2, 4, 6).index(layer) for layer in layers]
+        staged = calibration.rank_by_margins(exits, margins.values)
+        losses = question_losses(calibration, staged, "reciprocal_rank")
+        point, bound = calibration.measure(exits, staged), margins.bound
+        assert (bound.risk, bound.max_loss, bound.confidence) == options[2:5]
+        assert bound.num_questions == 150
+        assert bound.relative_flops == pytest.approx(point.relative_flops)
+        assert 0 < bound.mean_loss == pytest.approx(losses.mean())
+        if confidence:
+            assert bound.relative_flops > cost  # a surer bound costs more
+        cost = bound.relative_flops

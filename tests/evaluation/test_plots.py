@@ -1,4 +1,5 @@
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -100,6 +101,9 @@ def test_histogram_has_a_bar_for_each_twentieth():
     assert bars[0][1:3] == ("0.0", "40.0")
     assert bars[1][1:3] == ("26.7", "13.3")
     assert svg.startswith('<svg width="180" height="40" ')
+    assert "".join(ElementTree.fromstring(svg).itertext()) == "".join(count for *_, count in bars)
+    middle = histogram_svg(np.array([0.41, 0.59]))
+    assert [middle.index(f'<rect x="{x}" y="0.0"') for x in (72, 99)]
     assert "nan" not in histogram_svg(np.array([]))
     assert '<rect x="90" y="0.0" width="8" height="40.0">' in histogram_svg(np.array([0.5]))
 
