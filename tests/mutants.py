@@ -92,7 +92,8 @@ do_not_mutate_patterns = [
     '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*[Ee]rror", "_log[.]",
     " task[(]", "lookup[(]", "import_object[(]",
     # How a plot or a file looks.
-    "indent=2", "(figsize|linewidth|fontsize|alpha|color|zorder|ncols|dpi)=",
+    "indent=2", "(figsize|linewidth|fontsize|alpha|color|zorder|ncols|dpi|markersize|aspect)=",
+    "error_style =", "axes.margins",
 ]
 """
 

@@ -188,6 +188,20 @@ def test_measures_do_not_depend_on_order_of_rows(make_table, case, random, ties)
     assert quick == pytest.approx(straight.measures["AP"], abs=1e-12)
 
 
+def test_quick_metric_orders_equal_scores_by_id_if_asked():
+    columns = ["q"] * 3, [0, 1, 0], [0.0] * 3, ["b", "c", "a"]
+    assert validation_measures(*columns, ties="by_id")["RR"] == pytest.approx(1 / 3)
+    assert validation_measures(*columns, ties="optimistic")["RR"] == 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_quick_measures_of_questions_with_no_positive_and_with_many():
+    labels = [0, 0, *[1] * 12]
+    ids = ["none"] * 2 + ["many"] * 12
+    measures = validation_measures(ids, labels, np.arange(14.0))
+    assert measures == {"AP": 0.5, "RR": 0.5, "P@1": 0.5, "nDCG@10": pytest.approx(0.5)}
+
+
 @settings(max_examples=40)
 @given(scored())
 def test_measures_do_not_depend_on_monotone_transform(make_table, case):
@@ -230,6 +244,10 @@ def test_quick_measures_of_long_lists_equal_those_by_ir_measures(make_table):
 def test_result_shows_its_means_questions_and_filter(make_table):
     result = evaluate(make_table([[1, 0], [0, 0]]), [1.0, 0.0, 1.0, 0.0], [AP])
     assert repr(result) == "AP 0.5000: 2 questions (raw), ties pessimistic"
+    both = evaluate(make_table([[1, 0]], grades=[[0, 3]]), [1.0, 0.0], [AP, RR], relevance="grade")
+    assert repr(both).startswith("AP 0.5000, RR 0.5000: 1 questions")
+    assert both.relevance == "grade"
+    assert both._repr_html_().count("</tr><tr>") == 2
     html = result._repr_html_()
     assert html.startswith("<table><tr><th>measure</th><th>mean</th>")
     assert "<td>AP</td><td>0.5000</td><td><svg" in html

@@ -40,7 +40,11 @@ def test_learning_curve_draws_mean_over_seeds_in_a_band(tmp_path):
     assert line.get_marker() == "o"
     assert all(tick == round(tick) for tick in axes.get_xticks())  # of whole epochs
     std = np.std([0.2, 0.4], ddof=1)
-    assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.3 - std)
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.3 - std, 0.6 + std))
+    shown = {side: spine.get_visible() for side, spine in axes.spines.items()}
+    assert shown == {"left": True, "bottom": True, "top": False, "right": False}
+    assert axes.get_axisbelow() is True
     assert same_color(band.get_facecolor()[0][:3], line.get_color())
 
 
@@ -51,9 +55,47 @@ def test_learning_curve_may_draw_the_range_over_samples(tmp_path):
     assert (heights.min(), heights.max()) == (0.2, 0.7)
 
 
+@pytest.mark.filterwarnings("error")
+def test_band_of_a_single_seed_is_its_line(tmp_path):
+    figure = learning_curve({"FT": POINTS[:2]}, "", "epochs", "MAP", tmp_path / "curve.png")
+    heights = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert sorted(set(heights)) == [0.2, 0.5]
+
+
 def test_loss_curve_is_labelled_by_step(tmp_path):
     (axes,) = loss_curve({"run": [(0, 2.0), (10, 1.0)]}, "Transfer", tmp_path / "loss.png").axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss")
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Transfer", "step", "loss")
+    assert axes.lines[0].get_marker() == ""
+
+
+def test_steps_may_have_a_logarithmic_axis_above_10(tmp_path):
+    points, path = [(0, 1.0), (10, 2.0), (1000, 3.0)], tmp_path / "curve.png"
+    (axes,) = learning_curve({"FT": points}, "", "queries", "MRR", path, log_x=True).axes
+    ends = [axes.transData.transform((x, 0))[0] for x in (0, 10, 1000)]
+    assert axes.get_xscale() == "symlog"
+    assert axes.xaxis.get_transform().linthresh == 10
+    assert ends[1] - ends[0] < ends[2] - ends[1]
+    linear = learning_curve({"FT": points}, "", "queries", "MRR", path).axes[0]
+    assert linear.get_xscale() == "linear"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_several_systems_are_told_by_a_legend(tmp_path, number):
+    names, path = ["a", "b", "c"][:number], tmp_path / "plot.svg"
+    figures = [
+        learning_curve(dict.fromkeys(names, POINTS), "Title", "", "", path),
+        bar_chart(dict.fromkeys(names, {"AP": SeedSummary(0.5, None, 1)}), "Title", "", path),
+    ]
+    for figure in figures:
+        shown = [text.get_text() for each in figure.legends for text in each.get_texts()]
+        assert shown == (names if number > 1 else [])
+        assert figure.axes[0].get_title() == "Title"
+
+
+def has_grid(axes) -> tuple[bool, bool]:
+    """Whether lines of a grid are shown at the ticks of x and of y."""
+    lines = axes.get_xgridlines(), axes.get_ygridlines()
+    return tuple(any(line.get_visible() for line in each) for each in lines)
 
 
 def test_bars_leave_out_what_was_not_measured(tmp_path):
@@ -62,19 +104,24 @@ def test_bars_leave_out_what_was_not_measured(tmp_path):
         "TANDA": {"AP": SeedSummary(0.9, 0.01, 3)},
     }
     (axes,) = bar_chart(systems, "WikiQA", "value", tmp_path / "bars.png").axes
+    assert (axes.get_title(), axes.get_ylabel()) == ("WikiQA", "value")
     heights = [bar.get_height() for bar in axes.patches]
     np.testing.assert_array_equal(heights, [0.5, 0.6, 0.9, np.nan])
     # The bars of a measure stand beside each other around its tick.
     np.testing.assert_allclose(
         [bar.get_x() + bar.get_width() / 2 for bar in axes.patches], [-0.2, 0.8, 0.2, 1.2]
     )
-    of_tanda = [c for c in axes.containers if isinstance(c, BarContainer)][1]
+    of_bm25, of_tanda = (c for c in axes.containers if isinstance(c, BarContainer))
+    np.testing.assert_allclose(
+        of_bm25.errorbar.lines[2][0].get_segments()[0], [[-0.2, 0.5], [-0.2, 0.5]]
+    )
     np.testing.assert_allclose(
         of_tanda.errorbar.lines[2][0].get_segments()[0], [[0.2, 0.89], [0.2, 0.91]]
     )
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["AP", "RR"]
-    assert not any(line.get_visible() for line in axes.get_xgridlines())
-    assert all(line.get_visible() for line in axes.get_ygridlines())
+    assert has_grid(axes) == (False, True)
+    assert axes.get_ylim()[1] < 1.1
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.368] * 4)  # of 0.4
 
 
 def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_path):
@@ -91,6 +138,7 @@ def test_pareto_plot_has_a_panel_for_each_measure_and_cost_with_its_marks(tmp_pa
     assert [tuple(mark.get_offsets()[0]) for mark in marked] == list(marks.values())
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["grid", "Pareto front", *marks]
+    assert (figure.get_suptitle(), len(figure.legends)) == ("Figure 2", 1)
 
 
 def test_histogram_has_a_bar_for_each_twentieth():
@@ -148,9 +196,12 @@ def test_heatmap_has_the_number_of_each_cell(tmp_path):
     assert texts == {(c, r): f"{values[r, c]:.3f}" for r in range(2) for c in range(3)}
     dark = [text.get_text() for text in axes.texts if text.get_color() == "white"]
     assert dark == ["0.900", "0.610", "0.950"]
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Figure 3", "", "")
+    assert has_grid(axes) == (False, False)
+    assert not axes.figure.legends
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array(), values)
-    assert image.get_clim() == (0.0, 1.0)
+    assert (image.get_clim(), image.get_cmap().name) == ((0.0, 1.0), "Blues")
     assert [tick.get_text() for tick in axes.get_yticklabels()] == names[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == names[1]
 
@@ -165,3 +216,4 @@ def test_reliability_diagram_has_the_diagonal_and_each_system_with_its_error(tmp
     assert line.get_marker() == "o"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["teacher, ECE 0.267"]
     assert (axes.get_title(), axes.get_ylabel()) == ("Reliability", "share that answers")
+    assert axes.get_xlabel() == "mean score"
