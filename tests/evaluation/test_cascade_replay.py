@@ -164,6 +164,13 @@ def test_question_is_explained_by_where_its_candidates_left_and_how_far_below_th
     assert sum(report.left_shares) == pytest.approx(1.0)
     assert report.map == replay.measure(every, staged).map
     assert report.first_place_loss == question_losses(replay, staged, "first_place").mean()
+    point = replay.measure(every, staged)
+    assert report.exit_layers == point.exit_layers
+    assert (report.name, report.relative_flops) == ("margins", point.relative_flops)
+    unlabelled = replace(replay, table=replay.table.set_column(4, "label", [np.zeros(160, int)]))
+    report = report_pruning(unlabelled, "margins", every, staged)
+    assert report.map is None
+    assert report.first_place_loss > 0
     explained = explain_question(replay, every, staged, 3)
     rows = np.flatnonzero(replay.question_index == 3)
     layers = {2: 0, 4: 1, 6: 2}
@@ -182,7 +189,9 @@ def test_question_is_explained_by_where_its_candidates_left_and_how_far_below_th
             assert each.gap > margins[layers[each.exit_layer]]
     assert explained[0].gap == 0.0
     none = replay.rank_within(every, 1e-9, 1.0)
-    assert {each.exit_layer for each in explain_question(replay, every, none, 0)} == {0}
+    explained = explain_question(replay, every, none, 0)
+    assert [(each.exit_layer, each.gap) for each in explained] == [(0, 0.0)] * 8
+    assert [each.candidate for each in explained] == texts[:8]
     assert sum(report_pruning(replay, "none", every, none).left_shares) == 0.0
 
 

@@ -84,7 +84,7 @@ def test_several_systems_are_told_by_a_legend(tmp_path, number):
     names, path = ["a", "b", "c"][:number], tmp_path / "plot.svg"
     figures = [
         learning_curve(dict.fromkeys(names, POINTS), "Title", "", "", path),
-        bar_chart(dict.fromkeys(names, {"AP": SeedSummary(0.5, None, 1)}), "Title", "", path),
+        bar_chart({name: {"AP": SeedSummary(0.5, None, 1)} for name in names}, "Title", "", path),
     ]
     for figure in figures:
         shown = [text.get_text() for each in figure.legends for text in each.get_texts()]
@@ -179,13 +179,20 @@ def test_speed_plot_has_overlap_over_speed_and_both_times_of_a_question(tmp_path
     assert [bar.get_width() for bar in bars.patches] == [20.0, 10.0, 41.0, 35.0]
     assert [text.get_text() for text in bars.texts] == [" 10, 20", " 35, 41"]
     assert [tick.get_text() for tick in bars.get_yticklabels()] == list(systems)
-    assert (points.get_xlabel(), bars.get_xlabel()) == (
+    assert [axes.get_xlabel() for axes in figure.axes] == [
         *("pairs per second", "milliseconds of a question (p50, p95)"),
-    )
+    ]
+    assert (figure.get_suptitle(), points.get_ylabel()) == ("Speed", "overlap of the first 10")
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    assert [place.get_geometry() for place in places] == [(1, 2, 0, 0), (1, 2, 1, 1)]
+    colors = [dots.get_facecolor()[0][:3].tolist() for dots in points.collections]
+    assert colors == [[*bar.get_facecolor()[:3]] for bar in bars.patches[1::2]]
+    assert colors[0] != colors[1]
     assert points.get_xlim()[0] == 0
-    assert points.get_ylim()[1] > 1
+    assert 1 < points.get_ylim()[1] < 1.1
     assert bars.yaxis_inverted()
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(systems)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(systems)
 
 
 def test_heatmap_has_the_number_of_each_cell(tmp_path):

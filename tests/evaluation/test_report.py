@@ -34,7 +34,19 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
     assert "| BM25 (baseline) | 0 |" in text
     assert "| TANDA | 0, 1, 2 |" in text
     assert "| *paper, as printed* |  | 0.9200 |  |" in text
+    assert text.startswith("### Toy\n\n| system | seeds | AP | P@1 |\n| --- | --- | --- | --- |\n")
+    tests = "| system | measure | difference | interval | effect | p | Holm | t | Wilcoxon |"
+    assert f"\n\n{tests} Spearman |\n" in text
+    assert text.endswith("of the differences.\n")
     assert "adjusted over 4 tests" in text
+    footer = text.splitlines()[-1]
+    assert "Mean ± standard deviation over seeds. Tests against BM25" in footer
+    assert "; table `" in footer.split(". Mean")[0]
+    assert "Mean ±" not in to_markdown(
+        build_report("Toy", {"BM25": systems["BM25"]}, baseline="BM25")
+    )
+    values = [cell.strip() for cell in text.splitlines()[4].split("|")[3:-1]]
+    assert values == [f"{made.rows[0].measures[m].mean:.4f}" for m in ("AP", "P@1")]
     assert [row.measures["AP"].num_seeds for row in made.rows] == [1, 3, 1, 1]
 
 
@@ -59,9 +71,37 @@ def test_summary_has_the_best_system_its_baselines_and_the_file_with_the_rest(sy
 
 
 def test_summary_of_few_systems_has_all(systems):
-    text = to_summary(build_report("Toy", systems, baseline="BM25"), "out/toy.md", best="BM25")
-    assert all(f"| {system}" in text for system in systems)
+    five = {**systems, "other 1": systems["same"], "other 2": systems["same"]}
+    text = to_summary(build_report("Toy", five, baseline="BM25"), "out/toy.md", best="BM25")
+    assert all(f"| {system}" in text for system in five)
     assert text.endswith("|\n\nThe tests: out/toy.md\n")
+    assert text.startswith("### Toy\n\n| system | AP | P@1 |\n| --- | --- | --- |\n| BM25 (base")
+    with_paper = build_report(
+        "Toy", five, baseline="BM25", published_results={"paper": {"RR": 0.5}}
+    )
+    assert "| system | AP | P@1 |" in to_summary(with_paper, "out/toy.md")
+
+
+def test_best_system_has_the_highest_first_measure(table):
+    last = np.array([0.0, 3.0, 2.0, 1.0] * 30)
+    higher_ap = np.array([2.0, 3.0, 1.0, 0.0] * 30)  # every answer second
+    higher_p = np.array([3.0, 2.0, 1.0, 0.0] * 9 + [0.0, 3.0, 2.0, 1.0] * 21)
+    systems = {
+        name: {0: evaluate(table, scores, ["AP", "P@1"])}
+        for name, scores in {"BM25": last, "first": higher_p, "second": higher_ap}.items()
+    }
+    made = build_report("Toy", systems, baseline="BM25")
+    assert made.rows[1].measures["P@1"].mean > made.rows[2].measures["P@1"].mean
+    assert "\nsecond: AP +" in to_summary(made, "out/toy.md")
+
+
+def test_tests_are_drawn_with_the_seed_of_the_report(systems):
+    few = {"BM25": systems["BM25"], "TANDA": systems["TANDA"]}
+    tests = [
+        build_report("Toy", few, baseline="BM25", **options).rows[1].comparisons["AP"].interval
+        for options in ({}, {"seed": 0}, {"seed": 1})
+    ]
+    assert tests[0] == tests[1] != tests[2]
 
 
 def test_only_significant_systems_bear_the_mark(systems):
@@ -117,6 +157,18 @@ def test_report_has_a_column_of_parameters_where_they_are_known(systems):
     assert "| system | measure | difference |" in text
     assert "| system | measure | published | ours | difference | claim |" in text
     assert "| TANDA | parameters | 124.0M | 124.8M | +0.8M |  |" in text
+    large = build_report(
+        "Toy",
+        systems,
+        baseline="BM25",
+        parameters={"TANDA": 13_015_000_000},
+        published_results={"paper": {"parameters": 1e6}},
+        reproduces={"TANDA": "paper", "same": "paper", "absent": "paper", "BM25": "absent"},
+    )
+    cells = to_markdown(large).split("Beside the paper")[1]
+    assert [line for line in cells.splitlines() if "parameters" in line] == [
+        "| TANDA | parameters | 1.0M | 13015.0M | +13014.0M |  |"
+    ]
 
 
 def test_cells_of_a_paper_stand_beside_ours_with_their_claims(systems):

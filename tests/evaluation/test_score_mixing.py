@@ -31,3 +31,4 @@ def test_best_weight_is_the_smallest_that_dev_likes_best(rows):
     assert best_bm25_weight(rows, right, wrong, "RR") == 0.0
     assert best_bm25_weight(rows, wrong, right, "RR") == 0.6
     assert best_bm25_weight(rows, right, right, "RR") == 0.0
+    assert best_bm25_weight(rows, wrong, right, "nDCG@5") == 0.6
