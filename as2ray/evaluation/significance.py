@@ -112,7 +112,7 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
         raise EvaluationError(problem, fix="leave out tests that could not be computed")
     # statsmodels' takes over a second to load, and collects garbage at each call.
     order = np.argsort(p_values)
-    steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
+    steps = np.asarray(p_values)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
     adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return adjusted.tolist()

@@ -63,7 +63,7 @@ def _rank_documents(
     grades = [judgments.get(q, {}).get(d, 0) for q, d in zip(questions, documents)]
     question_index = np.unique(questions, return_inverse=True)[1]
     rank_of_id = np.unique(documents, return_inverse=True)[1]
-    scores, relevance = run["score"].to_numpy(), np.array(grades, int)
+    scores, relevance = run["score"].to_numpy(), np.array(grades)
     order = ranking_order(question_index, scores, relevance, rank_of_id, ties)
     ranked: dict[str, dict[str, int]] = {}
     for position, row in enumerate(order):

@@ -62,6 +62,16 @@ def test_every_weight_finds_its_place_whatever_the_parts_are_called(theirs, base
         torch.testing.assert_close(found(batch), theirs(batch))
 
 
+def test_layers_are_in_the_order_of_their_numbers_wherever_they_stand(checkpoint, tmp_path):
+    base = checkpoint("electra", None, num_hidden_layers=12)
+    theirs = init_ranker(base, max_length=60, exit_layers=[11], num_ranking_heads=1).eval()
+    weights = named(theirs, "as lists of parts")
+    torch.save(dict(sorted(weights.items(), reverse=True)), tmp_path / "cerberus_model.pt")
+    found = load_cerberus_file(tmp_path / "cerberus_model.pt", base, max_length=60)
+    for layer, expected in zip(found.encoder.layers, theirs.encoder.layers, strict=True):
+        torch.testing.assert_close(layer.state_dict(), expected.state_dict())
+
+
 def test_command_writes_a_checkpoint_that_ranks(theirs, base, tmp_path, capsys):
     file = tmp_path / "cerberus_model.pt"
     torch.save(named(theirs, "as lists of parts"), file)

@@ -59,6 +59,9 @@ def test_export_keeps_the_number_format_of_the_weights(checkpoint, tmp_path):
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert weights["classifier.weight"].shape[0] == 1
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "answer"}
+    assert config["label2id"] == {"answer": 0}
 
 
 def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tmp_path):

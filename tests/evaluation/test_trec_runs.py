@@ -48,3 +48,5 @@ def test_equal_scores_of_a_run_are_ordered_against_it_unless_asked():
 def test_run_over_other_questions_is_refused_with_numbers():
     with pytest.raises(EvaluationError, match="over 2 questions and qrels over 3 with a relevant"):
         evaluate_run(run_of(("d", "1", 1.0), ("x", "1", 1.0), ("x", "2", 1.0)), QRELS)
+    with pytest.raises(EvaluationError, match="over 0 questions"):
+        evaluate_run(run_of(("a", "1", 1.0)).slice(0, 0), QRELS)

@@ -407,6 +407,21 @@ def test_ranges_are_added_without_another_change(ranker, checkpoint, tmp_path):
     assert activation_ranges.load_activation_ranges(str(folder))[0].checksum == ranges[0].checksum
 
 
+def test_ranges_are_added_to_each_member_of_an_ensemble(ranker, tmp_path):
+    members = [ranker(), ranker()]
+    ranges = [member.activation_ranges for member in members]
+    for member in members:
+        member.activation_ranges = ()
+    ensemble = EnsembleRanker(members).eval()
+    folder = save(ensemble, tmp_path / "saved")
+    assert not list(folder.rglob(FILE_NAME))
+    for member, (fitted,) in zip(members, ranges):
+        member.activation_ranges = (fitted,)
+    add_activation_ranges(ensemble, folder)
+    for loaded, (fitted,) in zip(load(folder, device="cpu").members, ranges):
+        assert loaded.activation_ranges[0].checksum == fitted.checksum
+
+
 def test_training_drops_ranges_that_its_weights_will_not_fit(ranker, tmp_path):
     folder = save(ranker(), tmp_path / "saved")
     assert init_ranker(folder, max_length=60).activation_ranges == ()
