@@ -103,7 +103,7 @@ def test_holm_equals_hand_computation():
     assert holm_correction([]) == []
     with pytest.raises(EvaluationError, match="1 of 2 p-values"):
         holm_correction([0.5, float("nan")])
-    with pytest.raises(EvaluationError, match="first 1[.]5"):
+    with pytest.raises(EvaluationError, match=r"first 1\.5"):
         holm_correction([1.5])
     assert holm_correction([0, 1]) == [0.0, 1.0]
 
