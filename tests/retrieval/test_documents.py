@@ -24,6 +24,7 @@ def test_folder_gives_its_documents_in_order_and_counts_what_is_none(documents):
     assert [document.title for document in found] == ["Ants & bees", "notes", "Cats", "", "Whales"]
     assert skipped.counts == {"without text": 2, "of another kind": 1, "binary or not UTF-8": 2}
     assert "1 of another kind (such as picture.png)" in str(skipped)
+    assert str(SkippedDocuments()) == "nothing skipped"
 
 
 def test_markdown_gives_prose_under_its_headings(documents):

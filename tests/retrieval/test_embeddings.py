@@ -289,6 +289,8 @@ def test_damaged_embeddings_are_refused(build, tmp_path, damage, monkeypatch):
         monkeypatch.setattr(embeddings_module, "MIN_APPROXIMATE", 200)
     index = build()
     shard = tmp_path / "i" / "shard-00000"
+    stored = [np.load(shard / name) for name in embeddings_module.FILES]
+    assert [array.dtype for array in stored] == [np.int8, np.float32]
     manifest = json.loads((tmp_path / "i" / MANIFEST).read_text())
     name = "shard-00000/embeddings.npy"
     if damage == "cut":

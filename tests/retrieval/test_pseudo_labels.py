@@ -67,8 +67,8 @@ def test_negatives_are_drawn_by_question_and_seed(index):
 
 def test_questions_that_find_too_little_are_left_out_and_counted(index):
     queries = [Query("a", "zebra"), Query("b", "corn"), Query("c", "hunt mice")]
-    found = generate_pseudo_labels(index, queries)
-    assert found.skipped == {"finds nothing": 1, "finds no negative": 1}
+    found = generate_pseudo_labels(index, [*queries, Query("d", "gnu"), Query("e", "corn")])
+    assert found.skipped == {"finds nothing": 2, "finds no negative": 2}
     assert set(found.table["question_id"].to_pylist()) == {"c"}
     with pytest.raises(CorpusError, match=r"'finds nothing': 1"):
         generate_pseudo_labels(index, queries[:1])

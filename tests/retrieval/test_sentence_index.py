@@ -169,6 +169,7 @@ def test_index_of_another_format_is_refused(documents, tmp_path):
         with pytest.raises(SentenceIndexError, match=f"format_version {version}.* only 2") as error:
             SentenceIndex.open(tmp_path / "i")
         assert error.value.fix == "index the documents again"
+    assert set(manifest["packages"]) == {"as2ray", "bm25s", "pyarrow", "numpy"}
     manifest["settings"]["bm25"]["delta"] = 1.0
     path.write_text(json.dumps(manifest))
     with pytest.raises(SentenceIndexError, match="delta"):
