@@ -57,6 +57,21 @@ def _rankers(model="bert-base-uncased", **runs):
     return [rankers[name, 0] for name in runs]
 
 
+def test_each_run_has_its_own_seeds_and_weights_of_tables():
+    names = {"dev": "train", "tests": ["train"], "baseline": "first", "seeds": [0, 1]}
+    runs = {
+        "first": _run(),
+        "second": _run(seeds=[1], train=["train", "other"], train_weights={"other": 2.0}),
+        "third": _run(),
+    }
+    tables = {name: TableSpec("wikiqa", "train") for name in ("train", "other")}
+    recipe = Recipe("seeds", ModelSpec("bert-base-uncased"), tables, runs=runs, **names)
+    rankers = trained_rankers(recipe, table_stages(recipe, {}))
+    assert list(rankers) == [("first", 0), ("third", 0), *((name, 1) for name in runs)]
+    assert rankers["second", 1].train_weights == (1.0, 2.0)
+    assert rankers["third", 1].train_weights == ()
+
+
 def _run(epochs=1, **settings):
     training = {"epochs": epochs, **settings.pop("training", {})}
     return RunSpec(**{"train": ["train"], "training": TrainingConfig(**training), **settings})

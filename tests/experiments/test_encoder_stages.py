@@ -247,6 +247,9 @@ def test_search_counts_the_questions_whose_answer_is_found(embedded, table, scor
     )
     assert abstention["others"]["number"] == len(OFF_TOPIC)
     assert ("precision_at" in abstention) == (fitted.answer_model is not None)
+    AnswerScoring({"ranker": 1.0}).write(complete(scoring)[1])
+    with_ranker, _ = complete(SearchEvaluation(embedded, table, "bm25", scoring, scoring.ranker))
+    assert with_ranker["measures"] != ranked["measures"]
 
 
 def test_risk_counts_questions_on_other_subjects_last():
