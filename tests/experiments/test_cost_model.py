@@ -58,13 +58,13 @@ def _rankers(model="bert-base-uncased", **runs):
 
 
 def test_each_run_has_its_own_seeds_and_weights_of_tables():
-    names = {"dev": "train", "tests": ["train"], "baseline": "first", "seeds": [0, 1]}
+    names = {"dev": "dev", "tests": ["dev"], "baseline": "first", "seeds": [0, 1]}
     runs = {
         "first": _run(),
         "second": _run(seeds=[1], train=["train", "other"], train_weights={"other": 2.0}),
         "third": _run(),
     }
-    tables = {name: TableSpec("wikiqa", "train") for name in ("train", "other")}
+    tables = {name: TableSpec("wikiqa", "train") for name in ("train", "other", "dev")}
     recipe = Recipe("seeds", ModelSpec("bert-base-uncased"), tables, runs=runs, **names)
     rankers = trained_rankers(recipe, table_stages(recipe, {}))
     assert list(rankers) == [("first", 0), ("third", 0), *((name, 1) for name in runs)]

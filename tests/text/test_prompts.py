@@ -94,6 +94,15 @@ def test_truncation_keeps_the_prompt_around_both_texts(published, prompt):
     )
 
 
+def test_long_question_keeps_exactly_its_first_tokens(published):
+    tokenizer = published("qwen3")
+    pairs = build(tokenizer, list(SEGMENTS), max_question_length=3)
+    assert pairs == build(tokenizer, SEGMENTS, max_question_length=3)  # JSON has lists
+    ids = tokenizer("muri lala badesso kovarin", add_special_tokens=False)["input_ids"]
+    [cut] = split(pairs.encode(["muri lala badesso kovarin"], ["tu"]))
+    assert cut == reference(tokenizer, SEGMENTS, tokenizer.decode(ids[:3]), "tu")
+
+
 def test_prompt_is_divided_at_the_last_place_where_tokens_end():
     at_bars = lambda left, right: left.endswith("|")  # noqa: E731
     for joint, place in (("a|b|c", 4), ("a|b|", 4), ("a|bcd", 2)):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from as2ray.errors import CheckpointError, ConfigError
+from as2ray.text import tokenization
 from as2ray.text.tokenization import PairTokenizer
 
 QUESTION = "What is kovarin?"
@@ -114,6 +115,21 @@ def test_encode_text_in_many_scripts_stays_within_max_length(pair_tokenizer):
     encoded = pair_tokenizer.encode(texts, texts[::-1])
     assert len(encoded) == len(texts)
     assert encoded.lengths.max() <= 60
+
+
+def test_texts_of_several_batches_are_tokenized_in_order(pair_tokenizer, monkeypatch):
+    texts = ["muri?", "badesso.", "muri?", "lala ne.", "kovarin", "tu"]
+    expected = split(pair_tokenizer.encode(texts, texts[::-1]))
+    monkeypatch.setattr(tokenization, "TOKENIZE_BATCH", 2)
+    assert split(pair_tokenizer.encode(texts, texts[::-1])) == expected
+
+
+def test_tokenizer_of_a_folder_has_the_settings_that_are_given(published, tmp_path):
+    published("bert").save_pretrained(tmp_path)
+    settings = {"max_length": 50, "max_question_length": 9, "single_separator": True}
+    read = PairTokenizer.from_folder(tmp_path, **settings)
+    assert {name: getattr(read, name) for name in settings} == settings
+    assert read == PairTokenizer(read.tokenizer_json, 50, 9, single_separator=True)
 
 
 def test_encode_no_pairs_gives_no_sequences(pair_tokenizer):
