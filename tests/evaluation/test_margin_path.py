@@ -119,6 +119,14 @@ def test_bm25_has_the_weight_that_brings_the_last_exit_nearest_to_the_labels(rep
     assert fit_last_bm25_weight(labelled(6)) == pytest.approx(6, rel=0.5)
     assert fit_last_bm25_weight(labelled(0)) == pytest.approx(0, abs=2)
     assert fit_last_bm25_weight(labelled(-6)) == 0
+    # Two positives of a question share its weight.
+    once = labelled(6)
+    half = once.table["label"].to_numpy() | (np.arange(len(bm25)) % 8 == 0)
+    shared = replace(once, table=once.table.set_column(4, "label", [half]))
+    target = half / np.repeat(half.reshape(-1, 8).sum(1), 8)
+    last, rows = log_odds(once.scores[:, -1]), once.question_index
+    expected = margin_path._fit_bm25_weight(last, bm25, target, rows)
+    assert fit_last_bm25_weight(shared) == pytest.approx(expected)
     # Then the other exits imitate the sum.
     weights = fit_bm25_weights(labelled(0), 4.0)
     assert weights == {2: pytest.approx(4, rel=0.1), 4: pytest.approx(4, rel=0.1), 6: 4.0}
@@ -230,6 +238,19 @@ def select_questions(replay: CascadeReplay, rows: np.ndarray) -> CascadeReplay:
         replay.scores[rows],
         replay.num_tokens[rows],
         replay.shape,
+    )
+
+
+def test_top_k_of_the_margins_is_that_of_the_risk(replay):
+    staged = replay.rank_by_margins([0, 1, 2], [0.0, 0.0], 3)
+    losses, _ = measure_margins(replay, np.zeros(2), "top_k", 3)
+    assert losses.dtype == np.float64
+    np.testing.assert_array_equal(losses, question_losses(replay, staged, "top_k", 3))
+    assert losses.sum() > question_losses(replay, staged, "top_k").sum()
+    one_left = replay.rank_by_margins([0, 1, 2], [0.0, 0.0])
+    assert losses.sum() < question_losses(replay, one_left, "top_k", 3).sum()
+    np.testing.assert_array_equal(
+        question_losses(replay, one_left, "top_k"), question_losses(replay, one_left, "top_k", 1)
     )
 
 

@@ -45,8 +45,14 @@ def test_report_carries_filter_fingerprint_seeds_and_tests(systems):
     assert "Mean ±" not in to_markdown(
         build_report("Toy", {"BM25": systems["BM25"]}, baseline="BM25")
     )
-    values = [cell.strip() for cell in text.splitlines()[4].split("|")[3:-1]]
-    assert values == [f"{made.rows[0].measures[m].mean:.4f}" for m in ("AP", "P@1")]
+    for row, line in zip(made.rows, text.splitlines()[4:6]):
+        values = [cell.strip(" †") for cell in line.split("|")[3:-1]]
+        assert values == [
+            f"{value.mean:.4f}" + (f" ± {value.std:.4f}" if value.std else "")
+            for value in row.measures.values()
+        ]
+    two = {**systems, "TANDA": {seed: systems["TANDA"][seed] for seed in range(2)}}
+    assert "Mean ±" in to_markdown(build_report("Toy", two, baseline="BM25"))
     assert [row.measures["AP"].num_seeds for row in made.rows] == [1, 3, 1, 1]
 
 
@@ -66,6 +72,8 @@ def test_summary_has_the_best_system_its_baselines_and_the_file_with_the_rest(sy
     test = made.rows[1].comparisons["AP"]
     assert f"TANDA: AP {test.difference:+.4f} [{test.interval[0]:+.4f}, " in text
     assert text.endswith("(Holm). 4 more systems, the tests: out/toy.md\n")
+    quality = made.rows[0].measures
+    assert f"| BM25 (baseline) | {quality['AP'].mean:.4f} | {quality['P@1'].mean:.4f} |" in text
     assert "other 1: AP" in to_summary(made, "out/toy.md", best="other 1")
     assert to_summary(made, "out/toy.md", best="not complete", keep=["same"]) == text
 

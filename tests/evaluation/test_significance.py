@@ -41,8 +41,11 @@ def test_same_difference_everywhere_is_significant_without_nan():
 
 @pytest.mark.filterwarnings("error")
 def test_constant_baseline_is_compared_without_warnings(random):
-    result = compare_systems(per_question(np.zeros(20)), per_question(random.random(20)), "AP")
-    assert max(result.p_randomization, result.p_t, result.p_wilcoxon) < 0.001
+    constant, system = per_question(np.zeros(20)), per_question(random.random(20))
+    for pair in ((constant, system), (system, constant)):
+        result = compare_systems(*pair, "AP")
+        assert max(result.p_randomization, result.p_t, result.p_wilcoxon) < 0.001
+        assert (result.spearman, result.p_spearman) == (None, None)
 
 
 @pytest.mark.parametrize("questions", [2, 3, 8, 10, 40, 60])
