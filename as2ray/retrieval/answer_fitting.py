@@ -169,7 +169,7 @@ def _fit_weights(
         return float(value), gradient
 
     start, bounds = np.ones(len(names)), [(0.0, None)] * len(names)
-    fitted = minimize(loss, start, bounds=bounds, method="L-BFGS-B", jac=True).x
+    fitted = minimize(loss, start, bounds=bounds, jac=True).x
     return dict(zip(names, fitted.tolist()))
 
 
@@ -275,7 +275,7 @@ def _fit_logistic(features: np.ndarray, labels: np.ndarray) -> AnswerModel:
         return float(np.logaddexp(0.0, -margins).sum() + penalty), gradient
 
     start = np.zeros(x.shape[1] + 1)
-    fitted = minimize(loss, start, method="L-BFGS-B", jac=True).x
+    fitted = minimize(loss, start, jac=True).x
     coefficients = fitted[1:] / scale
     intercept = float(fitted[0] - coefficients @ mean)
     return AnswerModel(tuple(coefficients.tolist()), intercept, None)

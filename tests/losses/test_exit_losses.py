@@ -1,5 +1,6 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +47,10 @@ def test_early_prefers_low_exits_at_first_and_none_later():
     first = drawn(sample_early_biased, end=300)
     assert first[0] > 1.5 * first[2]
     assert first[1] > 1.5 * first[3]
+    # After three eighths of the run the bias is a quarter.
+    middle = drawn(sample_early_biased, steps=40_000, begin=13_000, end=17_000)
+    weights = np.arange(4, 0, -1.0) ** 0.25
+    assert [*middle.values()] == pytest.approx(weights / weights.sum(), abs=0.025)
     assert drawn(sample_early_biased, begin=2_000) == pytest.approx(
         dict.fromkeys(range(4), 0.25), abs=0.03
     )

@@ -66,6 +66,16 @@ def test_equation_3_equals_the_hand_computation(joint, targets):
     assert joint.sentence_states.grad.isfinite().all()
 
 
+def test_sentence_with_the_state_of_its_passage_has_a_gradient(joint, targets):
+    with torch.no_grad():
+        joint.sentence_states[0] = joint.passage_states[0]
+    found = loss(joint, targets, similarity_loss=True, margin=5.0, **ONLY)
+    distance = math.dist(joint.passage_states[0], joint.sentence_states[1].tolist())
+    assert found.item() == pytest.approx(5.0 - distance, abs=1e-5)
+    found.backward()
+    assert joint.sentence_states.grad.isfinite().all()
+
+
 def test_passage_of_one_kind_of_sentences_does_not_end_the_similarity_of_the_others(joint, targets):
     # The released code leaves its loop there, and the result depends on the batch's order.
     targets["passage_label"] = torch.tensor([1.0, 1.0])
