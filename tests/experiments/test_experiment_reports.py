@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import platform
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +13,7 @@ import tiny
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.executor import SequentialBackend, run_graph
-from as2ray.experiments.experiment import Experiment, Finished
+from as2ray.experiments.experiment import Experiment, Finished, _describe_run
 from as2ray.experiments.rankers import save_evaluations
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
 from as2ray.experiments.reports import write_reports
@@ -83,6 +85,15 @@ def finished(tmp_path) -> Finished:
     run.raise_failures({})
     (tmp_path / "out").mkdir()
     return Finished(experiment, run, store, tmp_path / "out")
+
+
+def test_run_is_described_by_its_seeds_machine_and_packages(finished):
+    described = _describe_run(finished.experiment, "Tiny")
+    assert (described["title"], described["seeds"]) == ("Tiny", [0, 1])
+    machine, packages = described["machine"], described["packages"]
+    assert (machine["cores"], machine["python"]) == (os.cpu_count(), platform.python_version())
+    assert machine.keys() == {"system", "cores", "python", "gpu"}
+    assert {"as2ray", "torch", "ray"} <= packages.keys()
 
 
 def test_report_compares_systems_with_the_baseline_and_the_paper(recipe, finished, caplog):

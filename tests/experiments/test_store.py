@@ -206,6 +206,25 @@ def test_fetch_replaces_what_an_interrupted_attempt_left_in_the_cache(bucket, tm
     assert not (folder / "half").exists()
 
 
+def test_paths_of_stages_are_fetched_to_a_node_that_does_not_have_them(bucket, tmp_path, runs):
+    result = execute(WriteText("a"), {}, Store(bucket, cache=str(tmp_path / "node-1")), WORKERS)
+    store = Store(bucket, cache=str(tmp_path / "node-2"))
+    folder = store.work_folder(result.kind, result.digest)
+    store.fetch_paths([folder / "a/text", tmp_path / "elsewhere"])
+    assert (folder / "a/text").read_text() == "a"
+    (folder / "a/text").write_text("it is here already")
+    store.fetch_paths([str(folder / "a/text")])
+    assert (folder / "a/text").read_text() == "it is here already"
+    unfinished = store.work_folder("WriteText", "running")
+    unfinished.mkdir()
+    (unfinished / "half").write_text("half")
+    store.publish(unfinished)
+    other = Store(bucket, cache=str(tmp_path / "node-3"))
+    path = other.work_folder("WriteText", "running")
+    other.fetch_paths([path])
+    assert (path / "half").read_text() == "half"
+
+
 def test_stage_that_was_removed_from_an_object_store_runs_again(bucket, tmp_path, runs):
     store, other = (Store(bucket, cache=str(tmp_path / name)) for name in ("node-1", "node-2"))
     stage = WriteText("a")
