@@ -185,6 +185,23 @@ def test_first_answer_is_given_where_it_is_likely_to_be_right(with_strangers):
     assert np.mean([answers(parts) for parts, _ in others]) < 0.05
 
 
+def test_model_learns_from_questions_whose_candidates_are_near_enough():
+    questions = make_questions(60, {"similarity": 2.0, "bm25": 1.0})
+    best = [parts["similarity"].max() for parts, _ in questions]
+    lowest = sorted(best)[20]
+    near = [question for question, similarity in zip(questions, best) if similarity >= lowest]
+    scoring = AnswerScoring({"similarity": 1.0, "bm25": 0.5})
+    expected = fit_answer_model(scoring, near, 0.7)
+    bounded = replace(scoring, min_similarity=lowest)
+    nothing = ({"similarity": np.zeros(0), "bm25": np.zeros(0)}, np.zeros(0, np.int64))
+    assert fit_answer_model(bounded, [*questions, nothing], 0.7) == expected
+    assert fit_answer_model(scoring, questions, 0.7) != expected
+    assert fit_answer_model(scoring, near, 0.7, seed=0) == expected
+    assert fit_answer_model(scoring, near, 0.7, seed=1) != expected
+    words = [({"bm25": parts["bm25"]}, labels) for parts, labels in questions]
+    assert fit_answer_model(AnswerScoring({"bm25": 1.0}, min_similarity=9.0), words, 0.7)
+
+
 def test_features_compare_the_first_candidate_with_others():
     parts = {
         "similarity": np.array([0.5, 0.9, 0.8, 0.7, 0.6, 0.1]),
