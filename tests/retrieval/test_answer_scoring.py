@@ -192,6 +192,10 @@ def test_model_learns_from_questions_whose_candidates_are_near_enough():
     near = [question for question, similarity in zip(questions, best) if similarity >= lowest]
     scoring = AnswerScoring({"similarity": 1.0, "bm25": 0.5})
     expected = fit_answer_model(scoring, near, 0.7)
+    names = ["precision", "precision at half coverage", "AURC", "ECE", "reachable precision"]
+    assert list(expected.measures) == names
+    assert fit_answer_scoring(near, 0.7) == fit_answer_scoring(near, 0.7, seed=0)
+    assert fit_answer_scoring(near, 0.7) != fit_answer_scoring(near, 0.7, seed=1)
     bounded = replace(scoring, min_similarity=lowest)
     nothing = ({"similarity": np.zeros(0), "bm25": np.zeros(0)}, np.zeros(0, np.int64))
     assert fit_answer_model(bounded, [*questions, nothing], 0.7) == expected
