@@ -72,6 +72,8 @@ def concatenate_prunings(prunings: Sequence[Pruning]) -> Pruning:
         prunings[0],
         drop_ratios=np.concatenate([pruning.drop_ratios for pruning in prunings]),
         margins=np.concatenate([pruning.margins for pruning in prunings]),
+        # Those by rank have no margins that it would change.
+        top_k=max(pruning.top_k for pruning in prunings),
     )
 
 

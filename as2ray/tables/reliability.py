@@ -9,6 +9,8 @@ from as2ray.tables.score_checks import check_probabilities
 
 CONFIDENCE = 0.9
 """One-sided confidence of the precision of given answers."""
+NUM_COVERAGES = 10
+"""Shares of the questions whose precision is tested: a tenth, two tenths, ... all."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class Abstention:
     """What follows from giving an answer only from a score on."""
 
     threshold: float | None
-    """Lowest score from which on answers are precise enough; None if none is sure to be."""
+    """Score from which on answers are precise enough; None if none is sure to be."""
     reachable_precision: float
-    """Highest precision that a threshold is sure to reach."""
+    """Highest `min_precision` with a threshold."""
     coverage: np.ndarray
     """Share of the questions that are answered from each score on, ascending, shape [scores]."""
     risk: np.ndarray
@@ -79,7 +81,7 @@ class Abstention:
 def measure_abstention(
     scores: np.ndarray, is_right: np.ndarray, min_precision: float
 ) -> Abstention:
-    """Finds the lowest score from which on answers are right often enough.
+    """Finds a low score from which on answers are right often enough.
 
     The best score of a question is the maximum of many scores and therefore too high, even if each
     score is calibrated. The precision is counted on questions with and without an answer instead.
@@ -88,7 +90,11 @@ def measure_abstention(
         scores: Score of each question's first candidate, from 0 to 1, shape [questions].
         is_right: Whether that candidate is an answer, 0 or 1, shape [questions].
         min_precision: Minimum share of right answers among those that are given. A threshold
-            reaches it with a confidence of `CONFIDENCE` (Clopper and Pearson 1934).
+            reaches it with a confidence of `CONFIDENCE`: more and more questions are answered, a
+            tenth at a time, while the lower bound of their precision (Clopper and Pearson 1934) is
+            as high. This starts with the fewest tenths for which right answers alone would do, and
+            once more halfway from there to all questions, each with half of the error rate
+            (fixed-sequence testing, Angelopoulos et al. 2021, "Learn then Test").
 
     Raises:
         EvaluationError: Scores outside 0 to 1, or other labels.
@@ -98,10 +104,24 @@ def measure_abstention(
     # Equal scores are above the threshold together or not at all.
     ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
     num_given, num_right = ends + 1, np.cumsum(is_right[order])[ends]
-    # The threshold is chosen on these questions, so their precision is too high: take a bound.
-    lowest = betaincinv(num_right, num_given - num_right + 1, 1 - CONFIDENCE)
-    lowest = np.where(num_right > 0, lowest, 0.0)
-    precise = np.flatnonzero(lowest >= min_precision)
-    threshold = float(scores[order][ends[precise[-1]]]) if len(precise) else None
+    sizes = np.ceil(len(scores) * np.arange(1, NUM_COVERAGES + 1) / NUM_COVERAGES)
+    tested = np.unique(np.searchsorted(num_given, sizes))
+    given, right = num_given[tested], num_right[tested]
+    lowest, highest = (
+        np.where(number > 0, betaincinv(number, given - number + 1, (1 - CONFIDENCE) / 2), 0.0)
+        for number in (right, given)
+    )
+
+    def find_last(precision: float) -> int | None:
+        """Returns the index of the largest tested number that is precise enough."""
+        first = int(np.searchsorted(highest, precision))
+        passes = np.append(lowest >= precision, False)
+        starts = (first, (first + len(given)) // 2)
+        stops = [start + int(np.argmin(passes[start:])) for start in starts]
+        return max((stop - 1 for start, stop in zip(starts, stops) if stop > start), default=None)
+
+    last = find_last(min_precision)
+    threshold = None if last is None else float(scores[order][ends[tested[last]]])
+    reachable = max((float(p) for p in lowest if find_last(p) is not None), default=0.0)
     coverage, risk = num_given / len(scores), 1 - num_right / num_given
-    return Abstention(threshold, float(lowest.max()), coverage, risk)
+    return Abstention(threshold, reachable, coverage, risk)

@@ -304,6 +304,7 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
     if config.use_labels:
         check_binary_labels(calibration["label"].to_numpy())
         path, calibration = (filter_table(part, "clean") for part in (path, calibration))
+    calibration = _first_lists(calibration)
     num_calibration = len(calibration["question_id"].unique())
     check_num_questions(num_calibration, *config.bound)
     if not (heads.num_rows and path.num_rows):
@@ -316,6 +317,15 @@ def _divide(table: pa.Table, calibration_table: pa.Table | None, config: Cascade
     max_pairs, seed = config.max_train_pairs, config.seed
     heads, path = (_limit_pairs(part, max_pairs, seed) for part in (heads, path))
     return _Parts(heads, path, calibration)
+
+
+def _first_lists(table: pa.Table) -> pa.Table:
+    """Returns one list of candidates for each text of a question.
+
+    Lists of a repeated question are no independent draws, so a bound does not hold over them.
+    """
+    first = table.group_by("question", use_threads=False).aggregate([("question_id", "first")])
+    return table.filter(pc.is_in(table["question_id"], first["question_id_first"]))
 
 
 def _usable_rows(table: pa.Table) -> pa.Table:

@@ -139,6 +139,10 @@ def test_prunings_of_groups_of_questions_are_joined_and_selected():
     assert joined.drop_ratios.tolist() == [[0.1], [0.2], [0.3]]
     assert joined.margins.tolist() == [[1.0], [2.0], [3.0]]
     assert (joined.top_k, joined.rounding) == (2, "nearest")
+    # Requests may bring drop ratios instead; they leave the margins of others as they are.
+    by_rank = Pruning.by_rank(np.array([[0.1]]), "nearest")
+    for prunings in ([by_rank, first], [first, by_rank]):
+        assert concatenate_prunings(prunings).top_k == 2
     selected = joined.select(np.array([2, 0]))
     assert selected.drop_ratios.tolist() == [[0.3], [0.1]]
     assert selected.margins.tolist() == [[3.0], [1.0]]

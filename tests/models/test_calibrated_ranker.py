@@ -45,7 +45,7 @@ def test_calibrated_ranker_keeps_its_order_and_comes_closer_to_the_labels(
 
 def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tmp_path):
     ranker = load(checkpoint("bert"), max_length=60, device="cpu")
-    ranker.calibrate(tiny.candidates(10, seed=4), min_precision=0.01)
+    ranker.calibrate(tiny.candidates(60, seed=4), min_precision=0.01)
     assert ranker.threshold is not None
     folder = save(ranker, tmp_path / "saved")
     assert len(load(folder).calibration) == 1
@@ -60,8 +60,8 @@ def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tm
 
 def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):
     ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
-    dev = tiny.candidates(40, seed=4)
-    ranker.calibrate(dev, min_precision=0.1)
+    dev = tiny.candidates(60, seed=4)
+    ranker.calibrate(dev, min_precision=0.05)
     questions = {row["question_id"]: row["question"] for row in dev.to_pylist()}
     given, right = 0, 0
     for id, question in questions.items():
@@ -96,7 +96,7 @@ def test_threshold_that_is_not_sure_to_be_precise_enough_is_not_stored(checkpoin
 
 def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
     ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=(1, 2, 3))
-    ranker.calibrate(tiny.candidates(10, seed=4), min_precision=0.01)
+    ranker.calibrate(tiny.candidates(60, seed=4), min_precision=0.01)
     assert ranker.threshold is not None
     ranker.prune_exits([1, 3])
     assert (ranker.calibration, ranker.threshold) == ((), None)

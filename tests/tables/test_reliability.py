@@ -22,18 +22,49 @@ def test_reliability_equals_a_count_by_hand():
     st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
     st.sampled_from([0.12, 0.3, 0.5, 0.75]),
 )
-def test_abstention_is_the_lowest_score_that_is_sure_of_the_precision(pairs, precision):
+def test_abstention_answers_more_tenths_while_each_is_sure_of_the_precision(pairs, precision):
     best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
+    ranked = sorted(best, reverse=True)
+    # Of equal numbers of questions one is tested.
+    scores = list(dict.fromkeys(ranked[-(-len(best) * tenth // 10) - 1] for tenth in range(1, 11)))
+
+    def is_sure(score: float, number_right: int) -> bool:
+        """At the bound, as many right answers or more come with a probability of 0.05."""
+        number = int((best >= score).sum())
+        return number_right > 0 and binom.sf(number_right - 1, number, precision) <= 0.05
+
+    possible = [is_sure(score, int((best >= score).sum())) for score in scores]
+    first, found = possible.index(True) if any(possible) else len(scores), []
+    for start in (first, (first + len(scores)) // 2):
+        for score in scores[start:]:
+            if not is_sure(score, int(right[best >= score].sum())):
+                break
+            found.append(score)
+    threshold = min(found, default=None)
     abstention = measure_abstention(best, right, precision)
-    # At the bound, as many right answers as these or more come with a probability of 0.1.
-    sure = [
-        score
-        for score in best
-        if right[best >= score].any()
-        and binom.sf(right[best >= score].sum() - 1, (best >= score).sum(), precision) <= 0.1
-    ]
-    assert abstention.threshold == min(sure, default=None)
-    assert (abstention.reachable_precision >= precision) == bool(sure)
+    assert abstention.threshold == threshold
+    if threshold is not None:
+        assert abstention.reachable_precision >= precision
+    reachable = abstention.reachable_precision
+    if reachable:
+        assert measure_abstention(best, right, reachable).threshold is not None
+
+
+@pytest.mark.parametrize("precision", [0.5, 0.9])
+def test_threshold_of_answers_that_are_too_often_wrong_is_rare(precision):
+    """Scores that tell nothing, and a share of right answers just below the precision."""
+    random, num_found = np.random.default_rng(0), 0
+    for _ in range(400):
+        right = (random.random(200) < precision - 1e-9).astype(int)
+        num_found += measure_abstention(random.random(200), right, precision).threshold is not None
+    assert 0 < num_found / 400 < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 400)
+
+
+def test_few_right_answers_do_not_hide_a_threshold_further_on():
+    right, scores = np.array([0, *[1] * 57, *[0] * 42]), np.linspace(0.9, 0.1, 100)
+    assert measure_abstention(scores, right, 0.8).threshold == scores[59]
+    assert measure_abstention(scores, 1 - right, 0.8).threshold is None
+    assert measure_abstention(scores, np.ones(100, int), 1.0).threshold is None
 
 
 def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():

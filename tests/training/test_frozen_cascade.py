@@ -3,6 +3,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import tiny
 import torch
@@ -36,7 +37,7 @@ CONFIG = CascadeConfig(max_loss=0.2, epochs=4, learning_rate=5e-3, use_bm25=Fals
 TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=7))
 CANDIDATES = TABLE["candidate"].to_pylist()[:18]
 ALL = {"drop_ratios": 0.0}
-OTHERS = tiny.candidates(30, each=7, seed=5)
+OTHERS = tiny.with_distinct_questions(tiny.candidates(30, each=7, seed=5))
 
 
 def loaded(folder) -> Ranker:
@@ -272,6 +273,20 @@ def test_questions_are_divided_by_their_text_and_sampled_whole():
     assert parts.heads.num_rows == parts.path.num_rows == 70
     shared = frozen_cascade._divide(TABLE, TABLE[:210], CONFIG)
     assert not set(shared.heads["question"].to_pylist()) & set(TABLE[:210]["question"].to_pylist())
+
+
+def test_repeated_question_chooses_the_margins_once():
+    ids = [f"again-{id}" for id in OTHERS["question_id"].to_pylist()]
+    twice = pa.concat_tables([OTHERS, OTHERS.set_column(0, "question_id", [ids])])
+    parts = frozen_cascade._divide(TABLE, twice, CONFIG)
+    assert parts.calibration.equals(OTHERS)
+    seven = filter_ids(twice, "q0", "q1", "q2", "q3", "again-q0", "again-q1", "again-q2")
+    with pytest.raises(EvaluationError, match="but there are 4"):
+        frozen_cascade._divide(TABLE, seven, replace(CONFIG, max_loss=0.15))
+
+
+def filter_ids(table: pa.Table, *ids: str) -> pa.Table:
+    return table.filter(pc.is_in(table["question_id"], pa.array(ids)))
 
 
 def test_all_questions_that_do_not_choose_the_margins_order_them(monolith, monkeypatch):
