@@ -178,8 +178,6 @@ def _ignore_signals() -> None:
 def _ray_environment(host: str) -> Iterator[None]:
     """Sets environment variables that the processes of a local Ray read when they start."""
     variables = {
-        # Otherwise another service could listen on the same port.
-        "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",
         # Three checks of 5 s would end the proxy before it has started on a busy machine.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "as2ray.serving.proxy:create_middlewares",
@@ -225,7 +223,8 @@ def _lock_address(host: str, port: int) -> Iterator[None]:
 def _check_address(host: str, port: int) -> None:
     try:
         with socket.socket(socket.getaddrinfo(host, None)[0][0]) as listener:
-            # As servers do: a port is free although its last connections are still in TIME_WAIT.
+            # As the proxy does: a port is free although its last connections are in TIME_WAIT.
+            # Unlike the proxy it does not set SO_REUSEPORT, so that no port is shared.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
     except (OSError, OverflowError) as error:

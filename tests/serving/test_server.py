@@ -194,6 +194,18 @@ def test_a_port_that_is_taken_is_told_before_ray_starts(started):
     assert not started
 
 
+def test_a_port_that_others_may_share_is_not_shared(started):
+    with socket.socket() as other:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            other.setsockopt(socket.SOL_SOCKET, option, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"in use"):
+            server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", port)
+    assert not started
+
+
 def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(started):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -207,12 +219,13 @@ def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(start
         pass
 
 
-def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(monkeypatch):
+def test_a_local_ray_opens_its_metrics_to_nobody_but_others(monkeypatch):
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
     monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
     for host, is_open in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)):
         with server._ray_environment(host):
-            assert os.environ["SERVE_SOCKET_REUSE_PORT_ENABLED"] == "0"
+            # With 0 no proxy could start for a minute after another one with connections.
+            assert os.environ.get("SERVE_SOCKET_REUSE_PORT_ENABLED", "1") == "1"
             assert os.environ["FORWARDED_ALLOW_IPS"] == ""
             assert server.SERVE_VARIABLES.items() <= os.environ.items()
             assert counts_in_process() is not is_open
@@ -220,7 +233,7 @@ def test_a_local_ray_shares_no_port_and_opens_its_metrics_to_nobody_but_others(m
                 assert (name in os.environ) is not is_open
             assert os.environ["RAY_COLOR_PREFIX"] == "1"
         assert not counts_in_process()
-        assert "SERVE_SOCKET_REUSE_PORT_ENABLED" not in os.environ
+        assert "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S" not in os.environ
 
 
 def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatch):
