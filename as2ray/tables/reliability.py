@@ -9,8 +9,8 @@ from as2ray.tables.score_checks import check_probabilities
 
 CONFIDENCE = 0.9
 """One-sided confidence of the precision of given answers."""
-NUM_COVERAGES = 10
-"""Shares of the questions whose precision is tested: a tenth, two tenths, ... all."""
+TESTED_SHARES = 2.0 ** (np.arange(-18, 1) / 3)
+"""Shares of the questions whose precision is tested: from a 64th to all, three for each doubling."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def measure_abstention(
         scores: Score of each question's first candidate, from 0 to 1, shape [questions].
         is_right: Whether that candidate is an answer, 0 or 1, shape [questions].
         min_precision: Minimum share of right answers among those that are given. A threshold
-            reaches it with a confidence of `CONFIDENCE`: more and more questions are answered, a
-            tenth at a time, while the lower bound of their precision (Clopper and Pearson 1934) is
-            as high. This starts with the fewest tenths for which right answers alone would do, and
-            once more halfway from there to all questions, each with half of the error rate
-            (fixed-sequence testing, Angelopoulos et al. 2021, "Learn then Test").
+            reaches it with a confidence of `CONFIDENCE`: of `TESTED_SHARES` more and more are
+            answered while the lower bound of their precision (Clopper and Pearson 1934) is as high.
+            This starts with the lowest share for which right answers alone would do, and once more
+            halfway from there to the last one, each with half of the error rate (fixed-sequence
+            testing, Angelopoulos et al. 2021, "Learn then Test").
 
     Raises:
         EvaluationError: Scores outside 0 to 1, or other labels.
@@ -104,8 +104,7 @@ def measure_abstention(
     # Equal scores are above the threshold together or not at all.
     ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
     num_given, num_right = ends + 1, np.cumsum(is_right[order])[ends]
-    sizes = np.ceil(len(scores) * np.arange(1, NUM_COVERAGES + 1) / NUM_COVERAGES)
-    tested = np.unique(np.searchsorted(num_given, sizes))
+    tested = np.unique(np.searchsorted(num_given, np.ceil(len(scores) * TESTED_SHARES)))
     given, right = num_given[tested], num_right[tested]
     lowest, highest = (
         np.where(number > 0, betaincinv(number, given - number + 1, (1 - CONFIDENCE) / 2), 0.0)
@@ -113,7 +112,7 @@ def measure_abstention(
     )
 
     def find_last(precision: float) -> int | None:
-        """Returns the index of the largest tested number that is precise enough."""
+        """Returns the index of the largest tested share that is precise enough."""
         first = int(np.searchsorted(highest, precision))
         passes = np.append(lowest >= precision, False)
         starts = (first, (first + len(given)) // 2)

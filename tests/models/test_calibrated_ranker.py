@@ -61,7 +61,12 @@ def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tm
 def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):
     ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
     dev = tiny.candidates(60, seed=4)
-    ranker.calibrate(dev, min_precision=0.05)
+    # The first candidates of the half of the questions with the highest scores are answers.
+    best = ranker.predict_table(dev).scores.reshape(60, 5)
+    is_best = best == best.max(1, keepdims=True)
+    labels = (is_best & (best.max(1, keepdims=True) > np.median(best.max(1)))).astype(np.int8)
+    dev = dev.set_column(4, "label", [labels.ravel()])
+    ranker.calibrate(dev, min_precision=0.6)
     questions = {row["question_id"]: row["question"] for row in dev.to_pylist()}
     given, right = 0, 0
     for id, question in questions.items():
@@ -69,7 +74,7 @@ def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint)
         best = ranker.rank(question, [row["candidate"] for row in rows], 1)[0]
         if best.score >= ranker.threshold:
             given, right = given + 1, right + rows[best.index]["label"]
-    assert right / given >= 0.1
+    assert (given, right) == (38, 30)  # of 48, 30 are too few
 
 
 @pytest.mark.parametrize("kind", ["temperature", "isotonic"])

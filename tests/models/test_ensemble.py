@@ -31,7 +31,7 @@ def test_score_is_the_weighted_mean_of_the_members(members, pairs):
 
 def test_saved_ensemble_loads_and_ranks_the_same(members, pairs, tmp_path):
     ensemble = EnsembleRanker(members, (0.2, 0.2, 0.6))
-    ensemble.calibrate(tiny.candidates(20, seed=3), min_precision=0.01)
+    ensemble.calibrate(tiny.candidates(60, seed=3), min_precision=0.01)
     loaded = load(save(ensemble, tmp_path / "saved"), dtype="fp32")
     assert isinstance(loaded, EnsembleRanker)
     assert loaded.weights == (0.2, 0.2, 0.6)

@@ -1,3 +1,5 @@
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,11 +24,12 @@ def test_reliability_equals_a_count_by_hand():
     st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.9]), st.integers(0, 1)), min_size=1),
     st.sampled_from([0.12, 0.3, 0.5, 0.75]),
 )
-def test_abstention_answers_more_tenths_while_each_is_sure_of_the_precision(pairs, precision):
+def test_abstention_answers_larger_shares_while_each_is_sure_of_the_precision(pairs, precision):
     best, right = np.array([b for b, _ in pairs]), np.array([r for _, r in pairs])
     ranked = sorted(best, reverse=True)
     # Of equal numbers of questions one is tested.
-    scores = list(dict.fromkeys(ranked[-(-len(best) * tenth // 10) - 1] for tenth in range(1, 11)))
+    sizes = [ceil(len(best) * 2 ** (third / 3)) for third in range(-18, 1)]
+    scores = list(dict.fromkeys(ranked[size - 1] for size in sizes))
 
     def is_sure(score: float, number_right: int) -> bool:
         """At the bound, as many right answers or more come with a probability of 0.05."""
@@ -60,9 +63,9 @@ def test_threshold_of_answers_that_are_too_often_wrong_is_rare(precision):
     assert 0 < num_found / 400 < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 400)
 
 
-def test_few_right_answers_do_not_hide_a_threshold_further_on():
-    right, scores = np.array([0, *[1] * 57, *[0] * 42]), np.linspace(0.9, 0.1, 100)
-    assert measure_abstention(scores, right, 0.8).threshold == scores[59]
+def test_wrong_answers_at_first_do_not_hide_a_threshold_further_on():
+    right, scores = np.array([0, 0, *[1] * 58, *[0] * 40]), np.linspace(0.9, 0.1, 100)
+    assert measure_abstention(scores, right, 0.8).threshold == scores[62]  # of 80, 58 are too few
     assert measure_abstention(scores, 1 - right, 0.8).threshold is None
     assert measure_abstention(scores, np.ones(100, int), 1.0).threshold is None
 
