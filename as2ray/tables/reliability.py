@@ -10,7 +10,7 @@ from as2ray.tables.score_checks import check_probabilities
 CONFIDENCE = 0.9
 """One-sided confidence of the precision of given answers."""
 TESTED_SHARES = 2.0 ** (np.arange(-18, 1) / 3)
-"""Shares of the questions whose precision is tested: from a 64th to all, three for each doubling."""
+"""Tested shares of the questions: from a 64th to all, three for each doubling."""
 
 
 @dataclass(frozen=True)
