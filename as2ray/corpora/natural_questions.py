@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass
 from as2ray.corpora.corpus import HUB, Corpus, Record, RecordConversion, Source
 from as2ray.corpora.page_grades import (
     POSITIVE_GRADE,
+    Candidates,
     Page,
     PageOptions,
     build_table,
@@ -250,10 +251,11 @@ def convert_record(text: str, source: str, options: NaturalQuestionsOptions) -> 
     texts = map(document.span_text, short)
     grades = grade_sentences(page, is_inside, has_answer, texts, is_string)
     is_answered = (grades == POSITIVE_GRADE).any()
-    sentences = np.flatnonzero(np.isin(grades, options.grades))
+    sentences = np.flatnonzero(options.is_candidate(grades))
     if not len(sentences) or (options.question_scope == "answered" and not is_answered):
         return None
-    table = build_table(page, document.id, document.question, grades, sentences)
+    candidates = Candidates(document.id, document.question, sentences, grades[sentences])
+    table = build_table(page, [candidates])
     starts, ends = token_spans[sentences].astype(np.int32).T
     return table.append_column("start", pa.array(starts)).append_column("end", pa.array(ends))
 

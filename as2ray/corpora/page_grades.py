@@ -7,6 +7,7 @@ from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -40,10 +41,11 @@ class PageOptions(CorpusOptions):
     """Grades whose sentences are negatives, as in ASNQ; the others are left out."""
     sentence_splitter: SplitterName = "syntok"
 
-    @property
-    def grades(self) -> list[int]:
-        """Grades of the sentences that become candidates."""
-        return [*self.negative_grades, POSITIVE_GRADE]
+    def is_candidate(self, grades: np.ndarray) -> np.ndarray:
+        """Returns whether sentences of some grades become candidates, shape [sentences], bool."""
+        is_used = np.zeros(POSITIVE_GRADE + 1, bool)
+        is_used[[*self.negative_grades, POSITIVE_GRADE]] = True
+        return np.take(is_used, grades)
 
 
 class Page(NamedTuple):
@@ -154,27 +156,33 @@ def grade_paragraph_answer(
     return grades
 
 
-def build_table(
-    page: Page, question_id: str, question: str, grades: np.ndarray, sentence_indices: np.ndarray
-) -> pa.Table:
-    """Returns sentences of a page as candidates of a question, with the columns of `SCHEMA`.
+class Candidates(NamedTuple):
+    """Sentences of a page that are the candidates of a question."""
 
-    Args:
-        page: The page.
-        question_id: Id of the question.
-        question: Text of the question.
-        grades: Grade of every sentence of the page, shape [sentences].
-        sentence_indices: Indices of the sentences that are candidates, shape [candidates].
-    """
-    grades = grades[sentence_indices]
+    question_id: str
+    question: str
+    sentence_indices: np.ndarray
+    """Indices of the sentences, shape [candidates], int64."""
+    grades: np.ndarray
+    """Their grades, shape [candidates], int8."""
+
+
+def build_table(page: Page, candidates: Sequence[Candidates]) -> pa.Table:
+    """Returns the candidates of one or more questions on a page, with the columns of `SCHEMA`."""
+    question_ids, questions, sentence_indices, grades = zip(*candidates)
+    question_index = np.repeat(np.arange(len(candidates)), list(map(len, grades)))
+    sentence_index = np.concatenate(sentence_indices)
+    grade = np.concatenate(grades)
+    question_id = pa.array(question_ids, pa.string()).take(pa.array(question_index))
+    index_text = pa.array(sentence_index).cast(pa.string())
     columns = {
-        "question_id": [question_id] * len(grades),
-        "question": [question] * len(grades),
-        "candidate_id": [f"{question_id}-{k}" for k in sentence_indices.tolist()],
-        "candidate": [page.sentences[k] for k in sentence_indices.tolist()],
-        "label": (grades == POSITIVE_GRADE).astype(np.int8),
-        "grade": grades,
-        "document_id": [page.title] * len(grades),
+        "question_id": question_id,
+        "question": pa.array(questions, pa.string()).take(pa.array(question_index)),
+        "candidate_id": pc.binary_join_element_wise(question_id, index_text, "-"),
+        "candidate": pa.array(page.sentences, pa.string()).take(pa.array(sentence_index)),
+        "label": (grade == POSITIVE_GRADE).astype(np.int8),
+        "grade": grade,
+        "document_id": pa.repeat(pa.scalar(page.title, pa.string()), len(grade)),
     }
     return pa.table(columns, schema=SCHEMA)
 

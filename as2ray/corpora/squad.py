@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from as2ray.corpora.corpus import HUB, Corpus, Record, RecordConversion, ReleaseCount, Source
 from as2ray.corpora.page_grades import (
     POSITIVE_GRADE,
+    Candidates,
     PageOptions,
     build_table,
     grade_paragraph_answer,
@@ -107,16 +108,18 @@ def _convert_article(text: str, source: str, options: SQuADOptions) -> pa.Table 
     article = json.loads(text)
     paragraphs = [paragraph["context"] for paragraph in article["paragraphs"]]
     page = split_page(article["title"], paragraphs, options.sentence_splitter)
-    tables = []
+    candidates = []
     for paragraph, id, question, answers in _parse_questions(article, source):
         grades = grade_paragraph_answer(page, paragraph, answers, source)
-        is_candidate = np.isin(grades, options.grades)
+        is_candidate = options.is_candidate(grades)
         if options.candidate_scope == "paragraph":
             is_candidate &= page.paragraph_index == paragraph
-        rng = np.random.default_rng([options.seed, crc32(id.encode())])
-        sentences = _sample_candidates(is_candidate, grades, options.max_candidates, rng)
-        tables.append(build_table(page, id, question, grades, sentences))
-    return pa.concat_tables(tables).combine_chunks() if tables else None
+        sentences = np.flatnonzero(is_candidate)
+        if options.max_candidates is not None and len(sentences) > options.max_candidates:
+            rng = np.random.default_rng([options.seed, crc32(id.encode())])
+            sentences = _sample_candidates(sentences, grades, options.max_candidates, rng)
+        candidates.append(Candidates(id, question, sentences, grades[sentences]))
+    return build_table(page, candidates) if candidates else None
 
 
 def count_release(source: Path) -> Iterator[ReleaseCount]:
@@ -159,16 +162,12 @@ def _parse_questions(
 
 
 def _sample_candidates(
-    is_candidate: np.ndarray,
-    grades: np.ndarray,
-    max_candidates: int | None,
-    rng: np.random.Generator,
+    sentences: np.ndarray, grades: np.ndarray, max_candidates: int, rng: np.random.Generator
 ) -> np.ndarray:
-    positives = np.flatnonzero(is_candidate & (grades == POSITIVE_GRADE))
-    negatives = np.flatnonzero(is_candidate & (grades != POSITIVE_GRADE))
-    if max_candidates is not None and len(positives) + len(negatives) > max_candidates:
-        num_negatives = max(max_candidates - len(positives), 0)
-        negatives = rng.choice(negatives, num_negatives, replace=False)
+    is_positive = grades[sentences] == POSITIVE_GRADE
+    positives, negatives = sentences[is_positive], sentences[~is_positive]
+    num_negatives = max(max_candidates - len(positives), 0)
+    negatives = rng.choice(negatives, num_negatives, replace=False)
     return np.sort(np.concatenate([positives, negatives]))
 
 
