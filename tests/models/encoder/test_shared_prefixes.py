@@ -11,9 +11,10 @@ from as2ray.checkpoints.loading import load
 from as2ray.models.encoder.encoder import Encoder
 from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 
-TABLE = tiny.with_distinct_questions(tiny.candidates(8, each=6))
+QUESTIONS, EACH = 3, 6
+TABLE = tiny.with_distinct_questions(tiny.candidates(QUESTIONS, each=EACH))
 TEXTS = TABLE["question"].to_pylist(), TABLE["candidate"].to_pylist()
-QUESTION_INDEX = np.repeat(np.arange(8), 6)
+QUESTION_INDEX = np.repeat(np.arange(QUESTIONS), EACH)
 SIZES = {"max_position_embeddings": 600, "initializer_range": 0.3}
 
 
@@ -35,7 +36,7 @@ def logits(ranker, sequences) -> np.ndarray:
 def test_scores_with_shared_prefixes_are_those_of_whole_sequences(ranker, is_fused):
     ranker.use_fused_layers = is_fused
     sequences = ranker.tokenizer.encode(*TEXTS)
-    assert len(sequences.prefixes.lengths) == 8
+    assert len(sequences.prefixes.lengths) == QUESTIONS
     shared = logits(ranker, sequences)
     whole = logits(ranker, replace(sequences, prefixes=None))
     np.testing.assert_allclose(shared, whole, atol=2e-5)
@@ -45,7 +46,7 @@ def test_scores_with_shared_prefixes_are_those_of_whole_sequences(ranker, is_fus
 def test_long_candidates_and_single_ones_stay_whole(ranker, monkeypatch):
     sequences = ranker.tokenizer.encode(*TEXTS)
     assert ranker.share_prefixes(sequences) is not sequences
-    single = sequences.take(np.arange(0, 48, 6))
+    single = sequences.take(np.arange(0, QUESTIONS * EACH, EACH))
     assert ranker.share_prefixes(single) is single
     monkeypatch.setattr("as2ray.models.packed_ranker.MAX_CONTINUED_TOKENS", 20)
     assert ranker.share_prefixes(sequences) is sequences
@@ -54,7 +55,9 @@ def test_long_candidates_and_single_ones_stay_whole(ranker, monkeypatch):
 def test_prefixes_in_several_parts_are_those_of_one(ranker, monkeypatch):
     sequences = ranker.tokenizer.encode(*TEXTS)
     expected = logits(ranker, sequences)
-    monkeypatch.setattr("as2ray.models.packed_ranker.MAX_PREFIX_TOKENS", 400)
+    longest = int(sequences.prefixes.lengths.max())
+    monkeypatch.setattr("as2ray.models.packed_ranker.MAX_PREFIX_TOKENS", 2 * longest)
+    assert len(list(ranker.pack(sequences))) == 2
     np.testing.assert_allclose(logits(ranker, sequences), expected, atol=2e-5)
 
 
