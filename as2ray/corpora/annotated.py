@@ -28,7 +28,13 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
     """
     path = raw_files.require_file(Path(source), FILES[split])
     with raw_files.open_text(path) as text:
-        yield from_rows(_read_rows(csv.DictReader(text), path), SCHEMA)
+        records = csv.DictReader(text, strict=True)
+        try:
+            yield from_rows(_read_rows(records, path), SCHEMA)
+        except csv.Error as error:
+            place = f"{path}, line {records.line_num + 1:,}"  # the number is of the row before it
+            fix = "correct its quotation marks"
+            raise CorpusError(f"{place}: {error}", fix=fix) from error
 
 
 def _read_rows(records: "csv.DictReader[str]", path: Path) -> Iterator[tuple[object, ...]]:

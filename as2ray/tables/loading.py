@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ TRUTH_VALUES = {"true": 1, "false": 0, "yes": 1, "no": 0}
 
 NUM_SHOWN_ROWS = 5
 """Bad rows that an error or a warning shows."""
+
+_FIELD = r'(?>"(?:[^"\t]|"")*+"|"(?:[^"\n]|"")*+"|[^"\t]*)'
+_QUOTED_RECORD = re.compile(rf"{_FIELD}(?:\t{_FIELD})*\r?\n?")
 
 _DELIMITED, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson", ".json")
 
@@ -193,39 +197,71 @@ def _read_folder(path: Path) -> _RawTable:
 def _read_delimited(path: Path) -> _RawTable:
     """Reads a file whose first line names its columns, with `,`, `;` or tabs between them."""
     with open_text(path) as text:
-        header_line = text.readline()
-        delimiter = max(",;\t", key=header_line.count)
+        delimiter = max(",;\t", key=text.readline().count)
+        text.seek(0)
+        is_plain = delimiter == "\t" and not _is_quoted(text)
+        text.seek(0)
+        reader = csv.reader(
+            text,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         try:
-            header = next(csv.reader([header_line], delimiter=delimiter), [])
+            header = next(reader, [])
         except csv.Error as error:
-            raise CorpusError(f"{path}, line 1: {error}", fix="end lines as on Linux") from error
+            fix = "end lines as on Linux, and close quotation marks"
+            raise CorpusError(f"{path}, line 1: {error}", fix=fix) from error
         if len(set(header)) < len(header):
             raise CorpusError(f"{path}: two columns of {header} have one name")
         raw = _RawTable(pa.table({}), [], "line")
-        chunks = batched(_read_rows(csv.reader(text, delimiter=delimiter), raw, header), 50_000)
+        chunks = batched(_read_rows(reader, raw, header), 50_000)
         schema = pa.schema([(name, pa.string()) for name in header])
         tables = [pa.table(list(map(list, zip(*rows))), schema=schema) for rows in chunks]
     raw.columns = pa.concat_tables(tables) if tables else schema.empty_table()
     return raw
 
 
+def _is_quoted(lines: Iterable[str]) -> bool:
+    """Returns whether quotation marks enclose fields of a tab-separated file, as pandas writes it.
+
+    Writers of quoted fields double the marks inside them and leave none in other fields. In other
+    files, such as WikiQA's, marks are plain characters. What has a tab and a line feed between two
+    marks is no field, but the end of one line and the start of another.
+    """
+    record: list[str] = []
+    is_open = False
+    for line in lines:
+        is_open ^= line.count('"') % 2 == 1
+        record.append(line)
+        if not is_open:
+            if not _QUOTED_RECORD.fullmatch("".join(record)):
+                return False
+            record.clear()
+    return not is_open
+
+
 def _read_rows(reader: Any, raw: _RawTable, header: list[str]) -> Iterator[list[str]]:
     """Yields rows as long as the header; notes the line where each begins, and other rows."""
     assert raw.numbers is not None
     while True:
-        line = reader.line_num + 2  # the header is line 1
+        line = reader.line_num + 1
         try:
             row = next(reader)
+            problem = f"{len(row)} fields, and the header has {len(header)}" if row else ""
         except StopIteration:
             return
         except csv.Error as error:
-            raw.problems.append((line, str(error)))
-            continue
+            row, problem = [], str(error)
+            if reader.line_num > line or "unexpected end" in problem:
+                problem = f"a quotation mark is not closed ({error})"
         if len(row) == len(header):
             raw.numbers.append(line)
             yield row
-        elif row:
-            raw.problems.append((line, f"{len(row)} fields, and the header has {len(header)}"))
+        elif problem:
+            raw.problems.append((line, problem))
+            lost = range(line + 1, reader.line_num + 1)  # perhaps good rows, after an open mark
+            raw.problems += ((each, f"read as part of line {line:,}") for each in lost)
 
 
 def _read_json(path: Path) -> _RawTable:

@@ -36,3 +36,10 @@ def test_annotated_rows_are_candidates_and_those_without_a_label_are_left_out(re
 def test_annotated_row_of_another_label_is_refused_with_its_line(read):
     with pytest.raises(CorpusError, match=r"dev\.csv, line 3: label 'yes'; expected 0, 1"):
         read(ROW, {**ROW, "label": "yes"})
+
+
+def test_annotated_row_with_an_open_quotation_mark_is_refused(read):
+    with pytest.raises(CorpusError, match=r"dev\.csv, line 3: ',' expected after"):
+        read(ROW, {**ROW, "candidate": 'It, "he said.'}, ROW)
+    with pytest.raises(CorpusError, match=r"dev\.csv, line 3: unexpected end of data"):
+        read(ROW, {**ROW, "document_id": 'd"'})

@@ -167,6 +167,34 @@ def test_lines_after_one_that_cannot_be_read_are_read(tmp_path):
     assert load_table(path, max_bad_records=1)["candidate"].to_pylist() == ["a", "b"]
 
 
+def test_quotation_marks_of_a_tsv_are_plain_unless_they_enclose_fields(tmp_path):
+    texts = ['"So," he said.', "It.", '"Yes."', 'A 5" pipe.', '"Open', 'It is 5"']
+    lines = [f"q?\t{text}\t{i % 2}" for i, text in enumerate(texts)]
+    path = write_lines(tmp_path / "t.tsv", "question\ttext\tlabel", *lines)
+    assert load_table(path)["candidate"].to_pylist() == texts
+    two_marks = write_lines(tmp_path / "two.tsv", "question\ttext\tlabel", *lines[4:])
+    assert load_table(two_marks)["candidate"].to_pylist() == texts[4:]
+    rows = [{"question": "q?", "text": f"{text}\n.", "label": 1} for text in texts]
+    written = write_delimited(tmp_path / "written.tsv", "\t", rows)
+    assert load_table(written)["candidate"].to_pylist() == [f"{text}\n." for text in texts]
+
+
+def test_quotation_mark_that_is_not_closed_names_its_line_and_counts_the_lines_after_it(tmp_path):
+    lines = [f"q?,{i},1" for i in range(9)]
+    path = write_lines(tmp_path / "t.csv", "question,text,label", 'q?,"5 inches,0', *lines)
+    with pytest.raises(CorpusError) as error:
+        load_table(path, max_bad_records=9)
+    assert str(error.value).splitlines()[:3] == [
+        f"{path}: 10 of 10 lines cannot be used",
+        "  line 2: a quotation mark is not closed (unexpected end of data)",
+        "  line 3: read as part of line 2",
+    ]
+    write_lines(path, "question,text,label", *lines[:2], 'q?,"5 inches,0', *lines, 'q?,"a, b",0')
+    with pytest.raises(CorpusError, match=r"11 of 13 lines(.|\n)*line 4: a quotation mark is not"):
+        load_table(path)
+    assert load_table(path, max_bad_records=11)["candidate"].to_pylist() == ["0", "1"]
+
+
 def test_labels_may_be_words_and_a_file_without_a_good_row_is_not_to_be_allowed():
     rows = [{"question": "q?", "text": text, "label": text} for text in ("Yes", "no", "TRUE", "0")]
     assert load_table(rows)["label"].to_pylist() == [1, 0, 1, 0]
