@@ -16,6 +16,7 @@ from as2ray.cli.console import (
     load_table,
     parse_drop_ratios,
     parse_numbers,
+    read_lines,
 )
 from as2ray.console.configuration import console_log
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
@@ -91,8 +92,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         pairs: Instead of a table: a file of JSON lines such as {"question": "...", "candidates":
             ["...", "..."]}.
         index: Instead of a table: folder of an index, which finds the candidates of `questions`.
-        questions: With an index: a file with one question per line; by default questions are made
-            of the headings and words of its documents.
+        questions: With an index: a file with one question per line, or `-` for standard input; by
+            default questions are made of the headings and words of its documents.
         num_candidates: With an index: maximum number of candidates of a question.
         exit_layers: Layers after which candidates may be dropped, such as 1,2,4; by default all.
         drop_ratio: Drop these shares instead, without a bound: 0.3 for all exits, or 0.3,0.5 for
@@ -307,7 +308,7 @@ def read_pairs(path: Path) -> pa.Table:
         CorpusError: The file cannot be read, or a line is no such record.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
     lists = [_parse_record(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
@@ -318,10 +319,10 @@ def _parse_record(path: Path, line_number: int, line: str) -> tuple[str, list[st
     try:
         record = json.loads(line)
         question, candidates = record["question"], record["candidates"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        question, candidates = None, None
-    is_list = isinstance(candidates, list) and all(isinstance(text, str) for text in candidates)
-    if not (isinstance(question, str) and is_list):
+        "".join([question, *candidates]).encode()  # refuses what is no text, and half characters
+    except (ValueError, KeyError, TypeError, RecursionError):
+        candidates = None
+    if not isinstance(candidates, list):
         raise CorpusError(
             f"{path}: line {line_number} is {line[:80]!r}, not a record such as "
             '{"question": "...", "candidates": ["...", "..."]}'
@@ -343,7 +344,7 @@ def _search_index(folder: str, questions: str | None, num_candidates: int, seed:
 
     index = SentenceIndex.open(folder, load_sentence_encoder)
     if questions is not None:
-        source, texts = questions, _read_lines(questions)
+        source, texts = questions, read_lines(questions)
     else:
         source = f"the questions made of {folder}"
         queries = generate_queries(index, max_questions=MAX_GENERATED_QUESTIONS, seed=seed)
@@ -359,15 +360,6 @@ def _search_index(folder: str, questions: str | None, num_candidates: int, seed:
         found = index.search_candidates(text, num_candidates)
         lists.append((text, index.texts([candidate.index for candidate in found])))
     return _create_table(lists, source)
-
-
-def _read_lines(path: str) -> list[str]:
-    """Returns the lines of a file that are not blank."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
-    return [line for line in map(str.strip, lines) if line]
 
 
 def _create_table(lists: list[tuple[str, list[str]]], source: str) -> pa.Table:

@@ -103,10 +103,10 @@ def _rank_passages(
 def _parse_passage(line: str, passage_number: int) -> list[str]:
     try:
         sentences: Any = json.loads(line)
-    except json.JSONDecodeError:
+        "".join(sentences).encode()  # refuses what is no text, and half characters
+    except (ValueError, TypeError, RecursionError):
         sentences = None
-    is_list = isinstance(sentences, list) and bool(sentences)
-    if not is_list or not all(isinstance(sentence, str) for sentence in sentences):
+    if not sentences or not isinstance(sentences, list):
         raise CorpusError(
             f"passage {passage_number}: {line[:80]!r} is not a JSON list of sentences, such as "
             '["One.", "Two."]'

@@ -198,7 +198,7 @@ def read_auth_tokens(path: str | None) -> tuple[str, ...]:
         return ()
     try:
         mode = Path(path).stat().st_mode
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"auth_token_file {path} is not a text file with one token per line: {error}"
         raise ConfigError(problem) from error

@@ -284,23 +284,35 @@ def _parse_lines(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 def _collect_records(records: Iterable[tuple[int, Any]], unit: str) -> _RawTable:
     """Makes a table of the values of numbered records, as text; notes what is no object."""
-    objects: list[Mapping[str, Any]] = []
+    rows: list[dict[str, str | None]] = []
     numbers: list[int] = []
     problems: list[tuple[int, str]] = []
     for number, record in records:
-        if isinstance(record, Mapping):
-            numbers.append(number)
-            objects.append(record)
-        else:
+        if not isinstance(record, Mapping):
             problems.append((number, f"no JSON object: {str(record)[:80]}"))
-    names = list(dict.fromkeys(name for record in objects for name in record))
-    columns = {name: [_json_text(record.get(name)) for record in objects] for name in names}
+            continue
+        row = {str(name): _plain_text(value) for name, value in record.items()}
+        try:
+            "".join([*row, *filter(None, row.values())]).encode()
+        except UnicodeEncodeError as error:
+            problems.append((number, f"broken characters: {error}"))
+            continue
+        numbers.append(number)
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [row.get(name) for row in rows] for name in names}
     table = pa.table(columns, schema=pa.schema([(name, pa.string()) for name in names]))
     return _RawTable(table, numbers, unit, problems)
 
 
-def _json_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+def _plain_text(value: Any) -> str | None:
+    """Returns a text, number or truth value as text, and None for all else, such as NaN."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return json.dumps(value) if is_number else None
 
 
 def _resolve_columns(
@@ -358,7 +370,7 @@ def _find_problems(
     problems: dict[int, str] = {}
     for role in texts.keys() - {"label"}:
         lengths = pc.utf8_length(texts[role]).fill_null(0).to_numpy(zero_copy_only=False)
-        problems |= dict.fromkeys(np.flatnonzero(lengths == 0).tolist(), f"no {role}")
+        problems |= dict.fromkeys(np.flatnonzero(lengths == 0).tolist(), f"no text as {role}")
         is_long = np.flatnonzero(lengths > MAX_TEXT_CHARS).tolist()
         problems |= dict.fromkeys(is_long, f"a {role} of over {MAX_TEXT_CHARS:,} characters")
     is_unknown = np.isnan(grades)

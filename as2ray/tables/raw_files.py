@@ -174,6 +174,8 @@ def read_json_records(path: Path, block_size: int = 1 << 20) -> Iterator[Any]:
                     if block:
                         break  # the value continues in the next block
                     raise _json_error(path, num_values + 1, error) from error
+                except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
+                    raise CorpusError(f"{path}, value {num_values + 1:,}: {error}") from error
                 yield value
                 num_values += 1
                 text = text[end:].lstrip(" \t\r\n,")

@@ -445,10 +445,11 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     with pytest.raises(SystemExit):
         main([*asked, "--passages", str(tmp_path / "p.jsonl")])
     assert "passage 2: '[]'" in capsys.readouterr().err
-    (tmp_path / "p.jsonl").write_text("not a list\n")
-    with pytest.raises(SystemExit):
-        main([*asked, "--passages", str(tmp_path / "p.jsonl")])
-    assert "passage 1: 'not a list'" in capsys.readouterr().err
+    for line in ("not a list", '["\\ud83d"]', "[1]", '"text"', "[" * 100_000):
+        (tmp_path / "p.jsonl").write_text(line + "\n")
+        with pytest.raises(SystemExit):
+            main([*asked, "--passages", str(tmp_path / "p.jsonl")])
+        assert f"passage 1: {line[:80]!r}" in capsys.readouterr().err
     plain = str(checkpoint("bert", 2))
     with pytest.raises(SystemExit):
         main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])

@@ -14,7 +14,7 @@ from pyarrow import csv
 from as2ray.checkpoints.activation_ranges import FILE_NAME
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.cli.cascade import describe_dropping
+from as2ray.cli.cascade import _search_index, describe_dropping
 from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import question_offsets
@@ -203,7 +203,7 @@ def test_table_of_a_user_serves_as_in_train(call, refused, tmp_path):
 def test_pairs_without_labels_serve_too(call, tmp_path):
     path = tmp_path / "pairs.jsonl"
     records = [json.dumps({"question": q, "candidates": c}) for q, c in lists()]
-    path.write_text("\n".join([*records[:30], "", *records[30:]]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([*records[:30], "", *records[30:]]) + "\n", encoding="utf-8-sig")
     assert "over 15 questions" in call("--pairs", path, *BOUND)
 
 
@@ -214,8 +214,10 @@ def test_index_finds_the_candidates_of_questions(call, refused, tmp_path):
     write_index(str(tmp_path / "documents"), str(tmp_path / "index"), IndexConfig(encoder=None))
     asked = ["--index", tmp_path / "index", "--num_candidates", 5, *BOUND]
     path = tmp_path / "questions.txt"
-    path.write_text("\n".join(question for question, _ in lists()), encoding="utf-8")
+    path.write_text("\n".join(question for question, _ in lists()), encoding="utf-8-sig")
     assert "over 15 questions" in call(*asked, "--questions", path)
+    questions = _search_index(str(tmp_path / "index"), str(path), 5, seed=0)["question"]
+    assert questions[0].as_py() == next(lists())[0]  # without the byte order mark
 
 
 def test_index_without_questions_makes_them_of_its_documents(call, refused, tmp_path):
@@ -263,7 +265,11 @@ def test_bad_input_is_refused_with_the_number_that_would_do(refused, table, tmp_
         '{"question": "Why?"}',
         '["Why?"]',
         '{"question": "Why?", "candidates": "So."}',
+        '{"question": "Why?", "candidates": ["So.", 1]}',
+        '{"question": "Why?", "candidates": ["\\ud83d"]}',
         "x",
+        "9" * 5_000,
+        "[" * 100_000,
     ):
         path.write_text('{"question": "Why?", "candidates": ["So.", "No."]}\n' + line)
         assert "line 2 is" in refused("--pairs", path)

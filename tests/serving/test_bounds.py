@@ -202,7 +202,7 @@ def test_a_token_of_any_letters_opens(serve):
 
 
 def test_tokens_are_read_from_a_file_that_must_hold_some(tmp_path):
-    (tmp_path / "tokens").write_text("one\n\n two \n")
+    (tmp_path / "tokens").write_text("one\n\n two \n", encoding="utf-8-sig")
     (tmp_path / "tokens").chmod(0o600)
     assert read_auth_tokens(str(tmp_path / "tokens")) == ("one", "two")
     assert read_auth_tokens(None) == ()

@@ -6,6 +6,7 @@ import logging
 from hashlib import blake2b
 
 import huggingface_hub
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -145,10 +146,10 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
         load_table(path)
     assert str(error.value).splitlines() == [
         f"{path}: 6 of 8 lines cannot be used; correct them, or allow them with max_bad_records 6",
-        "  line 4: no candidate",
+        "  line 4: no text as candidate",
         "  line 5: label 'maybe' is neither a number nor true, false, yes, no",
         "  line 6: 2 fields, and the header has 3",
-        "  line 7: no question",
+        "  line 7: no text as question",
         "  line 9: label ''",
     ]
     with caplog.at_level(logging.WARNING):
@@ -156,7 +157,7 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
     assert table["candidate"].to_pylist() == ["me", "it"]
     [warning] = caplog.messages
     assert warning.startswith(
-        f"{path}: 6 of 8 lines cannot be used and are left out\n  line 4: no "
+        f"{path}: 6 of 8 lines cannot be used and are left out\n  line 4: no text "
     )
     assert warning.endswith("  line 9: label ''")
 
@@ -230,6 +231,27 @@ def test_bad_json_lines_are_bad_records(tmp_path):
     ):
         load_table(path)
     assert load_table(path, max_bad_records=3).num_rows == 1
+
+
+def test_value_of_a_record_that_is_no_text_is_a_bad_record():
+    row = {"question": "q?", "text": "t", "label": np.int64(1), "more": ["a", object()]}
+    values = [float("nan"), ["t"], {"t": 1}, None, float("inf")]
+    with pytest.raises(CorpusError, match=r"5 of 6 rows(.|\n)*row 2: no text as candidate"):
+        load_table([row, *({**row, "text": value} for value in values)])
+    numbers = [
+        {**row, "text": value} for value in (3, np.float32(0.5), np.True_, 1.0, np.str_("t"))
+    ]
+    texts = load_table(numbers)["candidate"].to_pylist()
+    assert texts == ["3", "0.5", "true", "1.0", "t"]
+
+
+def test_record_with_half_a_character_is_a_bad_record(tmp_path):
+    good = {"question": "q?", "text": "t", "label": 1}
+    lines = [json.dumps(row) for row in ({**good, "text": "\ud83d broken"}, good, {"\ud83d": 1})]
+    path = write_lines(tmp_path / "t.jsonl", *lines)
+    with pytest.raises(CorpusError, match=r"2 of 3 lines(.|\n)*line 1: broken characters: .utf-8"):
+        load_table(path)
+    assert load_table(path, max_bad_records=2).num_rows == 1
 
 
 def test_names_of_columns_are_recognized_whatever_their_capitals():

@@ -136,6 +136,10 @@ def test_json_list_that_is_cut_is_refused_behind_its_whole_values(tmp_path):
         path.write_text(text)
         with pytest.raises(CorpusError, match=f"{path}(, |: ){problem}"):
             list(read_json_records(path))
+    for text in ("[1, " + "9" * 5_000 + "]", "[1, " + "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(CorpusError, match=f"{path}, value 2: "):
+            list(read_json_records(path))
     for text in ("", "[]", " [ ] "):
         path.write_text(text)
         assert list(read_json_records(path)) == []
