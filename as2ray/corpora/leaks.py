@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,8 +16,8 @@ _TRAILING_PUNCTUATION = re.compile(r"[\s?.!,;:'\"’”…]+$")
 
 
 def normalize_question(question: str) -> str:
-    """Returns the question case-folded, with single blanks and no punctuation at its end."""
-    return _TRAILING_PUNCTUATION.sub("", " ".join(question.casefold().split()))
+    """Returns the question in NFC, case-folded, with single blanks, without final punctuation."""
+    return _TRAILING_PUNCTUATION.sub("", " ".join(normalize("NFC", question).casefold().split()))
 
 
 def shared_questions(a: pa.Table, b: pa.Table) -> list[str]:

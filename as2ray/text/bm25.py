@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
+from unicodedata import normalize
 
 import bm25s
 import numpy as np
@@ -36,7 +37,7 @@ class SearchHit:
 
 @config_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TermConfig:
-    """What counts as a term of a text: its lower-cased words of at least two letters."""
+    """What counts as a term of a text: its lower-cased words of at least two letters, in NFC."""
 
     stop_words: bool = False
     """Whether English stop words (bm25s's list) are removed."""
@@ -92,7 +93,9 @@ class BM25(TermConfig):
 
     def _bm25s_tokenize(self, texts: Sequence[str], return_ids: bool) -> Any:
         return bm25s.tokenize(
-            list(texts),
+            [
+                normalize("NFC", text) for text in texts
+            ],  # some files have letters apart from accents
             stopwords="english" if self.stop_words else None,
             # bm25s calls it once for each distinct word, after the stop words are removed.
             stemmer=_lemmatize_words if self.lemmas else None,

@@ -4,13 +4,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import ceil
+from unicodedata import normalize
 
 _WORD = re.compile(r"\w+")
 
 
 def word_set(text: str) -> frozenset[str]:
-    """Returns the distinct words of a text, case-folded."""
-    return frozenset(_WORD.findall(text.casefold()))
+    """Returns the distinct words of a text, in NFC and case-folded."""
+    return frozenset(_WORD.findall(normalize("NFC", text).casefold()))
 
 
 def jaccard(left: frozenset[str], right: frozenset[str]) -> float:

@@ -24,6 +24,9 @@ C = questions("Why?")
 def test_shared_questions_ignore_case_blanks_and_final_punctuation():
     assert shared_questions(A, B) == ["who is ann"]
     assert shared_questions(A, C) == []
+    assert shared_questions(questions("Un cafe\u0301?"), questions("un caf\u00e9")) == [
+        "un caf\u00e9"
+    ]
 
 
 def test_check_leaks_tells_numbers_and_examples_of_every_pair():

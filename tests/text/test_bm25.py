@@ -1,4 +1,6 @@
 import sys
+from itertools import permutations
+from unicodedata import normalize
 
 import bm25s
 import numpy as np
@@ -26,6 +28,12 @@ def test_search_finds_texts_that_share_words_best_first():
     hits = BM25().build_index(TEXTS).search("capital of FRANCE", 3)
     assert [hit.index for hit in hits] == [0, 3]
     assert hits[0].score > hits[1].score > 0
+
+
+def test_letters_with_accents_apart_are_the_same_words():
+    for text, query in permutations(normalize(form, "eröffnete Zürich") for form in ("NFC", "NFD")):
+        index = BM25().build_index([text, "Zurich eroffnete."])
+        assert [hit.index for hit in index.search(query, 2)] == [0]
 
 
 def test_search_of_equal_texts_keeps_their_order_and_k():

@@ -9,6 +9,7 @@ def test_likeness_is_words_of_both_over_words_of_either():
     assert jaccard(word_set("The cat, the CAT!"), word_set("a cat")) == pytest.approx(1 / 3)
     assert jaccard(word_set("?"), word_set("")) == 1.0
     assert jaccard(word_set("x"), word_set("")) == 0.0
+    assert word_set("cafe\u0301") == word_set("Caf\u00e9") == {"caf\u00e9"}
 
 
 texts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=7).map(" ".join), max_size=12)
