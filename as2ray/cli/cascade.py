@@ -21,7 +21,7 @@ from as2ray.cli.console import (
 from as2ray.console.configuration import console_log
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
 from as2ray.progress import task
-from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, from_rows, validate_table
 
 if TYPE_CHECKING:
     from as2ray.checkpoints.model_facts import ModelFacts
@@ -358,7 +358,8 @@ def _search_index(folder: str, questions: str | None, num_candidates: int, seed:
     lists = []
     for text in texts:
         found = index.search_candidates(text, num_candidates)
-        lists.append((text, index.texts([candidate.index for candidate in found])))
+        candidates = index.texts([candidate.index for candidate in found])
+        lists.append((text, [candidate[:MAX_TEXT_CHARS] for candidate in candidates]))
     return _create_table(lists, source)
 
 

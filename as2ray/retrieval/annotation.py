@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from as2ray.retrieval.question_answering import SupportsRank
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import MAX_TEXT_CHARS
 from as2ray.text.input_checks import check_text
 
 
@@ -67,7 +68,7 @@ class CandidateLister:
             rows = [row for document in documents for row in self.sentences_of[document]]
             row_of: dict[str, int] = {}
             for text, row in zip(self.index.texts(rows), rows):
-                row_of.setdefault(text, row)
+                row_of.setdefault(text[:MAX_TEXT_CHARS], row)
             for position, (text, score) in enumerate(self._rank(question, row_of)):
                 source = self.index.sentence(row_of[text]).document_id
                 ids = (f"q{number}", f"q{number}-{position}")

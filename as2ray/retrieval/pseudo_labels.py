@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass as config_dataclass
 
 from as2ray.errors import CorpusError
 from as2ray.retrieval.sentence_index import SentenceIndex
-from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows
+from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, from_rows
 from as2ray.text.bm25 import SearchHit
 from as2ray.text.word_overlap import jaccard, word_set
 
@@ -112,7 +112,8 @@ def label_queries(
             continue
         for rank, sentence_index in enumerate([hits[0].index, *negatives]):
             sentence = index.sentence(sentence_index)
-            candidate = (f"{query.id}-{sentence_index}", sentence.text, int(rank == 0))
+            text = sentence.text[:MAX_TEXT_CHARS]
+            candidate = (f"{query.id}-{sentence_index}", text, int(rank == 0))
             rows.append((query.id, query.text, *candidate, sentence.document_id))
     schema = CANDIDATE_SCHEMA.append(pa.field("document_id", pa.string()))
     return PseudoLabelResult(from_rows(rows, schema), skipped)

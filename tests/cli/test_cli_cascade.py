@@ -17,7 +17,7 @@ from as2ray.checkpoints.saving import save
 from as2ray.cli.cascade import _search_index, describe_dropping
 from as2ray.cli.main import main
 from as2ray.retrieval.index_writer import IndexConfig, write_index
-from as2ray.tables.schema import question_offsets
+from as2ray.tables.schema import MAX_TEXT_CHARS, question_offsets
 
 TABLE = tiny.with_distinct_questions(tiny.candidates(60, each=6))
 BOUND = ["--max_loss", "0.2"]
@@ -210,14 +210,16 @@ def test_pairs_without_labels_serve_too(call, tmp_path):
 def test_index_finds_the_candidates_of_questions(call, refused, tmp_path):
     (tmp_path / "documents").mkdir()
     text = " ".join(TABLE["candidate"].to_pylist())
-    (tmp_path / "documents/a.txt").write_text(text, encoding="utf-8")
+    long = f"{TABLE['question'][0]} data:{'A' * MAX_TEXT_CHARS}"  # such as an image's address
+    (tmp_path / "documents/a.txt").write_text(f"{text}\n\n{long}", encoding="utf-8")
     write_index(str(tmp_path / "documents"), str(tmp_path / "index"), IndexConfig(encoder=None))
     asked = ["--index", tmp_path / "index", "--num_candidates", 5, *BOUND]
     path = tmp_path / "questions.txt"
     path.write_text("\n".join(question for question, _ in lists()), encoding="utf-8-sig")
     assert "over 15 questions" in call(*asked, "--questions", path)
-    questions = _search_index(str(tmp_path / "index"), str(path), 5, seed=0)["question"]
-    assert questions[0].as_py() == next(lists())[0]  # without the byte order mark
+    rows = _search_index(str(tmp_path / "index"), str(path), 5, seed=0)
+    assert rows["question"][0].as_py() == next(lists())[0]  # without the byte order mark
+    assert long[:MAX_TEXT_CHARS] in rows["candidate"].to_pylist()
 
 
 def test_index_without_questions_makes_them_of_its_documents(call, refused, tmp_path):

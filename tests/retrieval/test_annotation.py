@@ -5,6 +5,7 @@ from as2ray.errors import EvaluationError
 from as2ray.retrieval.annotation import CandidateLister
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
+from as2ray.tables.schema import MAX_TEXT_CHARS
 
 QUESTION = "Which owls hunt mice?"
 TEXTS = {
@@ -45,6 +46,13 @@ def test_candidates_of_equal_scores_come_in_the_order_of_the_documents(tmp_path)
     write_index(tmp_path / "a.txt", tmp_path / "i")
     listed = CandidateLister(SentenceIndex.open(tmp_path / "i")).list_candidates(["Owls?"])
     assert [c.candidate for c in listed] == ["Owls hunt.", *texts]
+
+
+def test_long_sentence_is_cut_to_what_a_table_may_hold(tmp_path):
+    (tmp_path / "a.txt").write_text("Owls " + "o" * MAX_TEXT_CHARS)
+    write_index(tmp_path / "a.txt", tmp_path / "i")
+    (listed,) = CandidateLister(SentenceIndex.open(tmp_path / "i")).list_candidates(["Owls?"])
+    assert len(listed.candidate) == MAX_TEXT_CHARS
 
 
 def test_documents_and_candidates_are_no_more_than_asked(index):

@@ -8,7 +8,7 @@ from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
 from as2ray.retrieval.query_generation import example_questions, generate_queries, sample_words
 from as2ray.retrieval.sentence_index import SentenceIndex
-from as2ray.tables.schema import validate_table
+from as2ray.tables.schema import MAX_TEXT_CHARS, validate_table
 
 TEXT = """# Birds of the north
 
@@ -42,6 +42,13 @@ def test_first_of_the_list_is_the_answer_and_others_of_it_are_not(index):
     assert len(rows(found)) == 3
     assert {text for text, label in rows(found) if not label} <= set(hits[1:])
     assert found.table["document_id"].to_pylist() == ["birds.md"] * 3
+
+
+def test_long_sentence_is_cut_to_what_a_table_may_hold(tmp_path):
+    (tmp_path / "a.txt").write_text(f"Owls hunt.\n\nOwls {'o' * MAX_TEXT_CHARS}")
+    write_index(tmp_path / "a.txt", tmp_path / "i")
+    found = generate_pseudo_labels(SentenceIndex.open(tmp_path / "i"), [Query("q", "owls")])
+    assert validate_table(found.table, "made").num_rows == 2
 
 
 def test_near_duplicates_of_the_answer_are_no_negatives_if_asked(index):
