@@ -25,7 +25,8 @@ MAX_PAIRS: Final = 2_000
 """Pairs that are drawn from a larger table."""
 
 NUM_ERROR_PAIRS: Final = 100
-"""Pairs whose scores in int8 are compared with those in fp32."""
+"""Pairs whose scores in int8 are compared with those in fp32. Ranges are not fitted on them, unless
+that would leave less than `MIN_PAIRS`."""
 
 MAX_ERROR: Final = 0.1
 """Root mean square of the errors of log-odds, as a share of their standard deviation, up to which
@@ -60,9 +61,11 @@ def fit_activation_ranges(ranker: Ranker, table: pa.Table, seed: int = 0) -> int
             f"{MIN_PAIRS} are needed"
         )
     rows = np.random.default_rng(seed).permutation(table.num_rows)
+    num_others = NUM_ERROR_PAIRS if len(rows) >= MIN_PAIRS + NUM_ERROR_PAIRS else 0
+    num_fitting = min(MAX_PAIRS, len(rows) - num_others)
     fitting, others = (
         [column.to_pylist() for column in table.select(["question", "candidate"]).take(part)]
-        for part in (pa.array(np.sort(rows[:MAX_PAIRS])), pa.array(rows[-NUM_ERROR_PAIRS:]))
+        for part in (pa.array(np.sort(rows[:num_fitting])), pa.array(rows[-NUM_ERROR_PAIRS:]))
     )
     for member in getattr(ranker, "members", [ranker]):
         _fit(member, *fitting)
