@@ -47,6 +47,11 @@ REQUIRED = ("question", "candidate", "label")
 
 TRUTH_VALUES = {"true": 1, "false": 0, "yes": 1, "no": 0}
 
+NEGATIVE_NAME = re.compile(
+    r"(0|false|incorrect|irrelevant|negative|no|non|not|wrong)(?![^\W_])", re.I
+)
+"""Start of the name of a class that is no answer."""
+
 NUM_SHOWN_ROWS = 5
 """Bad rows that an error or a warning shows."""
 
@@ -99,12 +104,15 @@ def load_table(
         columns under their own names; others are left out.
 
     Raises:
-        CorpusError: There is no such source or column, too many rows are bad, or no row is left.
+        CorpusError: There is no such source or column, too many rows are bad, or no row is left;
+            or a class of `datasets` that would be the answers has a name such as `no`.
     """
     name = str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
     raw = _read(source, name)
     names = _resolve_columns(raw.columns.column_names, columns or {}, name)
     is_candidates_table = set(CANDIDATE_SCHEMA.names) <= set(raw.columns.column_names)
+    if not isinstance(source, pa.Table):  # whose labels may have changed since
+        _check_class_names(raw.columns.schema, names["label"], min_positive_grade or 1, name)
     texts = {role: _as_text(raw.columns[column], name) for role, column in names.items()}
     grades = _parse_grades(texts["label"])
     problems = _find_problems(texts, grades, min_positive_grade)
@@ -336,6 +344,19 @@ def _resolve_columns(
                 fix=f'{f"{hint} " if hint else ""}say which it is: columns {{"{role}": "NAME"}}',
             )
     return names
+
+
+def _check_class_names(schema: pa.Schema, column: str, min_grade: float, source: str) -> None:
+    """Refuses labels of `datasets` if a class that counts as answers is named as none."""
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", "{}"))
+    feature = metadata.get("info", {}).get("features", {}).get(column)
+    names = feature.get("names") if isinstance(feature, dict) else None
+    for label, name in enumerate(names or []):
+        if label >= min_grade and NEGATIVE_NAME.match(name):
+            raise CorpusError(
+                f"{source}: label {label} of {column!r} would be an answer, and is named {name!r}",
+                fix="change the labels to 1 for an answer and 0 for none, and cast them to int64",
+            )
 
 
 def _as_text(column: pa.ChunkedArray, source: str) -> pa.Array:

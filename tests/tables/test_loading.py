@@ -324,6 +324,31 @@ def test_data_set_of_splits_names_them(tmp_path):
     assert load_table(tmp_path / "d/train", columns=COLUMNS).num_rows == 4
 
 
+@pytest.mark.parametrize(
+    ("names", "is_refused"),
+    [
+        (["entailment", "not_entailment"], True),
+        (["answer", "No"], True),
+        (["1", "0"], True),
+        (["0", "1"], False),
+        (["no", "yes"], False),
+        (["bad", "notable"], False),
+    ],
+)
+def test_class_of_answers_with_the_name_of_no_answer_is_refused(names, is_refused, tmp_path):
+    from datasets import ClassLabel, Dataset
+
+    rows = [{"question": "q?", "text": str(label), "label": label} for label in (0, 1)]
+    dataset = Dataset.from_list(rows).cast_column("label", ClassLabel(names=names))
+    pq.write_table(dataset.data.table, tmp_path / "t.parquet")
+    for source in (dataset, tmp_path / "t.parquet"):
+        if is_refused:
+            with pytest.raises(CorpusError, match=rf"1 of 'label' would be .* named '{names[1]}'"):
+                load_table(source)
+        else:
+            assert load_table(source)["label"].to_pylist() == [0, 1]
+
+
 def test_folder_with_parquet_files_may_have_others_and_one_without_is_refused(tmp_path):
     (tmp_path / "part").mkdir()
     write_delimited(tmp_path / "notes.csv", ",")
