@@ -92,10 +92,9 @@ class BM25(TermConfig):
         return words
 
     def _bm25s_tokenize(self, texts: Sequence[str], return_ids: bool) -> Any:
+        # Some files have accents as characters of their own.
         return bm25s.tokenize(
-            [
-                normalize("NFC", text) for text in texts
-            ],  # some files have letters apart from accents
+            [normalize("NFC", text) for text in texts],
             stopwords="english" if self.stop_words else None,
             # bm25s calls it once for each distinct word, after the stop words are removed.
             stemmer=_lemmatize_words if self.lemmas else None,
