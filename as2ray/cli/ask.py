@@ -40,9 +40,9 @@ def ask(
         top_k: Maximum number of answers.
         num_candidates: Maximum number of sentences that are found.
         num_neighbors: Neighbors on either side that become candidates with a sentence.
-        score_threshold: Minimum probability (or score of the ranker, where no probability was
-            fitted) of an answer. By default what was fitted decides: `own_documents` and
-            `as2ray calibrate` do that.
+        score_threshold: Minimum probability of an answer: the fitted one, or without it the
+            ranker's. By default what was fitted decides: `own_documents` and `as2ray calibrate` do
+            that. 0 always answers.
         dtype: Number format of matrix products.
         jsonl: Print one JSON object per answer.
     """

@@ -10,6 +10,7 @@ from typing import Annotated, Protocol
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidation
 from pydantic.dataclasses import dataclass as config_dataclass
+from scipy.special import expit
 
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
@@ -68,7 +69,8 @@ class QuestionAnswer:
     """Number of sentences that were found."""
     best_score: float | None
     """The probability that the first answer is right, or without a fitted one the ranker's score of
-    it, even if it is too low for an answer; None without candidates or without either."""
+    it (of a logit its probability), even if it is too low for an answer; None without candidates or
+    without either."""
     reason: str | None
     """Why there is no answer; None if there is one."""
     nearest: Answer | None
@@ -141,8 +143,8 @@ class QuestionAnswerer:
     num_neighbors: NonNegativeInt = 1
     """Neighbors on either side that become candidates with a sentence."""
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum `QuestionAnswer.best_score` of answers. By default what was fitted to labels decides,
-    or the ranker's threshold."""
+    """Minimum `QuestionAnswer.best_score` of answers, instead of all other rules; 0 always answers.
+    By default what was fitted decides, or the ranker's threshold."""
     scoring: AnswerScoring | None = None
     """How the parts of the score are combined; by default as `default_scoring` does."""
 
@@ -150,6 +152,7 @@ class QuestionAnswerer:
         # Wrong combinations are refused before the first question.
         if self.combined.uses_ranker and self.ranker is None:
             raise ConfigError("the scores were fitted with a ranker, and none is given")
+        check_threshold(self.combined, self.score_threshold)
 
     @cached_property
     def combined(self) -> AnswerScoring:
@@ -196,12 +199,15 @@ class QuestionAnswerer:
             ranked: Result of `look_up`.
             top_k: Maximum number of answers.
             score_threshold: Instead of the one of this object.
+
+        Raises:
+            ConfigError: `check_threshold` refuses the threshold.
         """
         threshold = self.score_threshold if score_threshold is None else score_threshold
-        if threshold is None and self.combined.answer_model is None and self.ranker is not None:
-            threshold = self.ranker.threshold
-        found, ranking = ranked.found, ranked.ranking
-        result = select_answers(self.index, self.combined, found, ranking, top_k, threshold)
+        check_threshold(self.combined, threshold)
+        ranker_threshold = None if self.ranker is None else self.ranker.threshold
+        arguments = (self.index, self.combined, ranked.found, ranked.ranking, top_k)
+        result = select_answers(*arguments, threshold, ranker_threshold)
         return replace(result, retrieval_time_s=ranked.retrieval_time_s)
 
 
@@ -237,6 +243,20 @@ def resolve_scoring(
     return scoring
 
 
+def check_threshold(scoring: AnswerScoring, threshold: float | None) -> None:
+    """Checks that answers have a score which a threshold can be compared with.
+
+    Raises:
+        ConfigError: They have none, and the threshold is above 0.
+    """
+    if threshold and scoring.answer_model is None and not scoring.uses_ranker:
+        raise ConfigError(
+            f"a threshold of {threshold:g} needs a probability, and the answers have none: no "
+            "ranker is asked, and nothing was fitted",
+            fix="leave the threshold out, or take 0, which always answers",
+        )
+
+
 def find_candidates(
     index: SentenceIndex,
     scoring: AnswerScoring,
@@ -259,6 +279,7 @@ def select_answers(
     ranking: Sequence[Ranked],
     top_k: int,
     threshold: float | None = None,
+    ranker_threshold: float | None = None,
 ) -> QuestionAnswer:
     """Combines the scores of candidates, and decides whether they answer the question.
 
@@ -268,7 +289,9 @@ def select_answers(
         found: The candidates.
         ranking: The ranker's ranking of the kept candidates; empty if it was not asked.
         top_k: Maximum number of answers.
-        threshold: Minimum `QuestionAnswer.best_score`, instead of what was fitted to labels.
+        threshold: Minimum `QuestionAnswer.best_score`, instead of what was fitted to labels and of
+            `AnswerScoring.min_similarity`.
+        ranker_threshold: The ranker's own, which counts if nothing else was fitted.
     """
     reason: str | None = None
     if not found.candidates:
@@ -287,14 +310,17 @@ def select_answers(
     ]
     model, probability = scoring.answer_model, combined.probability
     best_score, given = probability, best
-    if model is None:
+    if model is None and len(ranking):
         ranker_scores = combined.ranker_scores[rows]
-        best_score = float(ranker_scores[0]) if len(ranking) else None
-        if best_score is not None and threshold is not None:
-            given = [a for a, score in zip(best, ranker_scores) if score >= threshold]
-            if best_score < threshold:
-                reason = f"the best score is {best_score:.4f}, and an answer needs {threshold:.4f}"
-    elif probability is not None:
+        if ranking[0].is_logit:
+            ranker_scores = expit(ranker_scores)
+        best_score = float(ranker_scores[0])
+        needed = ranker_threshold if threshold is None else threshold
+        if needed is not None:
+            given = [a for a, score in zip(best, ranker_scores) if score >= needed]
+            if best_score < needed:
+                reason = f"the best score is {best_score:.4f}, and an answer needs {needed:.4f}"
+    elif model is not None and probability is not None:
         limit = (model.threshold if threshold is None else threshold) or 0.0
         if probability < limit:
             reason = (

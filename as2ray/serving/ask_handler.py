@@ -5,11 +5,23 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from as2ray.retrieval.question_answering import find_candidates, resolve_scoring, select_answers
+from as2ray.errors import ConfigError
+from as2ray.retrieval.question_answering import (
+    check_threshold,
+    find_candidates,
+    resolve_scoring,
+    select_answers,
+)
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.protocol import AskRequest, AskResponse
 from as2ray.serving.settings import Limits
-from as2ray.serving.types import NO_MODEL, RankingService, RerankRequest, RerankResult
+from as2ray.serving.types import (
+    NO_MODEL,
+    RankingService,
+    RequestError,
+    RerankRequest,
+    RerankResult,
+)
 
 
 class AskHandler:
@@ -41,10 +53,17 @@ class AskHandler:
             model: Name of the model that ranks; empty if none is served, and the similarity and
                 BM25 order the answers.
             rank: Ranks the retrieved sentences.
+
+        Raises:
+            RequestError: `check_threshold` refuses the threshold.
         """
         started_at = time.monotonic()
         model_info = await self.service.get_model_info(model) if model else NO_MODEL
         scoring = resolve_scoring(self.index, model_info.answer_scoring, has_ranker=bool(model))
+        try:
+            check_threshold(scoring, body.threshold)
+        except ConfigError as error:
+            raise RequestError("invalid_request", error.problem, error.fix) from None
         max_candidates = min(body.num_candidates, self.limits.max_candidates)
         sizes = (max_candidates, body.num_neighbors)
         found = await asyncio.to_thread(find_candidates, self.index, scoring, body.question, *sizes)
@@ -55,10 +74,8 @@ class AskHandler:
         if texts and scoring.uses_ranker:
             result = await rank(body.to_request(model, texts))
         result = replace(result, timings_s={"retrieval": retrieval_time_s, **result.timings_s})
-        threshold = body.threshold
-        if threshold is None and scoring.answer_model is None:
-            threshold = model_info.threshold
-        answer = select_answers(self.index, scoring, found, result.ranking, body.top_k, threshold)
+        thresholds = body.threshold, model_info.threshold
+        answer = select_answers(self.index, scoring, found, result.ranking, body.top_k, *thresholds)
         return AskResponse(
             answers=list(answer.answers),
             num_candidates=answer.num_candidates,

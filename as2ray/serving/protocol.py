@@ -170,7 +170,7 @@ class AskRequest(QuestionRequest):
     num_neighbors: Annotated[int, Field(ge=0, le=10)] = 1
     """Neighbors on either side of a retrieved sentence that are ranked too."""
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Minimum of `best_score`; by default what was fitted to labels decides."""
+    """Minimum of `best_score`; by default what was fitted decides, and 0 always answers."""
 
     def to_request(self, model: str, candidates: list[str]) -> RerankRequest:
         """Converts to the service's request, with the candidates that were retrieved."""

@@ -129,6 +129,43 @@ def test_question_on_another_subject_is_known_even_if_it_is_answered(index):
         assert (len(answer.answers), answer.is_off_topic) == expected
 
 
+def test_ranker_s_own_threshold_leaves_the_rule_for_other_subjects(index):
+    parts = {"bm25": np.array([9.0]), "similarity": np.array([0.4])}
+    found = FoundCandidates([Candidate(0, 9.0, 0.4)], parts, [0])
+    scoring = AnswerScoring({"similarity": 1.0, "ranker": 1.0}, min_similarity=0.5)
+    arguments = (index, scoring, found, [RankedCandidate(0, 0.9, "")], 1)
+    answer = select_answers(*arguments, ranker_threshold=0.2)
+    assert (answer.answers, answer.best_score) == ((), 0.9)
+    assert answer.reason.startswith("the documents are on other subjects")
+    assert select_answers(*arguments, threshold=0.2, ranker_threshold=1.0).answers
+
+
+def test_threshold_without_a_score_is_refused(index, capsys):
+    for wrong in ({"score_threshold": 0.9}, {"score_threshold": 0.9, "scoring": AnswerScoring({})}):
+        with pytest.raises(ConfigError, match="needs a probability"):
+            QuestionAnswerer(index, **wrong)
+    answerer = QuestionAnswerer(index, score_threshold=0.0)
+    ranked = answerer.look_up("night")
+    assert answerer.select(ranked, 1).answers
+    with pytest.raises(ConfigError, match="needs a probability"):
+        answerer.select(ranked, 1, score_threshold=0.1)
+    with pytest.raises(SystemExit):
+        main(["ask", "night", "--index", str(index.folder), "--score_threshold", "0.9"])
+    assert "leave the threshold out, or take 0, which always answers" in capsys.readouterr().err
+
+
+def test_threshold_is_compared_with_the_probability_of_a_logit(index, ranker):
+    probability = QuestionAnswerer(index, ranker).ask("night").best_score
+    ranker.activation = "identity"
+    result = QuestionAnswerer(index, ranker).ask("night")
+    logit = np.log(probability / (1 - probability))
+    assert result.answers[0].score == pytest.approx(logit, abs=1e-5)
+    assert result.best_score == pytest.approx(probability, abs=1e-5)
+    for threshold, is_given in ((0.0, True), (probability - 0.01, True), (0.999, False)):
+        answerer = QuestionAnswerer(index, ranker, score_threshold=threshold)
+        assert bool(answerer.ask("night").answers) is is_given
+
+
 def test_threshold_is_applied_to_the_top_k_and_fills_no_gaps(index):
     # By the sum, the order is 0, 1, 2; by the ranker alone it is 0, 2, 1.
     found = FoundCandidates(

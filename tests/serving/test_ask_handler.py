@@ -69,6 +69,15 @@ def test_threshold_of_the_ranker_is_taken_where_a_request_has_none(serve, index)
     assert library.post("/ask", json={**body, "threshold": 0.0}).json()["answers"]
 
 
+def test_threshold_without_a_score_is_refused_as_by_the_answerer(serve, index):
+    client = serve(index_path=index, models={})
+    body = {"question": "what is kovarin"}
+    refused = client.post("/ask", json={**body, "threshold": 0.9})
+    assert (refused.status_code, refused.json()["error"]) == (422, "invalid_request")
+    assert "threshold of 0.9 needs a probability" in refused.json()["message"]
+    assert client.post("/ask", json={**body, "threshold": 0.0}).json()["answers"]
+
+
 def test_nothing_is_answered_below_the_threshold_or_without_a_word(library):
     told = library.post("/ask", json={"question": "kovarin", "threshold": 1.0}).json()
     assert (told["answers"], told["nearest"]["document_id"]) == ([], "one.txt")
@@ -177,6 +186,9 @@ def test_fitted_scores_are_those_of_the_answerer(
     ]
     assert told["nearest"]["text"] == expected.nearest.text
     assert told["num_candidates"] > told["num_ranked"] == told["num_scored"][0] == 1
+    client.service.engines["adapted"].ranker.threshold = 0.0  # as a calibrated ranker has
+    again = client.post("/ask", json={"question": "what is kovarin", "top_k": 4}).json()
+    assert again["reason"] == told["reason"]
     if min_similarity is None:
         assert told["reason"] is None
         assert [a["exit_layer"] for a in told["answers"]][1:] == [0, 0, 0]
