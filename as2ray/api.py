@@ -51,13 +51,11 @@ def index(
     from as2ray.experiments.configuration import validate
     from as2ray.retrieval.index_writer import IndexConfig, write_index
     from as2ray.retrieval.sentence_index import SentenceIndex
-    from as2ray.retrieval.subject_bound import store_min_similarity
 
     config = validate(IndexConfig, {"encoder": encoder, **settings})
     load_encoder = load_sentence_encoder if encoder else None
-    write_index(documents, output, config, overwrite=overwrite, load_encoder=load_encoder)
-    if load_encoder is not None:
-        store_min_similarity(output, load_encoder)
+    options: dict[str, Any] = {"load_encoder": load_encoder, "with_subject_bound": True}
+    write_index(documents, output, config, overwrite=overwrite, **options)
     return SentenceIndex.open(output, load_sentence_encoder)
 
 

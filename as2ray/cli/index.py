@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 from as2ray.checkpoints.packaged import MINILM_NAME
 from as2ray.cli.console import create_console
 from as2ray.console.configuration import console_log
-from as2ray.progress import task
 
 if TYPE_CHECKING:
     from as2ray.retrieval.embeddings import LoadEncoder
@@ -54,7 +53,7 @@ def index(  # noqa: PLR0913 - every argument is a flag
         json_log: Write the log as one JSON object per line.
     """
     from as2ray.retrieval.index_writer import IndexConfig, write_index
-    from as2ray.retrieval.subject_bound import store_min_similarity
+    from as2ray.retrieval.sentence_index import MIN_SIMILARITY
 
     settings = {
         "bm25": {"k1": k1, "b": b, "stop_words": stop_words, "lemmas": lemmas},
@@ -85,11 +84,8 @@ def index(  # noqa: PLR0913 - every argument is a flag
                 num_shards=num_shards,
                 overwrite=overwrite,
                 load_encoder=load_encoder,
+                with_subject_bound=True,
             )
-        min_similarity = None
-        if load_encoder is not None:
-            with task("bound of the similarity"):
-                min_similarity = store_min_similarity(output, load_encoder)
     console = create_console()
     console.print(
         f"{manifest['sentences']:,} sentences of {manifest['documents']:,} documents, "
@@ -97,5 +93,5 @@ def index(  # noqa: PLR0913 - every argument is a flag
     )
     for reason, count in manifest["skipped"].items():
         console.print(f"skipped {count:,} {reason}, such as {manifest['examples'][reason]}")
-    if min_similarity is not None:
+    if (min_similarity := manifest.get(MIN_SIMILARITY)) is not None:
         console.print(f"questions below a similarity of {min_similarity:.2f} get no answer")

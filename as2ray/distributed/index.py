@@ -27,6 +27,7 @@ def build_sharded(
     cpus_per_shard: float = 1.0,
     load_encoder: LoadEncoder | None = None,
     workers: WorkersConfig | None = None,
+    with_subject_bound: bool = False,
 ) -> dict[str, Any]:
     """Builds an index with one task per shard; it equals the index that one process builds.
 
@@ -41,6 +42,7 @@ def build_sharded(
         cpus_per_shard: CPUs of each task.
         load_encoder: Loads `config.encoder` in each actor; see `write_index`.
         workers: Actors that encode the sentences; by default as many as tasks fit the cluster.
+        with_subject_bound: See `write_index`.
 
     Raises:
         ResourceError: No node has as many CPUs.
@@ -64,6 +66,7 @@ def build_sharded(
         map_function=partial(map_on_ray, num_cpus=cpus_per_shard),
         load_encoder=load_encoder,
         map_blocks=partial(map_on_actors, workers=workers),
+        with_subject_bound=with_subject_bound,
     )
 
 

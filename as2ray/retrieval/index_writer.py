@@ -9,11 +9,13 @@ The words of each shard are counted alone. Then each shard is weighted with the 
 """
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, field
 from functools import partial
+from glob import escape
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +49,8 @@ from as2ray.tables.schema import from_rows
 from as2ray.text.bm25 import BM25
 from as2ray.text.sentences import get_splitter, split, versioned_name
 from as2ray.text.term_counts import CollectionStatistics, TermCounts, build_bm25s
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 2
 """Version of the index's folder; another version cannot be opened."""
@@ -102,6 +106,7 @@ def write_index(
     map_function: MapFunction = map_in_process,
     load_encoder: LoadEncoder | None = None,
     map_blocks: MapBlocks | None = None,
+    with_subject_bound: bool = False,
 ) -> dict[str, Any]:
     """Writes an index; the folder appears when it is complete.
 
@@ -117,6 +122,8 @@ def write_index(
         map_function: Runs the shards, for example on a cluster; by default one after the other.
         load_encoder: Loads `config.encoder`, such as `load_sentence_encoder`.
         map_blocks: Encodes the sentences, for example on a cluster; by default in this process.
+        with_subject_bound: Whether an index with embeddings gets the similarity below which
+            questions are on other subjects; see `store_min_similarity`.
 
     Returns:
         The manifest.
@@ -145,12 +152,20 @@ def write_index(
     if output.exists() and not (overwrite and (output / MANIFEST).is_file()):
         fix = "choose another folder, or pass overwrite, which replaces only an index"
         raise SentenceIndexError(f"{output} exists", fix)
+    # Whether another process still builds there cannot be known on file systems of several nodes.
+    for leftover in output.parent.glob(f".{escape(output.name)}-new-????????"):
+        log.warning("%s is an unfinished index; if nothing builds it, remove it", leftover)
     parts = list_parts(Path(documents).resolve())
     bounds = np.linspace(0, len(parts), min(num_shards, len(parts)) + 1).round().astype(int)
     groups = [parts[start:end] for start, end in pairwise(bounds)]
     try:
         with atomic_folder(output, overwrite=overwrite) as new_folder:
             manifest = _write_contents(new_folder, groups, config, map_function, embed)
+            if with_subject_bound and config.encoder is not None and load_encoder is not None:
+                from as2ray.retrieval.subject_bound import store_min_similarity  # It imports this.
+
+                with task("bound of the similarity"):
+                    manifest = store_min_similarity(new_folder, load_encoder)
     except OSError as error:
         problem = f"{output}: the index cannot be written: {error}"
         fix = "free disk space or choose another folder; the incomplete index was removed"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def share_on_subject(
     return float(np.mean(is_close))
 
 
-def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float | None:
+def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> dict[str, Any]:
     """Fits the bound of `AnswerScoring.min_similarity` without labels; stores it in the index.
 
     Questions that are generated from the documents are compared with questions of general
@@ -44,7 +44,7 @@ def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float
         load_encoder: Loads its encoder.
 
     Returns:
-        The bound; None if no question can be generated.
+        The manifest with the bound, which is None if no question can be generated.
     """
     index = SentenceIndex.open(folder, load_encoder)
     own_questions = [query.text for query in generate_queries(index, max_questions=NUM_QUESTIONS)]
@@ -57,4 +57,4 @@ def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> float
     manifest = {**index.manifest, MIN_SIMILARITY: bound}
     with atomic_file(Path(folder) / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return bound
+    return manifest

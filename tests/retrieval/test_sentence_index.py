@@ -158,6 +158,18 @@ def test_index_is_replaced_only_if_asked(many, documents, tmp_path):
     assert SentenceIndex.open(tmp_path / "i").search("whale")
 
 
+def test_unfinished_index_of_another_build_is_named_and_stays(documents, tmp_path, caplog):
+    leftover = tmp_path / ".[i]-new-0123abcd"
+    leftover.mkdir()
+    (tmp_path / ".i-new-0123abcd").mkdir()
+    write_index(documents, tmp_path / "[i]")
+    assert (
+        caplog.messages[0] == f"{leftover} is an unfinished index; if nothing builds it, remove it"
+    )
+    assert len([text for text in caplog.messages if "unfinished" in text]) == 1
+    assert leftover.exists()
+
+
 def test_index_of_another_format_is_refused(documents, tmp_path):
     write_index(documents, tmp_path / "i")
     path = tmp_path / "i" / MANIFEST

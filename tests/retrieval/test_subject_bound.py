@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import as2ray
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.retrieval import subject_bound
 from as2ray.retrieval.answer_fitting import OFF_TOPIC_SHARE
@@ -41,7 +42,7 @@ def test_bound_is_stored_that_questions_of_general_knowledge_miss(folder, monkey
     monkeypatch.setattr(subject_bound, "OFF_TOPIC_QUESTIONS", off_topic)
     monkeypatch.setattr(subject_bound, "NUM_QUESTIONS", 3)
     before = json.loads((folder / MANIFEST).read_text())
-    bound = store_min_similarity(folder, load_sentence_encoder)
+    bound = store_min_similarity(folder, load_sentence_encoder)["min_similarity"]
     index = SentenceIndex.open(folder, load_sentence_encoder)
     own = nearest(index, [query.text for query in generate_queries(index, max_questions=3)])
     others = nearest(index, ["Wer malte die Brücke?", "Who?"])
@@ -53,5 +54,23 @@ def test_no_bound_is_stored_where_documents_give_no_question(sentence_encoder, t
     (tmp_path / "a.txt").write_text("Owls.")
     config = IndexConfig(encoder=sentence_encoder)
     write_index(tmp_path / "a.txt", tmp_path / "i", config, load_encoder=load_sentence_encoder)
-    assert store_min_similarity(tmp_path / "i", load_sentence_encoder) is None
+    stored = store_min_similarity(tmp_path / "i", load_sentence_encoder)
+    assert stored["min_similarity"] is None
     assert json.loads((tmp_path / "i" / MANIFEST).read_text())["min_similarity"] is None
+
+
+def test_index_appears_with_its_bound_or_not_at_all(
+    documents, sentence_encoder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(subject_bound, "generate_queries", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        as2ray.index(documents, tmp_path / "i", encoder=sentence_encoder)
+    monkeypatch.undo()
+    assert not (tmp_path / "i").exists()
+    index = as2ray.index(documents, tmp_path / "i", encoder=sentence_encoder)
+    assert index.manifest["min_similarity"] is not None
+    assert {path.name for path in tmp_path.iterdir()} == {"documents", "i"}
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
