@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import Field
 
-from as2ray.cli.console import create_console, create_console_table, load_table
+from as2ray.cli.console import (
+    create_console,
+    create_console_table,
+    describe_left_scoring,
+    load_table,
+)
 from as2ray.errors import ConfigError
 from as2ray.tables.filters import QuestionFilter
 
@@ -80,6 +85,8 @@ def calibrate(
     console.print(summary)
     if subject is not None:
         console.print(subject)
+    if (left_scoring := describe_left_scoring(model, output)) is not None:
+        console.print(left_scoring)
     at_half, at_full = (1 - abstention.precision_at(share) for share in (0.5, 1.0))
     console.print(
         f"the first answer is wrong for {at_full:.1%} of the questions, and for {at_half:.1%} of "

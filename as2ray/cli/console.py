@@ -56,6 +56,18 @@ def validate_corpus_options(corpus: str, corpus_options: dict[str, Any]) -> dict
     return corpus_options
 
 
+def describe_left_scoring(model: str, output: str) -> str | None:
+    """Returns that the fitted scoring of answers beside a ranker was not copied; None without."""
+    from as2ray.retrieval.answer_scoring import FILE
+
+    if not (Path(model) / FILE).is_file():
+        return None
+    return (
+        f"{output} has no {FILE}: that of {model} was fitted to other scores. With {output} "
+        "`as2ray ask` always asks the ranker"
+    )
+
+
 def parse_drop_ratios(text: str | None) -> float | list[float] | None:
     """Parses drop ratios: `0.3` for all stages, or `0.3,0.5` for each."""
     ratios = [] if text is None else parse_numbers(text, float)

@@ -31,7 +31,8 @@ def quantize(
 
     Args:
         model: Checkpoint folder or hub id.
-        output: New folder for the ranker; by default the file is added to the folder `model`.
+        output: New folder for the ranker and its `answer_scoring.json`; by default the file is
+            added to the folder `model`.
         table: Folder of a prepared table, or a file such as those of `as2ray train`.
         columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
         corpus: Name of a corpus instead of a table.
@@ -47,6 +48,8 @@ def quantize(
     from as2ray.checkpoints.saving import add_activation_ranges, check_new_path, save
     from as2ray.models.encoder.int8 import LAYER_PARTS
     from as2ray.models.quantization import fit_activation_ranges
+    from as2ray.retrieval.answer_scoring import AnswerScoring
+    from as2ray.tables.atomic import atomic_folder
 
     if sum(source is not None for source in (table, corpus, pairs)) != 1:
         raise ConfigError(
@@ -57,6 +60,7 @@ def quantize(
         check_new_path(output)
     elif not Path(model).is_dir():
         raise ConfigError(f"model={model} is no folder", fix="name a new folder: --output DIR")
+    scoring = AnswerScoring.read(model)
     if pairs is not None:
         rows = read_pairs(Path(pairs))
     else:
@@ -64,7 +68,10 @@ def quantize(
     ranker = load(model, dtype="fp32", device="cpu")
     num_pairs = fit_activation_ranges(ranker, rows, seed)
     if output is not None:
-        save(ranker, output)
+        with atomic_folder(output) as folder:
+            save(ranker, folder)
+            if scoring is not None:
+                scoring.write(folder)
     else:
         add_activation_ranges(ranker, model)
     console = create_console()

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
 from as2ray.experiments.tables import read_table
 from as2ray.models.ranker import Ranker
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.sentence_index import MIN_SIMILARITY
 from as2ray.tables.trec import write_run
@@ -389,7 +391,9 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
     out = tmp_path / "calibrated"
     asked = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
     main(["calibrate", *asked, "--method", kind])
-    assert "ECE before" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "ECE before" in shown
+    assert "answer_scoring.json" not in shown
     assert load(out).calibration[0].method == kind
     for plot in ("reliability.png", "risk_coverage.png"):
         assert (out / plot).stat().st_size > 0
@@ -403,6 +407,17 @@ def test_calibrate_says_which_precision_can_be_reached(checkpoint, prepared, tmp
         capsys.readouterr().out.split()
     )
     assert load(out).threshold is None
+
+
+def test_calibrate_says_that_a_fitted_scoring_of_answers_is_left_out(
+    checkpoint, prepared, tmp_path, capsys
+):
+    model, out = shutil.copytree(checkpoint(), tmp_path / "model"), tmp_path / "calibrated"
+    AnswerScoring({"ranker": 1.0}).write(model)
+    main(["calibrate", "--model", str(model), "--output", str(out), "--table", str(prepared)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "has no answer_scoring.json: that of" in shown
+    assert AnswerScoring.read(out) is None
 
 
 def test_calibrate_says_which_questions_are_on_the_subject_of_an_index(

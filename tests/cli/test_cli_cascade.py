@@ -16,6 +16,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.cascade import _search_index, describe_dropping
 from as2ray.cli.main import main
+from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import MAX_TEXT_CHARS, question_offsets
 
@@ -60,6 +61,14 @@ def lists():
     texts = TABLE["candidate"].to_pylist()
     for start, end in pairwise(starts):
         yield TABLE["question"][int(start)].as_py(), texts[start:end]
+
+
+def test_fitted_scoring_of_answers_is_left_out_and_that_is_said(call, checkpoint, table, tmp_path):
+    model = shutil.copytree(checkpoint(), tmp_path / "model")
+    AnswerScoring({"bm25": 1.0}).write(model)
+    shown = " ".join(call("--table", table, *BOUND, model=model).split())
+    assert "made has no answer_scoring.json: that of" in shown
+    assert AnswerScoring.read(tmp_path / "made") is None
 
 
 def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table, tmp_path, capsys):

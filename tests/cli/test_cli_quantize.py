@@ -13,6 +13,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.models.precision import has_int8
+from as2ray.retrieval.answer_scoring import AnswerModel, AnswerScoring
 
 
 @pytest.fixture
@@ -68,6 +69,16 @@ def test_pairs_and_a_new_folder_serve_too(model, tmp_path):
     main(["quantize", "--model", str(model), *flags])
     assert not (model / FILE_NAME).exists()
     assert len(load(tmp_path / "out", device="cpu").activation_ranges) == 1
+
+
+def test_fitted_scoring_of_answers_comes_with_the_copy(model, table, tmp_path):
+    answer_model = AnswerModel((0.5, 0.0, 1.0), -1.0, 0.9)
+    scoring = AnswerScoring({"bm25": 1.0}, max_ranked=7, answer_model=answer_model)
+    scoring.write(model)
+    out = tmp_path / "out"
+    main(["quantize", "--model", str(model), "--table", str(table), "--output", str(out)])
+    assert AnswerScoring.read(out) == scoring
+    assert (out / FILE_NAME).exists()
 
 
 def test_bad_input_is_refused_and_writes_nothing(model, table, tmp_path, capsys):
