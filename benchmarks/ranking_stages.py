@@ -86,7 +86,8 @@ class SimilarityStage:
             question_index[enters],
         )
         # Below the scores of candidates that BM25 drops, which are 0 or more.
-        return BM25Selection(enters, np.float32(similarities - 2.0), similarities).complete(entered)
+        scores, none = np.float32(similarities - 2.0), np.zeros(len(enters), bool)
+        return BM25Selection(enters, scores, similarities, none).complete(entered)
 
     def _select(self, similarities: np.ndarray, question_index: np.ndarray) -> np.ndarray:
         """Returns which candidates reach the ranker, shape [pairs]."""

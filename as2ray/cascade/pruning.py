@@ -104,6 +104,14 @@ class StagedScores:
     logits: np.ndarray | None = None
     """Logits of the scores, float32, [rows], from a ranker of one stage that shows them: a score
     near 1 would tell them less exactly."""
+    has_bm25: np.ndarray | None = None
+    """Whether BM25 has a part in the score, bool, shape [rows]; None if it has in none."""
+
+    def select(self, rows: slice) -> "StagedScores":
+        """Returns the scores of some rows."""
+        others = (self.stage_index, self.logits, self.has_bm25)
+        parts = [None if values is None else values[rows] for values in others]
+        return StagedScores(self.scores[rows], *parts)
 
     @property
     def sort_keys(self) -> np.ndarray:
@@ -136,6 +144,7 @@ def concatenate_scores(parts: Sequence[StagedScores], rows: np.ndarray) -> Stage
         np.concatenate([part.scores for part in parts])[order],
         join([part.stage_index for part in parts]),
         join([part.logits for part in parts]),
+        join([part.has_bm25 for part in parts]),
     )
 
 

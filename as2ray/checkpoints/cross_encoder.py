@@ -41,7 +41,7 @@ def export_cross_encoder(ranker: Ranker, folder: str | Path) -> Path:
             fix="use it through `as2ray.load` or `as2ray serve`",
         )
     exported = deepcopy(ranker)
-    exported.calibration, exported.threshold = (), None
+    exported.calibration, exported.plain_calibration, exported.threshold = (), (), None
     network = exported.network
     # A ranker that was loaded from a CrossEncoder may have the activation of another head.
     vars(network.config).pop("sbert_ce_default_activation_function", None)

@@ -97,7 +97,8 @@ def init_ranker(
     torch.manual_seed(seed)
     ranker, has_new_head = read_ranker(path, max_length=max_length, make_new_head=True)
     # Fitted to weights that will change.
-    ranker.calibration, ranker.threshold, ranker.activation_ranges = (), None, ()
+    ranker.calibration, ranker.plain_calibration, ranker.threshold = (), (), None
+    ranker.activation_ranges = ()
     settings = {k: v for k, v in (tokenizer_settings or {}).items() if v is not None}
     ranker.tokenizer = replace(ranker.tokenizer, **settings)
     if is_joint and ranker.tokenizer.prompt:

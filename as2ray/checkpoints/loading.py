@@ -149,7 +149,10 @@ def _check_format_version(path: str | Path, settings: Mapping[str, Any]) -> None
 
 
 def _load_calibration(ranker: Ranker, settings: Mapping[str, Any]) -> None:
-    ranker.calibration = tuple(Calibration(**entry) for entry in settings.get("calibration", []))
+    ranker.calibration, ranker.plain_calibration = (
+        tuple(Calibration(**entry) for entry in settings.get(name, []))
+        for name in ("calibration", "plain_calibration")
+    )
     ranker.threshold = settings.get("threshold")
 
 

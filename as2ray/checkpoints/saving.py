@@ -85,6 +85,7 @@ def _write_checkpoint(
         **ranker.checkpoint_settings(),
         "format_version": FORMAT_VERSION,
         "calibration": [asdict(calibration) for calibration in ranker.calibration],
+        "plain_calibration": [asdict(calibration) for calibration in ranker.plain_calibration],
         "threshold": ranker.threshold,
     }
     if isinstance(ranker, EnsembleRanker):

@@ -23,13 +23,15 @@ class BM25Selection:
     """Scores of those that do not; float32, shape [rows]."""
     gaps: np.ndarray
     """How far the log-odds of BM25 lie below the best of the question, 0 or more, shape [rows]."""
+    has_bm25: np.ndarray
+    """Whether BM25 has a part in ranking the row's question, bool, shape [rows]."""
 
     def complete(self, entered: StagedScores) -> StagedScores:
         """Returns the scores of all rows, given those of the rows that entered."""
         scores = self.scores.copy()
         stage_index = np.full(len(scores), NOT_SCORED)
         scores[self.enters], stage_index[self.enters] = entered.scores, entered.stage_index
-        return StagedScores(scores, stage_index)
+        return StagedScores(scores, stage_index, has_bm25=self.has_bm25)
 
 
 def check_bm25_weights(weights: Sequence[float], num_stages: int) -> None:
@@ -48,10 +50,9 @@ def check_bm25_weights(weights: Sequence[float], num_stages: int) -> None:
 
 
 def enter_all(num_rows: int) -> BM25Selection:
-    """Returns the selection of all rows."""
-    return BM25Selection(
-        np.ones(num_rows, bool), np.zeros(num_rows, np.float32), np.zeros(num_rows)
-    )
+    """Returns the selection of all rows, without a part of BM25."""
+    none = np.zeros(num_rows)
+    return BM25Selection(none == 0.0, none.astype(np.float32), none, none != 0.0)
 
 
 def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
@@ -60,6 +61,7 @@ def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:
         np.concatenate([selection.enters for selection in selections]),
         np.concatenate([selection.scores for selection in selections]),
         np.concatenate([selection.gaps for selection in selections]),
+        np.concatenate([selection.has_bm25 for selection in selections]),
     )
 
 
@@ -82,7 +84,8 @@ def select_by_bm25(
     rows = np.zeros(len(candidates), np.int64)
     enters = margin_mask(rows, probabilities, np.array([margin]), top_k)
     values = log_odds(probabilities)
-    return BM25Selection(enters, UNSCORED_SCALE * probabilities, values.max() - values)
+    gaps = values.max() - values
+    return BM25Selection(enters, UNSCORED_SCALE * probabilities, gaps, np.ones(len(rows), bool))
 
 
 @dataclass(frozen=True)

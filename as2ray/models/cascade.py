@@ -328,7 +328,7 @@ class CascadeRanker(MultiStageRanker):
         check_exit_layers(exit_layers, self.exit_layers[-1])
         heads = [self.network.heads[self.exit_layers.index(layer)] for layer in exit_layers]
         self.network.heads = nn.ModuleList(heads)
-        self.calibration, self.threshold = (), None
+        self.calibration, self.plain_calibration, self.threshold = (), (), None
         self.exit_layers = tuple(exit_layers)
         getattr(self.network.config, CONFIG_KEY)["exit_layers"] = list(exit_layers)
         self.drop_ratios = 0.0

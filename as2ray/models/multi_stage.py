@@ -212,7 +212,7 @@ class MultiStageRanker(PackedRanker):
             part = self.select_by_bm25(questions[rows[0]], texts) if texts else None
             if part is not None:
                 selection.enters[rows], selection.scores[rows] = part.enters, part.scores
-                selection.gaps[rows] = part.gaps
+                selection.gaps[rows], selection.has_bm25[rows] = part.gaps, part.has_bm25
         return selection
 
     def resolve_pruning(

@@ -105,6 +105,8 @@ class Ranker(nn.Module, ABC):
         """Ranges of the products' inputs of each encoder, which int8 needs. Empty if they were not
         fitted."""
         self.calibration: tuple[Calibration, ...] = ()
+        self.plain_calibration: tuple[Calibration, ...] = ()
+        """Instead of `calibration`, of scores in which BM25 has no part; empty if both are one."""
         """Calibration of each stage; without one, scores are returned as they are."""
         self.speeds: dict[int, RankerSpeed] = {}
         """Measured speed with each number of threads, by which rankings with a budget are
@@ -446,11 +448,11 @@ class Ranker(nn.Module, ABC):
             after.append(measure_reliability(held_out, labels))
             is_better = after[-1].ece <= before[-1].ece
             calibrations.append(fit_calibration(scores, labels, method) if is_better else UNCHANGED)
-        self.calibration = tuple(calibrations)
+        self.calibration, self.plain_calibration = tuple(calibrations), ()
         staged_scores = self.predict_table(table)
         order = np.lexsort((-staged_scores.sort_keys, question_index))
         top_rows = order[np.flatnonzero(np.diff(question_index[order], prepend=-1))]
-        scores = self._apply_calibration(staged_scores.scores, staged_scores.stage_index)
+        scores = self._apply_calibration(staged_scores)
         abstention = measure_abstention(scores[top_rows], labels[top_rows], min_precision)
         self.threshold = abstention.threshold
         names = output_names(self.exit_layers, len(before))
@@ -464,34 +466,39 @@ class Ranker(nn.Module, ABC):
                 fix="choose a cascade, or a pointwise ranker",
             )
 
-    def _apply_calibration(self, scores: np.ndarray, stage_index: np.ndarray | None) -> np.ndarray:
+    def _apply_calibration(self, staged_scores: StagedScores) -> np.ndarray:
+        scores, stages = staged_scores.scores, staged_scores.stage_index
         if not self.calibration:
             return scores
-        if stage_index is None:
-            stage_index = np.zeros(len(scores), int)
+        stages = np.zeros(len(scores), int) if stages is None else stages
         calibrated = np.array(scores, np.float64)  # some have no stage: they were not scored
-        for stage, calibration in enumerate(self.calibration):
-            calibrated[stage_index == stage] = calibration(scores[stage_index == stage])
+        is_plain = np.zeros(len(scores), bool)
+        if self.plain_calibration:
+            is_plain = ~is_plain if staged_scores.has_bm25 is None else ~staged_scores.has_bm25
+        for group, of_stages in ((~is_plain, self.calibration), (is_plain, self.plain_calibration)):
+            for stage, calibration in enumerate(of_stages):
+                rows = group & (stages == stage)
+                calibrated[rows] = calibration(scores[rows])
         return calibrated
 
     def _build_ranking(
         self, candidates: Sequence[str], staged_scores: StagedScores, start: int
     ) -> list[RankedCandidate]:
         """Ranks candidates whose scores begin at row `start`."""
-        rows = slice(start, start + len(candidates))
-        logits, scores = staged_scores.logits, staged_scores.scores[rows]
-        if not np.isfinite(scores).all():
+        part = staged_scores.select(slice(start, start + len(candidates)))
+        if not np.isfinite(part.scores).all():
+            num_wrong = int(np.sum(~np.isfinite(part.scores)))
             raise EvaluationError(
-                f"{int(np.sum(~np.isfinite(scores)))} of {len(scores)} scores are not finite",
+                f"{num_wrong} of {len(candidates)} scores are not finite",
                 fix="score in fp32, or train again with a lower learning rate",
             )
-        stages = None if staged_scores.stage_index is None else staged_scores.stage_index[rows]
-        order = np.argsort(-staged_scores.sort_keys[rows], kind="stable")
+        order = np.argsort(-part.sort_keys, kind="stable")
+        scores = self._apply_calibration(part)
         is_logit = self.activation == "identity" and not self.calibration
         if is_logit:
-            scores = log_odds(scores) if logits is None else logits[rows]
-        scores = self._apply_calibration(scores, stages)
+            scores = log_odds(part.scores) if part.logits is None else part.logits
         layer_of_stage = dict(enumerate(self.exit_layers)) | {NOT_SCORED: 0}
+        stages = part.stage_index
         layers = [None] * len(scores) if stages is None else [*map(layer_of_stage.get, stages)]
         return [
             RankedCandidate(int(i), float(scores[i]), candidates[i], layers[i], is_logit)

@@ -193,7 +193,8 @@ class TimedPass:
                 rows = self._run_stage(stage, rows)
         if selection is not None and (self.stage_index[selection.enters] != NOT_SCORED).all():
             self.scores[~selection.enters] = selection.scores[~selection.enters]
-        return StagedScores(self.scores, self.stage_index)
+        has_bm25 = np.full(len(self.scores), selection is not None)
+        return StagedScores(self.scores, self.stage_index, has_bm25=has_bm25)
 
     @torch.inference_mode()
     def time_stages(self) -> list[float]:

@@ -256,6 +256,8 @@ def _choose_margins(
         cascade.margins, cascade.bm25_margin = margins, bm25_margin
         cascade.bm25_weights = [weights.get(layer, 0.0) for layer in exit_layers]
     cascade.calibration = tuple(c for layer in cascade.exit_layers for c in calibrations[layer])
+    plain = monolith.calibration * len(cascade.exit_layers)
+    cascade.plain_calibration = () if cascade.calibration == plain else plain
     cascade.threshold = monolith.threshold
 
 

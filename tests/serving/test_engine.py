@@ -11,6 +11,7 @@ from served import CANDIDATES, QUESTION, with_budget
 
 from as2ray.cascade.margins import Margins
 from as2ray.checkpoints.loading import load
+from as2ray.models.calibration import Calibration
 from as2ray.models.ensemble import EnsembleRanker
 from as2ray.models.ranker import BEFORE_BATCH
 from as2ray.serving import engine as engine_module
@@ -37,6 +38,23 @@ def test_questions_ranked_together_are_ranked_as_each_alone(engine):
         ]
         assert [r.score for r in answer.ranking] == pytest.approx([r.score for r in alone])
     assert [answer.num_scored for answer in answers] == [(6, 3, 2), (4, 4, 4), (6, 6, 3)]
+
+
+def test_requests_with_drop_ratios_leave_margins_and_probabilities_of_others_alone(cascade):
+    ranker = load(cascade, dtype="fp32", max_length=60, device="cpu")
+    ranker.margins = Margins((0.01,) * (len(ranker.exit_layers) - 1), top_k=3)
+    ranker.bm25_weights = [5.0] * len(ranker.exit_layers)
+    ranker.calibration = (Calibration("temperature", 2.0),) * len(ranker.exit_layers)
+    ranker.plain_calibration = (Calibration("temperature", 0.5),) * len(ranker.exit_layers)
+    engine = RerankEngine(ranker, Limits())
+    asked = [
+        RerankRequest("What is muri?", OTHERS, "m", drop_ratios=0.3),
+        RerankRequest(QUESTION, CANDIDATES, "m"),
+    ]
+    for answer, one in zip(engine.rank([engine.tokenize(one) for one in asked]), asked):
+        alone = ranker.rank(one.question, one.candidates, drop_ratios=one.drop_ratios)
+        found = [(each.index, each.exit_layer, each.score) for each in answer.ranking]
+        assert found == [(r.index, r.exit_layer, pytest.approx(r.score)) for r in alone]
 
 
 def test_survivors_are_those_that_the_exits_scored(engine):

@@ -312,7 +312,9 @@ def test_calibration_of_the_ranker_is_that_of_every_exit(checkpoint):
     assert made.threshold == ranker.threshold
 
 
-def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoint, monkeypatch):
+def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(
+    checkpoint, monkeypatch, tmp_path
+):
     monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda *_: {1: 40.0, 2: 20.0})
     ranker = loaded(checkpoint("bert"))
     ranker.calibration = (Calibration("temperature", 2.0),)
@@ -327,6 +329,17 @@ def test_exits_with_bm25_in_their_scores_get_probabilities_of_their_own(checkpoi
     assert last(scores[0]).mean() < expected - 0.02  # BM25 has lowered them
     for calibration, exit_scores in zip(early, scores):
         assert calibration(exit_scores).mean() == pytest.approx(expected, abs=0.005)
+    # Where BM25 has no part in them, with drop ratios, they have the ranker's own calibration.
+    assert cascade.plain_calibration == ranker.calibration * len(cascade.exit_layers)
+    exits = cascade.predict_exits([QUESTION] * 18, CANDIDATES)
+    for found in cascade.rank(QUESTION, CANDIDATES, drop_ratios=0.5):
+        score = exits[found.index, cascade.exit_layers.index(found.exit_layer)]
+        assert found.score == pytest.approx(last(score), abs=1e-5)
+    restored = load(save(cascade, tmp_path / "saved"), dtype="fp32", max_length=60, device="cpu")
+    assert restored.plain_calibration == cascade.plain_calibration
+    assert restored.rank(QUESTION, CANDIDATES) == cascade.rank(QUESTION, CANDIDATES)
+    cascade.calibrate(OTHERS)
+    assert cascade.plain_calibration == ()
 
 
 def answered_by_words() -> pa.Table:
