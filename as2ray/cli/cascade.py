@@ -100,6 +100,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         drop_ratio: Drop these shares instead, without a bound: 0.3 for all exits, or 0.3,0.5 for
             each but the last.
         max_loss: Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first).
+            With `keep_top` it does not count.
         use_labels: Bound the loss of reciprocal rank against the labels instead, and let BM25 have
             a part in the scores of the last exit. Give questions that did not train the ranker.
         keep_top: Bound the probability that one of the ranker's first K candidates is dropped.

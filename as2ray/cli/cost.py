@@ -50,8 +50,8 @@ def cost(  # noqa: PLR0913 - every argument is a flag
     share of the candidates left after each exit, what that saved, and what it lost.
 
     Args:
-        exit_layers: Number of layers below each partial classifier; by default those of the scores,
-            or 4,6,8,10,12.
+        exit_layers: Without a model or with `--scores`: number of layers below each partial
+            classifier; by default those of the scores, or 4,6,8,10,12.
         drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
             By default the model's own, or what its margins drop, or 0.3 without a model.
         rounding: How a drop ratio is rounded, without a model: down as in the paper's text, or to
@@ -66,7 +66,8 @@ def cost(  # noqa: PLR0913 - every argument is a flag
         corpus_options: Options of the corpus.
         num_repeats: Timed passes, alternating with and without dropping.
         scores: Folder of the scores of all exits over the table, as a stage of the experiment graph
-            stores them; if there is none, the model's are stored there.
+            stores them; those of the model that are missing are stored there. Scores of another
+            table or model are refused.
         margins: With `--scores`: margin after each exit but the last in log-odds, such as 4,2.5; by
             default those of the model.
         top_k: With `--margins`: the margin lies below so many best candidates.
@@ -91,6 +92,15 @@ def cost(  # noqa: PLR0913 - every argument is a flag
         )
         print_replay(scores, rows, model, ways, rounding, question_id)
         return
+    replayed = {"margins": margins, "budget_ms": budget_ms, "question_id": question_id}
+    if model is not None:
+        replayed["exit_layers"] = exit_layers
+    if given := {name: value for name, value in replayed.items() if value is not None}:
+        raise ConfigError(
+            f"{', '.join(f'{name}={value}' for name, value in given.items())} without scores: only "
+            "stored scores of all exits are replayed",
+            fix="name a folder, in which the model's are stored if it is new: --scores DIR",
+        )
     exit_layers = exit_layers or ROBERTA_EXITS
     if model is None:
         if table or corpus:

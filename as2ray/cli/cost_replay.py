@@ -1,11 +1,12 @@
 """Replays stored scores of all exits for `as2ray cost`."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,29 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.pruning_report import PruningReport, explain_question, report_pruning
+from as2ray.tables.atomic import atomic_file
+from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import write_part
 
 MAX_SHOWN_CHARS = 80
 """Characters of a candidate that are shown."""
+
+INPUTS: Final = "inputs.json"
+"""File beside stored scores: the fingerprints of the texts and of the model that were scored."""
+
+STAGE_MANIFEST: Final = "manifest.json"
+"""File in the folder of a pipeline's stage, which has no `INPUTS`: its rows are only counted."""
+
+DROPPING_SETTINGS: Final = (
+    "bm25_margin",
+    "bm25_weights",
+    "calibration",
+    "drop_ratios",
+    "margins",
+    "rounding",
+    "threshold",
+)
+"""Settings of a checkpoint that change no score of an exit."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +70,7 @@ def print_replay(
     """Prints what each way of dropping saves and loses, and where a question's candidates left.
 
     Args:
-        folder: Folder of the scores; if there is none, they are computed and stored there.
+        folder: Folder of the scores; those that are missing are computed and stored there.
         rows: The table that was scored.
         model: Checkpoint whose scores and margins are taken.
         ways: What is replayed.
@@ -58,11 +78,10 @@ def print_replay(
         question_id: A question to explain.
 
     Raises:
-        ConfigError: There are no scores and no model, the scores are not of this table or of no
-            cascade, exits or margins do not fit them, or there is no such question.
+        ConfigError: There are no scores and no model, the scores are of another table or model, or
+            of no cascade, exits or margins do not fit them, or there is no such question.
     """
-    if not Path(folder).exists():
-        _store_scores(folder, rows, model)
+    _complete_scores(Path(folder), rows, model)
     replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
     stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
     bm25_margin, weights = settings.get("bm25_margin"), settings.get("bm25_weights") or []
@@ -102,15 +121,66 @@ def print_replay(
         console.print(candidates)
 
 
-def _store_scores(folder: str, rows: pa.Table, model: str | None) -> None:
+def _complete_scores(folder: Path, rows: pa.Table, model: str | None) -> None:
+    """Checks that stored scores are of these rows and this model; computes those that are missing.
+
+    Raises:
+        ConfigError: They are not, or some are missing and there is no model.
+    """
+    if (folder / STAGE_MANIFEST).is_file():
+        return
+    inputs = {"table": fingerprint(rows.select(["question", "candidate"]))}
+    if model is not None:
+        inputs["model"] = _fingerprint_model(Path(model))
+    if not any(folder.glob("[!.]*")):
+        if model is None:
+            raise ConfigError(
+                f"scores={folder} does not exist",
+                fix="name a cascade, whose scores are then stored there: --model DIR",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(folder / INPUTS) as file:
+            file.write_text(json.dumps(inputs), encoding="utf-8")
+    elif not (folder / INPUTS).is_file():
+        raise ConfigError(
+            f"scores={folder} has no {INPUTS}, which names the table and the model",
+            fix="name another folder, in which the scores are then stored",
+        )
+    stored = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
+    for name, value in inputs.items():
+        if stored[name] != value:
+            raise ConfigError(
+                f"scores={folder} has the scores of another {name}",
+                fix=f"name the {name} that was scored, as it was, or another folder for the scores",
+            )
+    num_scored = sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+    if num_scored == len(rows):
+        return
     if model is None:
         raise ConfigError(
-            f"scores={folder} does not exist",
-            fix="name a cascade, whose scores are then stored there: --model DIR",
+            f"scores={folder} has {num_scored:,} of {len(rows):,} rows: scoring was interrupted",
+            fix="name the model, which scores the others: --model DIR",
         )
     with TemporaryDirectory() as tables:
         write_part(rows, Path(tables) / "part-0.parquet")
         score_table(tables, model, folder, WorkersConfig(num_workers=0), "exits")
+
+
+def _fingerprint_model(folder: Path) -> str:
+    """Returns a hash of what determines the scores of a checkpoint: weights, tokens, settings.
+
+    Raises:
+        ConfigError: The folder is no checkpoint.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model={folder} is no folder of a checkpoint")
+    settings = _read_settings(str(folder))
+    kept = {name: value for name, value in settings.items() if name not in DROPPING_SETTINGS}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("tokenizer.json")]):
+        with open(path, "rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def _load_replay(folder: str, rows: pa.Table, rounding: Rounding) -> CascadeReplay:

@@ -3,13 +3,23 @@
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from as2ray.cascade.margins import Risk
 
 HIGH_CONFIDENCE = 0.9
 """Confidence of a bound by Learn then Test."""
+
+AT_LEAST = 0.99
+"""Default of `CascadeConfig.at_least`."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -21,13 +31,14 @@ class CascadeConfig:
     drop_ratios: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
     """Drop ratio after each exit but the last, or one for all, instead of margins with a bound."""
     max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first)."""
+    """Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first). With
+    `keep_top` it does not count."""
     use_labels: bool = False
     """Bound the loss of reciprocal rank against the labels instead. BM25 then has a part in the
     scores of the last exit, too, whose weight is fitted to the labels."""
     keep_top: PositiveInt | None = None
     """Bound the probability that one of the ranker's first candidates is dropped: so many."""
-    at_least: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    at_least: Annotated[float, Field(gt=0, lt=1)] = AT_LEAST
     """With `keep_top`: probability that none of them is dropped."""
     high_confidence: bool = False
     """Let the mean loss stay below the bound with a probability of 90 % over the choice of the
@@ -59,6 +70,12 @@ class CascadeConfig:
     seed: NonNegativeInt = 0
     """Seed of the classifiers' weights and of the division of the questions."""
 
+    @model_validator(mode="after")
+    def _check_bound(self) -> "CascadeConfig":
+        if self.keep_top is None and self.at_least != AT_LEAST:
+            raise ValueError(f"at_least={self.at_least:g} needs keep_top")
+        return self
+
     @property
     def risk(self) -> Risk:
         """What is bounded."""
@@ -79,7 +96,7 @@ class CascadeConfig:
             max_loss=0.5,
             use_labels=False,
             keep_top=None,
-            at_least=0.99,
+            at_least=AT_LEAST,
             high_confidence=False,
             use_bm25=True,
         )

@@ -649,6 +649,11 @@ def test_calibrate_over_what_is_there_is_refused_before_the_table_is_read(tmp_pa
         (["--tokens_per_pair", "-3"], "tokens_per_pair=-3"),
         (["--table", "nowhere"], "no model"),
         (["--corpus", "wikiqa"], "no model"),
+        (["--margins", "0.5"], "margins=0.5 without scores"),
+        (
+            ["--model", "MODEL", "--table", "TABLE", "--exit_layers", "1,3", "--budget_ms", "3"],
+            "budget_ms=3.0, exit_layers=1,3 without scores",
+        ),
         (["--model", "MODEL", "--table", "TABLE", "--num_repeats", "0"], "num_repeats=0"),
     ],
 )

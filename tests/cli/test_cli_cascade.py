@@ -2,20 +2,24 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 import tiny
+import torch
 import transformers
 from pyarrow import csv
 
 from as2ray.checkpoints.activation_ranges import FILE_NAME
+from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.cascade import _search_index, describe_dropping
 from as2ray.cli.main import main
+from as2ray.distributed.score import ChunkScorer
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.tables.schema import MAX_TEXT_CHARS, question_offsets
@@ -197,7 +201,75 @@ def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_pat
     flags[:] = ["--table", tiny.write_corpus(tmp_path / "half", TABLE[:60]), "--scores", scores]
     with pytest.raises(SystemExit):
         cost()
-    assert "has 360 rows and the table 60" in capsys.readouterr().err
+    assert "has the scores of another table" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cascade(checkpoint, tmp_path):
+    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
+    return save(made, tmp_path / "cascade")
+
+
+@pytest.fixture
+def cost(cascade, table, tmp_path, capsys):
+    """Returns what the replay of a cascade's scores prints, or its error."""
+
+    def run(model=cascade, table=table):
+        named = [] if model is None else ["--model", model]
+        flags = ["--table", table, "--scores", tmp_path / "scores", "--drop_ratio", "0.5"]
+        with suppress(SystemExit):
+            main(["cost", *map(str, [*named, *flags])])
+        shown = capsys.readouterr()
+        return shown.err or shown.out
+
+    return run
+
+
+def test_scores_of_another_table_or_model_are_refused(cost, cascade, tmp_path):
+    shown = cost()
+    assert "nothing dropped" in shown
+    ranker = load(cascade, device="cpu")
+    ranker.drop_ratios = 0.25  # changes no score
+    assert cost(save(ranker, tmp_path / "ratios")) == shown
+    with torch.no_grad():
+        next(ranker.network.parameters()).add_(1.0)
+    assert "scores of another model" in cost(save(ranker, tmp_path / "other"))
+    turned = tiny.write_corpus(tmp_path / "turned", pa.concat_tables([TABLE[6:], TABLE[:6]]))
+    for model in (cascade, None):
+        assert "scores of another table" in cost(model, turned)
+    labels = pa.array([1 - label for label in TABLE["label"].to_pylist()], pa.int8())
+    corrected = TABLE.set_column(TABLE.column_names.index("label"), "label", labels)
+    assert "nothing dropped" in cost(table=tiny.write_corpus(tmp_path / "labels", corrected))
+    (tmp_path / "scores" / "inputs.json").unlink()
+    assert "has no inputs.json" in cost()
+
+
+def test_scoring_that_was_interrupted_goes_on(cost, tmp_path, monkeypatch):
+    chunks = []
+
+    def score(self, number, *rows):
+        if chunks:
+            raise KeyboardInterrupt
+        chunks.append(number)
+        return scored(self, number, *rows)
+
+    scored = ChunkScorer.score
+    monkeypatch.setattr(ChunkScorer, "score", score)
+    with suppress(KeyboardInterrupt):
+        cost()
+    monkeypatch.undo()
+    assert len(list((tmp_path / "scores").glob("*.parquet"))) == 1
+    assert "of 360 rows: scoring was interrupted" in cost(None)
+    assert "nothing dropped" in cost()
+    assert "nothing dropped" in cost(None)
+
+
+def test_scores_of_a_stage_are_counted_alone(cost, tmp_path):
+    shown = cost()
+    (tmp_path / "scores" / "inputs.json").rename(tmp_path / "scores" / "manifest.json")
+    assert cost(None) == shown
+    half = tiny.write_corpus(tmp_path / "half", TABLE[:60])
+    assert "has 360 rows and the table 60" in cost(None, half)
 
 
 def test_table_of_a_user_serves_as_in_train(call, refused, tmp_path):

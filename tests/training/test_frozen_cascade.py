@@ -216,7 +216,8 @@ def test_bound_says_what_was_fitted(monolith, tmp_path):
 def test_cascade_with_bm25_ranks_as_its_replay_says(monolith, tmp_path, keep_top, monkeypatch):
     # Of a ranker with random weights words tell nothing.
     monkeypatch.setattr(frozen_cascade, "fit_bm25_weights", lambda *_: {1: 3.0, 2: 2.0})
-    config = replace(CONFIG, max_loss=0.5, use_bm25=True, keep_top=keep_top, at_least=0.1)
+    bound = {"max_loss": 0.5} if keep_top is None else {"keep_top": keep_top, "at_least": 0.1}
+    config = replace(CONFIG, use_bm25=True, **bound)
     made = make_cascade(monolith, TABLE, tmp_path / "c", calibration_table=OTHERS, config=config)
     assert sum(made.bm25_weights) >= 2
     weights = dict(zip(made.exit_layers, made.bm25_weights))
@@ -427,7 +428,14 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_loss": 0}, {"max_loss": 1}, {"at_least": 1.0}, {"exit_layers": (0,)}]
+    "settings",
+    [
+        {"max_loss": 0},
+        {"max_loss": 1},
+        {"at_least": 1.0},
+        {"at_least": 0.9999},  # without keep_top
+        {"exit_layers": (0,)},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValidationError, match=next(iter(settings))):
