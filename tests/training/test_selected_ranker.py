@@ -4,21 +4,23 @@ import pyarrow.compute as pc
 import pytest
 import tiny
 from pydantic import ValidationError
-from training_runs import read_logged
+from training_runs import create_trainer, read_logged
 
 from as2ray.checkpoints.loading import load
-from as2ray.tables.parquet import ParquetTable
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
 from as2ray.training.tracking import TrackingConfig
 from as2ray.training.validation import EvalSet, validate
 
+MEASURES = ["dev/AP", "dev/RR", "dev/P@1", "dev/nDCG@10"]
 
-@pytest.mark.parametrize("select_by", ["dev/AP", "dev/P@1", "epoch"])
-def test_ranker_of_a_run_is_its_best_or_its_last(checkpoint, corpus, tmp_path, select_by):
+
+@pytest.mark.parametrize("select_by", ["dev/AP", "epoch"])
+def test_ranker_of_a_run_is_its_best_or_its_last(checkpoint, tmp_path, select_by):
+    turned = tiny.candidates(40)
+    corpus = tiny.write_corpus(tmp_path / "train", turned)
     # What the run learns is wrong on dev, whose MAP falls.
-    turned = ParquetTable.open(corpus).to_table()
     place, field = turned.column_names.index("label"), turned.schema.field("label")
     labels = pc.subtract(1, turned["label"]).cast(field.type)
     turned = turned.set_column(place, field, labels)
@@ -38,13 +40,23 @@ def test_ranker_of_a_run_is_its_best_or_its_last(checkpoint, corpus, tmp_path, s
     assert progress["has_ended"] == (select_by == "epoch")
     maps = [x["dev/AP"] for x in read_logged(tmp_path / "run", "dev/AP")]
     assert maps[-1] < max(maps) - 0.05
-    name = "dev/AP" if select_by == "epoch" else select_by
-    values = [x[name] for x in read_logged(tmp_path / "run", name)]
-    found = validate(ranker, {"dev": EvalSet.from_table(turned, ranker, 8_192)})[name]
-    assert found == pytest.approx(values[-1] if select_by == "epoch" else max(values), abs=1e-6)
+    found = validate(ranker, {"dev": EvalSet.from_table(turned, ranker, 8_192)})["dev/AP"]
+    assert found == pytest.approx(maps[-1] if select_by == "epoch" else max(maps), abs=1e-6)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert train(job, tmp_path / "run") == selected  # a complete run is not trained again
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
+
+
+@pytest.mark.parametrize("select_by", MEASURES)
+def test_measure_that_is_named_selects(checkpoint, corpus, tmp_path, monkeypatch, select_by):
+    found = iter([{name: float(name == best) for name in MEASURES} for best in MEASURES])
+    monkeypatch.setattr("as2ray.training.trainer.validate", lambda *_: dict(next(found)))
+    steps = {"epochs": 1, "max_steps": len(MEASURES), "eval_steps": 1, "global_batch_size": 4}
+    trainer = create_trainer(
+        checkpoint("bert", None), corpus, tmp_path, select_by=select_by, **steps
+    )
+    trainer.fit()
+    assert trainer.state.best_step == MEASURES.index(select_by) + 1
 
 
 def test_unknown_selection_is_refused():
