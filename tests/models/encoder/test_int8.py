@@ -23,7 +23,7 @@ from as2ray.models.quantization import MIN_PAIRS, fit_activation_ranges
 from as2ray.tables.schema import question_indices
 from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 
-TABLE = tiny.with_distinct_questions(tiny.candidates(30, each=5))
+TABLE = tiny.with_distinct_questions(tiny.candidates(MIN_PAIRS // 5, each=5))
 
 needs_int8 = pytest.mark.skipif(
     not precision.has_int8(), reason="needs a CPU with AVX512-VNNI or AMX"
