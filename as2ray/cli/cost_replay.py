@@ -40,6 +40,7 @@ DROPPING_SETTINGS: Final = (
     "calibration",
     "drop_ratios",
     "margins",
+    "plain_calibration",
     "rounding",
     "threshold",
 )
