@@ -169,7 +169,8 @@ def count_flops(
     total, previous_layers = 0.0, 0
     classifier = shape.classifier_flops() if sequential else shape.partial_classifier_flops()
     for layers, lengths in zip(exit_layers, stage_lengths, strict=True):
-        embedding = 0.0 if previous_layers else shape.embedding_flops(lengths).sum()
+        has_embedding = layers > 0 and previous_layers == 0  # BM25 is a stage of no layers
+        embedding = shape.embedding_flops(lengths).sum() if has_embedding else 0.0
         layer = shape.layer_flops(lengths).sum()
         total += embedding + (layers - previous_layers) * layer + classifier * len(lengths)
         previous_layers = 0 if sequential else layers

@@ -59,6 +59,17 @@ def test_operations_count_the_projection_of_small_embeddings():
     tokens = np.array([40])
     more = count_flops(small, [12], [tokens]) - count_flops(same, [12], [tokens])
     assert more == 2 * 40 * 128 * 768
+    # Once, of what enters the first layer; each independent ranker has its own.
+    stages = [np.array([40, 9]), np.array([40]), np.array([40])]
+    for exits, sequential, num_tokens in (
+        ((2, 4, 6), False, 49),
+        ((0, 4, 6), False, 40),
+        ((2, 4, 6), True, 129),
+    ):
+        counts = [count_flops(shape, exits, stages, sequential) for shape in (small, same)]
+        assert counts[0] - counts[1] == 2 * num_tokens * 128 * 768
+    with pytest.raises(ValueError, match="shorter"):
+        count_flops(small, [2, 4], stages[:1])
 
 
 def test_operation_cost_follows_the_layers_and_their_rounding():
@@ -95,6 +106,10 @@ def test_operations_of_heads_and_partial_classifiers_equal_a_count_by_hand():
     head = shape.layer_flops(lengths[1]).sum() + 2 * (4 * 4 + 4 * 2)
     found = count_flops(shape, [2, 3], lengths)
     assert found == body + 3 * partial_classifier + 3 * head
+    lengths = [lengths[0], lengths[0][:2]]  # two pairs
+    more = shape.layer_flops(lengths[1]).sum() - shape.layer_flops(np.array([5])).sum()
+    dense = 2 * (4 * 4 + 4 * 2)
+    assert count_flops(shape, [2, 3], lengths) - found == 4 * more + 3 * dense
 
 
 def test_last_layer_of_a_head_that_reads_one_token_has_a_quarter_of_the_dense_products():

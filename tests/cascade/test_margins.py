@@ -83,6 +83,8 @@ def test_step_is_the_last_whose_corrected_loss_is_within_the_bound():
     losses[1, 0], losses[2, 1], losses[3, :3] = 0.5, 0.5, 0.5
     # (0.5 + 1) / 100, (1 + 1) / 100 as the running maximum keeps the first loss, (1.5 + 1) / 100
     assert [select_step(losses, bound) for bound in (0.01, 0.015, 0.02, 0.025)] == [0, 1, 2, 3]
+    losses[1, 0] = 0.51  # 1.51 / 100
+    assert select_step(losses, 0.015) == 0
 
 
 def test_step_beyond_a_loss_is_not_reached_though_its_own_loss_is_lower():

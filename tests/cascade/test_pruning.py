@@ -143,6 +143,7 @@ def test_prunings_of_groups_of_questions_are_joined_and_selected():
     by_rank = Pruning.by_rank(np.array([[0.1]]), "nearest")
     for prunings in ([by_rank, first], [first, by_rank]):
         assert concatenate_prunings(prunings).top_k == 2
+    assert concatenate_prunings([first]) == first
     selected = joined.select(np.array([2, 0]))
     assert selected.drop_ratios.tolist() == [[0.3], [0.1]]
     assert selected.margins.tolist() == [[3.0], [1.0]]
