@@ -99,6 +99,48 @@ def test_ranker_needs_two_points_of_map_more_than_the_best_without_it():
         assert _choose(quality | with_ranker) == expected
 
 
+def test_quality_of_a_part_is_its_mean_over_all_questions():
+    """Parts alone have no weights to fit, so folds make no difference."""
+    questions = make_questions(23, {"similarity": 1.0, "bm25": 0.5})
+    nothing = ({"similarity": np.zeros(2), "bm25": np.zeros(2)}, np.zeros(2, np.int64))
+    scoring = fit_answer_scoring([*questions, nothing], 0.5, encoder="abc", max_similarity_gap=0.3)
+    for name in ("similarity", "bm25"):
+        expected = np.mean([average_precision(parts[name], labels) for parts, labels in questions])
+        assert scoring.dev_quality[name] == pytest.approx(expected)
+    assert (scoring.encoder, scoring.max_similarity_gap) == ("abc", 0.3)
+    assert fit_answer_scoring([nothing], 0.5).dev_quality["similarity"] == 0.0
+
+
+def test_written_questions_get_a_bound_halfway_to_others(with_strangers):
+    questions, strangers = with_strangers
+    own = [parts for parts, _ in questions]
+    found = fit_answer_scoring(questions, 0.5, strangers).min_similarity
+    bounds = [
+        fit_min_similarity(AnswerScoring({}), own, strangers, is_written=w).min_similarity
+        for w in (True, False)
+    ]
+    assert found == bounds[0] > bounds[1]
+    assert fit_min_similarity(AnswerScoring({}), own, strangers).min_similarity == bounds[1]
+
+
+def test_gap_is_a_gap_of_a_question_and_none_without_answers():
+    questions = make_questions(40, {"similarity": 1.0, "bm25": 0.0})
+    gaps = [
+        parts["similarity"].max() - parts["similarity"][labels > 0].max()
+        for parts, labels in questions
+    ]
+    assert fit_similarity_gap(questions) in gaps
+    assert fit_similarity_gap([(parts, 0 * labels) for parts, labels in questions]) is None
+
+
+def test_one_candidate_is_ranked_where_it_is_always_the_answer():
+    scoring, labels = AnswerScoring({"similarity": 0.1, "ranker": 1.0}), np.array([1, 0, 0])
+    parts = {"bm25": np.zeros(3), "ranker": np.array([0.9, 0.0, 0.1])}
+    for similarity, number in (([0.9, 0.1, 0.2], 1), ([0.0, 0.5, 0.9], 3)):
+        question = {**parts, "similarity": np.array(similarity)}, labels
+        assert fit_max_ranked(scoring, [question]) == number
+
+
 def test_of_equally_good_sums_the_smallest_is_taken():
     quality = {("similarity", "bm25"): 0.6, ("bm25",): 0.5, ("similarity",): 0.6}
     assert _choose(quality) == ("similarity",)
