@@ -159,7 +159,9 @@ def add_ranker(
         index, tuple(own.query_sources), own.max_questions, generator, own.prompt
     )
     experiment.add("questions", queries)
-    pseudo_labeled = LabelledTable(index, queries, own.pseudo_labels, min_questions=2)
+    pseudo_labeled = LabelledTable(
+        index, queries, own.pseudo_labels, min_questions=2, held_out=labeled.get("dev")
+    )
     tables = {
         "labeled": pseudo_labeled,
         "train": SplitTable(pseudo_labeled, "train", DEV_SHARE),

@@ -11,6 +11,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from as2ray.corpora.leaks import remove_leaks
 from as2ray.errors import ConfigError
 from as2ray.experiments.indexes import open_index
 from as2ray.experiments.queries import QUERIES_PER_TASK, map_queries, read_queries
@@ -41,6 +42,8 @@ class LabelledTable(Stage):
     config: PseudoLabelConfig
     min_questions: int = 1
     """Minimum number of labelled questions; 2 if the table is split."""
+    held_out: Stage | None = None
+    """A table whose questions are left out, because it judges what the others train."""
 
     def run(self, context: StageContext) -> Outputs:
         """Labels the questions.
@@ -53,12 +56,17 @@ class LabelledTable(Stage):
         label = partial(_label_queries, context.store, context.path(self.index), self.config)
         groups = list(batched(queries, QUERIES_PER_TASK))
         labelled = merge_pseudo_labels(list(map_queries(context, label, groups)))
-        counts, left_out = count_table(labelled.table), dict(labelled.skipped)
+        rows, left_out = labelled.table, dict(labelled.skipped)
+        if self.held_out is not None:
+            rows = remove_leaks(rows, read_table(context.path(self.held_out)))
+            num_leaked = count_table(labelled.table).num_questions - count_table(rows).num_questions
+            left_out |= {"held out": num_leaked} if num_leaked else {}
+        counts = count_table(rows)
         log.info("pseudo-labels: %s, left out %s", counts, left_out or "nothing")
         if (number := counts.num_questions) < self.min_questions:
             problem = f"{number} questions that BM25 can label of {len(queries)}"
             raise too_few_questions(f"{problem}, left out {left_out}")
-        return {**write_table(labelled.table, context.output), "left_out": left_out}
+        return {**write_table(rows, context.output), "left_out": left_out}
 
 
 def _label_queries(

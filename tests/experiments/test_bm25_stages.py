@@ -277,3 +277,14 @@ def test_one_labelled_question_cannot_be_divided(complete):
     outputs, folder = complete(LabelledTable(CANDIDATES, questions, PseudoLabelConfig()))
     assert len(read_queries(folder)) == 1
     assert outputs["left_out"] == {"finds nothing": 1}
+
+
+def test_questions_of_a_held_out_table_are_not_labelled(complete):
+    """People have labeled some of the questions, and these judge what the others train."""
+    queries = (Query("x", "Which birds hunt mice"), Query("y", "cats and mice"))
+    labelled = LabelledTable(CANDIDATES, Questions(queries), PseudoLabelConfig(), held_out=SOURCE)
+    outputs, folder = complete(labelled)
+    assert [query.id for query in read_queries(folder)] == ["y"]
+    assert outputs["left_out"] == {"held out": 1}
+    with pytest.raises(ConfigError, match="1 questions that BM25 can label of 2, left out"):
+        complete(replace(labelled, min_questions=2))

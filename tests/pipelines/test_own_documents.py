@@ -112,6 +112,15 @@ def test_documents_become_a_ranker_that_answers_from_their_index(own, tmp_path, 
         run(own)
 
 
+def test_questions_of_a_labeled_dev_table_train_nothing(own, tmp_path):
+    corpus = tiny.write_corpus(tmp_path / "dev", tiny.with_distinct_questions(tiny.candidates(6)))
+    own = replace(own, labeled_tables={"dev": str(corpus)})
+    stages = PIPELINE.build(own, {}).names()
+    [dev] = [stage for stage, name in stages.items() if name == "tables/labeled-dev"]
+    [labelled] = [stage for stage, name in stages.items() if name == "tables/labeled"]
+    assert labelled.held_out is dev
+
+
 def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path, run):
     lines = [f"what {kind} has {topic}" for topic in tiny.TOPICS for kind in ("metal", "glass")]
     (tmp_path / "questions.txt").write_text("\n".join(lines) + "\n\n")
