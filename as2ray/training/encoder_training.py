@@ -1,6 +1,6 @@
 """Training of a sentence encoder on questions and their answers, with in-batch negatives.
 
-Each question's answer is the positive, and the answers of the other questions of the batch are its
+Each question's answer is the positive, and the answers of the other pairs of the batch are its
 negatives (multiple negatives ranking loss; Henderson et al. 2017, section 4.4). The batch may be
 shared by several workers: each encodes a part, and sees the answers of all.
 """
