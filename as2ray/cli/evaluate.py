@@ -13,7 +13,7 @@ from as2ray.cli.console import create_console, create_console_table, load_table,
 from as2ray.errors import EvaluationError, lookup
 from as2ray.tables.filters import FILTER_DESCRIPTIONS, QuestionFilter
 from as2ray.tables.schema import count_table
-from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
+from as2ray.tables.trec import align_run, check_names, read_qrels, read_run, write_run
 
 if TYPE_CHECKING:
     from as2ray.evaluation.measures import EvaluationResult
@@ -100,6 +100,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         raise EvaluationError(f"run={run}; a run needs --qrels, --table or --corpus")
     rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
     evaluated_rows(rows, question_filter)
+    if output_run:
+        check_names(rows)
     system = str(model or _require_file(str(run)))
     score = _create_scorer(system, rows, parse_drop_ratios(drop_ratio))
     score_baseline = _create_scorer(baseline, rows) if baseline else None

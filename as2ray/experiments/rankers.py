@@ -32,7 +32,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import write_part
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.tables.schema import LOGIT_COLUMNS, TableCounts
-from as2ray.tables.trec import write_run
+from as2ray.tables.trec import quote_names, write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
@@ -300,11 +300,11 @@ class TableEvaluation(Stage):
     ties: TieBreaking = "pessimistic"
 
     def run(self, context: StageContext) -> Outputs:
-        """Evaluates, and writes a TREC run."""
+        """Evaluates, and writes a TREC run with the names of `quote_names`."""
         table, question_filter = self.scores.table, self.scores.question_filter
         rows = filtered_table(context.path(table), question_filter)
         scores = read_scores(context.path(self.scores))["score"].to_numpy()
-        write_run(context.output / "ranking.run", rows, scores, tag="as2ray")
+        write_run(context.output / "ranking.run", quote_names(rows), scores)
         result = evaluate(
             rows, scores, self.measures, question_filter=question_filter, ties=self.ties
         )

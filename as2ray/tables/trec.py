@@ -1,9 +1,12 @@
 """Reads and writes TREC run and qrels files, and aligns a run to a candidates table."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import ir_measures
 import numpy as np
@@ -55,8 +58,8 @@ def write_run(
     values = validate_scores(scores, table.num_rows)
     order = table_ranking_order(table, values, ties)
     ids = table.select(["question_id", "candidate_id"]).take(pa.array(order))
+    check_names(table, tag)
     questions, candidates = ids["question_id"].to_pylist(), ids["candidate_id"].to_pylist()
-    _check_no_white_space([tag, *questions, *candidates])
     rank, previous_question, written_score = 0, None, math.inf
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:
         for question, candidate, score in zip(questions, candidates, values[order]):
@@ -122,13 +125,40 @@ def _next_lower_score(previous: float, score: float) -> float:
     return float(min(rounded, np.nextafter(np.float32(previous), np.float32(-np.inf))))
 
 
-def _check_no_white_space(names: Sequence[str]) -> None:
-    invalid = [name for name in names if name.split() != [name]]
-    if invalid:
+def check_names(table: pa.Table, tag: str = "as2ray") -> None:
+    """Checks that a run can hold the ids of a table.
+
+    Raises:
+        EvaluationError: An id or the tag is empty or contains white space.
+    """
+    if invalid := _invalid_names([tag, *_ids(table)]):
         raise EvaluationError(
             f"{len(invalid):,} names that are empty or contain white space, first {invalid[0]!r}",
             fix="replace white space, which separates the columns of TREC files, by '_'",
         )
+
+
+def quote_names(table: pa.Table) -> pa.Table:
+    """Returns a table whose ids a run can hold: the same, unless one has white space.
+
+    Then white space and `%` are written as in URLs, so that `urllib.parse.unquote` returns the ids
+    of the table. An empty id becomes `%`.
+    """
+    if not _invalid_names(_ids(table)):
+        return table
+    for column in ("question_id", "candidate_id"):
+        names = (re.sub(r"[%\s]", lambda c: quote(c[0]), n) for n in table[column].to_pylist())
+        quoted = pa.array((name or "%" for name in names), pa.string())
+        table = table.set_column(table.column_names.index(column), column, quoted)
+    return table
+
+
+def _ids(table: pa.Table) -> Iterator[str]:
+    return chain(table["question_id"].to_pylist(), table["candidate_id"].to_pylist())
+
+
+def _invalid_names(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.split() != [name]]
 
 
 def _read_lines(

@@ -104,6 +104,14 @@ def test_evaluate_says_how_many_questions_its_filter_leaves_out(tmp_path, capsys
     assert "left out" not in capsys.readouterr().out
 
 
+def test_evaluate_checks_the_ids_of_a_run_before_it_scores(tmp_path, monkeypatch, capsys):
+    rows = ["qid,question,text,label", "a b,who?,krill,1", "a b,who?,squid,0"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    monkeypatch.setattr("as2ray.text.bm25.BM25.score_candidates", None)
+    flags = ["--table", str(tmp_path / "t.csv"), "--output_run", str(tmp_path / "r.run")]
+    assert "first 'a b'" in refused(capsys, "evaluate", "--model", "bm25", *flags)
+
+
 def test_evaluate_of_a_ranker_equals_evaluate_of_its_run(prepared, checkpoint, tmp_path, capsys):
     server = tmp_path / "ranker.run"
     main(

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pytest
@@ -29,6 +30,7 @@ from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, validate_table
+from as2ray.tables.trec import read_run
 from as2ray.text.bm25 import BM25, TermConfig
 from tune_spaces.bm25 import param_grid
 
@@ -213,6 +215,16 @@ def test_bm25_is_evaluated_like_a_ranker(complete):
     stored = outputs["evaluations"][""]
     assert (stored["measures"], stored["fingerprint"]) == (expected.measures, fingerprint(rows))
     assert pq.read_table(folder / "questions-0.parquet").equals(expected.per_question)
+
+
+def test_evaluation_of_ids_with_white_space_writes_a_run_that_names_them(complete):
+    spaced = Rows(tuple((f"faq {row[0]}", *row[1:]) for row in ROWS))
+    outputs, folder = complete(TableEvaluation(BM25Scores(spaced, GRID), ("RR",)))
+    expected, _ = complete(TableEvaluation(BM25Scores(SOURCE, GRID), ("RR",)))
+    assert outputs["evaluations"][""]["measures"] == expected["evaluations"][""]["measures"]
+    written = read_run(folder / "ranking.run")["question_id"].to_pylist()
+    assert [unquote(id) for id in written] == [row[0] for row in spaced.rows]
+    assert pq.read_table(folder / "questions-0.parquet")["question_id"][0].as_py() == "faq a"
 
 
 def test_questions_that_find_nothing_are_counted(complete):

@@ -1,3 +1,5 @@
+from urllib.parse import unquote
+
 import numpy as np
 import pytest
 import pytrec_eval
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from as2ray.errors import EvaluationError
 from as2ray.evaluation.measures import evaluate
-from as2ray.tables.trec import align_run, read_qrels, read_run, write_run
+from as2ray.tables.trec import align_run, quote_names, read_qrels, read_run, write_run
 
 
 def test_run_round_trip_keeps_float32_scores_bit_for_bit(make_table, tmp_path):
@@ -124,6 +126,19 @@ def test_ids_with_white_space_are_refused(make_table, tmp_path):
         write_run(tmp_path / "run", spaced, [1.0, 2.0])
     with pytest.raises(EvaluationError, match="'my tag'"):
         write_run(tmp_path / "run", table, [1.0, 2.0], tag="my tag")
+
+
+def test_quoted_ids_of_a_run_are_distinct_and_can_be_mapped_back(make_table, tmp_path):
+    table = make_table([[1, 0, 0, 0, 0]])
+    assert quote_names(table) is table
+    for ids in (["100%25", "100%"], ["100%", "a b", "a%20b", "a\u2003\tb\x1c", ""]):
+        spaced = table.slice(0, len(ids)).set_column(2, "candidate_id", [ids])
+        write_run(tmp_path / "run", quote_names(spaced), range(len(ids), 0, -1))
+        written = read_run(tmp_path / "run")["candidate_id"].to_pylist()
+        if len(ids) == 2:
+            assert written == ids
+        else:
+            assert [*map(unquote, written[:-1]), written[-1]] == [*ids[:-1], "%"]
 
 
 def test_run_of_other_candidates_is_refused_with_numbers(make_table, tmp_path):
