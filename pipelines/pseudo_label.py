@@ -165,7 +165,7 @@ class Study:
                 fix="set few_shot.epochs, .reference_questions, .epoch_decay and .min_epochs",
             )
         for measure in self.measures:
-            parse_measure(measure)
+            parse_measure(measure, "label")
         loss, exits = get_loss(self.loss), self.model.exit_layers
         is_for_others = isinstance(loss, DistillationLoss | TwoInOneLoss)
         if is_for_others or isinstance(loss, ExitLoss) != bool(exits):

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from as2ray.tables.reliability import Reliability
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - every argument is a flag
     *,
     model: str,
     output: str,
     method: Literal["temperature", "isotonic"] = "temperature",
     table: str | None = None,
     columns: dict[str, str] = {},  # noqa: B006
+    min_positive_grade: float | None = None,
     corpus: str | None = None,
     split: str = "dev",
     data_dir: str | None = None,
@@ -43,6 +44,8 @@ def calibrate(
         method: One temperature, or an isotonic map.
         table: Folder of a prepared table, or a file such as those of `as2ray train`.
         columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
+        min_positive_grade: Lowest grade of the table that counts as an answer; by default labels
+            are 0 and 1.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
@@ -60,7 +63,7 @@ def calibrate(
     from as2ray.models.calibration import UNCHANGED
 
     folder = check_new_path(output)
-    rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
+    rows = load_table(table, corpus, split, data_dir, corpus_options, columns, min_positive_grade)
     rows = rows.filter(pa.array(evaluated_rows(rows, question_filter)))
     subject = None if index is None else _describe_subject(index, model, rows)
     ranker = load(model)

@@ -22,20 +22,26 @@ def load_table(
     data_dir: str | None,
     corpus_options: dict[str, Any],
     columns: Mapping[str, str] | None = None,
+    min_positive_grade: float | None = None,
 ) -> "pa.Table":
     """Loads the candidates table of a file or folder, or of a split of a corpus.
 
     Raises:
         ConfigError: There is no such corpus, split or option.
         CorpusError: The folder or the corpus does not hold a candidates table.
-        EvaluationError: Both or neither of `table` and `corpus` are given.
+        EvaluationError: Both or neither of `table` and `corpus` are given, or a grade of a corpus.
     """
     if (table is None) == (corpus is None):
         raise EvaluationError(f"give either --table or --corpus (table={table}, corpus={corpus})")
     if table is not None:
         from as2ray.tables import loading
 
-        return loading.load_table(table, columns=columns)
+        return loading.load_table(table, columns=columns, min_positive_grade=min_positive_grade)
+    if min_positive_grade is not None:
+        raise EvaluationError(
+            f"min_positive_grade={min_positive_grade:g} with corpus={corpus}; a corpus has labels",
+            fix="leave it out, or give --table",
+        )
     from as2ray.corpora.preparation import read_split
 
     name = str(corpus)

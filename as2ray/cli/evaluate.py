@@ -12,6 +12,7 @@ import pyarrow as pa
 from as2ray.cli.console import create_console, create_console_table, load_table, parse_drop_ratios
 from as2ray.errors import EvaluationError, lookup
 from as2ray.tables.filters import FILTER_DESCRIPTIONS, QuestionFilter
+from as2ray.tables.ranking_order import RelevanceColumn, read_relevance
 from as2ray.tables.schema import count_table
 from as2ray.tables.trec import align_run, check_names, read_qrels, read_run, write_run
 
@@ -32,6 +33,7 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     qrels: str | None = None,
     table: str | None = None,
     columns: dict[str, str] = {},  # noqa: B006
+    min_positive_grade: float | None = None,
     corpus: str | None = None,
     split: str = "test",
     data_dir: str | None = None,
@@ -39,6 +41,7 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     question_filter: QuestionFilter | None = None,
     measures: list[str] | None = None,
     preset: str | None = None,
+    relevance: RelevanceColumn = "label",
     baseline: str | None = None,
     drop_ratio: str | None = None,
     output_run: str | None = None,
@@ -52,6 +55,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         qrels: TREC qrels; then no table is needed.
         table: Folder of a prepared table, or a file such as those of `as2ray train`.
         columns: Names of the table's columns, such as {"question": "q", "label": "y"}.
+        min_positive_grade: Lowest grade of the table that counts as an answer; by default labels
+            are 0 and 1.
         corpus: Name of a corpus instead of a table.
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
@@ -59,6 +64,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         question_filter: Questions to evaluate; by default those of the preset, or `clean`.
         measures: Names of ir-measures; by default those of the preset, or AP, RR, P@1 and nDCG@10.
         preset: Measures and question filter of a paper: tanda, cascade, cerberus or pseudo_labels.
+        relevance: Measure `label`, 0 or 1, or the column `grade`, as for nDCG and AP(rel=2) of
+            MS MARCO's dl19. Qrels are measured by their grades.
         baseline: Another model or run to test against, paired by question.
         drop_ratio: Drop ratio instead of a cascade's own: 0.3 for all stages, or 0.3,0.5 for each.
         output_run: File for the run; the measures by question go beside it (`.json`).
@@ -77,14 +84,17 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     if preset is not None:
         paper = lookup(PAPER_PRESETS, preset, "preset")
     question_filter = question_filter or paper.question_filter
-    parsed_measures = _parse_measures(paper.measures if measures is None else measures)
+    parsed_measures = _parse_measures(
+        paper.measures if measures is None else measures, "grade" if qrels else relevance
+    )
     if output_run:
         _check_output(Path(output_run))
     if qrels is not None:
-        if table or corpus or drop_ratio or output_run:
+        if table or corpus or drop_ratio or output_run or relevance == "grade":
             raise EvaluationError(
                 f"qrels={qrels} with table={table}, corpus={corpus}, drop_ratio={drop_ratio}, "
-                f"output_run={output_run}; with qrels there is nothing to score or to write",
+                f"output_run={output_run}, relevance={relevance}; with qrels there "
+                "is nothing to score or to write, and grades are measured",
                 fix="leave out the other flags",
             )
         judgments = read_qrels(_require_file(qrels))
@@ -98,7 +108,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         return
     if run is not None and not table and not corpus:
         raise EvaluationError(f"run={run}; a run needs --qrels, --table or --corpus")
-    rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
+    rows = load_table(table, corpus, split, data_dir, corpus_options, columns, min_positive_grade)
+    read_relevance(rows, relevance)
     evaluated_rows(rows, question_filter)
     if output_run:
         check_names(rows)
@@ -106,7 +117,14 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     score = _create_scorer(system, rows, parse_drop_ratios(drop_ratio))
     score_baseline = _create_scorer(baseline, rows) if baseline else None
     scores = score()
-    evaluation = evaluate_scores(rows, scores, parsed_measures, question_filter=question_filter)
+    measure = partial(
+        evaluate_scores,
+        rows,
+        measures=parsed_measures,
+        question_filter=question_filter,
+        relevance=relevance,
+    )
+    evaluation = measure(scores)
     _print_measures(evaluation.per_question)
     create_console().print(
         f"{evaluation.counts} ({question_filter}), ties {evaluation.ties}, "
@@ -120,10 +138,7 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     if output_run:
         _write_results(Path(output_run), rows, scores, evaluation)
     if score_baseline:
-        other = evaluate_scores(
-            rows, score_baseline(), parsed_measures, question_filter=question_filter
-        )
-        _print_comparison(other.per_question, evaluation.per_question)
+        _print_comparison(measure(score_baseline()).per_question, evaluation.per_question)
 
 
 def _require_file(path: str) -> str:
@@ -132,12 +147,14 @@ def _require_file(path: str) -> str:
     return path
 
 
-def _parse_measures(measures: "Sequence[Measure | str]") -> "list[Measure]":
+def _parse_measures(
+    measures: "Sequence[Measure | str]", relevance: RelevanceColumn
+) -> "list[Measure]":
     from as2ray.evaluation.presets import parse_measure
 
     if not measures:
         raise EvaluationError("no measures; name at least one, or leave the flag out")
-    return [parse_measure(measure) for measure in measures]
+    return [parse_measure(measure, relevance) for measure in measures]
 
 
 def _check_output(run_path: Path) -> None:
@@ -218,6 +235,6 @@ def _print_comparison(baseline: pa.Table, system: pa.Table) -> None:
 def _write_results(
     path: Path, rows: pa.Table, scores: np.ndarray, result: "EvaluationResult"
 ) -> None:
-    write_run(path, rows, scores)
+    write_run(path, rows, scores, relevance=result.relevance)
     dump = {"measures": result.measures, "per_question": result.per_question.to_pylist()}
     path.with_suffix(".json").write_text(json.dumps(dump, indent=2) + "\n")

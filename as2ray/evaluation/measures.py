@@ -98,11 +98,11 @@ def evaluate(
         relevance: Column with the relevance.
 
     Raises:
-        EvaluationError: Scores that do not fit the table, an unknown measure, no question that
-            passes the filter, or no grades.
+        EvaluationError: Scores that do not fit the table, an unknown measure, one of grades such
+            as `AP(rel=2)` of labels, no question that passes the filter, or no grades.
         ConfigError: Unknown filter or order of ties.
     """
-    parsed_measures = [parse_measure(measure) for measure in measures]
+    parsed_measures = [parse_measure(measure, relevance) for measure in measures]
     array: Any = scores
     if isinstance(scores, SupportsPredictTable):
         array = scores.predict_table(table).sort_keys

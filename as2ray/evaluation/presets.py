@@ -7,6 +7,7 @@ from ir_measures import AP, RR, P, nDCG
 
 from as2ray.errors import EvaluationError
 from as2ray.tables.filters import QuestionFilter
+from as2ray.tables.ranking_order import RelevanceColumn
 
 Measure = Any
 """A measure of ir-measures, such as `nDCG @ 10`; that package has no type hints."""
@@ -28,11 +29,12 @@ PAPER_PRESETS: dict[str, PaperPreset] = {
 """Measures and question filter of each paper, by name."""
 
 
-def parse_measure(measure: Measure | str) -> Measure:
+def parse_measure(measure: Measure | str, relevance: RelevanceColumn = "grade") -> Measure:
     """Returns the ir-measures value of a name such as "nDCG@10"; a value is only checked.
 
     Raises:
-        EvaluationError: An unknown name or parameter, or a measure that no provider computes.
+        EvaluationError: An unknown name or parameter, a measure that no provider computes, or one
+            of grades if the relevance is the label, which is 0 or 1.
     """
     try:
         value = ir_measures.parse_measure(measure) if isinstance(measure, str) else measure
@@ -44,6 +46,13 @@ def parse_measure(measure: Measure | str) -> Measure:
     if problem:
         raise EvaluationError(
             f"measure {measure!r}: {problem}",
-            fix="use a name of https://ir-measur.es, such as AP, RR, P@1, nDCG@10 or AP(rel=2)",
+            fix="use a name of https://ir-measur.es, such as AP, RR, P@1 or nDCG@10, or AP(rel=2) "
+            "of grades",
+        )
+    if relevance == "label" and value.params.get("rel", 1) > 1:
+        raise EvaluationError(
+            f"measure {value}: labels are 0 and 1, so that no candidate would be relevant",
+            fix="evaluate a table with grades by `as2ray evaluate --relevance grade` or "
+            'evaluate(relevance="grade"), or leave out `rel`',
         )
     return value

@@ -214,7 +214,7 @@ class Recipe:
     seeds: list[NonNegativeInt] = field(default_factory=lambda: [0, 1, 2])
     """Each run is trained once with each seed."""
     measures: Annotated[list[str], NON_EMPTY] = field(default_factory=lambda: ["AP", "RR", "P@1"])
-    """Names of ir-measures."""
+    """Names of ir-measures; they measure labels, not grades."""
     question_filter: QuestionFilter = "clean"
     """Questions of the tests that are evaluated."""
     on_leak: LeakPolicy = "error"
@@ -267,7 +267,7 @@ class Recipe:
         if not self.reported():
             raise ConfigError("no table is reported; name at least one under `tests`")
         for measure in self.measures:
-            parse_measure(measure)
+            parse_measure(measure, "label")
         reports = sorted(self.may_print())
         if unknown := sorted(self.published_results.keys() - reports):
             raise ConfigError(f"published_results of {unknown}; the reports are {reports}")

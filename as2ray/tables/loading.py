@@ -128,7 +128,8 @@ def load_table(
         optional = (name for name in raw.columns.column_names if name in OPTIONAL_COLUMNS.names)
         for column in optional:
             table = table.append_column(column, raw.columns[column].take(pa.array(rows)))
-    elif min_positive_grade is not None and (grades == grades.astype(np.int8)).all():
+    has_grades = min_positive_grade is not None and (grades == grades.astype(np.int8)).all()
+    if has_grades and "grade" not in table.column_names:
         table = table.append_column("grade", pa.array(grades.astype(np.int8)))
     question = np.asarray(table["question_id"].combine_chunks().dictionary_encode().indices)
     return validate_table(table.take(pa.array(np.argsort(question, kind="stable"))), name)

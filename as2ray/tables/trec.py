@@ -14,7 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from as2ray.errors import EvaluationError
-from as2ray.tables.ranking_order import TieBreaking, table_ranking_order, validate_scores
+from as2ray.tables.ranking_order import (
+    RelevanceColumn,
+    TieBreaking,
+    table_ranking_order,
+    validate_scores,
+)
 from as2ray.tables.schema import from_rows
 
 RUN_SCHEMA = pa.schema(
@@ -37,6 +42,7 @@ def write_run(
     *,
     tag: str = "as2ray",
     ties: TieBreaking = "pessimistic",
+    relevance: RelevanceColumn = "label",
 ) -> None:
     """Writes `question Q0 candidate rank score tag`, one candidate per line, best first.
 
@@ -51,12 +57,13 @@ def write_run(
         scores: Higher is better, finite, shape [rows].
         tag: Name of the run.
         ties: Order of equal scores.
+        relevance: Column with the relevance, which orders equal scores.
 
     Raises:
         EvaluationError: Scores that do not fit the table, or white space in an id or the tag.
     """
     values = validate_scores(scores, table.num_rows)
-    order = table_ranking_order(table, values, ties)
+    order = table_ranking_order(table, values, ties, relevance)
     ids = table.select(["question_id", "candidate_id"]).take(pa.array(order))
     check_names(table, tag)
     questions, candidates = ids["question_id"].to_pylist(), ids["candidate_id"].to_pylist()

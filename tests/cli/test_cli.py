@@ -104,6 +104,25 @@ def test_evaluate_says_how_many_questions_its_filter_leaves_out(tmp_path, capsys
     assert "left out" not in capsys.readouterr().out
 
 
+def test_evaluate_measures_labels_or_grades_of_a_graded_file(tmp_path, capsys):
+    rows = ["question,text,label", "who?,krill,1", "who?,squid,3", "who?,hare,0"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    graded = ["--table", str(tmp_path / "t.csv"), "--min_positive_grade", "2"]
+    run = str(tmp_path / "r.run")
+    flags = ["evaluate", "--model", "constant", *graded, "--measures"]
+    main([*flags, '["RR"]'])
+    assert "0.3333" in capsys.readouterr().out
+    main([*flags, '["RR", "RR(rel=2)"]', "--relevance", "grade", "--output_run", run])
+    means = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]]
+    assert means == ["0.5000", "0.3333"]
+    calibrated = ["--model", "nowhere", "--output", str(tmp_path / "out"), *graded[:3], "4"]
+    told = refused(capsys, "calibrate", *calibrated, "--question_filter", "no_all_negative")
+    assert "no question left of 1 questions / 3 pairs" in told
+    # The run has the order that was measured: the lower grade first.
+    main(["evaluate", "--run", run, *graded, "--measures", '["RR(rel=2)"]', "--relevance", "grade"])
+    assert "0.3333" in capsys.readouterr().out
+
+
 def test_evaluate_checks_the_ids_of_a_run_before_it_scores(tmp_path, monkeypatch, capsys):
     rows = ["qid,question,text,label", "a b,who?,krill,1", "a b,who?,squid,0"]
     (tmp_path / "t.csv").write_text("\n".join(rows))
@@ -173,6 +192,8 @@ def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_p
         (["--run", "nowhere", "--table", "TABLE"], "no file nowhere"),
         (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
         (["--run", "r", "--qrels", "q", "--output_run", "x.run"], "nothing to score or to write"),
+        (["--run", "r", "--qrels", "q", "--relevance", "grade"], "nothing to score or to write"),
+        (["--model", "bm25", "--corpus", "wikiqa", "--min_positive_grade", "2"], "has labels"),
         (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
         (["--model", "constant", "--table", "TABLE", "--output_run", "x.json"], "name it .run"),
         (
@@ -600,6 +621,8 @@ def unscored(monkeypatch):
     [
         (["--measures", '["AP", "nothing"]'], "measure 'nothing'"),
         (["--measures", "[]"], "no measures"),
+        (["--measures", '["AP(rel=2)"]'], "--relevance grade"),
+        (["--relevance", "grade"], "no column 'grade'"),
         (["--baseline", "nowhere"], "CheckpointError: nowhere"),
         (["--output_run", "nowhere/x.run"], "in an existing folder"),
         (["--output_run", "."], "in an existing folder"),

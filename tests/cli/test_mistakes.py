@@ -103,6 +103,7 @@ def test_mistake_on_the_command_line(
         (["--config", RECIPE, "--tables.wikiqa-dev.corpus", "wikqa"], "did you mean 'wikiqa'?"),
         (["--config", RECIPE, "--tables.wikiqa-dev.split", "deev"], "did you mean 'dev'?"),
         (["--config", RECIPE, "--seeds", "many"], "seeds='many': Input should be a valid list"),
+        (["--config", RECIPE, "--measures", '["AP(rel=2)"]'], "AP(rel=2): labels are 0 and 1"),
         (["--config", RECIPE, "--profile", "nodes"], "did you mean 'node'?"),
         (["--config", str(RECIPES / "no_profiles.yaml"), "--profile", "node"], "no `profiles`"),
         (["--config", RECIPE, "--workers.num_workers", "0"], "set AS2RAY_DATA"),

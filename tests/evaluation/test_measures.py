@@ -104,6 +104,14 @@ def test_grades_count_as_relevance_only_when_asked(make_table):
     assert on_grade["nDCG@10"] == pytest.approx(gained / (3 + 2 / np.log2(3) + 1 / 2), abs=1e-12)
 
 
+def test_measures_of_grades_are_refused_for_labels(make_table):
+    table = make_table([[1, 0, 0]], grades=[[3, 1, 2]])
+    for measure in ("AP(rel=2)", AP(rel=2), "P(rel=3)@1"):
+        with pytest.raises(EvaluationError, match="--relevance grade"):
+            evaluate(table, [1.0, 3.0, 2.0], ["AP", measure])
+    assert evaluate(table, [1.0, 3.0, 2.0], ["AP(rel=1)"]).measures == {"AP": 1 / 3}
+
+
 def test_cut_reciprocal_rank_stops_at_its_cutoff(make_table):
     table = make_table([[0, 0, 1]])
     measures = evaluate(table, [3.0, 2.0, 1.0], ["RR@2", "RR@3"]).measures

@@ -137,6 +137,8 @@ def test_cascade_and_its_objective_are_a_study_and_unknown_measures_are_none(stu
     replace(study, loss="uniform_exit", model=ModelSpec("x", exit_layers=(2,)))
     with pytest.raises(EvaluationError, match="MAPP"):
         replace(study, measures=["RR", "MAPP"])
+    with pytest.raises(EvaluationError, match="labels are 0 and 1"):
+        replace(study, measures=["AP(rel=2)"])
 
 
 def test_layers_that_the_model_does_not_have_are_refused_before_tables_are_made(study, tmp_path):

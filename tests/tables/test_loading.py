@@ -122,6 +122,10 @@ def test_graded_labels_need_the_lowest_grade_of_an_answer():
     assert (table["label"].to_pylist(), table["grade"].to_pylist()) == (
         *([0, 1, 1, 0], [0, 3, 2, 1]),
     )
+    with_ids = [{**row, "question_id": "q", "candidate_id": row["text"]} for row in rows]
+    renamed = [{**row, "candidate": row["text"]} for row in with_ids]
+    for given in (with_ids, renamed):
+        assert load_table(given, min_positive_grade=2)["grade"].to_pylist() == [0, 3, 2, 1]
     with pytest.raises(CorpusError, match="row 2: label '3' without min_positive_grade"):
         load_table(rows)
 
