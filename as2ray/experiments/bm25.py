@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 class BM25Grid(Stage):
     """The point of a grid of k1 and b that ranks the dev table best; a single point is given."""
 
+    VERSION = 2
+
     dev: Stage
     points: tuple[tuple[float, float], ...]
     """Pairs of k1 and b."""

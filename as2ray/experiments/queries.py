@@ -17,6 +17,9 @@ from as2ray.tables.schema import CANDIDATE_SCHEMA, from_rows, question_offsets
 
 T = TypeVar("T")
 
+NOTHING_FOUND = "(BM25 found nothing.)"
+"""Candidate of a question for which nothing is retrieved, so that its measures are 0."""
+
 QUERIES_PER_TASK = 500
 """Questions that a task labels, or retrieves candidates for."""
 
@@ -80,6 +83,8 @@ def retrieved_rows(
 ) -> tuple[pa.Table, np.ndarray, dict[str, int]]:
     """Labels the texts that were retrieved for each question by its positives.
 
+    A question without any gets `NOTHING_FOUND`, unless `append_missed` is for training.
+
     Returns the candidates, their scores, and counts of the questions without.
     """
     retrieved: list[tuple[str, str, str, str, int]] = []
@@ -92,6 +97,8 @@ def retrieved_rows(
         counts["misses all positives"] += bool(answers) and has_none
         if append_missed:
             candidates |= {text: 0.0 for text in answers if text not in candidates}
+        elif not candidates:
+            candidates = {NOTHING_FOUND: 0.0}
         scores += candidates.values()
         retrieved += [
             (id, question, f"{id}-{number}", text, int(text in answers))

@@ -91,6 +91,8 @@ def _search(store: Store, index: Path, depth: int, queries: Sequence[Query]) -> 
 class RetrievedTable(Stage):
     """The candidates of a run of BM25, instead of each question's own."""
 
+    VERSION = 2
+
     bm25_run: BM25Run
     """The questions and what BM25 found. Their positives are recognized by their text."""
     append_missed: bool
@@ -99,8 +101,8 @@ class RetrievedTable(Stage):
     def run(self, context: StageContext) -> Outputs:
         """Joins the texts, a part of the run at a time, and stores BM25's scores.
 
-        The scores of missed positives are 0. The outputs count the questions for which BM25 finds
-        nothing, which the table cannot contain, and those for which it misses all positives, which
+        The scores of missed positives and of `NOTHING_FOUND` are 0. The outputs count the questions
+        for which BM25 finds nothing, and those for which it misses all positives, which
         `no_all_negative` removes.
         """
         run, counts, scores = self.bm25_run, Counter[str](), []

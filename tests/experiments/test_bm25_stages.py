@@ -20,7 +20,7 @@ from as2ray.experiments.indexes import (
     DocumentIndex,
 )
 from as2ray.experiments.pseudo_labels import LabelledTable, SplitTable
-from as2ray.experiments.queries import read_queries, write_queries
+from as2ray.experiments.queries import NOTHING_FOUND, read_queries, write_queries
 from as2ray.experiments.rankers import TableEvaluation
 from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
@@ -231,7 +231,18 @@ def test_questions_that_find_nothing_are_counted(complete):
     zebras = Rows(tuple((row[0], "zebra?", *row[2:]) for row in ROWS))
     outputs, _ = complete(RetrievedTable(BM25Run(zebras, CANDIDATES, 10), append_missed=False))
     assert outputs["bm25"] == {"finds nothing": 2, "misses all positives": 2}
-    assert outputs["counts"]["num_questions"] == 0
+    _, trained = complete(RetrievedTable(BM25Run(zebras, CANDIDATES, 10), append_missed=True))
+    assert {label for _, _, label in texts(trained)} == {1}
+
+
+def test_question_that_finds_nothing_counts_as_0(complete):
+    some = Rows((*ROWS[:2], *((row[0], "zebra?", *row[2:]) for row in ROWS[2:])))
+    points = ((0.9, 0.4), (0.9, 0.5))
+    grid, _ = complete(BM25Grid(some, points, collection=(some,), depth=10))
+    table = RetrievedTable(BM25Run(some, CANDIDATES, 10), append_missed=False)
+    stored, _ = complete(TableEvaluation(BM25Scores(table, CANDIDATES), ("RR",)))
+    assert texts(complete(table)[1])[-1] == ("b", NOTHING_FOUND, 0)
+    assert stored["evaluations"][""]["measures"]["RR"] == grid["RR"] == 0.5
 
 
 def test_file_that_cannot_be_read_or_named_in_unicode_stops_no_index(complete, tmp_path):
