@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +19,8 @@ from as2ray.errors import CorpusError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments.documents import positives_by_question
 from as2ray.experiments.indexes import INDEX
-from as2ray.experiments.rankers import RANKER, StoredScores
-from as2ray.experiments.stage import Outputs, Stage, StageContext
+from as2ray.experiments.rankers import CHANGED_MODEL_FIX, RANKER, StoredScores
+from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import TABLE, filtered_table, read_table, write_table
 from as2ray.retrieval.answer_fitting import fit_answer_scoring
 from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring, logit_of
@@ -31,6 +32,7 @@ from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.reliability import measure_abstention
 from as2ray.tables.schema import question_offsets
+from as2ray.tables.source_files import check_files, describe_files, model_files
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import EncoderJob
@@ -47,8 +49,26 @@ ENCODER = "encoder"
 """Folder of the sentence encoder in a stage that trains one."""
 
 
+class EncoderStage(Stage):
+    """A stage that reads a sentence encoder, which may be a folder outside the store."""
+
+    encoder: Stage | str
+
+    def verify(self, result: Result) -> None:
+        """Refuses a result of an encoder whose folder has changed; one that is gone is kept."""
+        stored, source = result.outputs.get("encoder"), str(self.encoder)
+        check_files(stored, self._encoder_files(), source, CHANGED_MODEL_FIX)
+
+    def _encoder_files(self) -> dict[str, Path]:
+        return {} if isinstance(self.encoder, Stage) else model_files(self.encoder)
+
+    def _describe_encoder(self) -> dict[str, Any]:
+        """Returns the entry of the outputs that `verify` compares."""
+        return {"encoder": describe_files(self._encoder_files())}
+
+
 @dataclass(frozen=True, eq=False)
-class AdaptedEncoder(Stage):
+class AdaptedEncoder(EncoderStage):
     """A sentence encoder that is trained on the answers of tables, if that is better on dev."""
 
     RESOURCES = "gang"
@@ -77,7 +97,8 @@ class AdaptedEncoder(Stage):
         is_adapted = adapted >= untrained
         save_sentence_encoder(encoders[is_adapted], context.output / ENCODER)
         quality = {"untrained": untrained, "adapted": adapted}
-        return {"dev": quality, "is_adapted": is_adapted, "num_pairs": num_pairs}
+        counts = {"is_adapted": is_adapted, "num_pairs": num_pairs}
+        return {"dev": quality, **counts, **self._describe_encoder()}
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""
@@ -85,7 +106,7 @@ class AdaptedEncoder(Stage):
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddedIndex(Stage):
+class EmbeddedIndex(EncoderStage):
     """An index with the embeddings of its sentences."""
 
     VERSION = 2
@@ -107,11 +128,12 @@ class EmbeddedIndex(Stage):
         encoder = _encoder_path(context, self.encoder)
         source, folder = context.path(self.index) / INDEX, context.output / INDEX
         manifest = add_embeddings(source, folder, encoder, load_sentence_encoder, map_blocks)
-        return {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
+        outputs = {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
+        return {**outputs, **self._describe_encoder()}
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarityScores(StoredScores):
+class SimilarityScores(EncoderStage, StoredScores):
     """The similarity of each question and its candidates."""
 
     RESOURCES = "device"
@@ -121,7 +143,7 @@ class SimilarityScores(StoredScores):
     """A stage, or the name of an encoder that is used as it is."""
     question_filter: QuestionFilter = "raw"
 
-    def run(self, context: StageContext) -> None:
+    def run(self, context: StageContext) -> Outputs:
         """Encodes the texts, and multiplies their embeddings."""
         from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
@@ -129,6 +151,7 @@ class SimilarityScores(StoredScores):
         rows = filtered_table(context.path(self.table), self.question_filter)
         scores = similarities(encoder, rows)
         pq.write_table(pa.table({"score": scores}), context.output / TABLE)
+        return self._describe_encoder()
 
 
 def _encoder_path(context: StageContext, encoder: Stage | str) -> str:

@@ -18,7 +18,7 @@ from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
 from as2ray.checkpoints.packaged import resolve_model_path, split_revision
 from as2ray.data.packed_dataset import ORDER_VERSION
 from as2ray.distributed.score import ScoreKind, read_scores, score_table
-from as2ray.errors import ConfigError, StaleStageError
+from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import EvaluationResult, evaluate
 from as2ray.experiments.executor import git_commit
 from as2ray.experiments.recipe import LossSpec, Recipe
@@ -32,6 +32,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import write_part
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.tables.schema import LOGIT_COLUMNS, TableCounts
+from as2ray.tables.source_files import check_files, describe_files, model_files
 from as2ray.tables.trec import quote_names, write_run
 from as2ray.training.checkpoint_store import STATE_FILE, hardlink_or_copy
 from as2ray.training.config import TrainingConfig
@@ -46,6 +47,9 @@ from as2ray.training.tracking import (
 
 RANKER = "ranker"
 """Folder of the checkpoint in a stage that makes a ranker, whatever its kind."""
+
+CHANGED_MODEL_FIX = "give the changed model another path, or choose another --store or --output"
+"""What to do when a model's folder is no longer what a stage was made of."""
 
 UNKNOWN_HOURS = 0.01
 """Hours of a stage whose tables or model have no published size."""
@@ -183,25 +187,18 @@ class TrainedRanker(Stage):
         """Returns what later stages check: the shape of the ranker, and its model's files."""
         return {
             "shape": self.shape(context.inputs),
-            "model": self._model_sizes(),
+            "model": describe_files(self._model_files()),
             "parameters": count_parameters(context.output / RANKER),
         }
 
     def verify(self, result: Result) -> None:
         """Refuses a run whose model folder has changed; one whose model is gone is kept."""
-        stored, current = result.outputs.get("model"), self._model_sizes()
-        if stored and current and stored != current:
-            raise StaleStageError(
-                f"{self.model.path} had files of {stored} bytes when a run started from it, and "
-                f"now has {current}",
-                fix="give the changed model another path, or choose another --store",
-            )
+        check_files(
+            result.outputs.get("model"), self._model_files(), self.model.path, CHANGED_MODEL_FIX
+        )
 
-    def _model_sizes(self) -> dict[str, int]:
-        """Returns the size of each file of a local model folder in bytes; {} if there is none."""
-        folder, is_unused = Path(self.model.path), self.init_from is not None
-        paths = [] if is_unused or not folder.is_dir() else sorted(folder.iterdir())
-        return {path.name: path.stat().st_size for path in paths if path.is_file()}
+    def _model_files(self) -> dict[str, Path]:
+        return {} if self.init_from else model_files(self.model.path)
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""

@@ -31,10 +31,11 @@ from as2ray.experiments.reports import write_reports
 from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import hash_table, leak_checks
+from as2ray.experiments.tables import leak_checks
 from as2ray.losses import import_path
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
+from as2ray.tables.source_files import hash_table
 from as2ray.text.bm25 import BM25
 from as2ray.training.config import TABLE_TRAINING, TrainingConfig
 

@@ -5,8 +5,6 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from hashlib import file_digest, sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
 from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
 from as2ray.tables.schema import TableCounts, count_table
+from as2ray.tables.source_files import hash_table
 from as2ray.text.sentences import versioned_name
 
 log = logging.getLogger(__name__)
@@ -206,25 +205,6 @@ def _without_keys(spec: Mapping[str, Any], names: Collection[str]) -> dict[str, 
     """
     unused = () if spec["hard_negatives"] else ("hard_negatives",)
     return {key: value for key, value in spec.items() if key not in (*names, *unused)}
-
-
-def hash_table(path: str) -> str:
-    """Returns a hash of the content of a file or folder; the name of what is none."""
-    folder = Path(path)
-    if not folder.exists():
-        return path
-    digest = sha256()
-    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
-    for file in files:
-        status = file.stat()
-        digest.update(_hash_file(file, status.st_size, status.st_mtime_ns))
-    return digest.hexdigest()[:16]
-
-
-@lru_cache
-def _hash_file(path: Path, size: int, modified_ns: int) -> bytes:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from safetensors.torch import load_file, save_file
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.experiments.executor import SequentialBackend, run_graph
@@ -23,6 +24,20 @@ def complete(tmp_path):
         return result.outputs, store.fetch(result)
 
     return run
+
+
+@pytest.fixture
+def overwrite_weights():
+    """Gives the model of a folder other weights of the same shapes: the files keep their sizes."""
+
+    def overwrite(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        size, weights = path.stat().st_size, load_file(path)
+        others = {name: values.flip(0).contiguous() for name, values in weights.items()}
+        save_file(others, path, {"format": "pt"})
+        assert path.stat().st_size == size
+
+    return overwrite
 
 
 @pytest.fixture

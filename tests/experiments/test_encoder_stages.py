@@ -1,6 +1,7 @@
 """Stages of sentence encoders, and of the scores that are combined with them."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,13 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
-from as2ray.errors import CheckpointError, ConfigError, CorpusError, SentenceIndexError
+from as2ray.errors import (
+    CheckpointError,
+    ConfigError,
+    CorpusError,
+    SentenceIndexError,
+    StaleStageError,
+)
 from as2ray.experiments.documents import AnsweringRanker, FittedScoring, labeled_tables
 from as2ray.experiments.encoders import (
     AdaptedEncoder,
@@ -98,6 +105,24 @@ def test_encoder_is_adapted_only_if_dev_likes_it_better(table, sentence_encoder,
         assert outputs["is_adapted"] == (outputs["dev"]["adapted"] >= outputs["dev"]["untrained"])
         assert (kept.fingerprint != untrained.fingerprint) == outputs["is_adapted"]
     assert is_adapted == [True, False]
+
+
+def test_results_of_an_encoder_that_has_changed_are_refused_and_of_one_that_is_gone_kept(
+    index, table, sentence_encoder, complete, tmp_path, overwrite_weights
+):
+    folder = shutil.copytree(sentence_encoder, tmp_path / "encoder")
+    stages = [
+        AdaptedEncoder(str(folder), (table,), table, replace(TRAINING, epochs=1)),
+        EmbeddedIndex(index, str(folder)),
+        SimilarityScores(table, str(folder)),
+    ]
+    stored = [complete(stage) for stage in stages]
+    overwrite_weights(folder)
+    for stage in stages:
+        with pytest.raises(StaleStageError, match=r"encoder has changed .*: model\.safetensors"):
+            complete(stage)
+    shutil.rmtree(folder)
+    assert [complete(stage) for stage in stages] == stored
 
 
 def test_index_holds_its_adapted_encoder(index, table, sentence_encoder, complete, tmp_path):

@@ -1,6 +1,7 @@
 """Searches among training runs: what is searched, and the best run of a grid."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,7 +9,7 @@ import tiny
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.saving import save
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, StaleStageError
 from as2ray.experiments.rankers import RANKER, TrainedRanker
 from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import Stage
@@ -49,6 +50,19 @@ def test_best_of_a_grid_is_one_of_its_runs_and_can_be_trained_further(run, compl
     assert (folder / weights).read_bytes() == (best_folder / weights).read_bytes()
     further, _ = complete(replace(run, init_from=BestRanker(grid)))
     assert further["shape"] == outputs["shape"]
+
+
+def test_run_of_a_start_model_that_has_changed_is_refused_and_of_one_that_is_gone_kept(
+    run, complete, tmp_path, overwrite_weights
+):
+    folder = shutil.copytree(run.model.path, tmp_path / "start")
+    run = replace(run, model=replace(run.model, path=str(folder)))
+    stored = complete(run)
+    overwrite_weights(folder)
+    with pytest.raises(StaleStageError, match=r"start has changed since .*: model\.safetensors"):
+        complete(run)
+    shutil.rmtree(folder)
+    assert complete(run) == stored
 
 
 class Measured(TrainedRanker):
