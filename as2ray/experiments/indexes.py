@@ -17,13 +17,14 @@ from as2ray.corpora.registry import get_corpus
 from as2ray.errors import CorpusError
 from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.queries import distinct_texts
-from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Stage, StageContext
+from as2ray.experiments.stage import NOT_IDENTITY, Outputs, Result, Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import TABLE
+from as2ray.experiments.tables import TABLE, check_release, release_files
 from as2ray.retrieval.documents import DocumentColumns, list_parts
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables import raw_files
+from as2ray.tables.source_files import describe_files
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,15 @@ class CollectionTexts(Stage):
             problem = f"{self.corpus}/{self.name} in {self.data_dir} has no texts"
             raise CorpusError(problem, fix="use the published file")
         is_verified = self.check_size and corpus.check_collection_size(self.name, num_texts)
-        return {"num_texts": num_texts, "verified": is_verified}
+        files = describe_files(self._files())
+        return {"num_texts": num_texts, "verified": is_verified, "source": files}
+
+    def verify(self, result: Result) -> None:
+        """Refuses texts whose release has changed; those of one that is gone are kept."""
+        check_release(result, self._files(), f"the collection {self.corpus}/{self.name}")
+
+    def _files(self) -> dict[str, Path]:
+        return release_files(self.corpus, self.name, self.data_dir)
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""

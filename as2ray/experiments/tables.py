@@ -20,7 +20,7 @@ from as2ray.corpora.preparation import prepare_splits, release_path
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.sampling import flip_labels, sample_questions, select_split
 from as2ray.corpora.verification import DATA_ROOT_VARIABLE, add_counts
-from as2ray.errors import CorpusError, StaleStageError
+from as2ray.errors import CorpusError
 from as2ray.experiments.recipe import FILE_KEYS, Recipe, TableSpec
 from as2ray.experiments.stage import (
     NOT_IDENTITY,
@@ -36,7 +36,7 @@ from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
 from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.raw_files import find_file
 from as2ray.tables.schema import TableCounts, count_table
-from as2ray.tables.source_files import hash_table
+from as2ray.tables.source_files import check_files, describe_files, hash_table
 from as2ray.text.sentences import versioned_name
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class PreparedTable(Stage):
         )
         for path in sorted((release / spec.split).glob("*.parquet")):
             path.rename(output / path.name)
-        outputs = {**manifest["splits"][spec.split], "source": self._file_sizes()}
+        outputs = {**manifest["splits"][spec.split], "source": describe_files(self._files())}
         if spec.label_noise or spec.num_questions is not None or spec.max_negatives is not None:
             rows = sample_rows(output, **self._sampling)
             rows = flip_labels(rows, spec.label_noise, spec.seed) if spec.label_noise else rows
@@ -119,20 +119,11 @@ class PreparedTable(Stage):
 
     def verify(self, result: Result) -> None:
         """Refuses a table whose release has changed; one whose release is gone is kept."""
-        stored, current = result.outputs.get("source", {}), self._file_sizes()
-        if stored and current and stored != current:
-            raise StaleStageError(
-                f"the table {self.spec.corpus}/{self.spec.split} was made of {stored} (bytes), and "
-                f"the release now is {current}",
-                fix="choose another --store, or remove this table from it",
-            )
+        check_release(result, self._files(), f"the release of {self.spec.corpus}/{self.spec.split}")
 
-    def _file_sizes(self) -> dict[str, int]:
-        """Returns the size of the split's file in bytes, by its name; {} without such a file."""
-        corpus = get_corpus(self.spec.corpus)
-        source, names = release_path(corpus, self.data_dir), corpus.files.get(self.spec.split, ())
-        path = None if source == HUB else find_file(Path(source), names)
-        return {path.name: path.stat().st_size} if path else {}
+    def _files(self) -> dict[str, Path]:
+        """Returns the files that the split is read from, by name; without those that are gone."""
+        return release_files(self.spec.corpus, self.spec.split, self.data_dir)
 
     def describe(self) -> Mapping[str, Any]:
         """See `Stage`."""
@@ -196,6 +187,30 @@ class LoadedTable(PreparedTable):
             "data": f"{name} ({self.spec.question_filter})",
             "source": f"table {self.spec.path}",
         }
+
+
+def release_files(corpus_name: str, part: str, data_dir: str | None) -> dict[str, Path]:
+    """Returns the files of a split or a collection, by name; without those that are gone."""
+    corpus = get_corpus(corpus_name)
+    source = release_path(corpus, data_dir)
+    if source == HUB:
+        return {}
+    paths = [find_file(Path(source), names) for names in corpus.needed_files(part)]
+    return {path.name: path for path in paths if path}
+
+
+def check_release(result: Result, files: Mapping[str, Path], name: str) -> None:
+    """Refuses a stage whose files have changed, or are replaced by others; gone ones may be.
+
+    Args:
+        result: The stage; its output `source` describes the files that it was made of.
+        files: The files as they are now.
+        name: What they are, for the error.
+    """
+    stored = result.outputs.get("source", {})
+    if not files.keys() - stored.keys():
+        stored = {name: state for name, state in stored.items() if name in files}
+    check_files(stored, files, name, fix="choose another --store, or remove this stage from it")
 
 
 def _without_keys(spec: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.distributed.score import read_scores
-from as2ray.errors import ConfigError, CorpusError, CountMismatchError
+from as2ray.errors import ConfigError, CorpusError, CountMismatchError, StaleStageError
 from as2ray.evaluation.measures import evaluate
 from as2ray.experiments import retrieved as retrieved_stages
 from as2ray.experiments.bm25 import BM25Grid
@@ -119,7 +119,7 @@ def test_whole_collection_is_indexed_like_the_candidates_of_a_table(complete, tm
     (tmp_path / "collection.tsv").write_text("".join(lines))
     collection = CollectionTexts("msmarco", "passages", str(tmp_path), check_size=False)
     outputs, _ = complete(collection)
-    assert outputs == {"num_texts": 4, "verified": False}
+    assert (outputs["num_texts"], outputs["verified"]) == (4, False)
     with pytest.raises(CountMismatchError, match="has 4 texts; published are 8,800,000"):
         complete(replace(collection, check_size=True))
     index = CollectionIndex((collection,), GRID)
@@ -129,6 +129,18 @@ def test_whole_collection_is_indexed_like_the_candidates_of_a_table(complete, tm
     )
     assert found == expected
     assert "missing (collection.tsv)" in replace(collection, data_dir="/x").describe()["source"]
+
+
+def test_collection_that_changed_is_refused_and_one_that_is_gone_kept(complete, tmp_path):
+    file = tmp_path / "collection.tsv"
+    file.write_text("0\tone\n")
+    collection = CollectionTexts("msmarco", "passages", str(tmp_path), check_size=False)
+    stored = complete(collection)
+    file.write_text("0\ttwo\n")
+    with pytest.raises(StaleStageError, match=r"msmarco/passages has changed .*collection\.tsv"):
+        complete(collection)
+    file.unlink()
+    assert complete(collection) == stored
 
 
 def test_grids_that_choose_alike_make_one_index(complete):

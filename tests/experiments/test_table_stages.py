@@ -1,16 +1,20 @@
 """Stages of candidates tables."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import tiny
 from pyarrow import csv
 
 from as2ray.corpora.leaks import check_leaks
+from as2ray.corpora.registry import CORPORA, get_corpus
 from as2ray.corpora.sampling import sample_questions
-from as2ray.errors import As2rayError
+from as2ray.errors import As2rayError, StaleStageError
 from as2ray.experiments.recipe import TableSpec
-from as2ray.experiments.tables import PreparedTable, prepared_table, read_table
+from as2ray.experiments.stage import Result
+from as2ray.experiments.tables import PreparedTable, prepared_table, read_table, release_files
+from as2ray.tables.source_files import describe_files
 
 
 def test_table_with_other_counts_than_published_needs_verify_false(complete, tmp_path):
@@ -21,6 +25,43 @@ def test_table_with_other_counts_than_published_needs_verify_false(complete, tmp
     outputs, _ = complete(PreparedTable(TableSpec(**spec, verify=False), data_dir=str(tmp_path)))
     assert outputs["verified"] is False
     assert outputs["counts"]["num_questions"] == 7
+
+
+def test_release_that_was_corrected_at_the_same_size_is_refused(complete, tmp_path):
+    tiny.write_wikiqa(tmp_path, "test", 0, 7)
+    stage = PreparedTable(TableSpec("wikiqa", "test", verify=False), data_dir=str(tmp_path))
+    stored = complete(stage)
+    path = tmp_path / "WikiQA-test.tsv"
+    path.touch()
+    assert complete(stage) == stored
+    path.write_bytes(path.read_bytes().replace(b"\t1\n", b"\t0\n", 1))
+    with pytest.raises(StaleStageError, match=r"wikiqa/test has changed .*: WikiQA-test\.tsv"):
+        complete(stage)
+
+
+def test_change_of_a_file_that_a_split_is_joined_from_is_refused(tmp_path, monkeypatch):
+    for name in ("run.tsv", "queries.tsv", "qrels.tsv"):
+        (tmp_path / name).write_text(name)
+    corpus = replace(
+        get_corpus("wikiqa"),
+        name="joined",
+        files={"dev": ("run.tsv",)},
+        joined_files={"dev": (("queries.tsv",), ("qrels.tsv",))},
+    )
+    monkeypatch.setitem(CORPORA, "joined", corpus)
+    stage = PreparedTable(TableSpec("joined", "dev"), data_dir=str(tmp_path))
+    files = release_files("joined", "dev", str(tmp_path))
+    result, older = (
+        Result("PreparedTable", "a", {"source": source})
+        for source in (describe_files(files), {"run.tsv": 7})
+    )
+    stage.verify(result)
+    (tmp_path / "qrels.tsv").write_text("QRELS.tsv")
+    stage.verify(older)
+    with pytest.raises(StaleStageError, match=r"joined/dev has changed .*: qrels\.tsv"):
+        stage.verify(result)
+    (tmp_path / "qrels.tsv").unlink()
+    stage.verify(result)
 
 
 @pytest.fixture
