@@ -31,7 +31,7 @@ class ParquetTable:
             CorpusError: No Parquet file, an unreadable one, or no rows.
         """
         sources = [source] if isinstance(source, str | Path) else source
-        paths = [path for s in sources for path in _list_parquet_files(Path(s).resolve())]
+        paths = [path for s in sources for path in list_parquet_files(Path(s).resolve())]
         row_counts = tuple(map(_count_rows, paths))
         if not sum(row_counts):
             problem = f"{len(paths)} Parquet files with 0 rows under {source}"
@@ -104,7 +104,8 @@ def _concat_tables(tables: Sequence[pa.Table]) -> pa.Table:
         raise CorpusError(problem, fix="prepare the corpus again, or give one file") from error
 
 
-def _list_parquet_files(path: Path) -> list[Path]:
+def list_parquet_files(path: Path) -> list[Path]:
+    """Returns the Parquet files below a folder, sorted, or the path of a file."""
     return sorted(path.glob("**/*.parquet")) if path.is_dir() else [path]
 
 

@@ -1,6 +1,6 @@
 """Files outside the store that results are made of: what they were, and whether they changed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -14,10 +14,14 @@ def hash_table(path: str) -> str:
     folder = Path(path)
     if not folder.exists():
         return path
+    return hash_files([folder] if folder.is_file() else folder.rglob("*"))
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Returns a hash of the contents of files, in the order of their paths; skips folders."""
     digest = sha256()
-    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
-    for file in files:
-        digest.update(hash_file(file))
+    for path in sorted(path for path in paths if path.is_file()):
+        digest.update(hash_file(path))
     return digest.hexdigest()[:16]
 
 

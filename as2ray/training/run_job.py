@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,7 +21,8 @@ from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.models.ranker import Ranker
 from as2ray.tables.atomic import atomic_file
-from as2ray.tables.parquet import ParquetTable
+from as2ray.tables.parquet import ParquetTable, list_parquet_files
+from as2ray.tables.source_files import hash_files, model_files
 from as2ray.text.tokenization import TOKENIZER_SETTINGS
 from as2ray.training import parallel
 from as2ray.training.checkpoint_store import BEST, CheckpointStore, LocalCheckpointStore
@@ -38,7 +40,10 @@ LOGGED_SETTINGS = (
 """Fields of a job that trackers show as its parameters."""
 
 JOB = "job.json"
-"""File in a run's folder with the settings of its job."""
+"""File in a run's folder with the settings of its job, and the hashes of what it reads."""
+
+CONTENT = "content."
+"""Start of the keys of these hashes."""
 
 
 def run_job(
@@ -99,7 +104,8 @@ def train(job: TrainingJob, folder: str | Path, resume_interval_s: float = 600.0
         Folder of the ranker that was selected.
 
     Raises:
-        StaleStageError: The folder holds a run of another job; names what differs.
+        StaleStageError: The folder holds a run of another job, or tables or the start model have
+            changed; names what differs.
     """
     _check_same_job(job, Path(folder))
     run_job(job, folder, LocalCheckpointStore(folder, resume_interval_s))
@@ -107,10 +113,16 @@ def train(job: TrainingJob, folder: str | Path, resume_interval_s: float = 600.0
 
 
 def _check_same_job(job: TrainingJob, folder: Path) -> None:
-    """Checks that a run in the folder is of this job; notes the job of a new run."""
+    """Checks that a run in the folder is of this job; notes the job of a new run.
+
+    Inputs that are gone are not compared, nor those of runs of versions that stored no hashes.
+    """
     settings = {k: v for k, v in asdict(job).items() if k not in ("tracking", "run")}
     current, path = json.loads(json.dumps(flatten(settings), default=str)), folder / JOB
+    current |= {CONTENT + name: content for name, content in _hash_inputs(job).items()}
     stored = json.loads(path.read_text()) if path.is_file() else current
+    for one, other in ((stored, current), (current, stored)):
+        one |= {k: v for k, v in other.items() if k.startswith(CONTENT) and k not in one}
     keys = [k for k in sorted({*stored, *current}) if stored.get(k) != current.get(k)]
     if keys:
         changes = [f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in keys[:8]]
@@ -119,6 +131,16 @@ def _check_same_job(job: TrainingJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(current, indent=2) + "\n")
+
+
+def _hash_inputs(job: TrainingJob) -> dict[str, str]:
+    """Returns a hash of the content of each local folder that a job reads, by its path."""
+    folders = (*job.train_tables, *job.eval_tables.values(), *chain(*job.teacher_logits))
+    files = {folder: list_parquet_files(Path(folder)) for folder in folders}
+    files[job.model.path] = list(model_files(job.model.path).values())
+    return {
+        path: hash_files(paths) for path, paths in files.items() if any(map(Path.exists, paths))
+    }
 
 
 def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:

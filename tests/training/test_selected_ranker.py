@@ -1,4 +1,7 @@
 import json
+import re
+import shutil
+from dataclasses import replace
 
 import pyarrow.compute as pc
 import pytest
@@ -7,9 +10,10 @@ from pydantic import ValidationError
 from training_runs import create_trainer, read_logged
 
 from as2ray.checkpoints.loading import load
+from as2ray.errors import StaleStageError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
-from as2ray.training.run_job import train
+from as2ray.training.run_job import JOB, train
 from as2ray.training.tracking import TrackingConfig
 from as2ray.training.validation import EvalSet, validate
 
@@ -45,6 +49,41 @@ def test_ranker_of_a_run_is_its_best_or_its_last(checkpoint, tmp_path, select_by
     lines = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert train(job, tmp_path / "run") == selected  # a complete run is not trained again
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == lines
+
+
+def test_run_whose_tables_or_model_have_changed_is_refused_and_if_they_are_gone_kept(
+    checkpoint, tmp_path
+):
+    table = tiny.candidates(8)
+    folder = tiny.write_corpus(tmp_path / "train", table)
+    model = shutil.copytree(checkpoint("bert", None), tmp_path / "start")
+    training = TrainingConfig(epochs=1, precision="fp32", select_by="epoch")
+    job = TrainingJob(ModelSpec(str(model), max_length=40), (str(folder),), {}, training)
+    job, run = replace(job, tracking=TrackingConfig(tensorboard=False)), tmp_path / "run"
+    selected = train(job, run)
+    copies = {
+        each: shutil.copytree(each, tmp_path / f"{each.name}-copy") for each in (folder, model)
+    }
+    tiny.write_corpus(folder, table.slice(0, 20))
+    config = model / "config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(StaleStageError) as raised:
+        train(job, run)
+    assert re.findall(r"content\.(\S+): ", str(raised.value)) == [str(model), str(folder)]
+    for original, copy in copies.items():  # the same contents at other times
+        shutil.rmtree(original)
+        shutil.copytree(copy, original, copy_function=shutil.copy)
+    assert train(job, run) == selected
+    for original in copies:
+        shutil.rmtree(original)
+    assert train(job, run) == selected
+    tiny.write_corpus(folder, table.slice(0, 20))
+    with pytest.raises(StaleStageError):
+        train(job, run)
+    stored = json.loads((run / JOB).read_text())
+    older = {key: value for key, value in stored.items() if not key.startswith("content.")}
+    (run / JOB).write_text(json.dumps(older))
+    assert train(job, run) == selected
 
 
 @pytest.mark.parametrize("select_by", MEASURES)
