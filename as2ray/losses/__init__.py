@@ -1,5 +1,6 @@
 """Losses over the outputs of models, one per file; no knowledge of models or Ray."""
 
+import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from inspect import getsource
@@ -80,12 +81,19 @@ def import_path(loss: Callable[..., Any]) -> str:
 def source_digest(loss: str) -> str:
     """Returns a hash of the source text of a loss that is named by `module:name`.
 
+    It is that of the module that is named and of the one that defines the loss: there are its
+    parameters, constants and helpers. Of a loss of as2ray, a script or a notebook it is the text of
+    the loss alone, as the rest often changes for other reasons.
+
     Raises:
         ConfigError: It cannot be imported, or its source text is not known.
     """
     value = import_object(loss, "loss")
+    defined = type(value) if isinstance(value, Loss) else value
+    modules = dict.fromkeys([loss.partition(":")[0], getattr(defined, "__module__", "")])
     try:
-        text = getsource(type(value) if isinstance(value, Loss) else value)
+        own = [m for m in modules if m.partition(".")[0] not in ("__main__", "as2ray", "")]
+        text = "".join(getsource(sys.modules[m]) for m in own) or getsource(defined)
     except (OSError, TypeError) as error:
         fix = "define it in a file, or in a cell of a notebook"
         raise ConfigError(f"loss {loss!r}: its source text is not known", fix=fix) from error

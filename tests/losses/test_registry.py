@@ -1,7 +1,9 @@
 import pickle
+import sys
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
+from inspect import getsource
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from as2ray.losses.base import StepContext
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
+from as2ray.losses.pointwise import CrossEntropyLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 
 CONFIGURABLE = [
@@ -58,11 +61,44 @@ def test_own_loss_is_a_function_a_class_or_an_instance_named_by_its_module(tmp_p
     function = get_loss("losses_of_mine:doubled").function
     assert value(function) == pytest.approx(2 * cross_entropy)
     assert import_path(function) == "losses_of_mine:doubled"
-    digest = sha256(b"class Own(CrossEntropyLoss):\n    pass\n").hexdigest()[:16]
-    assert source_digest("losses_of_mine:own") == source_digest("losses_of_mine:Own") == digest
     for wrong in ("losses_of_mine:number", "losses_of_mine:absent", "absent_module:loss", "a:"):
         with pytest.raises(ConfigError):
             get_loss(wrong)
     for nameless in (lambda output, targets: 0, partial(function)):
         with pytest.raises(ConfigError, match="no name"):
             import_path(nameless)
+
+
+def test_own_loss_is_another_if_a_parameter_or_a_constant_of_its_modules_changes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    helper, path = tmp_path / "scaled_loss.py", tmp_path / "chosen_losses.py"
+    helper.write_text("FACTOR = 1\n\ndef scaled(output, targets):\n    return FACTOR\n")
+    head = "from as2ray.losses import LOSSES\nfrom scaled_loss import scaled\n"
+    path.write_text(head + "listwise = LOSSES['listwise_cross_entropy']\n")
+    names = ["chosen_losses:scaled", "scaled_loss:scaled", "chosen_losses:listwise"]
+    before = [source_digest(name) for name in names]
+    assert before == [source_digest(name) for name in names]
+    helper.write_text(helper.read_text().replace("= 1", "= 2"))
+    constant = [source_digest(name) for name in names]
+    path.write_text(path.read_text() + "# another parameter\n")
+    parameter = [source_digest(name) for name in names]
+    assert [a != b for a, b in zip(before, constant)] == [True, True, False]
+    assert [a != b for a, b in zip(constant, parameter)] == [True, False, True]
+
+
+def test_loss_of_as2ray_or_of_a_script_is_known_by_its_own_text(monkeypatch):
+    def digest(value):
+        return sha256(getsource(value).encode()).hexdigest()[:16]
+
+    assert source_digest("as2ray.losses.pointwise:CrossEntropyLoss") == digest(CrossEntropyLoss)
+
+    def loss(output, targets):
+        return 0
+
+    loss.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "loss", loss, raising=False)
+    assert source_digest("__main__:loss") == digest(loss)
+    with pytest.raises(ConfigError, match="source text is not known"):
+        source_digest("builtins:sum")
