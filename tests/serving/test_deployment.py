@@ -134,6 +134,14 @@ class Load:
         self.client.close()
 
 
+def count_starting() -> int:
+    """Number of replicas that start, of all deployments."""
+    from ray import serve
+
+    deployments = serve.status().applications[NAME].deployments.values()
+    return sum(each.replica_states.get("STARTING", 0) for each in deployments)
+
+
 def app_status() -> str:
     from ray import serve
 
@@ -298,6 +306,8 @@ def test_only_replica_keeps_its_models_when_others_cannot_be_loaded(deployed, ca
         # Other arguments: a new replica starts beside the only one, and fails.
         deploy({"default": broken}, {"default": broken}, num_replicas=1)
         wait(lambda: app_status() == "DEPLOY_FAILED", "the deployment fails")
+        # Serve counts what fails later as a failure of the next deployment.
+        wait(lambda: not count_starting(), "gateway and ranker have failed")
         clients.wait_for_answers("the only replica answers")
         assert only <= ranker_names()
         deploy({"default": cascade}, num_replicas=1)
