@@ -8,7 +8,7 @@ from pydantic import Field
 from as2ray.cli.console import (
     create_console,
     create_console_table,
-    describe_left_scoring,
+    explain_missing_scoring,
     load_table,
 )
 from as2ray.errors import ConfigError
@@ -88,8 +88,8 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
     console.print(summary)
     if subject is not None:
         console.print(subject)
-    if (left_scoring := describe_left_scoring(model, output)) is not None:
-        console.print(left_scoring)
+    if (missing_scoring := explain_missing_scoring(model, output)) is not None:
+        console.print(missing_scoring)
     at_half, at_full = (1 - abstention.precision_at(share) for share in (0.5, 1.0))
     console.print(
         f"the first answer is wrong for {at_full:.1%} of the questions, and for {at_half:.1%} of "

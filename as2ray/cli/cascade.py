@@ -13,7 +13,7 @@ from rich.console import Console
 from as2ray.cli.console import (
     create_console,
     create_console_table,
-    describe_left_scoring,
+    explain_missing_scoring,
     load_table,
     parse_drop_ratios,
     parse_numbers,
@@ -181,8 +181,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     console.print(f"exits after layers {', '.join(map(str, ranker.exit_layers))}")
     lines = describe_dropping(ranker)
     console.print("\n".join(lines))
-    if (left_scoring := describe_left_scoring(model, output)) is not None:
-        console.print(left_scoring)
+    if (missing_scoring := explain_missing_scoring(model, output)) is not None:
+        console.print(missing_scoring)
     if type(monolith) is PointwiseRanker:
         export_cross_encoder(monolith, Path(output) / FULL_FOLDER)
         console.print(f"{output}/{FULL_FOLDER} is the whole ranker for transformers")

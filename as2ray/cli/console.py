@@ -62,7 +62,7 @@ def validate_corpus_options(corpus: str, corpus_options: dict[str, Any]) -> dict
     return corpus_options
 
 
-def describe_left_scoring(model: str, output: str) -> str | None:
+def explain_missing_scoring(model: str, output: str) -> str | None:
     """Returns that the fitted scoring of answers beside a ranker was not copied; None without."""
     from as2ray.retrieval.answer_scoring import FILE
 

@@ -24,6 +24,7 @@ from as2ray.evaluation.pruning_report import PruningReport, explain_question, re
 from as2ray.tables.atomic import atomic_file
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import write_part
+from as2ray.tables.source_files import hash_files
 
 MAX_SHOWN_CHARS = 80
 """Characters of a candidate that are shown."""
@@ -177,11 +178,9 @@ def _fingerprint_model(folder: Path) -> str:
         raise ConfigError(f"model={folder} is no folder of a checkpoint")
     settings = _read_settings(str(folder))
     kept = {name: value for name, value in settings.items() if name not in DROPPING_SETTINGS}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("tokenizer.json")]):
-        with open(path, "rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
+    files = [*folder.glob("*.safetensors"), folder / "tokenizer.json"]
+    content = json.dumps([kept, hash_files(files)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _load_replay(folder: str, rows: pa.Table, rounding: Rounding) -> CascadeReplay:

@@ -92,8 +92,8 @@ def source_digest(loss: str) -> str:
     defined = type(value) if isinstance(value, Loss) else value
     modules = dict.fromkeys([loss.partition(":")[0], getattr(defined, "__module__", "")])
     try:
-        own = [m for m in modules if m.partition(".")[0] not in ("__main__", "as2ray", "")]
-        text = "".join(getsource(sys.modules[m]) for m in own) or getsource(defined)
+        hashed = [m for m in modules if m.partition(".")[0] not in ("__main__", "as2ray", "")]
+        text = "".join(getsource(sys.modules[m]) for m in hashed) or getsource(defined)
     except (OSError, TypeError) as error:
         fix = "define it in a file, or in a cell of a notebook"
         raise ConfigError(f"loss {loss!r}: its source text is not known", fix=fix) from error

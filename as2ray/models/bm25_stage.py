@@ -51,8 +51,12 @@ def check_bm25_weights(weights: Sequence[float], num_stages: int) -> None:
 
 def enter_all(num_rows: int) -> BM25Selection:
     """Returns the selection of all rows, without a part of BM25."""
-    none = np.zeros(num_rows)
-    return BM25Selection(none == 0.0, none.astype(np.float32), none, none != 0.0)
+    return BM25Selection(
+        enters=np.ones(num_rows, bool),
+        scores=np.zeros(num_rows, np.float32),
+        gaps=np.zeros(num_rows),
+        has_bm25=np.zeros(num_rows, bool),
+    )
 
 
 def join_selections(selections: Sequence[BM25Selection]) -> BM25Selection:

@@ -15,7 +15,7 @@ from as2ray.data.packed_dataset import ExampleReader, PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.data.passage_reader import PassageReader
 from as2ray.errors import StaleStageError
-from as2ray.losses import get_loss
+from as2ray.losses import get_loss, source_digest
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
@@ -134,13 +134,16 @@ def _check_same_job(job: TrainingJob, folder: Path) -> None:
 
 
 def _hash_inputs(job: TrainingJob) -> dict[str, str]:
-    """Returns a hash of the content of each local folder that a job reads, by its path."""
+    """Returns a hash of each local folder that a job reads, and of the text of its own loss."""
     folders = (*job.train_tables, *job.eval_tables.values(), *chain(*job.teacher_logits))
     files = {folder: list_parquet_files(Path(folder)) for folder in folders}
     files[job.model.path] = list(model_files(job.model.path).values())
-    return {
+    hashes = {
         path: hash_files(paths) for path, paths in files.items() if any(map(Path.exists, paths))
     }
+    if isinstance(job.loss, str) and ":" in job.loss:
+        hashes[job.loss] = source_digest(job.loss)
+    return hashes
 
 
 def _create_eval_set(job: TrainingJob, path: str, ranker: Ranker) -> EvalSet | PassageEvalSet:

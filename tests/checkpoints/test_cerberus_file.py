@@ -67,8 +67,8 @@ def test_layers_are_in_the_order_of_their_numbers_wherever_they_stand(checkpoint
     theirs = init_ranker(base, max_length=60, exit_layers=[11], num_ranking_heads=1).eval()
     weights = named(theirs, "as lists of parts")
     torch.save(dict(sorted(weights.items(), reverse=True)), tmp_path / "cerberus_model.pt")
-    found = load_cerberus_file(tmp_path / "cerberus_model.pt", base, max_length=60)
-    for layer, expected in zip(found.encoder.layers, theirs.encoder.layers, strict=True):
+    loaded = load_cerberus_file(tmp_path / "cerberus_model.pt", base, max_length=60)
+    for layer, expected in zip(loaded.encoder.layers, theirs.encoder.layers, strict=True):
         torch.testing.assert_close(layer.state_dict(), expected.state_dict())
 
 

@@ -308,9 +308,9 @@ def test_weight_of_bm25_is_at_the_minimum_of_the_penalized_cross_entropy(monkeyp
         return entropy + 0.1 * np.sum(factors**2) / 2
 
     slope, weight = minimize(loss, [1.0, 1.0], method="Nelder-Mead", options={"xatol": 1e-6}).x
-    found = margin_path._fit_bm25_weight(scores, bm25, target, question_index)
-    assert found == pytest.approx(weight / slope, rel=1e-3)
-    assert found < 4.5  # so the penalty counts
+    fitted = margin_path._fit_bm25_weight(scores, bm25, target, question_index)
+    assert fitted == pytest.approx(weight / slope, rel=1e-3)
+    assert fitted < 4.5  # so the penalty counts
 
 
 def test_bound_says_what_was_asked_for_and_found():

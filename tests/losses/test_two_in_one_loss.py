@@ -69,10 +69,10 @@ def test_equation_3_equals_the_hand_computation(joint, targets):
 def test_sentence_with_the_state_of_its_passage_has_a_gradient(joint, targets):
     with torch.no_grad():
         joint.sentence_states[0] = joint.passage_states[0]
-    found = loss(joint, targets, similarity_loss=True, margin=5.0, **ONLY)
+    value = loss(joint, targets, similarity_loss=True, margin=5.0, **ONLY)
     distance = math.dist(joint.passage_states[0], joint.sentence_states[1].tolist())
-    assert found.item() == pytest.approx(5.0 - distance, abs=1e-5)
-    found.backward()
+    assert value.item() == pytest.approx(5.0 - distance, abs=1e-5)
+    value.backward()
     assert joint.sentence_states.grad.isfinite().all()
 
 

@@ -114,8 +114,8 @@ def test_documents_become_a_ranker_that_answers_from_their_index(own, tmp_path, 
 
 def test_questions_of_a_labeled_dev_table_train_nothing(own, tmp_path):
     corpus = tiny.write_corpus(tmp_path / "dev", tiny.with_distinct_questions(tiny.candidates(6)))
-    own = replace(own, labeled_tables={"dev": str(corpus)})
-    stages = PIPELINE.build(own, {}).names()
+    config = replace(own, labeled_tables={"dev": str(corpus)})
+    stages = PIPELINE.build(config, {}).names()
     [dev] = [stage for stage, name in stages.items() if name == "tables/labeled-dev"]
     [labelled] = [stage for stage, name in stages.items() if name == "tables/labeled"]
     assert labelled.held_out is dev

@@ -113,14 +113,14 @@ def test_quality_of_a_part_is_its_mean_over_all_questions():
 
 def test_written_questions_get_a_bound_halfway_to_others(with_strangers):
     questions, strangers = with_strangers
-    own = [parts for parts, _ in questions]
-    found = fit_answer_scoring(questions, 0.5, strangers).min_similarity
+    own_parts = [parts for parts, _ in questions]
+    min_similarity = fit_answer_scoring(questions, 0.5, strangers).min_similarity
     bounds = [
-        fit_min_similarity(AnswerScoring({}), own, strangers, is_written=w).min_similarity
+        fit_min_similarity(AnswerScoring({}), own_parts, strangers, is_written=w).min_similarity
         for w in (True, False)
     ]
-    assert found == bounds[0] > bounds[1]
-    assert fit_min_similarity(AnswerScoring({}), own, strangers).min_similarity == bounds[1]
+    assert min_similarity == bounds[0] > bounds[1]
+    assert fit_min_similarity(AnswerScoring({}), own_parts, strangers).min_similarity == bounds[1]
 
 
 def test_gap_is_a_gap_of_a_question_and_none_without_answers():

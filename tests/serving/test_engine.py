@@ -47,14 +47,14 @@ def test_requests_with_drop_ratios_leave_margins_and_probabilities_of_others_alo
     ranker.calibration = (Calibration("temperature", 2.0),) * len(ranker.exit_layers)
     ranker.plain_calibration = (Calibration("temperature", 0.5),) * len(ranker.exit_layers)
     engine = RerankEngine(ranker, Limits())
-    asked = [
+    requests = [
         RerankRequest("What is muri?", OTHERS, "m", drop_ratios=0.3),
         RerankRequest(QUESTION, CANDIDATES, "m"),
     ]
-    for answer, one in zip(engine.rank([engine.tokenize(one) for one in asked]), asked):
+    for answer, one in zip(engine.rank([engine.tokenize(one) for one in requests]), requests):
         alone = ranker.rank(one.question, one.candidates, drop_ratios=one.drop_ratios)
-        found = [(each.index, each.exit_layer, each.score) for each in answer.ranking]
-        assert found == [(r.index, r.exit_layer, pytest.approx(r.score)) for r in alone]
+        ranked = [(each.index, each.exit_layer, each.score) for each in answer.ranking]
+        assert ranked == [(r.index, r.exit_layer, pytest.approx(r.score)) for r in alone]
 
 
 def test_survivors_are_those_that_the_exits_scored(engine):

@@ -37,13 +37,13 @@ def test_abstention_answers_larger_shares_while_each_is_sure_of_the_precision(pa
         return number_right > 0 and binom.sf(number_right - 1, number, precision) <= 0.05
 
     possible = [is_sure(score, int((best >= score).sum())) for score in scores]
-    first, found = possible.index(True) if any(possible) else len(scores), []
+    first, passed = possible.index(True) if any(possible) else len(scores), []
     for start in (first, (first + len(scores)) // 2):
         for score in scores[start:]:
             if not is_sure(score, int(right[best >= score].sum())):
                 break
-            found.append(score)
-    threshold = min(found, default=None)
+            passed.append(score)
+    threshold = min(passed, default=None)
     abstention = measure_abstention(best, right, precision)
     assert abstention.threshold == threshold
     if threshold is not None:

@@ -86,10 +86,24 @@ def test_run_whose_tables_or_model_have_changed_is_refused_and_if_they_are_gone_
     assert train(job, run) == selected
 
 
+def test_run_whose_own_loss_has_changed_is_refused(checkpoint, corpus, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "from as2ray.losses.pointwise import cross_entropy as loss\nFACTOR = 1\n"
+    (tmp_path / "changing_loss.py").write_text(source)
+    training = TrainingConfig(epochs=1, max_steps=1, precision="fp32", select_by="epoch")
+    model = ModelSpec(str(checkpoint("bert", None)), max_length=40)
+    job = TrainingJob(model, (str(corpus),), {}, training, loss="changing_loss:loss")
+    job = replace(job, tracking=TrackingConfig(tensorboard=False))
+    train(job, tmp_path / "run")
+    (tmp_path / "changing_loss.py").write_text(source.replace("1", "22"))
+    with pytest.raises(StaleStageError, match=r"content\.changing_loss:loss"):
+        train(job, tmp_path / "run")
+
+
 @pytest.mark.parametrize("select_by", MEASURES)
 def test_measure_that_is_named_selects(checkpoint, corpus, tmp_path, monkeypatch, select_by):
-    found = iter([{name: float(name == best) for name in MEASURES} for best in MEASURES])
-    monkeypatch.setattr("as2ray.training.trainer.validate", lambda *_: dict(next(found)))
+    values = iter([{name: float(name == best) for name in MEASURES} for best in MEASURES])
+    monkeypatch.setattr("as2ray.training.trainer.validate", lambda *_: dict(next(values)))
     steps = {"epochs": 1, "max_steps": len(MEASURES), "eval_steps": 1, "global_batch_size": 4}
     trainer = create_trainer(
         checkpoint("bert", None), corpus, tmp_path, select_by=select_by, **steps
