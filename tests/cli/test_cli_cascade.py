@@ -110,8 +110,9 @@ def test_table_gives_a_cascade_with_a_bound_that_other_commands_take(call, table
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 def test_report_names_the_model_and_measures_it_beside_what_one_would_do_otherwise(
-    call, checkpoint, table, tmp_path, family
+    call, checkpoint, table, tmp_path, family, monkeypatch
 ):
+    monkeypatch.setattr("as2ray.profiling.cascade_report.TOP", 2)  # of six candidates
     sizes = {"max_position_embeddings": 600, "initializer_range": 0.2}
     model = shutil.copytree(checkpoint(family, 1, **sizes), tmp_path / "model")
     (model / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
@@ -129,7 +130,8 @@ def test_report_names_the_model_and_measures_it_beside_what_one_would_do_otherwi
     assert [name for name in systems if name != "cascade int8"] == names
     overlaps = {name: float(row[-1].rstrip(" |")) for name, row in zip(systems, rows[2:])}
     assert overlaps["transformers, padded"] == 1.0
-    assert overlaps["packed"] > 0.9
+    assert overlaps["packed"] > 0.8
+    assert overlaps[str(other[1])] < 0.8
     assert (made / "report.png").stat().st_size > 10_000
     ranker = load(model, device="cpu", dtype="fp32")
     whole = load(made / "full", device="cpu", dtype="fp32")
