@@ -97,7 +97,7 @@ def test_run_is_described_by_its_seeds_machine_and_packages(finished):
 
 
 def test_report_compares_systems_with_the_baseline_and_the_paper(recipe, finished, caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "as2ray.experiments.reports"):
         reports = write_reports(recipe, finished)
     report, out = reports["test"], finished.output
     assert (report.title, report.baseline) == ("Tiny: test", "weak")
@@ -119,7 +119,7 @@ def test_report_compares_systems_with_the_baseline_and_the_paper(recipe, finishe
     # What is not shown is written all the same.
     caplog.clear()
     (out / "test.md").unlink()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "as2ray.experiments.reports"):
         write_reports(recipe, finished, finished.evaluations(), is_shown=False)
     assert not caplog.messages
     assert (out / "test.md").is_file()
