@@ -19,7 +19,7 @@ from as2ray.errors import (
     lookup,
 )
 from as2ray.tables.raw_files import RawFileNotFoundError
-from as2ray.tables.schema import TableCounts, validate_table
+from as2ray.tables.schema import TableCounts, check_candidate_ids, validate_table
 
 HUB = "hub"
 """The source that means the Hugging Face hub instead of a folder."""
@@ -222,7 +222,10 @@ class Corpus:
         self, tables: Iterable[pa.Table], split: str, source: Source
     ) -> Iterator[pa.Table]:
         with self._missing_file_named(split, source):  # readers may open files when they are read
-            yield from whole_questions(tables, f"{self.name}/{split} from {source}")
+            name = f"{self.name}/{split} from {source}"
+            for table in whole_questions(tables, name):
+                check_candidate_ids(table, name)  # a repeated record may be in two of `tables`
+                yield table
 
     def fetch_command(self, split: str, folder: Source) -> str:
         """Returns the command that gets the release of a split, or says where to ask for it.

@@ -153,11 +153,16 @@ def validate_table(table: pa.Table, source: str) -> pa.Table:
     if len(restarts):
         problem = "a question that starts twice; its rows must be adjacent"
         raise _row_error(table, source, int(restarts[0]), problem)
+    check_candidate_ids(table, source)
+    return table
+
+
+def check_candidate_ids(table: pa.Table, source: str) -> None:
+    """Raises a `CorpusError` if two rows have the same candidate id."""
     num_ids = pc.count_distinct(table["candidate_id"]).as_py()
     if num_ids != table.num_rows:
         problem = f"{source}: {table.num_rows:,} rows but {num_ids:,} distinct candidate ids"
         raise CorpusError(problem, fix="number the candidates inside each question")
-    return table
 
 
 def _cast_to_schema(table: pa.Table, source: str) -> pa.Table:

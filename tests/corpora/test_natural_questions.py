@@ -241,6 +241,13 @@ def test_nq_question_without_a_short_answer_is_left_out_unless_all_are_asked_for
     assert every["grade"].to_pylist() == [1, 1, 3, 3, 1, 1, 1, 1] + [1] * 8
 
 
+def test_nq_record_that_is_repeated_is_refused(write):
+    record = simplified(marked(PARAGRAPH, ANN))
+    path = write("nq-dev-all.jsonl", lines(record, record))
+    with pytest.raises(CorpusError, match="16 rows but 8 distinct candidate ids"):
+        read_split("nq", "dev", path)
+
+
 def test_nq_negatives_are_chosen_by_grade_and_ids_stay(write):
     found = rows(write, marked(PARAGRAPH, ANN), negative_grades=(3,))
     assert [(row["candidate_id"], row["grade"]) for row in found] == [("7-2", 4), ("7-3", 3)]
