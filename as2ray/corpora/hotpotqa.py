@@ -187,6 +187,8 @@ def count_release(source: Path) -> Iterator[ReleaseCount]:
 def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
     keys = ("question", "answer", "supporting_facts", "context")
     text, answer, facts, context = raw_files.require_keys(record, keys, source)
+    if not isinstance(answer, str):
+        raise TypeError(f"the answer {answer!r} is not text")
     if isinstance(facts, Mapping):  # the hub's columns
         facts = zip(facts["title"], facts["sent_id"])
         context = zip(context["title"], context["sentences"])

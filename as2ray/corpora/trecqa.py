@@ -125,7 +125,7 @@ def _parse_question(record: Any, line_number: int, source: str) -> RawQuestion:
         if not isinstance(value, str):
             raise CorpusError(f"{source}: {value!r} is not text")
     for _, label in candidates:
-        if label not in (0, 1):
+        if isinstance(label, bool) or label not in (0, 1):  # true is equal to 1
             raise CorpusError(f"{source}: label {label!r}; expected 0 or 1")
     # The files with <num> have no ids; the position in the file is the same in every copy.
     return RawQuestion(str(record.get("id", f"q{line_number - 1:06d}")), text, candidates)

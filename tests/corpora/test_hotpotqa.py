@@ -150,6 +150,7 @@ def test_record_without_a_context_is_refused(write):
         {"context": [["Ann", None]]},
         {"context": [["Ann", [3]]]},
         {"question": None},
+        {"answer": None},
         {"question": "\ud800"},
     ],
 )

@@ -182,10 +182,11 @@ def test_trecqa_gzip_cut_short_is_refused(folder):
         read_split("trecqa", "train-all", folder)
 
 
-def test_trecqa_other_label_is_refused_with_its_line(write):
-    wrong = {"question": "Who ?", "candidates": [{"sentence": "Me .", "label": 3}]}
+@pytest.mark.parametrize("label", [3, True])
+def test_trecqa_other_label_is_refused_with_its_line(write, label):
+    wrong = {"question": "Who ?", "candidates": [{"sentence": "Me .", "label": label}]}
     path = write("dev.jsonl", json.dumps(wrong) + "\n")
-    with pytest.raises(CorpusError, match="line 1: label 3"):
+    with pytest.raises(CorpusError, match=f"line 1: label {label}"):
         read_split("trecqa", "dev", path)
 
 
