@@ -66,7 +66,9 @@ def _rank_documents(
     scores, relevance = run["score"].to_numpy(), np.array(grades)
     order = ranking_order(question_index, scores, relevance, rank_of_id, ties)
     ranked: dict[str, dict[str, int]] = {}
-    for position, row in enumerate(order):
+    for row in order:
         if questions[row] in judgments:
-            ranked.setdefault(questions[row], {})[documents[row]] = -position
+            scores_of = ranked.setdefault(questions[row], {})
+            # Small numbers: trec_eval holds scores in float32, where those above 2^24 are equal.
+            scores_of[documents[row]] = -len(scores_of)
     return ranked

@@ -50,3 +50,14 @@ def test_run_over_other_questions_is_refused_with_numbers():
         evaluate_run(run_of(("d", "1", 1.0), ("x", "1", 1.0), ("x", "2", 1.0)), QRELS)
     with pytest.raises(EvaluationError, match="over 0 questions"):
         evaluate_run(run_of(("a", "1", 1.0)).slice(0, 0), QRELS)
+
+
+def test_scores_that_are_measured_stay_small_in_a_run_of_any_length(monkeypatch):
+    measured = {}
+    monkeypatch.setattr(
+        "as2ray.evaluation.trec_runs.ir_measures.iter_calc",
+        lambda measures, judgments, run: measured.update(run) or (),
+    )
+    evaluate_run(run_of(("a", "1", 1.0), ("a", "2", 2.0), ("b", "3", 1.0), ("b", "1", 0.5)), QRELS)
+    # In float32, which trec_eval uses, numbers above 2^24 are not all different.
+    assert measured == {"a": {"2": 0, "1": -1}, "b": {"3": 0, "1": -1}}
