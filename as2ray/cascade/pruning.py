@@ -271,6 +271,8 @@ def expand_drop_ratios(
     except (TypeError, ValueError) as error:
         problem = f"drop ratios {drop_ratios!r} are neither a number nor a list of numbers"
         raise ConfigError(problem) from error
+    if not np.all((ratios >= 0) & (ratios < 1)):
+        raise ConfigError(f"drop ratios {ratios.tolist()} must be at least 0 and below 1")
     shape = (num_stages - 1,) if num_questions is None else (num_questions, num_stages - 1)
     if ratios.shape in ((), shape[-1:]):
         ratios = np.array(np.broadcast_to(ratios, shape))
@@ -279,6 +281,4 @@ def expand_drop_ratios(
             f"drop ratios of shape {list(ratios.shape)} for {num_stages} stages; give one number, "
             f"or {num_stages - 1}: one after each stage but the last"
         )
-    if not np.all((ratios >= 0) & (ratios < 1)):
-        raise ConfigError(f"drop ratios {ratios.tolist()} must be at least 0 and below 1")
     return ratios

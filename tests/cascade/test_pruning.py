@@ -105,6 +105,8 @@ def test_drop_ratios_are_of_stages_or_of_questions_and_stages():
     for wrong in ([-0.1, 0.5], [1.0, 0.5], [np.nan, 0.5]):
         with pytest.raises(ConfigError, match="at least 0 and below 1"):
             expand_drop_ratios(wrong, 3)
+    with pytest.raises(ConfigError, match=r"drop ratios 1.5 must be at least 0 and below 1"):
+        expand_drop_ratios(1.5, 1)  # not even if there is no stage to drop after
 
 
 class Scorer:
