@@ -41,11 +41,18 @@ def annotate(
 
     ranker = None if model is None else load(model, dtype=dtype)
     lister = CandidateLister(SentenceIndex.open(index), ranker, num_documents, top_k)
-    texts, num_rows = read_lines(questions), 0
+    texts, num_rows, listed = read_lines(questions), 0, set[str]()
     with atomic_file(output) as path, open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(ListedCandidate._fields)
         for candidate in lister.list_candidates(texts):
             writer.writerow(candidate)
             num_rows += 1
-    create_console().print(f"{num_rows:,} candidates of {len(texts):,} questions in {output}")
+            listed.add(candidate.question_id)
+    console = create_console()
+    console.print(f"{num_rows:,} candidates of {len(listed):,} questions in {output}")
+    if num_missing := len(texts) - len(listed):
+        console.print(
+            f"left out: {num_missing:,} of {len(texts):,} questions, which have no word of the "
+            "documents"
+        )

@@ -128,7 +128,9 @@ def test_lists_to_annotate_have_all_sentences_of_documents_and_read_back(
     main(["annotate", *flags, str(lists / "train.csv"), "--num_documents", "2"])
     ranked = tmp_path / "ranked.csv"
     main(["annotate", *flags, str(ranked), "--model", str(checkpoint("bert")), "--top_k", "2"])
-    assert "2 candidates of 2 questions" in capsys.readouterr().out.replace("\n", " ")
+    report = capsys.readouterr().out.replace("\n", " ")
+    assert "2 candidates of 1 questions" in report
+    assert "left out: 1 of 2 questions, which have no word of the documents" in report
     with open(lists / "train.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     # All sentences of the documents, those without a word of the question too, each text once.
