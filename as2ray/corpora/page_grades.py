@@ -104,7 +104,7 @@ def grade_sentences(
         1 outside without.
     """
     grades = np.ones(len(page.sentences), np.int8)
-    answers = set(answers)
+    answers = {*answers} - {""}  # a marked answer of tags alone has no text
     if is_string:
         grades[[any(text in sentence for text in answers) for sentence in page.sentences]] = 2
         answers = ()

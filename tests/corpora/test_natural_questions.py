@@ -241,6 +241,14 @@ def test_nq_question_without_a_short_answer_is_left_out_unless_all_are_asked_for
     assert every["grade"].to_pylist() == [1, 1, 3, 3, 1, 1, 1, 1] + [1] * 8
 
 
+@pytest.mark.parametrize("rule", ["words", "string"])
+def test_nq_answer_of_tags_alone_is_in_no_other_sentence(write, rule):
+    tag = (PARAGRAPH[1] - 1, PARAGRAPH[1])
+    options = {"answer_rule": rule, "question_scope": "all"}
+    grades = [row["grade"] for row in rows(write, marked(PARAGRAPH, tag), **options)]
+    assert grades == [1, 1, 3, 3, 1, 1, 1, 1]
+
+
 def test_nq_record_that_is_repeated_is_refused(write):
     record = simplified(marked(PARAGRAPH, ANN))
     path = write("nq-dev-all.jsonl", lines(record, record))
