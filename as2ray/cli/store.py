@@ -18,7 +18,7 @@ class StoreCommands:
         _print_stages(Store(store).stored_stages(), "in the store")
 
     def prune(self, store: str, keep: Sequence[str], dry_run: bool = False) -> None:
-        """Removes all stages but those that an output links, and those that they are built on.
+        """Removes all stages but those that an output needs, also one whose run was interrupted.
 
         Args:
             store: Folder or URI of the store.

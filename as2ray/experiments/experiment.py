@@ -22,7 +22,7 @@ from as2ray.experiments.executor import (
 )
 from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Label, Outputs, Stage, sorted_stages
-from as2ray.experiments.store import LINKS, Store
+from as2ray.experiments.store import LINKS, OPENED, Store
 from as2ray.tables.atomic import atomic_file
 
 S = TypeVar("S", bound=Stage)
@@ -183,8 +183,14 @@ def run_experiment(
     """
     output = Path(output).resolve()
     _check_same_recipe(experiment, output)
+    output.mkdir(parents=True, exist_ok=True)
+    opened = set((output / OPENED).read_text().split()) if (output / OPENED).is_file() else set()
 
     def link(stage: Stage, digest: str) -> None:
+        if (name := f"{stage.kind}/{digest}") not in opened:
+            opened.add(name)
+            with (output / OPENED).open("a") as file:
+                file.write(f"{name}\n")
         for name in [n for n, each in experiment.stages.items() if each == stage]:
             if store.is_local:
                 path = output / name
@@ -268,7 +274,6 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 def _write_links(experiment: Experiment, output: Path, run: GraphRun) -> None:
     """Writes which complete stage stands for each name."""
-    output.mkdir(parents=True, exist_ok=True)
     links, identities = _read_links(output), _identities(experiment)
     for name, stage in experiment.stages.items():
         if not (result := run.results.get(stage)):

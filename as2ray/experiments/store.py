@@ -36,6 +36,8 @@ LEASE = "lease.json"
 SCRATCH = "scratch"
 LINKS = "stages.json"
 """File of an output: kind, digest and inputs of each stage, by its name."""
+OPENED = "opened_stages.txt"
+"""File of an output: `KIND/DIGEST` of each stage that its runs started or took from the store."""
 UNKNOWN = "::"
 """Owner of a lease that is being written."""
 
@@ -283,7 +285,7 @@ class Store(NodeFiles):
         ]
 
     def prune(self, outputs: Sequence[str | Path], dry_run: bool = False) -> list[StoredStage]:
-        """Removes the stages that no output links, and that no linked stage is built on.
+        """Removes the stages that no output needs: none of its runs, also of those interrupted.
 
         Args:
             outputs: Folders of experiments' reports and links.
@@ -298,10 +300,13 @@ class Store(NodeFiles):
         stages = self.stored_stages()
         names: list[str] = []
         for output in outputs:
-            if not (path := Path(output) / LINKS).is_file():
+            opened, path = Path(output) / OPENED, Path(output) / LINKS
+            if not (opened.is_file() or path.is_file()):
                 raise ConfigError(f"{output} is no output: it has no {LINKS}", fix="correct --keep")
-            links = json.loads(path.read_text(encoding="utf-8"))
+            links = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             names += [f"{link['kind']}/{link['digest']}" for link in links.values()]
+            # An interrupted run has written no links, and stages such as scores have no name.
+            names += opened.read_text(encoding="utf-8").split() if opened.is_file() else []
         needed: set[str] = set()
         while names:
             if (name := names.pop()) not in needed:

@@ -19,6 +19,7 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.experiments import store as store_module
 from as2ray.experiments.executor import SequentialBackend, execute, run_graph
+from as2ray.experiments.experiment import Experiment, run_experiment
 from as2ray.experiments.stage import Result, Stage
 from as2ray.experiments.store import LEASE, MANIFEST, Store
 
@@ -481,6 +482,22 @@ def test_prune_keeps_linked_stages_and_what_they_are_built_on(uri, tmp_path, run
         results[kept].digest,
     }
     assert store.find_all([first, kept, other]).keys() == {first, kept}
+
+
+def test_prune_keeps_what_an_interrupted_run_and_its_evaluations_need(tmp_path, runs):
+    store = Store(str(tmp_path / "store"))
+    named, failing = WriteText("a"), WriteText("d", first_attempt="fail")
+    experiment, output = Experiment(), tmp_path / "output"
+    experiment.add("texts/a", named)
+    experiment.compare("test", "system", 0, WriteText("b", named))
+    experiment.add("texts/d", failing)
+    backend = SequentialBackend(store, WORKERS)
+    with pytest.raises(OSError, match="disk full"):
+        run_experiment(experiment, output, store, backend, lambda _: None)
+    (output / "stages.json").unlink()  # as if the run had been killed before it wrote it
+    run_stages(store, WriteText("c"))
+    assert {stage.digest for stage in store.prune([output])} == {WriteText("c").digest({})}
+    assert {stage.is_complete for stage in store.stored_stages()} == {True, False}
 
 
 def test_prune_of_an_output_without_links_is_refused(tmp_path, runs):

@@ -116,5 +116,6 @@ def test_mlflow_shows_a_stage_by_its_recipe_and_continues_its_run(run_stage, int
     runs = find_runs()
     assert runs.keys() == {"rankers/first-seed0", "reports"}
     files = client.list_artifacts(runs["reports"].info.run_id)
-    assert [file.path for file in files] == ["run.json", "stages.json", "test.md"]
+    names = ["opened_stages.txt", "run.json", "stages.json", "test.md"]
+    assert [file.path for file in files] == names
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["ranker"]
