@@ -94,6 +94,7 @@ def search_training(
     grace_epochs: float = 1.0,
     seed: int = 0,
     node_files: NodeFiles = NodeFiles(),  # noqa: B008
+    metric: str = SELECTION_METRIC,
 ) -> TrainingSearch:
     """Runs an Optuna search over training runs, in which ASHA stops bad runs early.
 
@@ -110,13 +111,14 @@ def search_training(
         seed: Seed of the sampler.
         node_files: How nodes see files of others. If they publish them, another node goes on with
             a search that was interrupted.
+        metric: Measure on dev by which trials are compared.
 
     Raises:
         SearchError: All trials failed.
         KeyboardInterrupt: The search was interrupted.
     """
     folder = Path(folder).resolve()
-    modes = {SELECTION_METRIC: "max"}
+    modes = {metric: "max"}
     search = TuneRun(folder, modes, num_trials, node_files, workers, create_job)
 
     def run(params: dict[str, Any]) -> None:
@@ -141,10 +143,10 @@ def search_training(
             for path in (run_folder, Path(job.run.folder)):
                 node_files.publish(path)
         lines = read_metrics(run_folder / METRICS)
-        evaluations = [line for line in lines if SELECTION_METRIC in line]
-        selected = max(evaluations, key=lambda line: line[job.training.select_by])
-        epoch = evaluations[-1]["epoch"]
-        report = {SELECTION_METRIC: selected[SELECTION_METRIC], "epoch": epoch}
+        evaluations = [line for line in lines if metric in line]
+        # Of equal checkpoints a run keeps the latest.
+        selected = max(reversed(evaluations), key=lambda line: line[job.training.select_by])
+        report = {metric: selected[metric], "epoch": evaluations[-1]["epoch"]}
         tune.report({**report, "finished": True})
 
     trials = search.run(
@@ -160,13 +162,13 @@ def search_training(
     # The value of a trial that was stopped is not that of a whole run.
     best = max(
         [trial for trial in trials if trial.state == "finished"],
-        key=lambda trial: trial.values[SELECTION_METRIC],
+        key=lambda trial: trial.values[metric],
     )
     run_folder = search.run_folder(best.name)
     for path in (run_folder, folder / "trials"):
         node_files.restore(path)
     ranker = run_folder / BEST / "ranker"
-    return TrainingSearch(best.params, best.values[SELECTION_METRIC], ranker, run_folder, trials)
+    return TrainingSearch(best.params, best.values[metric], ranker, run_folder, trials)
 
 
 class _ScoreTrial(tune.Trainable):  # type: ignore[misc]

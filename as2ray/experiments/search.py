@@ -11,7 +11,6 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 
 from as2ray.experiments.rankers import RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.training.config import SELECTION_METRIC
 from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
 from tune_spaces import training_space
 from tune_spaces.run_fields import Values
@@ -41,8 +40,11 @@ class SearchConfig:
 class TunedRanker(TrainedRanker):
     """The best ranker of a search with Optuna under Ray Tune for the settings of a run.
 
-    The fields of `TrainedRanker` describe the run, whose settings the trials replace.
+    The fields of `TrainedRanker` describe the run, whose settings the trials replace. Trials are
+    compared by the measure that selects its checkpoint, or by MAP of the last one.
     """
+
+    VERSION = 2
 
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -86,10 +88,11 @@ class TunedRanker(TrainedRanker):
                 self.grace_epochs,
                 search.seed,
                 context.store,
+                self.training.selection_metric,
             )
             copy_ranker(result.ranker, context.output)
             for tracker in trackers:
-                tracker.log(0, {SELECTION_METRIC: result.value})
+                tracker.log(0, {self.training.selection_metric: result.value})
                 for path in sorted(p for p in context.output.iterdir() if p.is_file()):
                     tracker.log_file(path)
         shutil.copy(result.run_folder / METRICS, context.output)

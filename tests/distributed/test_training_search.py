@@ -13,10 +13,12 @@ from as2ray.errors import SearchError, TrainingError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import (
+    METRICS,
     RunDescription,
     TrackingConfig,
     closing,
     create_servers,
+    read_metrics,
 )
 
 IN_TURN = WorkersConfig(num_workers=0, cpus_per_worker=2)
@@ -95,6 +97,22 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(
     assert [trial.name[:3] for trial in trials] == ["001", "002", "004"]
     [events] = trials[0].glob("tensorboard/*")
     assert all(name in events.read_bytes() for name in (b"hparams", b"train/loss", b"dev/AP"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["dev/AP", "dev/P@1"])
+def test_value_of_a_trial_is_that_of_the_checkpoint_that_it_keeps(
+    job, tmp_path, ray_local, metric
+):
+    create_job = create_jobs(job, {"select_by": "dev/P@1", "eval_steps": 1})
+    args = {"num_trials": 1, "metric": metric}
+    result = search_training(create_job, numbered, tmp_path / "search", IN_TURN, **args)
+    lines = [line for line in read_metrics(result.run_folder / METRICS) if metric in line]
+    highest = max(line["dev/P@1"] for line in lines)
+    best = [line for line in lines if line["dev/P@1"] == highest]
+    assert best[0]["dev/AP"] != best[-1]["dev/AP"]
+    assert result.value == best[-1][metric]
+    assert result.trials[0].values == {metric: result.value}
 
 
 @pytest.mark.slow
