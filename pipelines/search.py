@@ -34,7 +34,7 @@ from as2ray.experiments.tables import leak_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
 from tune_spaces import training_space
-from tune_spaces.run_fields import Values, apply_values
+from tune_spaces.run_fields import Values, apply_values, endpoints
 
 log = logging.getLogger(__name__)
 
@@ -85,18 +85,13 @@ class Recipe(distill.Recipe):
                 problem = f"a space cannot have the field {name!r}"
                 fix = f"name one of {' or '.join(SEARCHED_FIELDS)}, such as training.epochs"
                 raise ConfigError(problem, fix=fix)
-        choices = [(n, v) for n, values in self.space.items() for v in _listed(values)]
+        choices = [(n, v) for n, values in self.space.items() for v in endpoints(values)]
         for point in [*self.points(), *({name: value} for name, value in choices)]:
             apply_values(point, self.runs[self.student])
 
     def points(self) -> list[dict[str, Any]]:
         """Returns the combinations of the grid."""
         return [dict(zip(self.grid, values)) for values in product(*self.grid.values())]
-
-
-def _listed(values: Values) -> list[Any]:
-    """Returns the values, or the ends of an interval."""
-    return values if isinstance(values, list) else [values.low, values.high]
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:

@@ -33,6 +33,11 @@ Values = Interval | Annotated[list[bool | int | float | str], Field(min_length=1
 """What a field can be: an interval, or one of several values."""
 
 
+def endpoints(values: Values) -> list[Any]:
+    """Returns the values, or the ends of an interval."""
+    return values if isinstance(values, list) else [values.low, values.high]
+
+
 @dataclass(frozen=True)
 class RunFields:
     """A search space of fields of a run."""

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import product
 from typing import Any
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
@@ -13,7 +14,12 @@ from as2ray.experiments.rankers import RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
 from tune_spaces import training_space
-from tune_spaces.run_fields import Values
+from tune_spaces.run_fields import Values, apply_values, endpoints
+
+WARM_UP_FIELDS = tuple(
+    f"training.{name}" for name in ("epochs", "max_steps", "warmup_ratio", "warmup_steps")
+)
+"""Fields of a run that change how long its warm-up takes."""
 
 NEVER = 10_000.0
 """Epochs that no trial reaches, before which none is stopped."""
@@ -63,12 +69,16 @@ class TunedRanker(TrainedRanker):
 
     @property
     def grace_epochs(self) -> float:
-        """Epochs before a trial may be stopped: not before its warm-up has ended."""
-        training = self.training
-        if training.max_steps or training.warmup_steps:
+        """Epochs before a trial may be stopped: not before the longest warm-up has ended."""
+        space = {} if isinstance(self.search.space, str) else self.search.space
+        ends = {name: endpoints(values) for name, values in space.items() if name in WARM_UP_FIELDS}
+        points = [dict(zip(ends, values)) for values in product(*ends.values())]
+        trainings = [apply_values(point, self).training for point in points]
+        if any(each.max_steps or each.warmup_steps for each in trainings):
             # How many epochs these are is not known before the tables are read.
             return NEVER
-        return max(self.search.grace_epochs, training.warmup_ratio * training.epochs)
+        warm_ups = [each.warmup_ratio * each.epochs for each in trainings]
+        return max(self.search.grace_epochs, *warm_ups)
 
     def run(self, context: StageContext) -> Outputs:
         """Searches; keeps the ranker of the best trial, and the files of the search."""

@@ -101,9 +101,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["dev/AP", "dev/P@1"])
-def test_value_of_a_trial_is_that_of_the_checkpoint_that_it_keeps(
-    job, tmp_path, ray_local, metric
-):
+def test_value_of_a_trial_is_that_of_the_checkpoint_that_it_keeps(job, tmp_path, ray_local, metric):
     create_job = create_jobs(job, {"select_by": "dev/P@1", "eval_steps": 1})
     args = {"num_trials": 1, "metric": metric}
     result = search_training(create_job, numbered, tmp_path / "search", IN_TURN, **args)

@@ -11,12 +11,13 @@ from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.saving import save
 from as2ray.errors import ConfigError, StaleStageError
 from as2ray.experiments.rankers import RANKER, TrainedRanker
-from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
+from as2ray.experiments.search import NEVER, BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import Stage
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from as2ray.training.tracking import METRICS, TrackingConfig
+from tune_spaces.run_fields import Interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,18 @@ def test_no_trial_is_stopped_before_its_warm_up_ends(run):
     long = replace(run, training=replace(run.training, epochs=20, warmup_ratio=0.25))
     assert TunedRanker.create(long, SearchConfig(grace_epochs=2)).grace_epochs == 5.0
     assert TunedRanker.create(long, SearchConfig(grace_epochs=6)).grace_epochs == 6.0
+
+
+@pytest.mark.parametrize(
+    ("space", "epochs"),
+    [
+        ({"training.epochs": [1, 20], "training.warmup_ratio": Interval(0.1, 0.5)}, 10.0),
+        ({"training.max_steps": [10, 20]}, NEVER),
+        ({"training.learning_rate": [1e-3]}, 1.0),
+    ],
+)
+def test_no_trial_is_stopped_before_the_longest_warm_up_of_its_space_ends(run, space, epochs):
+    assert TunedRanker.create(run, SearchConfig(space)).grace_epochs == epochs
 
 
 def test_unknown_space_is_refused():
