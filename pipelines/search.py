@@ -14,7 +14,7 @@ interrupted search continues.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from itertools import product
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import TrainedRanker, trained_rankers
-from as2ray.experiments.recipe import NON_EMPTY
+from as2ray.experiments.recipe import NON_EMPTY, RunSpec
 from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import plain, sorted_stages
 from as2ray.experiments.tables import leak_checks, table_stages
@@ -97,24 +97,36 @@ class Recipe(distill.Recipe):
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: the search of the student, and what the student builds on."""
     experiment = Experiment()
-    tables = table_stages(recipe, data_dirs)
-    rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables))
-    student = rankers[recipe.student, recipe.seeds_of(recipe.student)[0]]
-    assert isinstance(student, TrainedRanker)
-    needed = set(sorted_stages(student.inputs))
-    for (name, seed), ranker in rankers.items():
-        if ranker in needed:
-            experiment.add(f"rankers/{name}-seed{seed}", ranker)
     if recipe.grid:
-        runs = tuple(apply_values(values, student) for values in recipe.points())
-        for number, run in enumerate(runs):
-            experiment.add(f"grid/{number}", run)
+        run = recipe.runs[recipe.student]
+        points = [apply_values(values, run) for values in recipe.points()]
+        runs = tuple(_add_student(experiment, recipe, data_dirs, point) for point in points)
+        for number, each in enumerate(runs):
+            experiment.add(f"grid/{number}", each)
         experiment.add("search", BestRanker(runs))
         return experiment
+    student = _add_student(experiment, recipe, data_dirs, recipe.runs[recipe.student])
     space = recipe.space or "distillation"
     search = SearchConfig(space, recipe.num_trials, recipe.grace_epochs)
     experiment.add("search", TunedRanker.create(student, search))
     return experiment
+
+
+def _add_student(
+    experiment: Experiment, recipe: Recipe, data_dirs: Mapping[str, str], run: RunSpec
+) -> TrainedRanker:
+    """Names the rankers that a run in the place of the student builds on; returns its stage."""
+    values = {each.name: getattr(recipe, each.name) for each in fields(distill.Recipe)}
+    # Checks the run as one of any recipe.
+    changed = distill.Recipe(**{**values, "runs": {**recipe.runs, recipe.student: run}})
+    tables = table_stages(changed, data_dirs)
+    rankers = trained_rankers(changed, tables, leak_checks(changed, tables))
+    student = rankers[recipe.student, changed.seeds_of(recipe.student)[0]]
+    needed = set(sorted_stages(student.inputs))
+    for (name, seed), ranker in rankers.items():
+        if ranker in needed:
+            experiment.add(f"rankers/{name}-seed{seed}", ranker)
+    return student
 
 
 def report(recipe: Recipe, finished: Finished) -> None:

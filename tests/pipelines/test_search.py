@@ -1,5 +1,7 @@
 """A search of a student's settings; `cluster/test_watched_search.py` runs one with Ray Tune."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -62,6 +64,24 @@ def test_grid_trains_every_combination_of_any_run_and_writes_every_row(recipe, t
     for name, value in (("training.epoch", 1), ("training.epochs", -1), ("epochs", 1)):
         with pytest.raises(ConfigError, match=name):
             replace(searched, grid={name: [value]})
+
+
+def test_grid_has_any_field_of_a_run(recipe, tmp_path, checkpoint):
+    searched = replace(recipe, student="teacher", grid={"num_layers": [1, 2]})
+    PIPELINE.run(searched, tmp_path, HERE)
+    for number, num_layers in enumerate((1, 2)):
+        manifest = json.loads((tmp_path / "grid" / str(number) / "manifest.json").read_text())
+        assert manifest["outputs"]["shape"]["num_layers"] == num_layers
+    assert re.search(r"num_layers: [12]\n", (tmp_path / "best.yaml").read_text())
+    tables = build(replace(searched, grid={"train": [["target"], ["general"]]}), {})
+    assert len(tables.stages["grid/0"].inputs) == len(tables.stages["grid/1"].inputs)
+    assert tables.stages["grid/0"].inputs != tables.stages["grid/1"].inputs
+    models = build(replace(searched, grid={"model": [str(checkpoint("electra", None))]}), {})
+    assert "electra" in models.stages["grid/0"].model.path
+    training = build(replace(searched, grid={"training": [{"epochs": 2}]}), {})
+    assert training.stages["grid/0"].training.epochs == 2
+    with pytest.raises(ConfigError, match="exit_layers"):
+        build(replace(searched, grid={"exit_layers": [(1,)]}), {})
 
 
 def test_space_is_of_fields_that_the_run_has(recipe):
