@@ -109,6 +109,8 @@ class TuneRun:
         self.release_workers()
         for path in (tune_folder, *self._state_files()):
             self.node_files.restore(path)
+        # It misses the files of Tune's own loggers, which are switched off.
+        logging.getLogger("ray.tune.analysis").setLevel(logging.ERROR)
         if self._can_resume(tune_folder):
             tuner = tune.Tuner.restore(str(tune_folder), trainable, resume_errored=True)
         else:
@@ -143,8 +145,6 @@ class TuneRun:
                     callbacks=[_RunLog(self)],
                 ),
             )
-        # It misses the files of Tune's own loggers, which are switched off.
-        logging.getLogger("ray.tune.analysis").setLevel(logging.ERROR)
         try:
             with _signals(), _environment(TUNE_ENVIRONMENT):
                 tuner.fit()

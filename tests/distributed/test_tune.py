@@ -1,6 +1,7 @@
 """Searches over stored scores."""
 
 import csv
+import logging
 import os
 import signal
 import threading
@@ -94,20 +95,26 @@ def interrupt_search(folder, number, num_trials):
 
 @pytest.mark.slow
 def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
-    scores_search, tmp_path
+    scores_search, tmp_path, caplog, monkeypatch
 ):
     _, results = scores_search
+    analysis = logging.getLogger("ray.tune.analysis")
+    # As in a process without an earlier search.
+    monkeypatch.setattr(analysis, "level", logging.WARNING)
+    monkeypatch.setattr(analysis, "handlers", [caplog.handler])
     for number, num_trials in ((signal.SIGINT, 2), (signal.SIGTERM, 6)):
         message = interrupt_search(tmp_path, number, num_trials)
         assert "interrupted after" in message
         assert "run it again: it resumes" in message
         assert not (tmp_path / "trials.csv").exists()
+        analysis.setLevel(logging.WARNING)
     num_before = len(open_study(tmp_path).trials)
     assert num_trials <= num_before < NUM_TRIALS
     # A trial that started after Tune's last snapshot, as after SIGKILL.
     open_study(tmp_path).ask()
     assert search_sum(tmp_path) == results
     assert len(open_study(tmp_path).trials) == NUM_TRIALS
+    assert not any(record.name.startswith(analysis.name) for record in caplog.records)
 
 
 def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatch, caplog):
