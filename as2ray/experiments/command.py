@@ -126,9 +126,9 @@ def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:
 
 @contextmanager
 def exit_with_error() -> Iterator[None]:
-    """Prints an error of the user that is raised inside the block, and exits with status 2."""
+    """Prints an error of the user or of a file inside the block, and exits with status 2."""
     try:
         yield
-    except As2rayError as error:
+    except (As2rayError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

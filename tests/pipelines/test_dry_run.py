@@ -69,3 +69,12 @@ def test_dry_run_of_a_recipe_that_cannot_run_exits_with_its_error(no_data, capsy
         )
     assert raised.value.code == 2
     assert "'rankers/wikiqa-seed0': num_layers=13 is not from 1 to 12" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    path = "pipelines/recipes/tanda_minilm.yaml"
+    with pytest.raises(SystemExit) as error:
+        transfer_adapt.PIPELINE.command(["--config", path, "--output", str(tmp_path / "file/out")])
+    assert error.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("NotADirectoryError: ")
