@@ -26,7 +26,13 @@ from as2ray.evaluation.cascade_replay import (
 )
 from as2ray.evaluation.measures import evaluate
 from as2ray.evaluation.report import markdown_table
-from as2ray.experiments.rankers import RANKER, TableScores, TrainedRanker, save_evaluations
+from as2ray.experiments.rankers import (
+    RANKER,
+    TableScores,
+    TrainedRanker,
+    of_table,
+    save_evaluations,
+)
 from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
 from as2ray.experiments.tables import filtered_table, read_table
 from as2ray.training.cascade_config import CascadeConfig
@@ -114,7 +120,7 @@ class SequentialRanker(Stage):
 class ReplayEvaluation(Stage):
     """Quality and cost of each exit and drop ratio, replayed over stored scores."""
 
-    VERSION = 2
+    VERSION = 3
 
     scores: TableScores
     name: str
@@ -133,7 +139,8 @@ class ReplayEvaluation(Stage):
         for name, exits, drop_ratio in systems:
             exits = exits or list(range(len(replay.exit_layers)))
             keys = replay.rank(exits, drop_ratio).sort_keys
-            results[name] = evaluate(rows, keys, self.measures, question_filter=question_filter)
+            result = evaluate(rows, keys, self.measures, question_filter=question_filter)
+            results[name] = of_table(result, context, self.scores.table)
             points[name] = replay.evaluate(exits, drop_ratio)
         return {**save_evaluations(results, context.output), "points": points}
 
@@ -194,6 +201,8 @@ class DropSearch(Stage):
 class SearchedReplay(Stage):
     """Quality and cost on a test of the exits and drop ratios that were chosen on dev."""
 
+    VERSION = 2
+
     scores: TableScores
     """Of all exits of the cascade, on the test."""
     search: DropSearch
@@ -208,6 +217,7 @@ class SearchedReplay(Stage):
         keys = replay.rank(exits, chosen.drop_ratios).sort_keys
         result = evaluate(replay.table, keys, self.measures, question_filter=question_filter)
         point = replay.evaluate(exits, chosen.drop_ratios)
+        result = of_table(result, context, self.scores.table)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 
@@ -305,6 +315,8 @@ class RankerCascade(Stage):
 class CascadeReplayEvaluation(Stage):
     """Quality and cost of a cascade of a finished ranker, as it drops, replayed on a test."""
 
+    VERSION = 2
+
     scores: TableScores
     """Of all exits that were trained, on the test."""
     cascade: RankerCascade
@@ -332,6 +344,7 @@ class CascadeReplayEvaluation(Stage):
             question_filter=self.scores.question_filter,
         )
         point = replay.measure(exits, staged)
+        result = of_table(result, context, self.scores.table)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 

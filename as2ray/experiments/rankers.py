@@ -305,8 +305,12 @@ class TableEvaluation(Stage):
         result = evaluate(
             rows, scores, self.measures, question_filter=question_filter, ties=self.ties
         )
-        content = str(context.outputs(table)["fingerprint"])
-        return save_evaluations({"": replace(result, fingerprint=content)}, context.output)
+        return save_evaluations({"": of_table(result, context, table)}, context.output)
+
+
+def of_table(result: EvaluationResult, context: StageContext, table: Stage) -> EvaluationResult:
+    """Returns an evaluation with the fingerprint of the whole table, whichever rows were read."""
+    return replace(result, fingerprint=str(context.outputs(table)["fingerprint"]))
 
 
 def count_parameters(ranker: Path) -> int:

@@ -64,6 +64,16 @@ class Checkpoint(Stage):
         save(ranker, context.output / RANKER)
 
 
+@dataclass(frozen=True, eq=False)
+class WithoutAnswer(Candidates):
+    """Candidates of which the first question has no answer."""
+
+    def run(self, context):
+        rows = tiny.candidates(self.num_questions, each=7)
+        labels = np.where(np.arange(rows.num_rows) < 7, 0, rows["label"].to_numpy())
+        return write_table(rows.set_column(4, rows.field("label"), [labels]), context.output)
+
+
 TABLE = Candidates(9)
 
 
@@ -236,6 +246,20 @@ def test_cascade_of_a_ranker_ranks_as_its_replay_says(complete, path, settings):
     with_bm25 = layers if made.bm25_margin is None else [0, *layers]
     assert replayed["point"]["exit_layers"] == with_bm25
     assert 0 < replayed["point"]["relative_flops"] <= 1.01
+
+
+def test_replays_under_a_filter_are_of_the_same_table_as_evaluations(complete, path):
+    table, ranker = WithoutAnswer(9), Checkpoint(path, (1, 2, 3))
+    scores = TableScores(ranker, table, "exits", "clean")
+    search = DropSearch(ranker, scores, DropSearchConfig(num_trials=0))
+    stages = (
+        TableEvaluation(TableScores(ranker, table, question_filter="clean"), MEASURES),
+        ReplayEvaluation(scores, "c", (1, 2, 3), (0.0,), MEASURES),
+        SearchedReplay(scores, search, MEASURES),
+    )
+    evaluations = [complete(stage)[0]["evaluations"].values() for stage in stages]
+    fingerprints = {each["fingerprint"] for values in evaluations for each in values}
+    assert fingerprints == {complete(table)[0]["fingerprint"]}
 
 
 def test_times_are_of_the_first_pairs_at_each_drop_ratio(complete, path):
