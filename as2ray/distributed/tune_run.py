@@ -178,11 +178,14 @@ class TuneRun:
     def _can_resume(self, tune_folder: Path) -> bool:
         """Returns whether Tune has a snapshot; returns Optuna's journal to that state, or to none.
 
-        Trials that started after the snapshot are unknown to Tune, and start again.
+        Trials that started after the snapshot are unknown to Tune, and start again. So do all
+        trials of a folder that was moved, whose runs resume where they have equal parameters.
         """
         journal, size, trials = self._state_files()
-        if size.exists() and any(tune_folder.glob("experiment_state-*.json")):
-            os.truncate(journal, int(size.read_text()))
+        num_bytes, _, folder = size.read_text().partition(" ") if size.exists() else ("", "", "")
+        # The snapshot holds absolute paths.
+        if folder == str(self.folder) and any(tune_folder.glob("experiment_state-*.json")):
+            os.truncate(journal, int(num_bytes))
             return True
         self.scratch.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(tune_folder, ignore_errors=True)
@@ -236,10 +239,10 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         self.__init__(**state)  # type: ignore[misc]
 
     def get_state(self) -> None:
-        """Tune calls this with every snapshot; remembers the state of Optuna's journal."""
+        """Tune calls this with every snapshot; remembers the journal's size, and the folder."""
         size = (self.search.folder / JOURNAL).stat().st_size
         with atomic_file(self.search.scratch / "journal_size") as temporary:
-            temporary.write_text(str(size))
+            temporary.write_text(f"{size} {self.search.folder}")
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """See `tune.Callback`."""

@@ -117,6 +117,15 @@ def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
     assert not any(record.name.startswith(analysis.name) for record in caplog.records)
 
 
+@pytest.mark.slow
+def test_interrupted_search_in_a_folder_that_was_moved_goes_on_there(scores_search, tmp_path):
+    _, results = scores_search
+    interrupt_search(tmp_path / "before", signal.SIGINT, 2)
+    (tmp_path / "before").rename(tmp_path / "after")
+    assert search_sum(tmp_path / "after") == results
+    assert not (tmp_path / "before").exists()
+
+
 def test_search_that_waits_for_resources_says_so(ray_local, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tune_run, "NO_PROGRESS_S", 0.5)
 
