@@ -206,8 +206,12 @@ def margin_mask(
         top_k: Rank of the candidate below which the margin lies, from 1; of fewer candidates the
             last.
     """
-    order, starts, sizes = _order_by_question(question_index, scores, len(margins))
     values = log_odds(scores)
+    if top_k == 1:
+        limits = np.full(len(margins), -np.inf)
+        np.fmax.at(limits, question_index, values)
+        return np.asarray(~(values < (limits - margins)[question_index]))
+    order, starts, sizes = _order_by_question(question_index, scores, len(margins))
     # A question without rows has no best; its limit is not read.
     best = starts + np.minimum(top_k, np.maximum(sizes, 1)) - 1
     limits = np.empty(len(margins))

@@ -82,6 +82,11 @@ class CascadeReplay:
         """Number of questions."""
         return int(self.question_index.max(initial=-1)) + 1
 
+    @cached_property
+    def last_exit_places(self) -> np.ndarray:
+        """Place of each row in its question by the last exit's scores, shape [rows]."""
+        return places(self.question_index, self.scores[:, -1])
+
     def take(self, rows: slice) -> "CascadeReplay":
         """Returns the scores of some rows, of whole questions."""
         parts = {name: getattr(self, name)[rows] for name in ("table", "scores", "num_tokens")}
@@ -240,6 +245,20 @@ class _StoredScores:
 
     def score(self, stage_index: int, rows: np.ndarray) -> np.ndarray:
         return np.asarray(self.scores[rows, stage_index])
+
+
+def places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Returns the place of each row in its question, from 1; of equal scores the first row's.
+
+    Args:
+        question_index: Number of each row's question, shape [rows].
+        scores: Shape [rows].
+    """
+    order = np.lexsort((-scores, question_index))
+    sizes = np.bincount(question_index)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+    return ranks
 
 
 def pareto_front(

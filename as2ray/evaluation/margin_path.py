@@ -1,8 +1,9 @@
 """Fits the margins of a cascade: a path of margins on some questions, the place on it on others.
 
-The margins of all exits lie on one path from "nothing dropped" to "all but the best dropped". The
-path is ordered on one part of the questions by what a step saves against what it loses. The place
-on the path is the only number that the other part decides, so the bound on the loss holds for it.
+The margins of all exits lie on one path from "nothing dropped" to "all but the best dropped". It
+passes through the cheapest margins for each of several losses on one part of the questions. The
+place on the path is the only number that the other part decides, so the bound on the loss holds
+for it.
 """
 
 from dataclasses import replace
@@ -13,18 +14,26 @@ import numpy as np
 from as2ray.cascade.cost import measure_relative_cost, observed_drop_ratios
 from as2ray.cascade.margins import Margins, Risk, RiskBound, select_step
 from as2ray.cascade.pruning import StagedScores, log_odds
-from as2ray.evaluation.cascade_replay import CascadeReplay
+from as2ray.evaluation.cascade_replay import CascadeReplay, places
 
 NUM_LEVELS = 16
-"""Finite margins of each exit on the path."""
-JUMPS = (1, 2, 4)
-"""By how many levels one step may lower a margin."""
+"""Finite margins of each exit among which the cheapest are sought."""
+LOSSES = tuple(0.0005 * 2**power for power in range(9))
+"""Mean losses for which they are sought."""
+FACTORS = (0.3, 0.5, 0.7)
+"""Before them the path passes through margins that keep the smallest loss even if they are so many
+times as large: on other questions the exits agree less with the last one."""
+LOSS_WEIGHTS = (64.0, 16.0, 4.0, 1.0)
+"""Weights of the loss, beside the cost, by which margins are sought, one after the other."""
 MAX_BM25_WEIGHT = 40.0
 """Bound on the weight of BM25, whose log-odds differ by one or two: at 40 it alone decides."""
 BM25_WEIGHT_PENALTY = 2e-4
 """Weight of the squared factors of an exit's score and of BM25, when they are fitted."""
-NUM_SUBSTEPS = 4
-"""Steps into which each step of the path is divided in the end."""
+NUM_SUBSTEPS = 8
+"""Steps of the path from one of the margins that were sought to the next."""
+
+Place = tuple[int, ...]
+"""Level of each exit's margin, from 0 (infinite) to `NUM_LEVELS` (0)."""
 
 
 def question_losses(
@@ -42,19 +51,19 @@ def question_losses(
         risk: What counts as a loss.
         top_k: For the risk `top_k`.
     """
-    question_index, last_stage = replay.question_index, replay.scores.shape[1] - 1
-    complete = _places(question_index, replay.scores[:, last_stage])
+    question_index, complete = replay.question_index, replay.last_exit_places
     if risk == "top_k":
         assert staged.stage_index is not None
         is_lost = (complete <= top_k) & (staged.stage_index < staged.stage_index.max())
         return np.asarray(np.bincount(question_index, is_lost) > 0, np.float64)
-    places = _places(question_index, staged.sort_keys)
+    sort_keys = staged.sort_keys
     if risk == "first_place":
-        return np.asarray(1.0 - 1.0 / places[_first_rows(question_index, complete)])
-    labels = replay.table["label"].to_numpy() > 0
+        firsts = _best_rows(question_index, -complete, np.flatnonzero(complete == 1))
+        return np.asarray(1.0 - 1.0 / _places_of(firsts, question_index, sort_keys))
+    positives = np.flatnonzero(replay.table["label"].to_numpy() > 0)
     before, after = (
-        _reciprocal_ranks(question_index, labels, ranks, replay.num_questions)
-        for ranks in (complete, places)
+        1.0 / _places_of(_best_rows(question_index, keys, positives), question_index, keys)
+        for keys in (-complete, sort_keys)
     )
     return np.asarray(np.maximum(before - after, 0.0))
 
@@ -71,26 +80,23 @@ def measure_last_exit(replay: CascadeReplay, scores: np.ndarray) -> float:
     return float(question_losses(reference, staged, "first_place").mean())
 
 
-def _places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Returns the place of each row in its question, from 1; of equal scores the first row's."""
-    order = np.lexsort((-scores, question_index))
-    sizes = np.bincount(question_index)
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
-    return places
+def _best_rows(question_index: np.ndarray, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns which of some rows is the best of each question, shape [questions]; -1 if none is."""
+    rows = rows[np.lexsort((-keys[rows], question_index[rows]))]
+    questions, first = np.unique(question_index[rows], return_index=True)
+    best = np.full(question_index.max(initial=-1) + 1, -1)
+    best[questions] = rows[first]
+    return best
 
 
-def _first_rows(question_index: np.ndarray, places: np.ndarray) -> np.ndarray:
-    rows = np.flatnonzero(places == 1)
-    return rows[np.argsort(question_index[rows])]
+def _places_of(best: np.ndarray, question_index: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Returns the place of one row of each question, from 1; infinity where there is none (-1).
 
-
-def _reciprocal_ranks(
-    question_index: np.ndarray, labels: np.ndarray, places: np.ndarray, num_questions: int
-) -> np.ndarray:
-    ranks = np.zeros(num_questions)
-    np.maximum.at(ranks, question_index[labels], 1.0 / places[labels])
-    return ranks
+    Of equal keys the first row's place is better.
+    """
+    row = best[question_index]
+    is_above = (keys > keys[row]) | ((keys == keys[row]) & (np.arange(len(keys)) < row))
+    return np.where(best < 0, np.inf, 1.0 + np.bincount(question_index, is_above, len(best)))
 
 
 def measure_margins(
@@ -127,7 +133,7 @@ def _used_exits(margins: np.ndarray) -> tuple[list[int], list[float]]:
 def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray:
     """Orders margins from "nothing dropped" to "all but the `top_k` best dropped".
 
-    Each step lowers the margin of the exit that saves most per loss.
+    The path passes through the cheapest margins for each of `LOSSES`.
 
     Args:
         replay: Stored scores of questions that will not choose the place on the path.
@@ -137,71 +143,101 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
     Returns:
         Shape [steps, exits - 1]; no margin rises from one step to the next.
     """
-    levels = [_margin_levels(replay, stage, top_k) for stage in range(replay.scores.shape[1] - 1)]
-    place = np.zeros(len(levels), np.int64)
-    smallest_loss = 0.1 / replay.num_questions
-
-    def margins_at(place: np.ndarray) -> np.ndarray:
-        return np.array([values[index] for values, index in zip(levels, place)])
-
-    def measure(place: np.ndarray) -> tuple[float, float]:
-        losses, flops = measure_margins(replay, margins_at(place), risk, top_k)
-        return float(losses.mean()), flops
-
-    path, (loss, flops) = [margins_at(place)], measure(place)
-    while np.any(place < NUM_LEVELS):
-        steps = []
-        for stage in np.flatnonzero(place < NUM_LEVELS):
-            for jump in JUMPS:
-                lowered = place.copy()
-                lowered[stage] = min(lowered[stage] + jump, NUM_LEVELS)
-                new_loss, new_flops = measure(lowered)
-                gain = (flops - new_flops) / (max(new_loss - loss, 0.0) + smallest_loss)
-                steps.append((gain, new_loss, new_flops, lowered))
-        _, loss, flops, place = max(steps, key=lambda step: step[0])
-        path.append(margins_at(place))
-    return _divide_steps(
-        path, np.array([_largest_gap(replay, i, top_k) for i in range(len(levels))])
-    )
+    search = _MarginSearch(replay, risk, top_k)
+    targets = [(LOSSES[0], factor) for factor in FACTORS] + [(loss, 1.0) for loss in LOSSES]
+    return search.path_through(search.nested_places(targets))
 
 
-def _divide_steps(path: list[np.ndarray], largest_gaps: np.ndarray) -> np.ndarray:
-    """Returns the path with `NUM_SUBSTEPS` steps in place of each one.
+class _MarginSearch:
+    """Seeks cheap margins among `NUM_LEVELS` of each exit, the quantiles of its gaps."""
 
-    A margin that was infinite falls from the exit's largest gap, which drops as little.
-    """
-    steps = [path[0]]
-    for margins, lower in pairwise(path):
-        start = np.where(np.isfinite(margins), margins, largest_gaps)
-        for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
-            steps.append((1 - share) * start + share * lower)
-    return np.stack(steps)
+    def __init__(self, replay: CascadeReplay, risk: Risk, top_k: int) -> None:
+        self.replay, self.risk, self.top_k = replay, risk, top_k
+        gaps = [_gaps(replay, stage, top_k) for stage in range(replay.scores.shape[1] - 1)]
+        shares = np.linspace(1.0, 0.0, NUM_LEVELS + 1)
+        self.levels = np.stack([np.quantile(part, shares) for part in gaps])
+        """Margin of each exit at each level, [exits - 1, levels]; at level 0 its largest gap."""
+        self.levels[:, -1] = 0.0
+        self.measured: dict[tuple[Place, float], tuple[float, float]] = {}
 
+    def margins(self, place: np.ndarray | Place) -> np.ndarray:
+        """Returns the margins at a place, whose levels may lie between two."""
+        levels = range(NUM_LEVELS + 1)
+        values = [np.interp(x, levels, part) for x, part in zip(place, self.levels)]
+        return np.where(np.asarray(place) > 0, values, np.inf)
 
-def _margin_levels(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
-    """Returns infinity and then the quantiles of an exit's gaps to the `top_k`-th best, down to 0.
+    def measure(self, place: Place, factor: float) -> tuple[float, float]:
+        """Returns the mean loss with margins that are multiplied by a factor, and the cost."""
+        if (place, factor) not in self.measured:
+            margins = self.margins(place)
+            losses, cost = measure_margins(self.replay, margins, self.risk, self.top_k)
+            if factor != 1.0:
+                losses, _ = measure_margins(self.replay, factor * margins, self.risk, self.top_k)
+            self.measured[place, factor] = float(losses.mean()), cost
+        return self.measured[place, factor]
 
-    Shape [NUM_LEVELS + 1].
-    """
-    quantiles = np.quantile(
-        _gaps(replay, stage, top_k), np.linspace(1.0, 0.0, NUM_LEVELS + 1)[1:-1]
-    )
-    return np.array([np.inf, *quantiles, 0.0])
+    def nested_places(self, targets: list[tuple[float, float]]) -> list[Place]:
+        """Returns the first place, the cheapest for each target, and the last place.
 
+        Targets are bounds on the loss, with the factor of the margins that keep it, from the
+        strictest. The middle one comes first; then those before it are sought among lower levels,
+        and those after it among higher ones, so that no level falls from one place to the next.
+        """
+        num_exits = len(self.levels)
+        places: list[Place] = [(0,) * num_exits] * (len(targets) + 1)
+        places.append((NUM_LEVELS,) * num_exits)
 
-def _largest_gap(replay: CascadeReplay, stage: int, top_k: int) -> float:
-    return float(_gaps(replay, stage, top_k).max())
+        def fill(start: int, end: int) -> None:
+            middle = (start + end) // 2
+            if middle > start:
+                target = targets[middle - 1]
+                places[middle] = self.cheapest(*target, places[start], places[end])
+                fill(start, middle)
+                fill(middle, end)
+
+        fill(0, len(targets) + 1)
+        return places
+
+    def cheapest(self, max_loss: float, factor: float, lower: Place, upper: Place) -> Place:
+        """Returns the cheapest place between two of all that a coordinate descent has seen."""
+        lowest_cost, cheapest, place = np.inf, lower, lower
+        for weight in LOSS_WEIGHTS:
+            loss, cost = self.measure(place, factor)
+            value, is_better = cost + weight * loss, True
+            while is_better:
+                is_better = False
+                for stage, bounds in enumerate(zip(lower, upper)):
+                    for level in range(bounds[0], bounds[1] + 1):
+                        other = (*place[:stage], level, *place[stage + 1 :])
+                        loss, cost = self.measure(other, factor)
+                        if loss <= max_loss and cost < lowest_cost:
+                            lowest_cost, cheapest = cost, other
+                        if cost + weight * loss < value - 1e-9:
+                            value, place, is_better = cost + weight * loss, other, True
+        return cheapest
+
+    def path_through(self, places: list[Place]) -> np.ndarray:
+        """Returns the margins between each place and the next, [steps, exits - 1].
+
+        A margin that was infinite falls from the exit's largest gap, which drops as little.
+        """
+        steps = [self.margins(places[0])]
+        for place, following in pairwise(np.array(places)):
+            if (place != following).any():
+                for share in np.linspace(0.0, 1.0, NUM_SUBSTEPS + 1)[1:]:
+                    steps.append(self.margins(place + share * (following - place)))
+        return np.stack(steps)
 
 
 def _gaps(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
     """Returns how far all but the best lie below the `top_k`-th best of their question."""
     values, question_index = log_odds(replay.scores[:, stage]), replay.question_index
-    places, sizes = _places(question_index, values), np.bincount(question_index)
+    stage_places, sizes = places(question_index, values), np.bincount(question_index)
     best = np.empty(len(sizes))
-    is_best = places == np.minimum(top_k, sizes)[question_index]
+    is_best = stage_places == np.minimum(top_k, sizes)[question_index]
     best[question_index[is_best]] = values[is_best]
     gaps: np.ndarray = np.maximum(best[question_index] - values, 0.0)
-    return gaps[places > 1]
+    return gaps[stage_places > 1]
 
 
 def fit_bm25_weights(replay: CascadeReplay, last_weight: float = 0.0) -> dict[int, float]:

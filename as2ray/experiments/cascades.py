@@ -276,7 +276,7 @@ class CascadeExits(Stage):
 class RankerCascade(Stage):
     """A cascade made of a finished ranker: exits whose margins are chosen."""
 
-    RESOURCES, VERSION = "device", 3
+    RESOURCES, VERSION = "device", 4
 
     exits: CascadeExits
     ranker: Stage
