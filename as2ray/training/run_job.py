@@ -2,10 +2,11 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -116,6 +117,7 @@ def _check_same_job(job: TrainingJob, folder: Path) -> None:
     """Checks that a run in the folder is of this job; notes the job of a new run.
 
     Inputs that are gone are not compared, nor those of runs of versions that stored no hashes.
+    Inputs with equal hashes are equal wherever they are: a store may be moved.
     """
     settings = {k: v for k, v in asdict(job).items() if k not in ("tracking", "run")}
     current, path = json.loads(json.dumps(flatten(settings), default=str)), folder / JOB
@@ -123,7 +125,12 @@ def _check_same_job(job: TrainingJob, folder: Path) -> None:
     stored = json.loads(path.read_text()) if path.is_file() else current
     for one, other in ((stored, current), (current, stored)):
         one |= {k: v for k, v in other.items() if k.startswith(CONTENT) and k not in one}
-    keys = [k for k in sorted({*stored, *current}) if stored.get(k) != current.get(k)]
+    keys = [
+        key
+        for key in sorted({*stored, *current})
+        if stored.get(key) != current.get(key)
+        and _by_content(stored.get(key), stored) != _by_content(current.get(key), current)
+    ]
     if keys:
         changes = [f"{key}: {stored.get(key)!r} -> {current.get(key)!r}" for key in keys[:8]]
         problem = f"{folder} holds a run of another job (run -> job): {'; '.join(changes)}"
@@ -131,6 +138,13 @@ def _check_same_job(job: TrainingJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(current, indent=2) + "\n")
+
+
+def _by_content(value: Any, job: Mapping[str, Any]) -> Any:
+    """Returns a setting with the hashes of the inputs that a job has hashes of, not their paths."""
+    if isinstance(value, list):
+        return [_by_content(each, job) for each in value]
+    return job.get(f"{CONTENT}{value}", value)
 
 
 def _hash_inputs(job: TrainingJob) -> dict[str, str]:

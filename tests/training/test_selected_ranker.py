@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
@@ -84,6 +85,29 @@ def test_run_whose_tables_or_model_have_changed_is_refused_and_if_they_are_gone_
     older = {key: value for key, value in stored.items() if not key.startswith("content.")}
     (run / JOB).write_text(json.dumps(older))
     assert train(job, run) == selected
+
+
+def test_run_in_a_store_that_was_moved_is_the_same_run(checkpoint, tmp_path):
+    def create_job(store: Path) -> TrainingJob:
+        tables = (str(store / "train"), str(store / "more"))
+        return TrainingJob(
+            ModelSpec(str(store / "start"), max_length=40),
+            tables,
+            {"dev": str(store / "train")},
+            TrainingConfig(epochs=1, precision="fp32"),
+            tracking=TrackingConfig(tensorboard=False),
+        )
+
+    store, moved = tmp_path / "store", tmp_path / "moved"
+    shutil.copytree(checkpoint("bert", None), store / "start")
+    for name, seed in (("train", 0), ("more", 1)):
+        tiny.write_corpus(store / name, tiny.candidates(8, seed=seed))
+    selected = train(create_job(store), store / "run")
+    store.rename(moved)
+    assert train(create_job(moved), moved / "run") == moved / selected.relative_to(store)
+    exchanged = replace(create_job(moved), train_tables=create_job(moved).train_tables[::-1])
+    with pytest.raises(StaleStageError, match="job\\): train_tables: "):
+        train(exchanged, moved / "run")
 
 
 def test_run_whose_own_loss_has_changed_is_refused(checkpoint, corpus, tmp_path, monkeypatch):
