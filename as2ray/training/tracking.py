@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ METRICS = "metrics.jsonl"
 """File in a run's folder with a line for each report."""
 
 FLUSH_S = 5
-"""Seconds after which TensorBoard's files hold what was logged."""
+"""Seconds after which TensorBoard's files are written with the next report."""
 
 RunState = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ended; a run that was killed, or is about to lose its node, may be resumed."""
@@ -138,6 +139,9 @@ class Tracker:
     def log(self, step: int, metrics: Metrics) -> None:
         """Logs the metrics after `step` steps."""
 
+    def flush(self) -> None:
+        """Writes what is buffered: a resumed run does not log it again."""
+
     def log_file(self, path: Path) -> None:
         """Stores a file or a folder, if the tracker keeps files."""
 
@@ -225,13 +229,19 @@ class TensorBoardTracker(Tracker):
         hyperparameters: Mapping[str, Any] | None = None,
         metric: str = "dev/AP",
     ) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
         from tensorboardX.summary import hparams
 
-        purge_step = resumed_step + 1 if resumed_step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
+        folder.mkdir(parents=True, exist_ok=True)
+        # `SummaryWriter` has a thread that writes later, and cannot wait for it.
+        self._writer = EventsWriter(str(folder / "events"))
+        self._flushed_at = -math.inf
+        if resumed_step:
+            start = SessionLog(status=SessionLog.START)
+            self._write(step=resumed_step + 1, session_log=start)
         for summary in hparams(hyperparameters, {metric: None}) if hyperparameters else ():
-            self._writer.file_writer.add_summary(summary)
+            self._write(summary=summary)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
@@ -239,11 +249,23 @@ class TensorBoardTracker(Tracker):
 
         # One event for all metrics takes a tenth of the time of one for each.
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.file_writer.add_summary(Summary(value=values), step)
+        self._write(step=step, summary=Summary(value=values))
+        if time.monotonic() - self._flushed_at > FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """See `Tracker`."""
+        self._writer.flush()
+        self._flushed_at = time.monotonic()
 
     def close(self, state: RunState = "FINISHED") -> None:
         """See `Tracker`."""
         self._writer.close()
+
+    def _write(self, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(wall_time=time.time(), **content))
 
 
 class MLflowTracker(Tracker):

@@ -357,6 +357,8 @@ class Trainer:
                 if is_sharded or parallel.get_rank() == 0:
                     folder = Path(tempfile.mkdtemp(prefix="as2ray-checkpoint-"))
                     self._write_resume_state(folder, weights, state)
+                for tracker in self.trackers:
+                    tracker.flush()
                 self.checkpoint_store.save(folder)
             except BaseException:
                 if folder is not None:
