@@ -269,7 +269,7 @@ class TensorBoardTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """Logs to MLflow; continues the run of an earlier attempt.
+    """Logs to MLflow; continues the run of an earlier attempt, whose steps are kept.
 
     Args:
         uri: Tracking URI.
@@ -281,6 +281,7 @@ class MLflowTracker(Tracker):
 
         self._client, experiment_id = _open_mlflow(uri, run.experiment)
         run_id = _find_mlflow_run(self._client, experiment_id, run)
+        self._last_steps: dict[str, int] = {}
         if run_id is None:
             tags = {**run.tags, "as2ray.key": run.id}
             parent = replace(run, key=run.parent)
@@ -294,6 +295,9 @@ class MLflowTracker(Tracker):
             )
         else:
             self._client.update_run(run_id, status="RUNNING")
+            for name in self._client.get_run(run_id).data.metrics:
+                history = self._client.get_metric_history(run_id, name)
+                self._last_steps[name] = max(metric.step for metric in history)
         self._run_id: str = run_id
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -305,6 +309,8 @@ class MLflowTracker(Tracker):
         entries = [
             Metric(k.replace("@", "_at_"), float(v), now_ms, step) for k, v in metrics.items()
         ]
+        # It cannot delete the steps after a resume state, which a resumed run repeats.
+        entries = [entry for entry in entries if step > self._last_steps.get(entry.key, -1)]
         self._client.log_batch(self._run_id, metrics=entries)
 
     def log_file(self, path: Path) -> None:

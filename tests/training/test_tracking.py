@@ -205,12 +205,13 @@ def test_mlflow_shows_runs_with_settings_trials_files_and_states(tracked, tmp_pa
 @pytest.mark.slow
 def test_interrupted_run_continues_its_run_in_mlflow(tracked, checkpoint, corpus, tmp_path):
     config, client = tracked
-    settings = {"epochs": 2, "global_batch_size": 64, "save_every_steps": 1}
+    settings = {"epochs": 2, "global_batch_size": 64, "save_every_steps": 2}
     run = replace(RUN, key="")
     model = checkpoint("bert", None)
     cut = create_trainer(
         model, corpus, tmp_path / "run", tracking=config, run=run, stop_before=(1, 0), **settings
     )
+    assert cut.batch_source.steps % 2, "the last step must be repeated"
     with pytest.raises(StopTrainingError):
         cut.fit()
     assert mlflow_runs(client)["first-seed0"].info.status == "FAILED"
@@ -219,6 +220,7 @@ def test_interrupted_run_continues_its_run_in_mlflow(tracked, checkpoint, corpus
     assert found.info.status == "FINISHED"
     steps = [m.step for m in client.get_metric_history(found.info.run_id, "train/loss")]
     assert steps == list(range(1, cut.batch_source.steps * 2 + 1))
+    assert len(client.get_metric_history(found.info.run_id, "dev/AP")) == 2
     names = [file.path for file in client.list_artifacts(found.info.run_id, "ranker")]
     assert "ranker/model.safetensors" in names
 
