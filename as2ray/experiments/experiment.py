@@ -203,8 +203,9 @@ def run_experiment(
     run = run_graph(experiment.targets, store, backend, names, fail_fast, title, link)
     _write_links(experiment, output, run)
     finished = Finished(experiment, run, store, output)
-    report(finished)
+    # Before the reports, which may be sent to a tracker with all files of the output.
     finished.write_json(RUN_FILE, _describe_run(experiment, title))
+    report(finished)
     run.raise_failures(names)
     return finished
 

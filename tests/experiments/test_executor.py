@@ -48,6 +48,19 @@ def test_stages_run_once_inputs_first_in_the_given_order(store, log):
     assert again.results == run.results
 
 
+def test_reports_are_written_into_an_output_that_describes_its_run(store, log, tmp_path):
+    experiment, files = Experiment(), []
+    experiment.add("cells/a", Cell("a", log=str(log)))
+
+    def list_files(finished):
+        files.extend(path.name for path in finished.output.iterdir() if path.is_file())
+
+    run_experiment(
+        experiment, tmp_path / "out", store, SequentialBackend(store, WORKERS), list_files
+    )
+    assert sorted(files) == ["opened_stages.txt", "run.json", "stages.json"]
+
+
 def test_equal_stages_of_two_recipes_are_one_whoever_made_them(store, log):
     run_stages(store, Cell("a", (Cell("shared", log=str(log)),), log=str(log)))
     run_stages(store, Cell("b", (Cell("shared", log=str(log)),), log=str(log)))
