@@ -22,7 +22,7 @@ from as2ray.experiments.executor import (
 )
 from as2ray.experiments.rankers import load_evaluation
 from as2ray.experiments.stage import Label, Outputs, Stage, sorted_stages
-from as2ray.experiments.store import LINKS, OPENED, Store
+from as2ray.experiments.store import LINKS, OPENED, Store, read_links
 from as2ray.tables.atomic import atomic_file
 
 S = TypeVar("S", bound=Stage)
@@ -231,7 +231,7 @@ def _describe_run(experiment: Experiment, title: str) -> dict[str, Any]:
 
 def _check_same_recipe(experiment: Experiment, output: Path) -> None:
     """Names the keys that differ in the first stage that differs; later ones differ by it."""
-    links, names = _read_links(output), experiment.names()
+    links, names = read_links(output), experiment.names()
     for stage, identity in _identities(experiment).items():
         stored = _leaves(links.get(names[stage], {}).get("inputs", {}))
         current = _leaves(identity)
@@ -244,11 +244,6 @@ def _check_same_recipe(experiment: Experiment, output: Path) -> None:
                 f"(output -> recipe): {'; '.join(changes)}",
                 fix="choose another --output; what both recipes share is not made again",
             )
-
-
-def _read_links(output: Path) -> dict[str, Any]:
-    path = output / LINKS
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def _identities(experiment: Experiment) -> dict[Stage, dict[str, Any]]:
@@ -275,7 +270,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 def _write_links(experiment: Experiment, output: Path, run: GraphRun) -> None:
     """Writes which complete stage stands for each name."""
-    links, identities = _read_links(output), _identities(experiment)
+    links, identities = read_links(output), _identities(experiment)
     for name, stage in experiment.stages.items():
         if not (result := run.results.get(stage)):
             continue

@@ -56,6 +56,26 @@ NUM_LOOKUPS = 32
 log = logging.getLogger(__name__)
 
 
+def read_links(output: str | Path) -> dict[str, Any]:
+    """Returns kind, digest and inputs of each stage of an output by its name; empty without any.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
+    path = Path(output) / LINKS
+    if not path.is_file():
+        return {}
+    try:
+        links = json.loads(path.read_text(encoding="utf-8"))
+        is_valid = all({"kind", "digest"} <= link.keys() for link in links.values())
+    except (ValueError, AttributeError):
+        is_valid = False
+    if not is_valid:
+        problem = f"{path} is damaged: it does not list stages with their kinds and digests"
+        raise ConfigError(problem, fix="remove it; the next run of its recipe writes it again")
+    return dict(links)
+
+
 @dataclass(frozen=True)
 class StoredStage:
     """A stage's folder in a store."""
@@ -295,16 +315,15 @@ class Store(NodeFiles):
             The stages that are removed.
 
         Raises:
-            ConfigError: An output has no links, or a stage is running.
+            ConfigError: An output has no links or damaged ones, or a stage is running.
         """
         stages = self.stored_stages()
         names: list[str] = []
         for output in outputs:
-            opened, path = Path(output) / OPENED, Path(output) / LINKS
-            if not (opened.is_file() or path.is_file()):
+            opened = Path(output) / OPENED
+            if not (opened.is_file() or (Path(output) / LINKS).is_file()):
                 raise ConfigError(f"{output} is no output: it has no {LINKS}", fix="correct --keep")
-            links = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            names += [f"{link['kind']}/{link['digest']}" for link in links.values()]
+            names += [f"{link['kind']}/{link['digest']}" for link in read_links(output).values()]
             # An interrupted run has written no links, and stages such as scores have no name.
             names += opened.read_text(encoding="utf-8").split() if opened.is_file() else []
         needed: set[str] = set()

@@ -55,6 +55,17 @@ def test_store_prune_of_a_folder_that_is_no_output_removes_nothing(store, tmp_pa
     assert len(store.stored_stages()) == 2
 
 
+@pytest.mark.parametrize(
+    "content", ['{"tables/test": {"ki', '["tables/test"]', '{"a": {"kind": "A"}}']
+)
+def test_store_prune_with_damaged_links_removes_nothing(store, tmp_path, capsys, content):
+    (tmp_path / "output/stages.json").write_text(content)
+    with pytest.raises(SystemExit):
+        prune(store, tmp_path / "output")
+    assert "stages.json is damaged" in capsys.readouterr().err
+    assert len(store.stored_stages()) == 2
+
+
 def test_store_list_of_an_unknown_scheme_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["store", "list", "--store", "ftp://host/store"])
