@@ -85,6 +85,12 @@ class Recipe(distill.Recipe):
                 problem = f"a space cannot have the field {name!r}"
                 fix = f"name one of {' or '.join(SEARCHED_FIELDS)}, such as training.epochs"
                 raise ConfigError(problem, fix=fix)
+        if "training.seed" in self.space and self.seeds_of(self.student)[0]:
+            # A recipe adds its seed to that of the run, which the trials replace.
+            problem = (
+                f"a space cannot have training.seed with seed {self.seeds_of(self.student)[0]}"
+            )
+            raise ConfigError(problem, fix="set seeds: [0], or search it with a grid")
         choices = [(n, v) for n, values in self.space.items() for v in endpoints(values)]
         for point in [*self.points(), *({name: value} for name, value in choices)]:
             apply_values(point, self.runs[self.student])

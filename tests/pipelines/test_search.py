@@ -105,6 +105,13 @@ def test_space_is_of_fields_that_the_run_has(recipe):
     for end in (float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="low < high"):
             Interval(1.0, end)
+    seeds = {"training.seed": [3, 4]}
+    by_seed = replace(searched, space=seeds)
+    trial = build(by_seed, {}).stages["search"].tuned_run({"training.seed": 3})
+    grid = build(replace(searched, space={}, grid={"training.seed": [3]}), {})
+    assert trial == grid.stages["grid/0"]
+    with pytest.raises(ConfigError, match=r"cannot have training\.seed with seed 2"):
+        replace(by_seed, seeds=[2, 0])
     with pytest.raises(ConfigError, match="a grid or a space"):
         replace(searched, grid={"training.epochs": [1]})
 
