@@ -22,6 +22,7 @@ from as2ray.cascade.pruning import (
     lower_scores,
     prune,
 )
+from as2ray.errors import ConfigError
 from as2ray.models.bm25_stage import (
     BM25Scorer,
     BM25Selection,
@@ -95,7 +96,7 @@ class MultiStageRanker(PackedRanker):
 
     @drop_ratios.setter
     def drop_ratios(self, drop_ratios: DropRatios) -> None:
-        expanded = expand_drop_ratios(drop_ratios, len(self.exit_layers))
+        expanded = self._expand_drop_ratios(drop_ratios)
         self._settings.update(drop_ratios=expanded.tolist(), margins=None)
         self._settings.update(bm25_margin=None, bm25_weights=None)
 
@@ -226,20 +227,31 @@ class MultiStageRanker(PackedRanker):
             num_questions: Number of questions.
 
         Raises:
-            ConfigError: Invalid drop ratios.
+            ConfigError: Invalid drop ratios, or some above 0 where the only exit is the last.
         """
         if isinstance(drop_ratios, Pruning):
             return drop_ratios
         margins = self.margins if drop_ratios is None else None
-        ratios = expand_drop_ratios(
-            self.drop_ratios if drop_ratios is None else drop_ratios,
-            len(self.exit_layers),
-            num_questions,
+        ratios = self._expand_drop_ratios(
+            self.drop_ratios if drop_ratios is None else drop_ratios, num_questions
         )
         if margins is None:
             return Pruning.by_rank(ratios, self.rounding)
         values = np.broadcast_to(margins.values, ratios.shape)
         return Pruning(ratios, values, margins.top_k, self.rounding)
+
+    def _expand_drop_ratios(
+        self, drop_ratios: DropRatios, num_questions: int | None = None
+    ) -> np.ndarray:
+        ratios = expand_drop_ratios(drop_ratios, len(self.exit_layers), num_questions)
+        if len(self.exit_layers) == 1 and np.any(np.asarray(drop_ratios) > 0):
+            uses = "; its margin of BM25 drops candidates" if self.bm25_margin is not None else ""
+            raise ConfigError(
+                f"drop ratios {drop_ratios} would drop nothing: the only exit of this "
+                f"{type(self).__name__} is its last layer{uses}",
+                fix="leave them out, or give 0 to drop nothing",
+            )
+        return ratios
 
     def checkpoint_settings(self) -> dict[str, Any]:
         """Returns the entry `as2ray` of its `config.json`, without lengths and calibration."""

@@ -13,7 +13,7 @@ from as2ray.errors import ConfigError
 from as2ray.models.bm25_stage import UNSCORED_SCALE, select_by_bm25
 from as2ray.serving.engine import RerankEngine
 from as2ray.serving.settings import Limits
-from as2ray.serving.types import RerankRequest
+from as2ray.serving.types import RequestError, RerankRequest
 from as2ray.text.bm25 import BM25, POINTS_PER_LOGIT, list_probabilities
 
 QUESTION = "who wrote the wide book"
@@ -144,6 +144,25 @@ def test_weights_of_bm25_lower_scores_in_each_way_of_ranking(cascade, tmp_path, 
     cascade.drop_ratios = 0.0
     assert not cascade.uses_bm25
     assert {r.exit_layer for r in plain} == {0, 3}
+
+
+def test_ratio_that_would_drop_nothing_is_refused_where_the_last_exit_is_the_only_one(checkpoint):
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[3])
+    ranker.dtype, ranker.bm25_margin = "fp32", MARGIN
+    assert {r.index for r in ranker.rank(QUESTION, CANDIDATES) if r.exit_layer} == {*ENTERS}
+    plain = ranker.rank(QUESTION, CANDIDATES, drop_ratios=0.0)
+    assert {r.exit_layer for r in plain} == {3}
+    message = "drop ratios 0.5 would drop nothing.*its margin of BM25 drops candidates"
+    for budget_ms in (None, 60_000):
+        with pytest.raises(ConfigError, match=message):
+            ranker.rank(QUESTION, CANDIDATES, drop_ratios=0.5, budget_ms=budget_ms)
+    with pytest.raises(RequestError, match=message):
+        RerankEngine(ranker, Limits()).tokenize(
+            RerankRequest(QUESTION, CANDIDATES, "m", drop_ratios=0.5)
+        )
+    with pytest.raises(ConfigError, match=message):
+        ranker.drop_ratios = 0.5
+    assert ranker.bm25_margin == MARGIN
 
 
 def test_weight_of_the_last_exit_alone_lowers_its_scores(cascade):
