@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from itertools import chain, repeat
+from numbers import Real
 from time import perf_counter
 from typing import Any, Literal
 
@@ -386,15 +387,16 @@ class Ranker(nn.Module, ABC):
                 ranking with a budget prepares the network before they start.
 
         Raises:
-            ConfigError: `top_k` is below 1, the budget is not above 0 or is infinite, the ranker
-                cannot keep one, or the drop ratios do not fit it.
+            ConfigError: `top_k` is below 1 or no integer, the budget is no number above 0 or is
+                infinite, the ranker cannot keep one, or the drop ratios do not fit it.
             EvaluationError: See `rank_many`.
         """
         check_top_k(top_k)
         if budget_ms is not None:
             started_at = perf_counter()
-            if not 0 < budget_ms < math.inf:
-                raise ConfigError(f"budget_ms={budget_ms}, but it must be above 0, and finite")
+            if not (isinstance(budget_ms, Real) and 0 < budget_ms < math.inf):
+                problem = f"budget_ms={budget_ms!r}, but it must be a number above 0, and finite"
+                raise ConfigError(problem)
             texts = as_candidate_list(candidates)
             for text in (question, *texts):
                 check_text(text)

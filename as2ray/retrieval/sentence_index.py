@@ -22,6 +22,7 @@ from as2ray.errors import SentenceIndexError, from_validation_error
 from as2ray.retrieval.embeddings import Embeddings, LoadEncoder
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
 from as2ray.text.bm25 import BM25, BM25Index, SearchHit, select_hits
+from as2ray.text.input_checks import check_top_k
 
 SIMILARITY_WEIGHT = 0.7
 """Weight of the similarity in the fused order of candidates; BM25 has the rest. Each is divided by
@@ -163,7 +164,11 @@ class SentenceIndex:
         """Returns the k sentences with the highest BM25, best first.
 
         Of sentences with equal scores, the earlier one comes first.
+
+        Raises:
+            ConfigError: k is below 1, or no integer.
         """
+        check_top_k(k, "k")
         return select_hits(self.score_sentences(question), k)
 
     def score_sentences(self, question: str) -> np.ndarray:
@@ -201,8 +206,10 @@ class SentenceIndex:
             method: What finds them.
 
         Raises:
+            ConfigError: k is below 1, or no integer.
             SentenceIndexError: `dense` or `hybrid` without embeddings, or with another encoder.
         """
+        check_top_k(k, "k")
         if method == "auto":
             embeddings = self.stored_embeddings
             method = "hybrid" if embeddings and embeddings.load_encoder else "bm25"

@@ -1,6 +1,7 @@
 """Checks of the questions and candidates that a user passes in."""
 
 import re
+from numbers import Integral
 
 from as2ray.errors import ConfigError, EvaluationError
 
@@ -20,11 +21,11 @@ def check_text(text: object) -> None:
         )
 
 
-def check_top_k(top_k: int | None) -> None:
+def check_top_k(top_k: object, name: str = "top_k") -> None:
     """Checks that at least one result is requested; None requests all.
 
     Raises:
-        ConfigError: `top_k` is below 1.
+        ConfigError: It is below 1, or no integer; it has this name.
     """
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k={top_k} must be at least 1")
+    if top_k is not None and not (isinstance(top_k, Integral) and int(top_k) >= 1):
+        raise ConfigError(f"{name}={top_k!r} must be an integer, and at least 1")

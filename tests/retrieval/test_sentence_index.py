@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from as2ray.errors import CorpusError, SentenceIndexError
+from as2ray.errors import ConfigError, CorpusError, SentenceIndexError
 from as2ray.retrieval.index_writer import (
     MANIFEST,
     SHARD_SCHEMAS,
@@ -90,6 +90,9 @@ def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_
     assert found == ["Penguins cannot fly.", "They swim."]
     assert index.search("zebra") == []
     assert index.search_candidates("zebra", 10, 1) == []
+    for search in (index.search, index.search_candidates):
+        with pytest.raises(ConfigError, match="k=-1 must be"):
+            search("penguins", -1)
 
 
 def test_text_of_a_shard_may_be_more_than_plain_strings_hold():
