@@ -190,15 +190,18 @@ def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
     if not isinstance(answer, str):
         raise TypeError(f"the answer {answer!r} is not text")
     if isinstance(facts, Mapping):  # the hub's columns
-        facts = zip(facts["title"], facts["sent_id"])
-        context = zip(context["title"], context["sentences"])
-    passages = tuple(
-        Passage(title, tuple(sentence.strip() for sentence in sentences))
-        for title, sentences in context
-    )
+        facts = zip(facts["title"], facts["sent_id"], strict=True)
+        context = zip(context["title"], context["sentences"], strict=True)
+    passages = tuple(Passage(title, _strip_sentences(sents, title)) for title, sents in context)
     distinct_facts = dict.fromkeys((str(title), int(index)) for title, index in facts)
     id = str(record.get("_id", record.get("id", f"q{number:06d}")))
     return RawQuestion(id, text.strip(), answer, tuple(distinct_facts), passages)
+
+
+def _strip_sentences(sentences: Any, title: Any) -> tuple[str, ...]:
+    if isinstance(sentences, str):
+        raise TypeError(f"the sentences of {title!r} are one text, not a list: {sentences!r}")
+    return tuple(sentence.strip() for sentence in sentences)
 
 
 def _build_rows(question: RawQuestion, passages: str) -> Iterator[tuple[Any, ...]]:

@@ -149,6 +149,7 @@ def test_record_without_a_context_is_refused(write):
         {"supporting_facts": [["Ann", "one"]]},
         {"context": [["Ann", None]]},
         {"context": [["Ann", [3]]]},
+        {"context": [["Ann", "Born."]]},
         {"question": None},
         {"answer": None},
         {"question": "\ud800"},
@@ -158,6 +159,14 @@ def test_record_of_other_types_is_refused(write, other):
     path = write("hotpot_dev_distractor_v1.json", [RECORD | other])
     with pytest.raises(CorpusError, match=r"record 0|question a1|questions a1"):
         read_split("hotpotqa", "dev", path)
+
+
+@pytest.mark.parametrize(("column", "key"), [("supporting_facts", "sent_id"), ("context", "title")])
+def test_columns_of_different_lengths_are_refused(write, column, key):
+    record = as_on_the_hub(RECORD)
+    record[column][key].pop()
+    with pytest.raises(CorpusError, match="record 0"):
+        read_split("hotpotqa", "dev", write("hotpot_dev_distractor_v1.json", [record]))
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
