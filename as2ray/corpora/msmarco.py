@@ -1,13 +1,16 @@
 """MS MARCO passages and documents (Bajaj et al. 2016), and TREC Deep Learning 2019 (`dl19`).
 
 The candidates of a query are the first 100 of a run (BM25's), as Mokrii et al. rerank them. A
-training query also has its relevant passages that the run missed. Queries without a relevant
-passage stay (filter `raw`) or are left out (`no_all_negative`, as Mokrii et al. train).
+training query also has its relevant passages that the run missed. A query of dev that has relevant
+passages and no line in the run has one candidate, `NO_CANDIDATES`, so that it counts as 0. Queries
+without a relevant passage stay (filter `raw`) or are left out (`no_all_negative`, as Mokrii et al.
+train).
 
 The hub's copy is of the question answering task (v2.1): the candidates of a query are the some ten
 passages that its annotator saw, and those are relevant from which the answer was written.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby, islice
@@ -32,7 +35,12 @@ from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
 from as2ray.tables.schema import chunked_tables
 
+log = logging.getLogger(__name__)
+
 QUESTIONS_PER_TABLE: Final = 64
+
+NO_CANDIDATES: Final = "(The run has no candidates.)"
+"""The only candidate of a query for which the run has none."""
 
 MAX_DOCUMENT_CHARACTERS: Final = 10_000
 """Characters of a document that are kept; Mokrii et al. keep 445 tokens, which are far fewer."""
@@ -153,6 +161,7 @@ def _join_files(folder: Path, split: str, depth: int) -> Iterator[RawQuestion]:
     names = DOCUMENT_FILES if is_document else PASSAGE_FILES
     collection_path = raw_files.require_file(folder, names)
     query_texts, qrels = _read_queries(query_path), _read_qrels(qrels_path)
+    missed = {q for q, grades in qrels.items() if q in query_texts and max(grades.values()) > 0}
     tables = _read_passages(collection_path, is_document)
     with open_collection(tables, str(collection_path)) as passages:
         lines_of_run = ([q, 0] for q in qrels) if run_path is None else _read_run(run_path)
@@ -160,6 +169,7 @@ def _join_files(folder: Path, split: str, depth: int) -> Iterator[RawQuestion]:
             if query not in query_texts:
                 problem = f"query {query} of the run is not among the queries"
                 raise CorpusError(problem, fix="use run and queries of the same release")
+            missed.discard(query)
             grades = qrels.get(query, {})
             ids = [passage for _, passage in islice(lines, depth)]
             if is_train or not depth:
@@ -167,6 +177,10 @@ def _join_files(folder: Path, split: str, depth: int) -> Iterator[RawQuestion]:
             texts = passages.read_texts(np.array(ids, np.int64))
             candidates = [(str(id), text, grades.get(id, 0)) for id, text in zip(ids, texts)]
             yield RawQuestion(str(query), query_texts[query], candidates)
+    if missed and not is_train:
+        log.warning("%d judged queries have no line in %s, and count as 0", len(missed), run_path)
+        for query in sorted(missed):
+            yield RawQuestion(str(query), query_texts[query], [("none", NO_CANDIDATES, 0)])
 
 
 def read_collection(name: str, source: Path) -> Iterator[pa.Array]:

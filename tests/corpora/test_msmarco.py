@@ -4,7 +4,7 @@ import resource
 import pytest
 
 from as2ray.corpora.leaks import near_duplicate_questions
-from as2ray.corpora.msmarco import count_release
+from as2ray.corpora.msmarco import NO_CANDIDATES, count_release
 from as2ray.corpora.preparation import read_split
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError
@@ -43,6 +43,16 @@ def test_candidates_are_the_run_s_and_training_has_what_it_missed(release):
         ("passage 5 of cats", 0),
         ("passage 1 of cats", 0),
     ]
+
+
+def test_judged_query_of_dev_without_a_line_in_the_run_counts_as_0(release, write):
+    queries = "30\twhat are cats\n40\twhy cats\n60\twhose cats\n"
+    write("msmarco/queries.dev.small.tsv", queries)
+    write("msmarco/qrels.dev.small.tsv", "30 0 9 1\n40 0 7 1\n60 0 7 0\n70 0 7 1\n")
+    table = read_split("msmarco", "dev", release)
+    assert rows(table)[2:] == [("40", NO_CANDIDATES, 0)]
+    assert table["candidate_id"][2].as_py() == "40-none"
+    assert "70" not in read_split("msmarco", "train", release)["question_id"].to_pylist()
 
 
 def test_run_with_its_texts_is_read_however_many_words_they_have(release):
