@@ -19,7 +19,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, ReleaseCount, Source
-from as2ray.corpora.reader_utils import candidate_schema
+from as2ray.corpora.reader_utils import candidate_schema, require_list
 from as2ray.tables import raw_files
 from as2ray.tables.schema import batched, from_rows
 
@@ -192,16 +192,13 @@ def _parse_question(record: Any, number: int, source: str) -> RawQuestion:
     if isinstance(facts, Mapping):  # the hub's columns
         facts = zip(facts["title"], facts["sent_id"], strict=True)
         context = zip(context["title"], context["sentences"], strict=True)
-    passages = tuple(Passage(title, _strip_sentences(sents, title)) for title, sents in context)
+    passages = tuple(
+        Passage(title, tuple(sentence.strip() for sentence in require_list(sentences, "sentences")))
+        for title, sentences in context
+    )
     distinct_facts = dict.fromkeys((str(title), int(index)) for title, index in facts)
     id = str(record.get("_id", record.get("id", f"q{number:06d}")))
     return RawQuestion(id, text.strip(), answer, tuple(distinct_facts), passages)
-
-
-def _strip_sentences(sentences: Any, title: Any) -> tuple[str, ...]:
-    if isinstance(sentences, str):
-        raise TypeError(f"the sentences of {title!r} are one text, not a list: {sentences!r}")
-    return tuple(sentence.strip() for sentence in sentences)
 
 
 def _build_rows(question: RawQuestion, passages: str) -> Iterator[tuple[Any, ...]]:

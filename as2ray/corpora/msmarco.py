@@ -30,7 +30,7 @@ from as2ray.corpora.passage_collection import (
     parse_passage_id,
     parse_passage_ids,
 )
-from as2ray.corpora.reader_utils import Parsers, candidate_schema, read_columns
+from as2ray.corpora.reader_utils import Parsers, candidate_schema, read_columns, require_list
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
 from as2ray.tables.schema import chunked_tables
@@ -251,7 +251,8 @@ def _read_listed(path: Path) -> Iterator[RawQuestion]:
     """Reads `query`, `pos` and `neg`, the format of training data for embedding models."""
     keys = ["query", "pos", "neg"]
     for number, record in raw_files.read_json_lines(path):
-        question, positives, negatives = raw_files.require_keys(record, keys, f"{path}, {number}")
+        question, *lists = raw_files.require_keys(record, keys, f"{path}, {number}")
+        positives, negatives = map(require_list, lists, keys[1:])
         texts = [*((text, 1) for text in positives), *((text, 0) for text in negatives)]
         # A repeated text is one candidate, relevant if it is relevant once.
         grades = dict(reversed(texts))

@@ -25,6 +25,13 @@ Parsers = Mapping[int, Callable[[str], Any]]
 """Function that parses a column, by the position of the column."""
 
 
+def require_list(values: Any, name: str) -> Any:
+    """Returns the values; a `TypeError` if they are one text, of which each character is a text."""
+    if isinstance(values, str):
+        raise TypeError(f"{name} are one text, not a list: {values!r:.100}")
+    return values
+
+
 def candidate_schema(*optional_columns: str) -> pa.Schema:
     """Returns the schema of a candidates table with some of `OPTIONAL_COLUMNS`."""
     return pa.schema([*CANDIDATE_SCHEMA, *map(OPTIONAL_COLUMNS.field, optional_columns)])

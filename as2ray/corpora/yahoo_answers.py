@@ -22,7 +22,7 @@ from pydantic import ConfigDict, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.corpora.corpus import Corpus, CorpusOptions, ReleaseCount, Source
-from as2ray.corpora.reader_utils import assign_split_by_hash
+from as2ray.corpora.reader_utils import assign_split_by_hash, require_list
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
 from as2ray.tables.schema import CANDIDATE_SCHEMA, MAX_TEXT_CHARS, batched, chunked_tables
@@ -102,7 +102,8 @@ def _read_questions(path: Path) -> Iterator[RawQuestion]:
     keys = ["id", "question", "nbestanswers"]
     for number, record in enumerate(raw_files.read_json_records(path), 1):
         id, question, texts = raw_files.require_keys(record, keys, f"{path}, question {number:,}")
-        answers = tuple(dict.fromkeys(text[:MAX_TEXT_CHARS] for text in texts if text.strip()))
+        texts = [text for text in require_list(texts, "nbestanswers") if text.strip()]
+        answers = tuple(dict.fromkeys(text[:MAX_TEXT_CHARS] for text in texts))
         if id in seen or not question.strip() or not answers:
             continue  # the release repeats some questions, and some have no text
         seen.add(id)

@@ -198,9 +198,10 @@ def test_values_of_other_types_are_refused(write, tmp_path):
     write("m/qrels.dl19-passage.txt", "4 Q0 6 1\n")
     with pytest.raises(CorpusError, match=r"dl19\.json: ValueError: .*first"):
         read_split("msmarco", "dl19", tmp_path / "m")
-    write("m/train.jsonl", '{"query": "what", "pos": null, "neg": []}\n')
-    with pytest.raises(CorpusError, match=r"train\.jsonl: TypeError"):
-        read_split("msmarco", "listed", tmp_path / "m")
+    for positives in ("null", '"one text"'):
+        write("m/train.jsonl", f'{{"query": "what", "pos": {positives}, "neg": []}}\n')
+        with pytest.raises(CorpusError, match=r"train\.jsonl: TypeError"):
+            read_split("msmarco", "listed", tmp_path / "m")
 
 
 def test_collection_without_room_is_refused(release):

@@ -79,7 +79,7 @@ def test_release_without_answers_or_with_other_keys_is_refused(write, tmp_path):
     write("y/nfL6.json", [{"id": "1", "question": "q"}])
     with pytest.raises(CorpusError, match="nbestanswers"):
         read_split("yahoo_answers", "train", tmp_path / "y")
-    for answers in (None, [None], ["some \ud800 thing"]):
+    for answers in (None, [None], "one text", ["some \ud800 thing"]):
         write("y/nfL6.json", [{"id": "1", "question": "how?", "nbestanswers": answers}])
         with pytest.raises(CorpusError, match=r"nfL6\.json: \w+Error"):
             read_split("yahoo_answers", assign_split("how?"), tmp_path / "y")
