@@ -135,7 +135,7 @@ def _read_l6(path: Path) -> Iterator[RawQuestion]:
 
 def _clean(text: str | None) -> str:
     """Returns a text without markup, such as line breaks."""
-    return " ".join(re.sub(r"<[^<>]+>", " ", text or "").split())[:MAX_TEXT_CHARS]
+    return " ".join(re.sub(r"</?[A-Za-z][^<>]*>", " ", text or "").split())[:MAX_TEXT_CHARS]
 
 
 def _build_rows(

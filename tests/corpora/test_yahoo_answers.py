@@ -100,7 +100,8 @@ L6 = """<?xml version="1.0" encoding="UTF-8"?>
 <vespaadd><document type="wisdom"><uri>1</uri><subject>How do I mend a kite?</subject>
 <content>It tore&lt;br /&gt;in a tree.</content><bestanswer>With glue and some paper.</bestanswer>
 <nbestanswers><answer_item>With glue and some paper.</answer_item>
-<answer_item>Buy another one.</answer_item></nbestanswers><yid>u1</yid></document></vespaadd>
+<answer_item>Buy another one if 2 &lt; 3 and 4 &gt; 1.</answer_item>
+</nbestanswers><yid>u1</yid></document></vespaadd>
 <vespaadd><document type="wisdom"><uri>2</uri><subject>How to wash it</subject>
 <bestanswer>In water.</bestanswer><nbestanswers/></document></vespaadd>
 <vespaadd><document type="wisdom"><uri>3</uri><subject>Why do kites fly at all?</subject>
@@ -121,10 +122,10 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
     assert {row["question"] for row in rows} == {"How do I mend a kite? It tore in a tree."}
     assert [(row["candidate"], row["label"]) for row in rows] == [
         ("With glue and some paper.", 1),
-        ("Buy another one.", 1),
+        ("Buy another one if 2 < 3 and 4 > 1.", 1),
     ]
     [texts] = get_corpus("yahoo_answers").read_collection("l6-answers", tmp_path)
-    assert list(texts)[:2] == ["With glue and some paper.", "Buy another one."]
+    assert list(texts)[:2] == ["With glue and some paper.", rows[1]["candidate"]]
     (tmp_path / "FullOct2007.xml").write_text(L6[:200])
     with pytest.raises(CorpusError, match="is not XML"):
         read_split("yahoo_answers", "l6-train", tmp_path)
