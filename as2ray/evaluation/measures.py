@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from ir_measures import AP, RR, P
 
-from as2ray.errors import EvaluationError
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.presets import Measure, parse_measure
 from as2ray.tables.filters import QuestionFilter, filter_mask
@@ -100,8 +100,11 @@ def evaluate(
     Raises:
         EvaluationError: Scores that do not fit the table, an unknown measure, one of grades such
             as `AP(rel=2)` of labels, no question that passes the filter, or no grades.
-        ConfigError: Unknown filter or order of ties.
+        ConfigError: Unknown filter or order of ties, or what is given is no table.
     """
+    if not isinstance(table, pa.Table):
+        problem = f"candidates must be an Arrow table, not {type(table).__name__}"
+        raise ConfigError(problem, fix="read them with as2ray.load_table, also data frames")
     parsed_measures = [parse_measure(measure, relevance) for measure in measures]
     array: Any = scores
     if isinstance(scores, SupportsPredictTable):

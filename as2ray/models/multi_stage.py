@@ -244,7 +244,7 @@ class MultiStageRanker(PackedRanker):
         self, drop_ratios: DropRatios, num_questions: int | None = None
     ) -> np.ndarray:
         ratios = expand_drop_ratios(drop_ratios, len(self.exit_layers), num_questions)
-        if len(self.exit_layers) == 1 and np.any(np.asarray(drop_ratios) > 0):
+        if len(self.exit_layers) == 1 and np.any(np.asarray(drop_ratios, np.float64) > 0):
             uses = "; its margin of BM25 drops candidates" if self.bm25_margin is not None else ""
             raise ConfigError(
                 f"drop ratios {drop_ratios} would drop nothing: the only exit of this "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import bm25s
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from as2ray.errors import SentenceIndexError, from_validation_error
+from as2ray.errors import SentenceIndexError, from_validation_error, lookup
 from as2ray.retrieval.embeddings import Embeddings, LoadEncoder
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
 from as2ray.text.bm25 import BM25, BM25Index, SearchHit, select_hits
@@ -206,10 +206,11 @@ class SentenceIndex:
             method: What finds them.
 
         Raises:
-            ConfigError: k is below 1, or no integer.
+            ConfigError: k is below 1 or no integer, or the method is unknown.
             SentenceIndexError: `dense` or `hybrid` without embeddings, or with another encoder.
         """
         check_top_k(k, "k")
+        lookup(dict.fromkeys(get_args(RetrievalMethod)), method, "retrieval method")
         if method == "auto":
             embeddings = self.stored_embeddings
             method = "hybrid" if embeddings and embeddings.load_encoder else "bm25"

@@ -152,6 +152,8 @@ def test_wrong_options_are_refused(make_table):
     table, scores = make_table([[0, 0]]), [1.0, 2.0]
     with pytest.raises(EvaluationError, match="no question left of 1 questions / 2 pairs"):
         evaluate(table, scores, question_filter="clean")
+    with pytest.raises(ConfigError, match=r"Arrow table, not str(.|\n)*as2ray\.load_table"):
+        evaluate("test.csv", scores)
     with pytest.raises(ConfigError, match="filter 'all'"):
         evaluate(table, scores, question_filter="all")
     with pytest.raises(ConfigError, match="ties 'lucky'"):

@@ -93,6 +93,8 @@ def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_
     for search in (index.search, index.search_candidates):
         with pytest.raises(ConfigError, match="k=-1 must be"):
             search("penguins", -1)
+    with pytest.raises(ConfigError, match=r"unknown retrieval method 'bm26'(.|\n)*'bm25'"):
+        index.search_candidates("penguins", method="bm26")
 
 
 def test_text_of_a_shard_may_be_more_than_plain_strings_hold():
