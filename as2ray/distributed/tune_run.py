@@ -323,9 +323,14 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
 
 
 def _describe_error(trial: Any) -> str:
-    """Returns the first line of the error of a trial of Tune, without Ray's around it."""
+    """Returns the first line of the error of a trial of Tune, without Ray's around it.
+
+    Of the errors of a trial's workers it is that of the first worker.
+    """
     error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
     error = getattr(error, "cause", None) or error
+    if failures := getattr(error, "worker_failures", None):
+        error = failures[min(failures)]
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -3,21 +3,25 @@
 import csv
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import optuna
 import pytest
 import ray
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from ray.train import WorkerGroupError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.distributed import tune_run
 from as2ray.distributed.cluster import record_placement_group, release_placement_group
 from as2ray.distributed.tune import search_scores
+from as2ray.errors import TrainingError
 
 NUM_TRIALS = 15
 
@@ -172,3 +176,11 @@ def test_group_of_a_run_whose_controller_was_killed_is_released(ray_local, tmp_p
     for _ in range(2):
         release_placement_group(tmp_path)
         assert ray.util.placement_group_table(group)["state"] == "REMOVED"
+
+
+def test_trial_that_failed_in_its_workers_says_what_happened_there(tmp_path):
+    failures = {1: TrainingError("another loss"), 0: TrainingError("the loss is nan", fix="lower")}
+    for error in (WorkerGroupError("Training failed due to worker errors:", failures), failures[0]):
+        (tmp_path / "error.pkl").write_bytes(pickle.dumps(error))
+        trial = SimpleNamespace(pickled_error_file=str(tmp_path / "error.pkl"))
+        assert tune_run._describe_error(trial) == "TrainingError: the loss is nan"
