@@ -97,14 +97,15 @@ class Corpora:
         Args:
             corpus: Name of a corpus.
             splits: Its splits, or its collections; by default all splits, of a corpus on the hub
-                those that are there.
+                those that are there. Splits whose files have no address are then left out and
+                named.
             hub_revision: Commit, branch or ref of the hub's copy; by default its newest one.
             data_dir: Folder for the publisher's own files, also of a corpus that is on the hub; by
                 default the corpus' folder in the data root.
         """
         from as2ray.console.configuration import console_log
         from as2ray.corpora.corpus import HUB
-        from as2ray.corpora.download import download_split
+        from as2ray.corpora.download import NoAddressError, download_split
         from as2ray.corpora.preparation import release_path
         from as2ray.corpora.registry import get_corpus
         from as2ray.corpora.verification import add_counts
@@ -114,6 +115,7 @@ class Corpora:
         options = each.parse_options({"hub_revision": hub_revision})
         on_hub = [] if data_dir else [split for split in each.splits if each.is_on_hub(split)]
         shown: str | Path | None = None
+        without_address: dict[str, builtins.list[str]] = {}
         for split in splits or on_hub or each.splits:
             source = HUB if each.is_on_hub(split) and not data_dir else release_path(each, data_dir)
             name = each.hub if source == HUB else source
@@ -121,8 +123,15 @@ class Corpora:
                 console.print(f"{corpus}: {name}, license {each.license}", soft_wrap=True)
                 shown = name
             if source != HUB:
-                with console_log():
-                    download_split(each, split, Path(source))
+                try:
+                    with console_log():
+                        download_split(each, split, Path(source))
+                except NoAddressError as error:
+                    if splits or not each.urls:
+                        raise
+                    reason = f"{error.problem}; {error.fix}"
+                    without_address.setdefault(reason, []).append(split)
+                    continue
             if split in each.collections:
                 num_texts = sum(map(len, each.read_collection(split, source)))
                 is_published = each.check_collection_size(split, num_texts)
@@ -136,6 +145,8 @@ class Corpora:
                 size = f"{counts}, {num_bytes / 1e6:,.0f} MB as a table"
             status = "as published" if is_published else "no counts are published"
             console.print(f"{split}: {size}, {status}", soft_wrap=True)
+        for reason, names in without_address.items():
+            console.print(f"{', '.join(names)} not fetched: {reason}", soft_wrap=True)
 
     def stats(
         self,

@@ -23,6 +23,10 @@ TIMEOUT_S: Final = 60
 """Maximum seconds without a byte."""
 
 
+class NoAddressError(CorpusError):
+    """A file of a release has no address: it has to be asked for, or made."""
+
+
 def download_split(corpus: Corpus, split: str, folder: Path) -> None:
     """Downloads the files of a split, or of a collection, that are not there yet.
 
@@ -33,14 +37,15 @@ def download_split(corpus: Corpus, split: str, folder: Path) -> None:
 
     Raises:
         ConfigError: There is no such split.
-        CorpusError: The files have no address, cannot be downloaded, or have other names.
+        NoAddressError: A file is not there and has no address.
+        CorpusError: The files cannot be downloaded, or have other names.
     """
     needed = [names for names in corpus.needed_files(split) if names]
     missing = [names for names in needed if not find_file(folder, names)]
     if not missing:
         return
     if not (urls := corpus.split_urls(split)):
-        raise CorpusError(
+        raise NoAddressError(
             f"{' or '.join(missing[0])} of corpus {corpus.name!r} has no address",
             fix=corpus.fetch_command(split, folder),
         )

@@ -1,6 +1,7 @@
 """Fetching from a folder in the layout of the hub, from a publisher, and from no network."""
 
 import json
+import re
 import threading
 import zipfile
 from dataclasses import replace
@@ -236,3 +237,36 @@ def test_release_without_a_network_an_address_or_the_file_ends_with_one_sentence
         download_split(CORPORA["annotated"], "dev", tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'dev'"):
         download_split(CORPORA["trecqa"], "dve", tmp_path)
+
+
+def test_without_splits_those_whose_file_has_to_be_asked_for_are_named(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path))
+    folder = tmp_path / "yahoo_answers"
+    folder.mkdir()
+    records = [
+        {"id": n, "question": f"how do i mend thing {n}?", "nbestanswers": [f"with glue {n}."]}
+        for n in range(120)
+    ]
+    (folder / "nfL6.json").write_text(json.dumps(records))
+    fetch = ["corpora", "fetch", "--corpus", "yahoo_answers"]
+    main(fetch)
+    shown = capsys.readouterr().out
+    assert re.findall(r"^(\S+): \d+ questions", shown, re.MULTILINE) == ["train", "dev", "test"]
+    assert shown.endswith(
+        "l6-train, l6-dev, l6-test not fetched: FullOct2007.xml of corpus 'yahoo_answers' has no "
+        "address; see https://webscope.sandbox.yahoo.com/\n"
+    )
+    with pytest.raises(SystemExit) as refusal:
+        main([*fetch, "--splits", '["train", "l6-dev"]'])
+    assert refusal.value.code == 2
+    assert "FullOct2007.xml" in capsys.readouterr().err
+
+
+def test_corpus_without_any_address_or_file_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("AS2RAY_DATA", str(tmp_path))
+    with pytest.raises(SystemExit) as refusal:
+        main(["corpora", "fetch", "--corpus", "annotated"])
+    assert refusal.value.code == 2
+    assert "of corpus 'annotated' has no address" in capsys.readouterr().err
