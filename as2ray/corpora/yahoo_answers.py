@@ -111,7 +111,11 @@ def _read_questions(path: Path) -> Iterator[RawQuestion]:
 
 
 def _read_l6(path: Path) -> Iterator[RawQuestion]:
-    """Reads the manner questions of L6, each with its description, and all of their answers."""
+    """Reads the manner questions of L6, each with its description, and all of their answers.
+
+    Of questions with the same id it reads the first, as of those of nfL6.
+    """
+    seen: set[str] = set()
     with raw_files.open_text(path) as file:
         try:
             for _, element in ElementTree.iterparse(file):
@@ -124,7 +128,8 @@ def _read_l6(path: Path) -> Iterator[RawQuestion]:
                 others = (_clean(item.text) for item in element.iter("answer_item"))
                 answers = tuple(filter(None, dict.fromkeys([best, *others])))
                 is_long = min(len(subject.split()), len(best.split())) >= MIN_WORDS
-                if MANNER.match(subject) and is_long:
+                if MANNER.match(subject) and is_long and id not in seen:
+                    seen.add(id)
                     question = f"{subject} {content}".strip()[:MAX_TEXT_CHARS]
                     yield RawQuestion(id, question, answers)
                 element.clear()

@@ -131,6 +131,15 @@ def test_release_l6_has_descriptions_and_all_answers_of_manner_questions(tmp_pat
         read_split("yahoo_answers", "l6-train", tmp_path)
 
 
+def test_question_of_l6_with_a_repeated_id_is_left_out(tmp_path):
+    document = L6[L6.index("<vespaadd>") : L6.index("</vespaadd>") + len("</vespaadd>")]
+    (tmp_path / "FullOct2007.xml").write_text(L6.replace("</ystfeed>", f"{document}</ystfeed>"))
+    split = f"l6-{assign_split('How do I mend a kite? It tore in a tree.')}"
+    assert len(read_split("yahoo_answers", split, tmp_path)) == 2
+    [texts] = get_corpus("yahoo_answers").read_collection("l6-answers", tmp_path)
+    assert len(texts) == 2
+
+
 def test_long_texts_are_cut_and_blank_and_repeated_ones_left_out(write, tmp_path):
     record = {
         "id": 1,
