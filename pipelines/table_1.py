@@ -3,7 +3,6 @@
 python -m pipelines.table_1 --studies '[output/squad, output/wikiqa]'
 """
 
-import json
 import math
 import re
 import sys
@@ -14,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from jsonargparse import CLI
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, from_validation_error
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.report import markdown_table
 from as2ray.evaluation.seeds import align_by_question, average_over_seeds
@@ -32,6 +33,15 @@ Averages = Mapping[str, pa.Table]
 
 Cells = Mapping[str, Sequence[str]]
 """Zero-shot and full-shot cells of each start, with the paper's marks; empty without a result."""
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """Table 1 of a study, as its `table1.json` has it."""
+
+    measure: str
+    targets: dict[str, dict[str, tuple[str, str]]]
+    """Cells of each start, by target."""
 
 
 def table_cells(systems: Systems, transfer_sources: Sequence[str], measure: str) -> Cells:
@@ -138,9 +148,14 @@ def combine_studies(studies: Sequence[str]) -> str:
         studies: Output folders of finished studies.
 
     Raises:
-        ConfigError: A folder without results or with damaged ones, a target that occurs twice, or
-            studies with different measures.
+        ConfigError: No folder, one without results or with damaged ones, a target that occurs
+            twice, or studies with different measures.
     """
+    if not studies:
+        raise ConfigError(
+            "no study is given; Table 1 needs at least one",
+            fix="--studies '[output/squad, output/wikiqa]'",
+        )
     targets: dict[str, Cells] = {}
     measures: dict[str, str] = {}
     for study in studies:
@@ -151,20 +166,20 @@ def combine_studies(studies: Sequence[str]) -> str:
                 fix="run python -m pipelines.pseudo_label with this --output first",
             )
         try:
-            results = json.loads(path.read_text())
-            study_targets, measures[study] = dict(results["targets"]), results["measure"]
-        except (ValueError, KeyError, TypeError) as error:
+            results = TypeAdapter(StudyTable).validate_json(path.read_bytes())
+        except ValidationError as error:
             raise ConfigError(
-                f"{path} is damaged: {type(error).__name__}: {error}",
+                f"{path} is damaged: {from_validation_error(error).problem}",
                 fix="run python -m pipelines.pseudo_label with this --output again; it only makes "
                 "what is missing",
             ) from error
-        if repeated := sorted(targets.keys() & study_targets.keys()):
+        measures[study] = results.measure
+        if repeated := sorted(targets.keys() & results.targets.keys()):
             raise ConfigError(
                 f"{study} has the targets {repeated} again",
                 fix="give the tests of the recipes different names",
             )
-        targets |= study_targets
+        targets |= results.targets
     if len(set(measures.values())) != 1:
         raise ConfigError(
             f"the studies must have one measure in common, and theirs are {measures}",

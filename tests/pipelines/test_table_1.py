@@ -43,12 +43,33 @@ def test_studies_that_do_not_go_together_are_refused(study, tmp_path):
         combine_studies([one, one])
     with pytest.raises(ConfigError, match="one measure"):
         combine_studies([one, study("two", "AP", {"wikiqa": {}})])
-    for damaged in ('{"measure": "RR", "tar', '{"measure": "RR"}', "[]"):
+    for damaged, problem in (
+        ('{"measure": "RR", "tar', "Invalid JSON"),
+        ('{"measure": "RR"}', "targets: required"),
+        ("[]", "object"),
+    ):
         (tmp_path / "one" / "table1.json").write_text(damaged)
-        with pytest.raises(ConfigError, match=r"table1\.json is damaged: \w+Error"):
+        with pytest.raises(ConfigError, match=rf"table1\.json is damaged: .*{problem}"):
             combine_studies([one])
     with pytest.raises(ConfigError, match=r"no table1\.json"):
         combine_studies([str(tmp_path / "nothing")])
+    with pytest.raises(ConfigError, match="no study is given"):
+        combine_studies([])
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ([["0.5", "0.7"]], r"targets\.wikiqa=.*object"),
+        ({"BM25": ["0.4"]}, r"targets\.wikiqa\.BM25\.1: required"),
+        ({"BM25": ["0.4", "", ""]}, r"targets\.wikiqa\.BM25="),
+        ({"BM25": ["0.4", 0.5]}, r"targets\.wikiqa\.BM25\.1=0\.5"),
+    ],
+)
+def test_target_with_other_cells_is_refused_beside_another_study(study, target, problem):
+    one = study("one", "RR", {"squad": {"BM25": ["0.4", ""]}})
+    with pytest.raises(ConfigError, match=rf"table1\.json is damaged: .*{problem}"):
+        combine_studies([one, study("two", "RR", {"wikiqa": target})])
 
 
 def test_research_questions_are_answered_by_numbers():
