@@ -21,7 +21,12 @@ from as2ray.corpora.passage_collection import (
     open_collection,
     parse_passage_ids,
 )
-from as2ray.corpora.reader_utils import candidate_schema, read_columns
+from as2ray.corpora.reader_utils import (
+    NO_CANDIDATES,
+    candidate_schema,
+    read_columns,
+    warn_of_missed_queries,
+)
 from as2ray.tables import raw_files
 from as2ray.tables.schema import chunked_tables
 
@@ -55,8 +60,9 @@ class DPROptions(CorpusOptions):
     """Lists of the release whose passages are candidates."""
     run_file: str | None = None
     """Name of a TREC run beside the release, best first, which replaces its lists: the paper's is
-    BM25's top 100 of `psgs_w100.tsv`. Questions that are not in the run are left out; training
-    questions also have the relevant passages that it missed."""
+    BM25's top 100 of `psgs_w100.tsv`. A question that is not in the run is left out of training,
+    and elsewhere has one candidate, `NO_CANDIDATES`, if it has relevant passages. Training
+    questions also have those that the run missed."""
     run_depth: PositiveInt = 100
     """Maximum number of candidates of a question that are taken from the run."""
 
@@ -115,7 +121,8 @@ def _parse_context(context: Any, source: str) -> tuple[str, str, str]:
 def _read_run_candidates(
     path: Path, split: str, run_file: str, run_depth: int
 ) -> Iterator[list[Row]]:
-    run = _read_run(raw_files.require_file(path.parent, (run_file,)), run_depth)
+    run_path, num_missed = raw_files.require_file(path.parent, (run_file,)), 0
+    run, is_train = _read_run(run_path, run_depth), split.endswith("-train")
     passage_path = raw_files.require_file(path.parent, PASSAGE_FILES)
     with open_collection(_read_passages(passage_path), str(passage_path)) as passages:
         for number, record in enumerate(raw_files.read_json_records(path)):
@@ -131,12 +138,16 @@ def _read_run_candidates(
                 (id, question, f"{id}-{passage}", text, int(str(passage) in relevant), title)
                 for passage, (title, text) in zip(ids, titles_and_texts)
             ]
-            if rows and split.endswith("-train"):
+            if not is_train and relevant and not ids:
+                num_missed += 1
+                rows = [(id, question, f"{id}-none", NO_CANDIDATES, 0, "")]
+            if rows and is_train:
                 missed = {p: texts for p, texts in relevant.items() if int(p) not in ids}
                 rows += [
                     (id, question, f"{id}-{p}", *t, 1, title) for p, (*t, title) in missed.items()
                 ]
             yield rows
+    warn_of_missed_queries(num_missed, run_path)
 
 
 def _read_run(path: Path, depth: int) -> dict[str, list[int]]:

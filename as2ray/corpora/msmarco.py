@@ -10,7 +10,6 @@ The hub's copy is of the question answering task (v2.1): the candidates of a que
 passages that its annotator saw, and those are relevant from which the answer was written.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby, islice
@@ -30,17 +29,19 @@ from as2ray.corpora.passage_collection import (
     parse_passage_id,
     parse_passage_ids,
 )
-from as2ray.corpora.reader_utils import Parsers, candidate_schema, read_columns, require_list
+from as2ray.corpora.reader_utils import (
+    NO_CANDIDATES,
+    Parsers,
+    candidate_schema,
+    read_columns,
+    require_list,
+    warn_of_missed_queries,
+)
 from as2ray.errors import CorpusError
 from as2ray.tables import raw_files
 from as2ray.tables.schema import chunked_tables
 
-log = logging.getLogger(__name__)
-
 QUESTIONS_PER_TABLE: Final = 64
-
-NO_CANDIDATES: Final = "(The run has no candidates.)"
-"""The only candidate of a query for which the run has none."""
 
 MAX_DOCUMENT_CHARACTERS: Final = 10_000
 """Characters of a document that are kept; Mokrii et al. keep 445 tokens, which are far fewer."""
@@ -177,8 +178,8 @@ def _join_files(folder: Path, split: str, depth: int) -> Iterator[RawQuestion]:
             texts = passages.read_texts(np.array(ids, np.int64))
             candidates = [(str(id), text, grades.get(id, 0)) for id, text in zip(ids, texts)]
             yield RawQuestion(str(query), query_texts[query], candidates)
-    if missed and not is_train:
-        log.warning("%d judged queries have no line in %s, and count as 0", len(missed), run_path)
+    if run_path and not is_train:
+        warn_of_missed_queries(len(missed), run_path)
         for query in sorted(missed):
             yield RawQuestion(str(query), query_texts[query], [("none", NO_CANDIDATES, 0)])
 

@@ -1,10 +1,11 @@
 """What several readers share: columns, ids from positions, rows grouped by question, labels."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,11 @@ from as2ray.tables.schema import (
     question_offsets,
     split_by_question,
 )
+
+log = logging.getLogger(__name__)
+
+NO_CANDIDATES: Final = "(The run has no candidates.)"
+"""The only candidate of a judged query for which the run has none, so that it counts as 0."""
 
 Parsers = Mapping[int, Callable[[str], Any]]
 """Function that parses a column, by the position of the column."""
@@ -188,6 +194,12 @@ def read_columns(path: Path, parsers: Parsers, num_columns: int | None) -> Itera
             except (ValueError, IndexError) as error:
                 problem = f"{path}, line {number:,} is not as published: {line[:80]!r} ({error})"
                 raise CorpusError(problem, fix="use the published file") from error
+
+
+def warn_of_missed_queries(num_queries: int, run_path: Path) -> None:
+    """Logs how many queries have `NO_CANDIDATES`, if there are any."""
+    if num_queries:
+        log.warning("%d judged queries have no line in %s, and count as 0", num_queries, run_path)
 
 
 def assign_split_by_hash(key: str, split_ends: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@ import csv
 import pytest
 
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.reader_utils import NO_CANDIDATES
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError
 
@@ -61,6 +62,14 @@ def test_run_s_passages_are_candidates_in_their_place(release):
     assert table["document_id"].to_pylist() == ["T9", "T4"]
 
 
+def test_question_with_relevant_passages_that_the_run_lacks_counts_as_0(release, write):
+    contexts = [{"positive_ctxs": [context(n)] if n else []} for n in (4, 9, 0)]
+    write("dpr/biencoder-nq-dev.json", [{"question": "who sings", **each} for each in contexts])
+    table = read_split("dpr", "nq-dev", release, run_file="bm25.trec", run_depth=1)
+    assert rows(table) == [("nq-dev-0", "nq-dev-0-9", 0), ("nq-dev-1", "nq-dev-1-none", 0)]
+    assert table["candidate"].to_pylist() == ["text 9", NO_CANDIDATES]
+
+
 def test_training_questions_have_the_relevant_passages_that_the_run_missed(release):
     (release / "biencoder-nq-dev.json").rename(release / "biencoder-nq-train.json")
     lines = (release / "bm25.trec").read_text().replace("nq-dev", "nq-train")
@@ -73,6 +82,9 @@ def test_training_questions_have_the_relevant_passages_that_the_run_missed(relea
     ]
     assert table["candidate"].to_pylist() == ["text 9", "text 4", "text 2"]
     assert table["document_id"].to_pylist() == ["T9", "T4", "T2"]
+    (release / "bm25.trec").write_text("nq-train-1 Q0 9 1 3.0 x\n")
+    table = read_split("dpr", "nq-train", release, run_file="bm25.trec")
+    assert rows(table) == [("nq-train-1", "nq-train-1-9", 0)]
 
 
 def test_collection_has_the_texts_without_titles(release):

@@ -4,8 +4,9 @@ import resource
 import pytest
 
 from as2ray.corpora.leaks import near_duplicate_questions
-from as2ray.corpora.msmarco import NO_CANDIDATES, count_release
+from as2ray.corpora.msmarco import count_release
 from as2ray.corpora.preparation import read_split
+from as2ray.corpora.reader_utils import NO_CANDIDATES
 from as2ray.corpora.registry import get_corpus
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.filters import filter_table
