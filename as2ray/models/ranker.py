@@ -326,11 +326,19 @@ class Ranker(nn.Module, ABC):
             The candidates of each question, best first.
 
         Raises:
+            ConfigError: Questions come alone instead of with their candidates, as those of a dict
+                do (pass its `items()`), or the drop ratios do not fit the ranker.
             EvaluationError: A text is empty or not valid Unicode, or a string was passed instead of
                 a list of candidates.
         """
         questions, candidates = [], []
-        for question, texts in questions_with_candidates:
+        for pair in questions_with_candidates:
+            if isinstance(pair, str):
+                problem = (
+                    f"expected a question and its candidates, not a question alone: {pair!r:.200}"
+                )
+                raise ConfigError(problem, fix="pass pairs; of a dict, its items()")
+            question, texts = pair
             questions.append(question)
             candidates.append(as_candidate_list(texts))
         sizes = [len(texts) for texts in candidates]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from as2ray.errors import SentenceIndexError, from_validation_error, lookup
+from as2ray.errors import ConfigError, SentenceIndexError, from_validation_error, lookup
 from as2ray.retrieval.embeddings import Embeddings, LoadEncoder
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
 from as2ray.text.bm25 import BM25, BM25Index, SearchHit, select_hits
@@ -238,23 +238,39 @@ class SentenceIndex:
         return list(map(Candidate, rows.tolist(), bm25[rows].tolist(), values))
 
     def sentence(self, index: int) -> IndexedSentence:
-        """Returns a sentence with its source."""
+        """Returns a sentence with its source.
+
+        Raises:
+            ConfigError: The index has no such sentence.
+        """
         shard, position = self._locate(index)
         return shard.sentence(position)
 
     def texts(self, indices: Sequence[int]) -> list[str]:
-        """Returns the texts of sentences."""
+        """Returns the texts of sentences.
+
+        Raises:
+            ConfigError: The index has no such sentence.
+        """
         positions = map(self._locate, indices)
         return [shard.sentences["text"][position].as_py() for shard, position in positions]
 
     def neighbors(self, index: int, num_neighbors: int) -> range:
-        """Returns the sentence and up to `num_neighbors` on either side in its paragraph."""
+        """Returns the sentence and up to `num_neighbors` on either side in its paragraph.
+
+        Raises:
+            ConfigError: The index has no such sentence.
+        """
         shard, position = self._locate(index)
         neighbors, offset = shard.neighbors(position, num_neighbors), index - position
         return range(neighbors.start + offset, neighbors.stop + offset)
 
     def context(self, index: int, num_neighbors: int = 1) -> str:
-        """Returns the text of a sentence and its neighbors."""
+        """Returns the text of a sentence and its neighbors.
+
+        Raises:
+            ConfigError: The index has no such sentence.
+        """
         return " ".join(self.texts(self.neighbors(index, num_neighbors)))
 
     def document(
@@ -301,6 +317,9 @@ class SentenceIndex:
     def _locate(self, index: int) -> tuple[IndexShard, int]:
         """Returns the shard of a sentence, and the index of the sentence in the shard."""
         number = bisect_right(self.shard_bounds, index) - 1
+        if not 0 <= number < len(self.shards):
+            problem = f"the index has no sentence {index}: its sentences are 0 to {len(self) - 1}"
+            raise ConfigError(problem)
         return self.shards[number], index - self.shard_bounds[number]
 
 

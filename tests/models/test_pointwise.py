@@ -130,6 +130,12 @@ def test_rank_many_equals_rank_question_by_question(ranker, candidates):
         np.testing.assert_allclose([r.score for r in ranked], [r.score for r in alone], atol=1e-6)
 
 
+@pytest.mark.parametrize("alone", [{QUESTION: ["Badesso."]}, {"ab": []}, [QUESTION], "ab"])
+def test_rank_many_questions_without_candidates_beside_them_are_refused(ranker, alone):
+    with pytest.raises(ConfigError, match=r"a question alone: '.*\n.*items\(\)"):
+        ranker.rank_many(alone)
+
+
 def test_score_does_not_depend_on_what_shares_the_batch(ranker, candidates):
     whole = {r.index: r.score for r in ranker.rank(QUESTION, candidates)}
     ranker.max_batch_tokens = 60

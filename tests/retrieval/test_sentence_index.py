@@ -282,3 +282,18 @@ def test_text_of_a_document_needs_no_memory_for_those_of_others():
     finally:
         tracemalloc.stop()
     assert peak < 4 * num_paragraphs
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_index_of_no_sentence_is_refused(documents, tmp_path, shards):
+    write_index(documents, tmp_path / "i", num_shards=shards)
+    index = SentenceIndex.open(tmp_path / "i")
+    last = len(index) - 1
+    assert index.texts([0, last]) == [index.sentence(0).text, index.sentence(last).text]
+    for number in (-1, len(index), 10**6):
+        for call in (
+            *(index.sentence, index.context, lambda each: index.texts([0, each])),
+            lambda each: index.neighbors(each, 1),
+        ):
+            with pytest.raises(ConfigError, match=f"has no sentence {number}: .*0 to {last}"):
+                call(number)
