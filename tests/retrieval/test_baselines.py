@@ -23,7 +23,9 @@ def test_similarity_is_that_of_the_question_and_the_candidate_of_the_row(encoder
     row = len(TABLE) - 1
     texts = [TABLE[name][row].as_py() for name in ("question", "candidate")]
     query, document = encoder.encode_queries(texts[:1])[0], encoder.encode_documents(texts[1:])[0]
-    assert similarities(encoder, TABLE)[row] == pytest.approx(query @ document, abs=1e-5)
+    scores = similarities(encoder, TABLE)
+    assert scores[row] == pytest.approx(query @ document, abs=1e-5)
+    assert scores.dtype == np.float64
 
 
 def test_hybrid_adds_half_of_bm25_standardized_within_each_question(encoder):

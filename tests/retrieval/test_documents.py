@@ -6,7 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from as2ray.errors import CorpusError
-from as2ray.retrieval.documents import DocumentColumns, SkippedDocuments, list_parts, read_documents
+from as2ray.retrieval.documents import (
+    READERS,
+    DocumentColumns,
+    SkippedDocuments,
+    list_parts,
+    read_documents,
+)
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.retrieval.text_extraction import TextBlock, parse_html, parse_markdown, parse_plain_text
@@ -23,7 +29,11 @@ def test_folder_gives_its_documents_in_order_and_counts_what_is_none(documents):
     assert [document.id for document in found] == ids
     assert [document.title for document in found] == ["Ants & bees", "notes", "Cats", "", "Whales"]
     assert skipped.counts == {"without text": 2, "of another kind": 1, "binary or not UTF-8": 2}
-    assert "1 of another kind (such as picture.png)" in str(skipped)
+    assert set(str(skipped).split(", ")) == {
+        "2 without text (such as empty.md)",
+        "1 of another kind (such as picture.png)",
+        "2 binary or not UTF-8 (such as broken.txt)",
+    }
     assert str(SkippedDocuments()) == "nothing skipped"
 
 
@@ -92,6 +102,13 @@ def test_slides_and_workbooks_give_their_text(tmp_path):
     assert "It hums at night." in texts[1]
 
 
+def test_document_without_a_title_has_the_name_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(READERS, ".pdf", lambda path: ("", [TextBlock("page 1", "Bees dance.")]))
+    (tmp_path / "bees.pdf").touch()
+    [document], _ = read_all(tmp_path)
+    assert document.title == "bees"
+
+
 def test_file_that_is_removed_while_others_are_read_is_reported(tmp_path):
     (tmp_path / "a.txt").write_text("Bees dance.")
     (tmp_path / "b.txt").write_text("Ants dig.")
@@ -100,6 +117,13 @@ def test_file_that_is_removed_while_others_are_read_is_reported(tmp_path):
     documents = read_documents(parts, DocumentColumns(), skipped)
     assert [document.id for document in documents] == ["a.txt"]
     assert (skipped.counts, skipped.examples) == ({"unreadable": 1}, {"unreadable": "b.txt"})
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"text": ["Owls hunt."]}), path)
+    parts = list_parts(path)
+    path.unlink()
+    with pytest.raises(CorpusError) as error:
+        list(read_documents(parts, DocumentColumns(), skipped))
+    assert error.value.problem.startswith(f"{path} is damaged")
 
 
 def test_damaged_files_and_missing_readers_are_reported(tmp_path, monkeypatch):
@@ -276,8 +300,22 @@ def test_document_with_broken_characters_is_left_out_with_its_reason(tmp_path):
 )
 def test_table_whose_text_is_none_is_refused(tmp_path, value):
     pq.write_table(pa.table({"text": value}), tmp_path / "t.parquet")
-    with pytest.raises(CorpusError):
+    with pytest.raises(CorpusError) as error:
         read_all(tmp_path)
+    assert error.value.problem.startswith(str(tmp_path / "t.parquet"))
+
+
+def test_parquet_without_the_text_column_is_refused_by_its_name(tmp_path):
+    pq.write_table(pa.table({"body": ["One here."]}), tmp_path / "t.parquet")
+    with pytest.raises(CorpusError, match=r"\['body'\], without \['text'\]") as error:
+        read_all(tmp_path)
+    assert error.value.problem.startswith(str(tmp_path / "t.parquet"))
+
+
+def test_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.md").write_bytes(b"\xef\xbb\xbf# Ants\n\nThey dig.\n")
+    [document], _ = read_all(tmp_path)
+    assert (document.title, document.blocks) == ("Ants", (TextBlock("Ants", "They dig."),))
 
 
 @pytest.mark.parametrize("value", ["1" * 5_000, "[" * 100_000], ids=["digits", "brackets"])
@@ -298,8 +336,9 @@ def test_json_that_python_cannot_hold_is_refused(tmp_path, value):
 )
 def test_damaged_table_is_refused(tmp_path, name, content, problem):
     (tmp_path / name).write_text(content)
-    with pytest.raises(CorpusError, match=problem):
+    with pytest.raises(CorpusError, match=problem) as error:
         read_all(tmp_path)
+    assert error.value.problem.startswith(str(tmp_path / name))
 
 
 def test_blank_lines_between_json_lines_are_no_rows(tmp_path):
@@ -318,12 +357,13 @@ def test_names_and_texts_that_are_no_unicode_are_told_and_do_no_harm(tmp_path):
     found, skipped = read_all(tmp_path)
     assert [d.id for d in found] == ["caf\\udce9.txt", "t.jsonl#2"]
     assert skipped.counts == {"with broken characters": 1}
-    assert write_index(tmp_path, tmp_path.with_name("index"))["documents"] == 2
+    assert write_index(tmp_path, tmp_path / "i")["documents"] == 2
 
 
 def test_nothing_to_read_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match="an empty folder"):
+    with pytest.raises(CorpusError, match="an empty folder") as error:
         list_parts(tmp_path)
+    assert ".txt, .text, .rst, .md," in error.value.fix
     with pytest.raises(CorpusError, match="no such folder"):
         list_parts(tmp_path / "nowhere")
 

@@ -1,5 +1,9 @@
 import json
+import os
 import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,15 +16,28 @@ from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.retrieval import embeddings as embeddings_module
 from as2ray.retrieval.answer_scoring import AnswerScoring, default_scoring
-from as2ray.retrieval.index_writer import MANIFEST, IndexConfig, add_embeddings, write_index
+from as2ray.retrieval.embeddings import Embeddings, EncoderInfo, ShardEmbeddings
+from as2ray.retrieval.index_writer import (
+    MANIFEST,
+    IndexConfig,
+    _link,
+    add_embeddings,
+    write_index,
+)
 from as2ray.retrieval.question_answering import (
     UNFITTED_MAX_RANKED,
     QuestionAnswerer,
     find_candidates,
+    resolve_scoring,
 )
 from as2ray.retrieval.sentence_index import SentenceIndex
 
 QUESTION = f"what is {tiny.TOPICS[0]}?"
+
+TEXT = """Owls hunt mice at night. Cats sleep by day.
+
+Mice eat corn. Crows hunt too. Bats see owls at night. Who is here?
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +64,21 @@ def build(folder, sentence_encoder, tmp_path):
         return SentenceIndex.open(tmp_path / name, load_sentence_encoder)
 
     return make
+
+
+class VowelEncoder:
+    """Counts vowels, for tests that need no network."""
+
+    dimension = 5
+
+    def __init__(self, name):
+        self.name, self.fingerprint = name, f"of {name}"
+
+    def encode_documents(self, texts):
+        counts = np.array([[text.count(letter) for letter in "aeiou"] for text in texts])
+        return (0.1 * counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+    encode_queries = encode_documents
 
 
 def change_weights(folder, value: float):
@@ -89,6 +121,7 @@ def test_dense_search_finds_the_nearest_embeddings(
     rows = np.array([candidate.index for candidate in candidates])
     found = index.embeddings.similarities(index.embeddings.encode_query(QUESTION), rows)
     assert (found.dtype, found.tolist()) == (np.float32, [c.similarity for c in candidates])
+    assert all(isinstance(shard.codes, np.memmap) for shard in index.embeddings.shards)
     last = index.search_candidates(QUESTION, 10_000, method="dense")[39]
     # Products of another size round differently.
     assert last.similarity == pytest.approx(candidates[39].similarity, abs=1e-6)
@@ -114,7 +147,7 @@ def test_embedding_takes_in_the_heading_of_its_paragraph(sentence_encoder, tmp_p
     assert index.texts([0, 1]) == ["It has no end.", "It is old."]
 
 
-def test_hybrid_candidates_come_from_both_lists_with_both_scores(build):
+def test_hybrid_candidates_come_from_both_lists_with_both_scores(build, monkeypatch):
     index = build()
     lists = {m: index.search_candidates(QUESTION, 20, method=m) for m in ("bm25", "dense")}
     hybrid = index.search_candidates(QUESTION, 20)
@@ -129,17 +162,41 @@ def test_hybrid_candidates_come_from_both_lists_with_both_scores(build):
     neighbors = index.search_candidates(QUESTION, 20, num_neighbors=1)
     assert [c.index for c in neighbors[:1]] == [c.index for c in hybrid[:1]]
     assert neighbors[1].index in index.neighbors(hybrid[0].index, 1)
+    monkeypatch.setattr(Embeddings, "search", lambda self, query, k: np.array([3]))
+    assert [c.index for c in index.search_candidates(QUESTION, 20, method="dense")] == [3]
+    both = {c.index for c in index.search_candidates(QUESTION, 20)}
+    assert len(both) == 20
+    assert both <= {3, *sources[0]}
+
+
+def test_hybrid_order_weights_scores_that_are_divided_by_their_maximum(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    config = IndexConfig(encoder="vowels")
+    write_index(tmp_path / "a.txt", tmp_path / "i", config, load_encoder=VowelEncoder)
+    index = SentenceIndex.open(tmp_path / "i", VowelEncoder)
+    candidates = index.search_candidates("when do owls hunt mice?", len(index))
+    assert len(candidates) == len(index) == 6
+    similarities = np.array([candidate.similarity for candidate in candidates])
+    bm25 = np.array([candidate.bm25 for candidate in candidates])
+    fused = 0.7 * similarities / similarities.max() + 0.3 * bm25 / bm25.max()
+    assert np.diff(fused).max() < 1e-6
 
 
 def test_approximate_search_agrees_with_the_exact_one(build, monkeypatch):
-    monkeypatch.setattr(embeddings_module, "MIN_APPROXIMATE", 200)
+    monkeypatch.setattr(embeddings_module, "MIN_APPROXIMATE", 270)
     index = build(num_shards=2)
+    assert len(index) == 270  # as many as needed
     assert index.embeddings.is_approximate
     assert embeddings_module.APPROXIMATE_FILE in index.manifest["files"]
     query = index.embeddings.encode_query(QUESTION)
     exact = index.embeddings.search(query, 50, exact=True)
     approximate = index.embeddings.search(query, 50)
     assert len(set(exact.tolist()) & set(approximate.tolist())) >= 45
+    # Each reads its own files alone.
+    without_shards = replace(index.embeddings, shards=())
+    assert without_shards.search(query, 50).tolist() == approximate.tolist()
+    without_file = replace(index.embeddings, folder=Path("nowhere"))
+    assert without_file.search(query, 50, exact=True).tolist() == exact.tolist()
     assert index.search_candidates(QUESTION, 5)[0].similarity is not None
 
 
@@ -170,6 +227,7 @@ def test_interrupted_build_goes_on_and_leaves_the_older_index_usable(build, tmp_
     max_blocks = None
     resumed = build(load_encoder=load_encoder, overwrite=True)
     assert len(encoded) == num_blocks
+    assert sum(encoded) == len(expected)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".j-embeddings", "i"]
     assert resumed.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
     block = next((tmp_path / ".j-embeddings").iterdir())
@@ -212,6 +270,47 @@ def test_embeddings_that_are_added_are_those_of_a_new_index(
     assert again.search_candidates(QUESTION) == expected.search_candidates(QUESTION)
     sentences = [path / "shard-00000" / "sentences.arrow" for path in (added, tmp_path / "again")]
     assert sentences[0].samefile(sentences[1])
+    codes = [path / "shard-00000" / "embeddings.npy" for path in (added, tmp_path / "again")]
+    assert not codes[0].samefile(codes[1])
+
+
+def test_file_that_cannot_be_linked_is_copied(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "a").write_text("owls")
+    _link(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").read_text() == "owls"
+
+
+def test_blocks_that_are_encoded_elsewhere_give_the_same_index(tmp_path, monkeypatch):
+    calls, tasks = [], []
+
+    @contextmanager
+    def record_task(name, total, unit, counts_rows):
+        steps = []
+        tasks.append((total, counts_rows, steps))
+        yield steps.append
+
+    def map_blocks(create, blocks):
+        calls.append(len(blocks))
+        return map(create(), blocks)
+
+    monkeypatch.setattr(embeddings_module, "BLOCK_SIZE", 4)
+    monkeypatch.setattr(embeddings_module, "task", record_task)
+    (tmp_path / "a.txt").write_text(TEXT)
+    write_index(tmp_path / "a.txt", tmp_path / "i")
+    arguments = (tmp_path / "i", tmp_path / "here", "vowels", VowelEncoder)
+    expected = add_embeddings(*arguments)
+    assert add_embeddings(arguments[0], tmp_path / "there", *arguments[2:], map_blocks) == expected
+    rows = [
+        SentenceIndex.open(tmp_path / name).embeddings.shards[0].rows(slice(None))
+        for name in ("here", "there")
+    ]
+    assert rows[0].tolist() == rows[1].tolist()
+    assert calls == [2]
+    assert tasks == [(6, True, []), (6, False, [4, 2])]
 
 
 def test_index_opened_without_an_encoder_is_searched_by_bm25_and_says_so(build, tmp_path):
@@ -247,6 +346,7 @@ def test_ranker_without_a_fitted_scoring_ranks_what_similarity_and_bm25_place_fi
     scores = AnswerScoring({"similarity": 1.0, "bm25": 0.5}).score(candidates.parts)
     first = np.argsort(-scores, kind="stable")[:UNFITTED_MAX_RANKED].tolist()
     expected = set(index.texts([candidates.candidates[row].index for row in first]))
+    assert resolve_scoring(index, None, True).encoder == default.encoder
     # A scoring that is given stands.
     for scoring, is_bounded in ((None, True), (default, False)):
         answers = QuestionAnswerer(index, ranker, scoring=scoring).ask(QUESTION, 100).answers
@@ -274,7 +374,8 @@ def test_embedding_that_is_not_finite_is_refused(folder, sentence_encoder, build
     index = build()
     copy = shutil.copytree(sentence_encoder, tmp_path / "copy")
     change_weights(copy, float("nan"))
-    with pytest.raises(SentenceIndexError, match="embeddings that are not finite, the first for"):
+    problem = f"gives {len(index)} embeddings that are not finite, the first for"
+    with pytest.raises(SentenceIndexError, match=problem):
         build(load_encoder=lambda _: load_sentence_encoder(copy), overwrite=True)
     assert SentenceIndex.open(tmp_path / "i").search(QUESTION) == index.search(QUESTION)
     with torch.no_grad():
@@ -307,3 +408,69 @@ def test_damaged_embeddings_are_refused(build, tmp_path, damage, monkeypatch):
     (tmp_path / "i" / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(SentenceIndexError, match="a damaged index"):
         SentenceIndex.open(tmp_path / "i")
+
+
+def write_shards(folder, *sizes, dimension=4) -> Embeddings:
+    """Writes shards of random embeddings of many lengths, and opens them without an encoder."""
+    random, shards = np.random.default_rng(0), []
+    for number, size in enumerate(sizes):
+        shards.append(folder / f"shard-{number:05d}")
+        shards[-1].mkdir(parents=True)
+        codes = random.integers(-127, 128, (size, dimension)).astype(np.int8)
+        for name, array in zip(
+            embeddings_module.FILES,
+            (codes, random.uniform(0.5, 5.0, size).astype(np.float32) / np.float32(127)),
+            strict=True,
+        ):
+            np.save(shards[-1] / name, array)
+    parts = tuple(map(ShardEmbeddings.open, shards))
+    bounds = [0, *np.cumsum(sizes).tolist()]
+    embeddings_module._write_approximate(shards, dimension)
+    return Embeddings(folder, EncoderInfo("none", dimension, ""), True, parts, bounds, None)
+
+
+def test_approximate_file_has_each_sentence_once_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings_module, "BLOCK_SIZE", 100)
+    embeddings = write_shards(tmp_path, 250, 130)
+    rows = np.concatenate([shard.rows(slice(None)) for shard in embeddings.shards])
+    assert embeddings._approximate.ntotal == len(rows) == 380
+    query = rows[0]
+    products = np.sort(rows @ query)[::-1]
+    for exact in (False, True):
+        indices = embeddings.search(query, 20, exact)
+        assert rows[indices] @ query == pytest.approx(products[:20], rel=0.02)
+        assert sorted(embeddings.search(query, 1_000, exact)) == [*range(380)]
+
+
+def test_similarities_of_many_sentences_are_computed_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings_module, "SEARCH_BLOCK", 3)
+    [shard] = write_shards(tmp_path, 40).shards
+    rows, query = shard.rows(slice(None)), np.array([1, -2, 3, 4], np.float32)
+    similarities = shard.similarities(query)
+    assert rows.dtype == similarities.dtype == np.float32
+    np.testing.assert_allclose(similarities, rows @ query, rtol=1e-5, atol=1e-5)
+
+
+def test_approximate_file_is_the_same_each_time(tmp_path):
+    contents = []
+    for name in ("a", "b"):
+        write_shards(tmp_path / name, 17_000, dimension=1)  # more than the lists are trained on
+        contents.append((tmp_path / name / embeddings_module.APPROXIMATE_FILE).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_neighbours_of_embeddings_of_any_length_leave_it(monkeypatch):
+    monkeypatch.setattr(embeddings_module, "BLOCK_SIZE", 3)
+    random = np.random.default_rng(1)
+    codes = random.integers(-127, 128, (12, 6)).astype(np.int8)
+    codes[4] = 0
+    scales = random.uniform(0.001, 0.04, 12).astype(np.float32)
+    documents = np.array([0] * 9 + [1, 2, 2])
+    before = codes * scales[:, None]
+    embeddings_module.add_neighbors(codes, scales, documents)
+    for i, embedding in enumerate(before):
+        near = [j for j in range(max(0, i - 2), min(12, i + 3)) if documents[j] == documents[i]]
+        sums, length = sum(before[j] for j in near) - embedding, np.linalg.norm(embedding)
+        row = embedding + 0.3 * length * sums / max(np.linalg.norm(sums), 1e-9)
+        row *= length / max(np.linalg.norm(row), 1e-9)
+        np.testing.assert_allclose(codes[i] * scales[i], row, atol=length / 127)

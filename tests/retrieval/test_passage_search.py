@@ -8,6 +8,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.cli.main import main
 from as2ray.errors import ConfigError, EvaluationError
+from as2ray.retrieval import passage_search
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.passage_search import PassageSearcher
 from as2ray.retrieval.sentence_index import SentenceIndex
@@ -40,6 +41,12 @@ def test_passages_are_the_paragraphs_of_the_best_sentences(index, joint):
     ranked = ranker.rank_passages("what weighs tonnes, sings?", texts, 2)
     assert [(hit.score, hit.sentences) for hit in hits] == [(r.score, r.sentences) for r in ranked]
     assert all(hit.text == " ".join(texts[r.index]) for hit, r in zip(hits, ranked))
+    starts = [searcher.retrieve("what weighs tonnes, sings?")[r.index].start for r in ranked]
+    sources = [(s.title, s.heading) for s in map(opened.sentence, starts)]
+    assert [(hit.title, hit.heading) for hit in hits] == sources
+    several = "penguins, owls, cats or whales"
+    assert len(searcher.retrieve(several)) == 3
+    assert [len(searcher.ask(several, *top_k)) for top_k in ((), (1,))] == [2, 1]
     assert {hit.document_id for hit in hits} <= {"whales.md", "insects/ants.html", "notes.txt", "a"}
     assert searcher.ask("zebra") == []
     with pytest.raises(EvaluationError, match="empty or non-text"):
@@ -48,6 +55,21 @@ def test_passages_are_the_paragraphs_of_the_best_sentences(index, joint):
         searcher.ask("whales", 0)
     with pytest.raises(ValidationError, match="num_passages"):
         PassageSearcher(opened, ranker, num_passages=0)
+
+
+def test_passages_are_those_of_the_first_sentences_alone(index, monkeypatch):
+    searcher = PassageSearcher(SentenceIndex.open(index), None, num_passages=2)
+    question = "largest blue whale, weighs tonnes, fly"
+    [first, second] = searcher.retrieve(question)
+    monkeypatch.setattr(passage_search, "HITS_PER_PASSAGE", 1)
+    hits = searcher.index.search(question, 2)
+    assert all(hit.index in first for hit in hits)
+    assert searcher.retrieve(question) == [first] != [second]
+
+
+def test_number_below_one_is_refused_before_a_ranker_is_asked(index):
+    with pytest.raises(ConfigError, match="top_k=0"):
+        PassageSearcher(SentenceIndex.open(index), None).ask("whales", 0)
 
 
 def test_ask_of_a_joint_model_tells_passages(index, joint, capsys):

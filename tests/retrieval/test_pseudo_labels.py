@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError
+from as2ray.retrieval import query_generation
 from as2ray.retrieval.index_writer import write_index
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
 from as2ray.retrieval.query_generation import example_questions, generate_queries, sample_words
@@ -72,6 +73,22 @@ def test_negatives_are_drawn_by_question_and_seed(index):
     assert len(drawn) > 1
 
 
+def test_questions_of_one_text_have_negatives_of_their_own(index):
+    queries = [Query(f"q{number}", "hunt mice") for number in range(6)]
+    both = rows(generate_pseudo_labels(index, queries, PseudoLabelConfig(num_negatives=2)))
+    assert len({tuple(both[start : start + 3]) for start in range(0, len(both), 3)}) > 1
+
+
+def test_list_may_be_deeper_than_a_hundred(tmp_path):
+    (tmp_path / "owls.txt").write_text("\n\n".join(f"Owls hunt {n} mice." for n in range(120)))
+    write_index(tmp_path / "owls.txt", tmp_path / "i")
+    config = PseudoLabelConfig(depth=110, num_negatives=200)
+    labels = generate_pseudo_labels(
+        SentenceIndex.open(tmp_path / "i"), [Query("q", "owls")], config
+    )
+    assert labels.table.num_rows == 110
+
+
 def test_questions_that_find_too_little_are_left_out_and_counted(index):
     queries = [Query("a", "zebra"), Query("b", "corn"), Query("c", "hunt mice")]
     found = generate_pseudo_labels(index, [*queries, Query("d", "gnu"), Query("e", "corn")])
@@ -95,8 +112,8 @@ def test_headings_are_questions_with_their_document_s_title(index):
 def test_heading_of_two_words_is_a_question_and_one_word_is_none(tmp_path):
     (tmp_path / "a.md").write_text("# Owls\n\nThey hunt.\n")
     (tmp_path / "b.md").write_text("# Field mice\n\nThey eat corn.\n")
-    write_index(tmp_path, tmp_path.with_name("headings"))
-    index = SentenceIndex.open(tmp_path.with_name("headings"))
+    write_index(tmp_path, tmp_path / "i")
+    index = SentenceIndex.open(tmp_path / "i")
     assert [query.text for query in generate_queries(index, ["headings"])] == ["Field mice"]
     assert generate_queries(index, ["leading"]) == []  # nothing follows a lone sentence
 
@@ -110,6 +127,7 @@ def test_each_question_has_an_id_of_its_own(index):
 def test_leading_sentence_is_never_its_own_answer(index):
     queries = generate_queries(index, ["leading"])
     assert [query.text for query in queries] == ["Owls hunt at night.", "Mice eat corn."]
+    assert [query.id for query in queries] == ["leading-0", "leading-5"]
     found = generate_pseudo_labels(index, queries)
     for row in found.table.to_pylist():
         assert row["candidate"] != row["question"]
@@ -118,8 +136,8 @@ def test_leading_sentence_is_never_its_own_answer(index):
 def test_leading_sentence_that_stands_twice_is_not_its_own_answer_either(tmp_path):
     (tmp_path / "a.txt").write_text("Owls hunt mice. They fly.\n\nOwls hunt. Mice hunt corn.\n")
     (tmp_path / "b.txt").write_text("Owls hunt mice. They swim.\n")
-    write_index(tmp_path, tmp_path.with_name("twice"))
-    held = SentenceIndex.open(tmp_path.with_name("twice"))
+    write_index(tmp_path, tmp_path / "i")
+    held = SentenceIndex.open(tmp_path / "i")
     for row in generate_pseudo_labels(held, generate_queries(held, ["leading"])).table.to_pylist():
         assert row["candidate"] != row["question"]
 
@@ -154,6 +172,11 @@ def test_generator_is_given_no_more_sentences_than_the_questions_take(tmp_path):
     few = generate_queries(held, ["generator"], max_questions=20, query_generator=asks)
     assert len(few) == 20
     assert len(given) <= 128
+    given.clear()
+    batch = generate_queries(
+        held, ["generator"], max_questions=64, query_generator=lambda s: given.extend(s) or s
+    )
+    assert len(batch) == len(given) == 64
     numbers = [int(query.id.removeprefix("generated-")) for query in few]
     assert numbers == sorted(numbers)
     assert numbers[-1] > 500
@@ -190,8 +213,8 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
 
 def test_text_of_the_answer_is_no_negative_where_it_stands_again(tmp_path):
     (tmp_path / "a.txt").write_text("Owls hunt mice.\n\nOwls hunt.\n\nOwls hunt mice.\n")
-    write_index(tmp_path, tmp_path.with_name("again"))
-    held = SentenceIndex.open(tmp_path.with_name("again"))
+    write_index(tmp_path, tmp_path / "i")
+    held = SentenceIndex.open(tmp_path / "i")
     found = generate_pseudo_labels(held, [Query("q", "owls hunt mice")])
     assert rows(found) == [("Owls hunt mice.", 1), ("Owls hunt.", 0)]
 
@@ -204,7 +227,9 @@ def test_negatives_come_from_no_deeper_than_asked(index):
     )
 
 
-def test_examples_are_headings_of_several_words_spread_over_the_documents(tmp_path, index):
+def test_examples_are_headings_of_several_words_spread_over_the_documents(
+    tmp_path, index, monkeypatch
+):
     assert example_questions(index) == ["Birds of the north"]
     folder = tmp_path / "documents"
     folder.mkdir()
@@ -216,17 +241,28 @@ def test_examples_are_headings_of_several_words_spread_over_the_documents(tmp_pa
     write_index(folder, tmp_path / "examples")
     examples = example_questions(SentenceIndex.open(tmp_path / "examples"))
     assert examples == ["Title 0", "Title 2", "Title 4"]
+    monkeypatch.setattr(query_generation, "EXAMPLE_PARAGRAPHS", 4)
+    assert example_questions(SentenceIndex.open(tmp_path / "examples")) == ["Title 0", "Title 1"]
+
+
+def test_example_is_the_heading_below_a_title_or_the_title(tmp_path):
+    (tmp_path / "a.md").write_text("# Owls\n\n## How owls hunt\n\nAt night.\n")
+    (tmp_path / "b.html").write_text("<title>All about bees</title><p>They dance.</p>")
+    write_index(tmp_path, tmp_path / "i")
+    index = SentenceIndex.open(tmp_path / "i")
+    assert example_questions(index) == ["How owls hunt", "All about bees"]
 
 
 def test_examples_of_plain_text_are_its_short_paragraphs(tmp_path):
     (tmp_path / "notes.txt").write_text(
         "Owls\n\nAnnual leave\n\nEvery employee has twenty-eight days of paid leave a year.\n\n"
-        "On call\n\nOwls hunt. Mice eat.\n"
+        "Leave of eight days needs a written form.\n\nOwls hunt. Mice eat.\n\n"
+        "Leave of nine days needs a long written form.\n"
     )
     write_index(tmp_path / "notes.txt", tmp_path / "examples")
     assert example_questions(SentenceIndex.open(tmp_path / "examples")) == [
         "Annual leave",
-        "On call",
+        "Leave of eight days needs a written form.",
     ]
 
 

@@ -1,5 +1,7 @@
 import json
 from dataclasses import replace
+from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,12 @@ from as2ray.errors import ConfigError, EvaluationError, SentenceIndexError
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_scoring import AnswerModel, AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig, write_index
-from as2ray.retrieval.question_answering import FoundCandidates, QuestionAnswerer, select_answers
+from as2ray.retrieval.question_answering import (
+    FoundCandidates,
+    QuestionAnswerer,
+    resolve_scoring,
+    select_answers,
+)
 from as2ray.retrieval.sentence_index import Candidate, SentenceIndex
 from as2ray.text.bm25 import BM25
 
@@ -58,6 +65,33 @@ def test_answer_shows_its_sentences_or_why_there_is_none(index):
     assert repr(refused) == "no answer: too low; nearest: Owls hunt at night. (notes.txt)"
     assert refused._repr_html_() == f"<p>{refused!r}</p>"
     assert repr(replace(refused, nearest=None)) == "no answer: too low"
+    assert (answer.title, answer.heading, answered.reason) == ("notes", "", None)
+    twice = replace(answer, text="Owls hunt.", context="Owls hunt. Owls hunt.", score=0.25)
+    both = replace(answered, answers=(twice, twice))
+    assert repr(both) == "0.2500  Owls hunt. (notes.txt)\n0.2500  Owls hunt. (notes.txt)"
+    assert both._repr_html_().count("<mark>Owls hunt.</mark> Owls hunt.") == 2
+    assert "notes.txt</td></tr><tr><td>0.2500" in both._repr_html_()
+
+
+def test_answerer_takes_three_answers_with_neighbours_and_measures_the_search(index):
+    started_at = perf_counter()
+    answered = QuestionAnswerer(index).ask("penguins, owls, cats, dogs or whales")
+    assert 0 < answered.retrieval_time_s <= perf_counter() - started_at
+    assert len(answered.answers) == 3 < answered.num_candidates
+    assert QuestionAnswerer(index).ask("penguins").num_candidates == 2
+
+
+def test_ranker_is_not_asked_where_it_has_no_weight_or_nothing_is_there(index):
+    ranker = SimpleNamespace(threshold=None)  # without a method that ranks
+    answerer = QuestionAnswerer(index, ranker, scoring=AnswerScoring({"bm25": 1.0}))
+    assert answerer.ask("penguins").answers[0].text == "Penguins cannot fly."
+    assert QuestionAnswerer(index, ranker).ask("zebra").answers == ()
+
+
+def test_scoring_without_embeddings_has_one_part(index):
+    for has_ranker, name in ((True, "ranker"), (False, "bm25")):
+        assert resolve_scoring(index, None, has_ranker) == AnswerScoring({name: 1.0})
+    assert resolve_scoring(index, None) == AnswerScoring({"ranker": 1.0})
 
 
 def test_sentence_that_documents_repeat_is_one_answer(tmp_path):
@@ -123,7 +157,11 @@ def test_command_line_says_why_the_ranker_is_not_asked(index, tmp_path, capsys):
 def test_question_on_another_subject_is_known_even_if_it_is_answered(index):
     parts = {"bm25": np.array([9.0]), "similarity": np.array([0.4])}
     found = FoundCandidates([Candidate(0, 9.0, 0.4)], parts, [0])
-    for lowest, threshold, expected in ((0.3, None, (1, False)), (0.5, 0.0, (1, True))):
+    for lowest, threshold, expected in (
+        (0.3, None, (1, False)),
+        (0.4, None, (1, False)),
+        (0.5, 0.0, (1, True)),
+    ):
         scoring = AnswerScoring({"similarity": 1.0}, min_similarity=lowest)
         answer = select_answers(index, scoring, found, (), 1, threshold)
         assert (len(answer.answers), answer.is_off_topic) == expected

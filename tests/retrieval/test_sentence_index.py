@@ -1,4 +1,5 @@
 import json
+import re
 import resource
 import tracemalloc
 from pathlib import Path
@@ -19,6 +20,7 @@ from as2ray.retrieval.index_writer import (
 )
 from as2ray.retrieval.sentence_index import IndexShard, SentenceIndex
 from as2ray.text.bm25 import BM25
+from as2ray.text.sentences import versioned_name
 
 WORDS = [a + b + c for a in "bdfglm" for b in "aeiou" for c in "nr"]
 
@@ -81,9 +83,10 @@ def test_sentence_is_returned_with_its_source_and_its_neighbours(documents, tmp_
     assert index.context(hit.index).endswith("It eats krill.")
     (penguin,) = index.search("penguins")
     assert index.context(index.search("blue whale krill")[0].index).count(".") == 2
-    assert repr(index).endswith(
-        f"{{'documents': {index.manifest['documents']}, 'sentences': {len(index)}}})"
-    )
+    counts = {"documents": 5, "sentences": len(index)}
+    assert repr(index) == f"SentenceIndex({str(tmp_path / 'i')!r}, {counts})"
+    titles = {"insects/ants.html": "Ants & bees", "notes.txt": "notes", "whales.md": "Whales"}
+    assert {name: index.document(name, 9, 1_000).title for name in titles} == titles
     # A neighbour of another paragraph is none.
     assert index.context(penguin.index, 5) == "Penguins cannot fly. They swim."
     found = index.texts([c.index for c in index.search_candidates("penguins", 10, 1)])
@@ -112,6 +115,21 @@ def test_index_of_one_document_is_an_index(tmp_path):
     assert write_index(tmp_path / "one.md", tmp_path / "i", num_shards=4)["documents"] == 1
     index = SentenceIndex.open(tmp_path / "i")
     assert [index.sentence(h.index).document_id for h in index.search("sentence")] == ["one.md"]
+
+
+def test_manifest_has_the_splitter_s_version_and_fingerprints_of_ids_and_texts(tmp_path):
+    (tmp_path / "one.md").write_text("Only this sentence.")
+    manifest = write_index(tmp_path / "one.md", tmp_path / "i")
+    assert manifest["settings"]["sentence_splitter"] == versioned_name("syntok") != "syntok"
+    assert re.fullmatch("[0-9a-f]{16}-[0-9a-f]{16}", manifest["fingerprint"])
+
+
+def test_search_without_a_number_gives_a_hundred_sentences_from_mapped_files(tmp_path):
+    (tmp_path / "owls.txt").write_text("\n".join(f"Owls hunt {n} mice." for n in range(110)))
+    write_index(tmp_path / "owls.txt", tmp_path / "i", IndexConfig(sentence_splitter="lines"))
+    index = SentenceIndex.open(tmp_path / "i")
+    assert len(index.search("owls")) == len(index.search_candidates("owls")) == 100
+    assert isinstance(index.shards[0].bm25.retriever.scores["data"], np.memmap)
 
 
 def test_folder_without_text_is_refused_and_leaves_nothing(tmp_path):
