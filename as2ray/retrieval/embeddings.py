@@ -145,7 +145,7 @@ def write_embeddings(
     """
     encoder = load_encoder(name)
     info = EncoderInfo(encoder.name, encoder.dimension, encoder.fingerprint)
-    staging.mkdir(parents=True, exist_ok=True)
+    staging.mkdir(exist_ok=True)
     blocks = {shard: list(_list_blocks(shard, staging, info)) for shard in shards}
     missing = [b for bs in blocks.values() for b in bs if not b.file.exists()]
     sizes = [block.end - block.start for block in missing]
