@@ -274,7 +274,9 @@ def add_neighbors(
         block = slice(len(previous), len(previous) + end - start)
         embeddings, sums = rows[block], sums[block]
         lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-        sums *= NEIGHBOR_WEIGHT * lengths / np.linalg.norm(sums, axis=1, keepdims=True).clip(tiny)
+        # Where neighbors cancel out, a length divided by their norm would be infinite.
+        sums /= np.linalg.norm(sums, axis=1, keepdims=True).clip(tiny)
+        sums *= NEIGHBOR_WEIGHT * lengths
         sums += embeddings
         sums *= lengths / np.linalg.norm(sums, axis=1, keepdims=True).clip(tiny)
         codes[start:end], scales[start:end] = _quantize(sums)

@@ -74,6 +74,54 @@ def test_no_margins_among_the_levels_are_cheaper_for_the_losses_of_the_path():
     assert np.all(np.diff(costs) <= 0)
 
 
+def test_places_keep_the_loss_of_their_targets_from_the_first_to_the_last():
+    replay = stored(100, seed=5)
+    search = margin_path._MarginSearch(replay, "first_place", 1)
+    targets = [(0.01, 0.5), (0.01, 1.0), (0.02, 1.0), (0.05, 1.0)]
+    places = search.nested_places(targets)
+    assert len({places[0], *places[1:-1], places[-1]}) == 6  # each target has a place of its own
+    for target, place in zip(targets, places[1:-1], strict=True):
+        assert search.measure(place, target[1])[0] <= target[0]
+    loss, cost = search.measure(places[-2], 0.5)
+    margins = search.margins(places[-2])
+    losses, _ = measure_margins(replay, 0.5 * margins, "first_place", 1)
+    assert 0.05 < loss == losses.mean()
+    assert cost == measure_margins(replay, margins, "first_place", 1)[1]
+
+
+def test_path_has_even_steps_between_places_and_none_where_they_are_equal():
+    search = margin_path._MarginSearch(stored(30), "first_place", 1)
+    path = search.path_through([(0, 0), (8, 0), (8, 0), (8, 1)])
+    assert len(path) == 1 + 2 * margin_path.NUM_SUBSTEPS
+    assert np.isinf(path[0]).all()
+    assert path[1 : margin_path.NUM_SUBSTEPS + 1, 0].tolist() == search.levels[0, 1:9].tolist()
+    assert np.isinf(path[: margin_path.NUM_SUBSTEPS + 1, 1]).all()
+    largest, first = search.levels[1, :2]
+    expected = largest + np.arange(1, 9) / 8 * (first - largest)
+    assert path[margin_path.NUM_SUBSTEPS + 1 :, 1].tolist() == pytest.approx(expected.tolist())
+    assert search.margins((0, 1)).tolist() == [np.inf, first]
+
+
+def test_path_passes_through_safe_margins_before_those_of_each_loss(replay, monkeypatch):
+    targets = []
+    monkeypatch.setattr(
+        margin_path._MarginSearch, "nested_places", lambda _, each: targets.extend(each) or [(0, 0)]
+    )
+    fit_margin_path(replay, "first_place", 1)
+    losses = margin_path.LOSSES
+    assert targets == [*((losses[0], f) for f in (0.3, 0.5, 0.7)), *((x, 1.0) for x in losses)]
+
+
+def test_question_without_a_positive_loses_no_reciprocal_rank():
+    replay, staged = staged_example()
+    labels = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int8)
+    none = replace(replay, table=replay.table.set_column(4, "label", [labels]))
+    # The last row, of the question without a positive, falls.
+    fallen = replace(staged, scores=np.append(staged.scores[:-1], np.float32(0.0)))
+    assert question_losses(none, fallen, "reciprocal_rank").tolist() == [0.0, 0.0]
+    assert question_losses(none, fallen, "reciprocal_rank").dtype == np.float64
+
+
 def test_first_margins_of_the_path_keep_the_smallest_loss_when_they_are_smaller():
     replay = stored(100, seed=5)
     search = margin_path._MarginSearch(replay, "first_place", 1)

@@ -474,3 +474,10 @@ def test_neighbours_of_embeddings_of_any_length_leave_it(monkeypatch):
         row = embedding + 0.3 * length * sums / max(np.linalg.norm(sums), 1e-9)
         row *= length / max(np.linalg.norm(row), 1e-9)
         np.testing.assert_allclose(codes[i] * scales[i], row, atol=length / 127)
+
+
+def test_long_embedding_without_neighbours_stays_as_it_is():
+    codes, scales = np.array([[127, 64], [127, 0]], np.int8), np.full(2, 1.0, np.float32)
+    embeddings_module.add_neighbors(codes, scales, np.array([0, 1]))
+    assert codes.tolist() == [[127, 64], [127, 0]]
+    assert scales.tolist() == pytest.approx([1.0, 1.0])
