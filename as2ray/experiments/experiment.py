@@ -183,12 +183,12 @@ def run_experiment(
     """
     output = Path(output).resolve()
     _check_same_recipe(experiment, output)
-    output.mkdir(parents=True, exist_ok=True)
     opened = set((output / OPENED).read_text().split()) if (output / OPENED).is_file() else set()
 
     def link(stage: Stage, digest: str) -> None:
         if (name := f"{stage.kind}/{digest}") not in opened:
             opened.add(name)
+            output.mkdir(parents=True, exist_ok=True)
             with (output / OPENED).open("a") as file:
                 file.write(f"{name}\n")
         for name in [n for n, each in experiment.stages.items() if each == stage]:
@@ -270,6 +270,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 def _write_links(experiment: Experiment, output: Path, run: GraphRun) -> None:
     """Writes which complete stage stands for each name."""
+    output.mkdir(parents=True, exist_ok=True)
     links, identities = read_links(output), _identities(experiment)
     for name, stage in experiment.stages.items():
         if not (result := run.results.get(stage)):
