@@ -143,6 +143,8 @@ def fit_margin_path(replay: CascadeReplay, risk: Risk, top_k: int) -> np.ndarray
     Returns:
         Shape [steps, exits - 1]; no margin rises from one step to the next.
     """
+    if replay.scores.shape[1] == 1:
+        return np.empty((1, 0))  # the last exit alone, after which nothing is dropped
     search = _MarginSearch(replay, risk, top_k)
     targets = [(LOSSES[0], factor) for factor in FACTORS] + [(loss, 1.0) for loss in LOSSES]
     return search.path_through(search.nested_places(targets))

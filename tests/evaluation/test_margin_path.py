@@ -112,6 +112,13 @@ def test_path_passes_through_safe_margins_before_those_of_each_loss(replay, monk
     assert targets == [*((losses[0], f) for f in (0.3, 0.5, 0.7)), *((x, 1.0) for x in losses)]
 
 
+def test_last_exit_alone_has_no_margins_and_drops_nothing(replay):
+    alone = replace(replay, exit_layers=(6,), scores=replay.scores[:, -1:])
+    layers, margins = fit_margins(alone, alone, "first_place", 0.05)
+    assert (layers, margins.values) == ((6,), ())
+    assert margins.bound.mean_loss == 0
+
+
 def test_question_without_a_positive_loses_no_reciprocal_rank():
     replay, staged = staged_example()
     labels = np.array([0, 1, 0, 0, 0, 0, 0, 0], np.int8)
