@@ -14,5 +14,5 @@ def prepared(tmp_path):
 
 @pytest.fixture
 def cascade(checkpoint, tmp_path) -> str:
-    made = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
-    return str(save(made, tmp_path / "cascade"))
+    ranker = init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 2, 3])
+    return str(save(ranker, tmp_path / "cascade"))

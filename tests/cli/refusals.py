@@ -10,6 +10,6 @@ def refused(capsys, *arguments: object) -> str:
     with pytest.raises(SystemExit) as stopped:
         main([str(one) for one in arguments])
     assert stopped.value.code == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    return told
+    error_text = capsys.readouterr().err
+    assert "Traceback" not in error_text
+    return error_text

@@ -61,8 +61,8 @@ def test_evaluate_measures_labels_or_grades_of_a_graded_file(tmp_path, capsys):
     means = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:3]]
     assert means == ["0.5000", "0.3333"]
     calibrated = ["--model", "nowhere", "--output", str(tmp_path / "out"), *graded[:3], "4"]
-    told = refused(capsys, "calibrate", *calibrated, "--question_filter", "no_all_negative")
-    assert "no question left of 1 questions / 3 pairs" in told
+    error_text = refused(capsys, "calibrate", *calibrated, "--question_filter", "no_all_negative")
+    assert "no question left of 1 questions / 3 pairs" in error_text
     # The run has the order that was measured: the lower grade first.
     main(["evaluate", "--run", run, *graded, "--measures", '["RR(rel=2)"]', "--relevance", "grade"])
     assert "0.3333" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "error_text"),
     [
         (["--run", "nowhere", "--table", "TABLE"], "no file nowhere"),
         (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
@@ -123,11 +123,13 @@ def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsy
         ),
     ],
 )
-def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(prepared, capsys, flags, told):
+def test_evaluate_of_what_is_not_there_or_would_be_lost_is_refused(
+    prepared, capsys, flags, error_text
+):
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", *(str(prepared) if one == "TABLE" else one for one in flags)])
     assert stopped.value.code == 2
-    assert told in capsys.readouterr().err
+    assert error_text in capsys.readouterr().err
 
 
 def test_evaluate_with_a_preset_takes_the_measures_and_filter_of_its_paper(prepared, capsys):
@@ -150,26 +152,26 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
 ):
     lines = tmp_path / "candidates.txt"
     lines.write_text("Badesso.\nKovarin ne.\nLala.\nMuri.\n")
-    asked = ["rank", "--model", cascade, "--question", "What is kovarin?"]
-    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.5", "--jsonl", "true"])
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [x["exit_layer"] for x in found] == [3, 2, 1, 1]
-    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.0"])
+    arguments = ["rank", "--model", cascade, "--question", "What is kovarin?"]
+    main([*arguments, "--candidates", str(lines), "--drop_ratio", "0.5", "--jsonl", "true"])
+    ranked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [x["exit_layer"] for x in ranked] == [3, 2, 1, 1]
+    main([*arguments, "--candidates", str(lines), "--drop_ratio", "0.0"])
     assert capsys.readouterr().out.count("layer  3") == 4
-    main([*asked, "--candidates", str(lines), "--drop_ratio", "0.5", "--top_k", "1"])
+    main([*arguments, "--candidates", str(lines), "--drop_ratio", "0.5", "--top_k", "1"])
     shown = capsys.readouterr()
     assert shown.out.count("layer") == 1
     expected = "2 left after layer 1; 1 left after layer 2; 1 passed all 3: 58% of the layers\n"
     assert shown.err.endswith(expected)
-    main([*asked, "--candidates", str(lines), "--budget_ms", "0.001", "--drop_ratio", "0"])
+    main([*arguments, "--candidates", str(lines), "--budget_ms", "0.001", "--drop_ratio", "0"])
     assert "4 were not scored; 0 left after layer 1" in capsys.readouterr().err
     ranker = load(cascade)
     ranker.margins, ranker.bm25_margin = Margins((9.0, 9.0)), 0.0
     saved = str(save(ranker, tmp_path / "bm25"))
-    main(["rank", "--model", saved, "--question", asked[-1], "--candidates", str(lines)])
+    main(["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)])
     assert "3 left before layer 1; 0 left after layer 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([*asked, "--candidates", str(lines), "--budget_ms", "0"])
+        main([*arguments, "--candidates", str(lines), "--budget_ms", "0"])
     assert "budget_ms" in capsys.readouterr().err
     main(["evaluate", "--model", cascade, "--table", str(prepared), "--drop_ratio", "0.5,0.2"])
     assert "AP" in capsys.readouterr().out
@@ -183,8 +185,8 @@ def test_calibrate_writes_a_ranker_with_its_map_and_a_plot(
     checkpoint, prepared, tmp_path, capsys, kind
 ):
     out = tmp_path / "calibrated"
-    asked = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
-    main(["calibrate", *asked, "--method", kind])
+    arguments = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
+    main(["calibrate", *arguments, "--method", kind])
     shown = capsys.readouterr().out
     assert "ECE before" in shown
     assert "answer_scoring.json" not in shown
@@ -223,8 +225,8 @@ def test_calibrate_says_which_questions_are_on_the_subject_of_an_index(
     documents, index = tmp_path / "questions.parquet", tmp_path / "index"
     write_index(documents, index, config, load_encoder=load_sentence_encoder)
     flags = ["--model", str(checkpoint()), "--table", str(prepared), "--index", str(index)]
-    told = refused(capsys, "calibrate", *flags, "--output", str(tmp_path / "calibrated"))
-    assert "has a similarity below which questions are on other subjects" in told
+    error_text = refused(capsys, "calibrate", *flags, "--output", str(tmp_path / "calibrated"))
+    assert "has a similarity below which questions are on other subjects" in error_text
     assert not (tmp_path / "calibrated").exists()
     manifest = index / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), MIN_SIMILARITY: 0.995}))
@@ -265,7 +267,7 @@ def unscored(monkeypatch):
 
 @pytest.mark.usefixtures("unscored")
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "error_text"),
     [
         (["--measures", '["AP", "nothing"]'], "measure 'nothing'"),
         (["--measures", "[]"], "no measures"),
@@ -281,11 +283,13 @@ def unscored(monkeypatch):
     ],
 )
 def test_evaluate_tells_before_it_scores(
-    checkpoint, prepared, tmp_path, monkeypatch, capsys, flags, told
+    checkpoint, prepared, tmp_path, monkeypatch, capsys, flags, error_text
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("mine")
-    assert told in refused(capsys, "evaluate", "--model", checkpoint(), "--table", prepared, *flags)
+    assert error_text in refused(
+        capsys, "evaluate", "--model", checkpoint(), "--table", prepared, *flags
+    )
     assert (tmp_path / "config.json").read_text() == "mine"
 
 
@@ -294,9 +298,11 @@ def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
     table = tiny.candidates(4)
     answers = table.filter(table["label"].to_numpy() == 1)
     prepared = tiny.write_corpus(tmp_path / "table", answers)
-    asked = ["--model", checkpoint(), "--table", prepared, "--question_filter", "clean"]
-    assert "no question left" in refused(capsys, "evaluate", *asked)
-    assert "no question left" in refused(capsys, "calibrate", *asked, "--output", tmp_path / "out")
+    arguments = ["--model", checkpoint(), "--table", prepared, "--question_filter", "clean"]
+    assert "no question left" in refused(capsys, "evaluate", *arguments)
+    assert "no question left" in refused(
+        capsys, "calibrate", *arguments, "--output", tmp_path / "out"
+    )
 
 
 def test_evaluate_again_writes_over_its_own_run_and_measures(prepared, tmp_path, capsys):
@@ -309,11 +315,11 @@ def test_evaluate_again_writes_over_its_own_run_and_measures(prepared, tmp_path,
 
 def test_calibrate_over_what_is_there_is_refused_before_the_table_is_read(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
-    asked = ["calibrate", "--model", "nowhere", "--table", "nowhere"]
+    arguments = ["calibrate", "--model", "nowhere", "--table", "nowhere"]
     for output in (tmp_path, tmp_path / "mine.txt", "."):
-        assert "choose a new folder" in refused(capsys, *asked, "--output", output)
+        assert "choose a new folder" in refused(capsys, *arguments, "--output", output)
     assert (tmp_path / "mine.txt").read_text() == "mine"
     out = ["--output", tmp_path / "out"]
     assert "min_precision=1.5: Input should be less than or equal to 1" in refused(
-        capsys, *asked, *out, "--min_precision", "1.5"
+        capsys, *arguments, *out, "--min_precision", "1.5"
     )

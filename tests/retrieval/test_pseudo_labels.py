@@ -137,8 +137,10 @@ def test_leading_sentence_that_stands_twice_is_not_its_own_answer_either(tmp_pat
     (tmp_path / "a.txt").write_text("Owls hunt mice. They fly.\n\nOwls hunt. Mice hunt corn.\n")
     (tmp_path / "b.txt").write_text("Owls hunt mice. They swim.\n")
     write_index(tmp_path, tmp_path / "i")
-    held = SentenceIndex.open(tmp_path / "i")
-    for row in generate_pseudo_labels(held, generate_queries(held, ["leading"])).table.to_pylist():
+    opened = SentenceIndex.open(tmp_path / "i")
+    for row in generate_pseudo_labels(
+        opened, generate_queries(opened, ["leading"])
+    ).table.to_pylist():
         assert row["candidate"] != row["question"]
 
 
@@ -163,32 +165,32 @@ def test_generator_is_given_no_more_sentences_than_the_questions_take(tmp_path):
     lines = [f"Sentence number {n}." for n in range(1_000)]
     (tmp_path / "many.txt").write_text("\n\n".join(lines))
     write_index(tmp_path / "many.txt", tmp_path / "i")
-    held, given = SentenceIndex.open(tmp_path / "i"), list[str]()
+    opened, given = SentenceIndex.open(tmp_path / "i"), list[str]()
 
     def asks(sentences):
         given.extend(sentences)
         return [f"What is {s}" if int(s[16:-1]) % 2 else " " for s in sentences]
 
-    few = generate_queries(held, ["generator"], max_questions=20, query_generator=asks)
+    few = generate_queries(opened, ["generator"], max_questions=20, query_generator=asks)
     assert len(few) == 20
     assert len(given) <= 128
     given.clear()
     batch = generate_queries(
-        held, ["generator"], max_questions=64, query_generator=lambda s: given.extend(s) or s
+        opened, ["generator"], max_questions=64, query_generator=lambda s: given.extend(s) or s
     )
     assert len(batch) == len(given) == 64
     numbers = [int(query.id.removeprefix("generated-")) for query in few]
     assert numbers == sorted(numbers)
     assert numbers[-1] > 500
-    assert few == generate_queries(held, ["generator"], max_questions=20, query_generator=asks)
-    every = generate_queries(held, ["generator"], query_generator=asks)
-    assert every == generate_queries(held, ["generator"], max_questions=500, query_generator=asks)
+    assert few == generate_queries(opened, ["generator"], max_questions=20, query_generator=asks)
+    every = generate_queries(opened, ["generator"], query_generator=asks)
+    assert every == generate_queries(opened, ["generator"], max_questions=500, query_generator=asks)
     assert [query.text for query in every] == [f"What is {line}" for line in lines[1::2]]
     # One that says the same about all is heard to the end.
     assert (
         len(
             generate_queries(
-                held, ["generator"], max_questions=2, query_generator=lambda s: ["What?"] * len(s)
+                opened, ["generator"], max_questions=2, query_generator=lambda s: ["What?"] * len(s)
             )
         )
         == 1
@@ -214,8 +216,8 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
 def test_text_of_the_answer_is_no_negative_where_it_stands_again(tmp_path):
     (tmp_path / "a.txt").write_text("Owls hunt mice.\n\nOwls hunt.\n\nOwls hunt mice.\n")
     write_index(tmp_path, tmp_path / "i")
-    held = SentenceIndex.open(tmp_path / "i")
-    found = generate_pseudo_labels(held, [Query("q", "owls hunt mice")])
+    opened = SentenceIndex.open(tmp_path / "i")
+    found = generate_pseudo_labels(opened, [Query("q", "owls hunt mice")])
     assert rows(found) == [("Owls hunt mice.", 1), ("Owls hunt.", 0)]
 
 
