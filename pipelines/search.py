@@ -34,7 +34,7 @@ from as2ray.experiments.tables import leak_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
 from tune_spaces import training_space
-from tune_spaces.run_fields import Values, apply_values, endpoints
+from tune_spaces.run_fields import Values, apply_values, list_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Recipe(distill.Recipe):
                 f"a space cannot have training.seed with seed {self.seeds_of(self.student)[0]}"
             )
             raise ConfigError(problem, fix="set seeds: [0], or search it with a grid")
-        choices = [(n, v) for n, values in self.space.items() for v in endpoints(values)]
+        choices = [(n, v) for n, values in self.space.items() for v in list_endpoints(values)]
         for point in [*self.points(), *({name: value} for name, value in choices)]:
             apply_values(point, self.runs[self.student])
 

@@ -33,7 +33,7 @@ Values = Interval | Annotated[list[bool | int | float | str], Field(min_length=1
 """What a field can be: an interval, or one of several values."""
 
 
-def endpoints(values: Values) -> list[Any]:
+def list_endpoints(values: Values) -> list[Any]:
     """Returns the values, or the ends of an interval."""
     return values if isinstance(values, list) else [values.low, values.high]
 

@@ -85,7 +85,7 @@ class CascadeReplay:
     @cached_property
     def last_exit_places(self) -> np.ndarray:
         """Place of each row in its question by the last exit's scores, shape [rows]."""
-        return places(self.question_index, self.scores[:, -1])
+        return compute_places(self.question_index, self.scores[:, -1])
 
     def take(self, rows: slice) -> "CascadeReplay":
         """Returns the scores of some rows, of whole questions."""
@@ -247,7 +247,7 @@ class _StoredScores:
         return np.asarray(self.scores[rows, stage_index])
 
 
-def places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def compute_places(question_index: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Returns the place of each row in its question, from 1; of equal scores the first row's.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 from as2ray.cascade.cost import measure_relative_cost, observed_drop_ratios
 from as2ray.cascade.margins import Margins, Risk, RiskBound, select_step
 from as2ray.cascade.pruning import StagedScores, log_odds
-from as2ray.evaluation.cascade_replay import CascadeReplay, places
+from as2ray.evaluation.cascade_replay import CascadeReplay, compute_places
 
 NUM_LEVELS = 16
 """Finite margins of each exit among which the cheapest are sought."""
@@ -234,7 +234,7 @@ class _MarginSearch:
 def _gaps(replay: CascadeReplay, stage: int, top_k: int) -> np.ndarray:
     """Returns how far all but the best lie below the `top_k`-th best of their question."""
     values, question_index = log_odds(replay.scores[:, stage]), replay.question_index
-    stage_places, sizes = places(question_index, values), np.bincount(question_index)
+    stage_places, sizes = compute_places(question_index, values), np.bincount(question_index)
     best = np.empty(len(sizes))
     is_best = stage_places == np.minimum(top_k, sizes)[question_index]
     best[question_index[is_best]] = values[is_best]

@@ -30,7 +30,7 @@ from as2ray.experiments.rankers import (
     RANKER,
     TableScores,
     TrainedRanker,
-    of_table,
+    replace_fingerprint,
     save_evaluations,
 )
 from as2ray.experiments.stage import Outputs, Result, Stage, StageContext
@@ -140,7 +140,7 @@ class ReplayEvaluation(Stage):
             exits = exits or list(range(len(replay.exit_layers)))
             keys = replay.rank(exits, drop_ratio).sort_keys
             result = evaluate(rows, keys, self.measures, question_filter=question_filter)
-            results[name] = of_table(result, context, self.scores.table)
+            results[name] = replace_fingerprint(result, context, self.scores.table)
             points[name] = replay.evaluate(exits, drop_ratio)
         return {**save_evaluations(results, context.output), "points": points}
 
@@ -217,7 +217,7 @@ class SearchedReplay(Stage):
         keys = replay.rank(exits, chosen.drop_ratios).sort_keys
         result = evaluate(replay.table, keys, self.measures, question_filter=question_filter)
         point = replay.evaluate(exits, chosen.drop_ratios)
-        result = of_table(result, context, self.scores.table)
+        result = replace_fingerprint(result, context, self.scores.table)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 
@@ -344,7 +344,7 @@ class CascadeReplayEvaluation(Stage):
             question_filter=self.scores.question_filter,
         )
         point = replay.measure(exits, staged)
-        result = of_table(result, context, self.scores.table)
+        result = replace_fingerprint(result, context, self.scores.table)
         return {**save_evaluations({"": result}, context.output), "point": point}
 
 

@@ -305,10 +305,12 @@ class TableEvaluation(Stage):
         result = evaluate(
             rows, scores, self.measures, question_filter=question_filter, ties=self.ties
         )
-        return save_evaluations({"": of_table(result, context, table)}, context.output)
+        return save_evaluations({"": replace_fingerprint(result, context, table)}, context.output)
 
 
-def of_table(result: EvaluationResult, context: StageContext, table: Stage) -> EvaluationResult:
+def replace_fingerprint(
+    result: EvaluationResult, context: StageContext, table: Stage
+) -> EvaluationResult:
     """Returns an evaluation with the fingerprint of the whole table, whichever rows were read."""
     return replace(result, fingerprint=str(context.outputs(table)["fingerprint"]))
 

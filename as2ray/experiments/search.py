@@ -14,7 +14,7 @@ from as2ray.experiments.rankers import RANKER, TrainedRanker, copy_ranker
 from as2ray.experiments.stage import Outputs, Stage, StageContext
 from as2ray.training.tracking import METRICS, closing, create_servers, read_metrics
 from tune_spaces import training_space
-from tune_spaces.run_fields import Values, apply_values, endpoints
+from tune_spaces.run_fields import Values, apply_values, list_endpoints
 
 WARM_UP_FIELDS = tuple(
     f"training.{name}" for name in ("epochs", "max_steps", "warmup_ratio", "warmup_steps")
@@ -71,7 +71,9 @@ class TunedRanker(TrainedRanker):
     def grace_epochs(self) -> float:
         """Epochs before a trial may be stopped: not before the longest warm-up has ended."""
         space = {} if isinstance(self.search.space, str) else self.search.space
-        ends = {name: endpoints(values) for name, values in space.items() if name in WARM_UP_FIELDS}
+        ends = {
+            name: list_endpoints(values) for name, values in space.items() if name in WARM_UP_FIELDS
+        }
         points = [dict(zip(ends, values)) for values in product(*ends.values())]
         trainings = [apply_values(point, self).training for point in points]
         if any(each.max_steps or each.warmup_steps for each in trainings):
