@@ -115,7 +115,7 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         use_bm25: Let candidates whose BM25 is far below the best of their question leave before the
             first layer, as far as the bound allows.
         int8: Fit the ranges of activations, too, with which `--dtype auto` is int8 on CPUs with
-            AVX512-VNNI or AMX.
+            AVX2, AVX512 or AMX.
         report: Measure the cascade on this machine beside the ranker, and write `report.md` and
             `report.png` into the output; it takes about a minute.
         compare: Checkpoint folder or hub id of another ranker, such as a smaller one, that the

@@ -27,7 +27,7 @@ def quantize(
     """Lets a ranker rank in int8: fits the ranges of its activations on pairs without labels.
 
     The ranges are a file beside the weights, which stay in fp32. With them `--dtype auto` is int8
-    on CPUs with AVX512-VNNI or AMX, and as before elsewhere.
+    on CPUs with AVX2, AVX512 or AMX, and as before elsewhere.
 
     Args:
         model: Checkpoint folder or hub id.
@@ -82,5 +82,5 @@ def quantize(
         problem = f"{num_unquantized} of {num_parts} parts of layers are not quantized"
         console.print(f"{problem}: they lose too much")
     ranker.dtype = "auto"
-    reason = "" if has_int8() else " (this CPU has neither AVX512-VNNI nor AMX)"
+    reason = "" if has_int8() else " (this CPU has none of AVX2, AVX512 and AMX)"
     console.print(f"--dtype auto is {ranker.dtype_name} here{reason}")

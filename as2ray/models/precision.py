@@ -39,7 +39,7 @@ def resolve_dtype(
     if dtype == "int8":
         if not has_int8(device):
             raise ConfigError(
-                f"dtype=int8 needs a CPU with AVX512-VNNI or AMX, but {device} has neither",
+                f"dtype=int8 needs a CPU with AVX2, AVX512 or AMX, but {device} has none of them",
                 fix="use auto, which takes the best format of the hardware",
             )
         if not has_ranges:
@@ -93,12 +93,13 @@ def dtype_name(dtype: "torch.dtype") -> str:
 
 
 def has_int8(device: "torch.device | str" = "cpu") -> bool:
-    """Returns whether a device multiplies bytes natively: a CPU with AVX512-VNNI or AMX."""
+    """Returns whether a device multiplies bytes natively: a CPU with AVX2, AVX512 or AMX."""
     import torch
 
+    extensions = ("avx2", "avx512", "amx_tile")
     return (
         torch.device(device).type == "cpu"
-        and (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+        and any(getattr(torch.cpu, f"_is_{name}_supported")() for name in extensions)
         and hasattr(torch.ops.onednn, "qlinear_pointwise")
     )
 

@@ -46,7 +46,7 @@ def test_ranges_are_added_to_the_folder_and_info_tells_the_dtype(model, table, c
     assert "fp32 (fp32 was requested)" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX512-VNNI or AMX")
+@pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2, AVX512 or AMX")
 def test_parts_that_stay_in_bf16_are_told(checkpoint, table, tmp_path, capsys):
     ranker = init_ranker(checkpoint("bert", None, initializer_range=0.3), max_length=60)
     layer = ranker.encoder.layers[1]

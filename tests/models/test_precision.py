@@ -10,10 +10,11 @@ from as2ray.models.precision import dtype_name, fp32_head, has_int8, resolve_dty
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """Makes a CPU with or without each extension: `cpu(vnni=…, amx=…, bf16=…, is_faster=…)`."""
+    """Makes a CPU with or without each extension: `cpu(avx2=…, bf16=…, is_faster=…)`."""
 
-    def make(vnni=False, amx=False, bf16=False, is_faster=False) -> None:
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    def make(avx2=False, avx512=False, amx=False, bf16=False, is_faster=False) -> None:
+        monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: avx2)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
         monkeypatch.setattr(precision, "_is_bf16_faster", lambda: is_faster)
@@ -37,7 +38,8 @@ def test_auto_is_bf16_where_the_cpu_has_it_and_it_is_faster(cpu, extensions, exp
 
 
 @pytest.mark.parametrize(
-    ("extensions", "is_there"), [({}, False), ({"vnni": True}, True), ({"amx": True}, True)]
+    ("extensions", "is_there"),
+    [({}, False), ({"avx2": True}, True), ({"avx512": True}, True), ({"amx": True}, True)],
 )
 def test_int8_needs_the_extension_and_ranges(cpu, extensions, is_there):
     cpu(**extensions)
@@ -50,12 +52,12 @@ def test_int8_needs_the_extension_and_ranges(cpu, extensions, is_there):
         with pytest.raises(ConfigError, match="needs the ranges"):
             resolve_dtype("int8")
     else:
-        with pytest.raises(ConfigError, match="needs a CPU with AVX512-VNNI or AMX, but cpu has"):
+        with pytest.raises(ConfigError, match="needs a CPU with AVX2, AVX512 or AMX, but cpu has"):
             resolve_dtype("int8", has_ranges=True)
 
 
 def test_format_that_is_asked_for_is_taken_whatever_the_ranges(cpu):
-    cpu(vnni=True, bf16=True, is_faster=True)
+    cpu(avx512=True, bf16=True, is_faster=True)
     for name, dtype in (
         ("fp32", torch.float32),
         ("bf16", torch.bfloat16),

@@ -1,10 +1,10 @@
 """Products in int8 for inference, on CPUs that multiply bytes natively.
 
-Weights are int8 with a scale for each output. Inputs are uint8 with one scale and one zero point,
-which follow from the ranges of the inputs in a calibration (post-training static quantization): so
-the score of a pair does not depend on the others in its batch. Sums, biases, residuals, layer norms
-and softmax are in fp32; queries, keys and values are bf16 where oneDNN can write it. Between the
-two products of a feed-forward layer the states stay uint8.
+Weights are int8 with a scale for each output (`weight_scales`). Inputs are uint8 with one scale
+and one zero point, which follow from the ranges of the inputs in a calibration (post-training
+static quantization): so the score of a pair does not depend on the others in its batch. Sums,
+biases, residuals, layer norms and softmax are in fp32; queries, keys and values are bf16 where
+oneDNN can write it. Between the two products of a feed-forward layer the states stay uint8.
 
 A few channels have values many times as large as all others, which would make one scale for all
 of them coarse. Inputs are smoothed: moved by the middle of each channel's range (Outlier
@@ -43,7 +43,7 @@ MAX_OUTLIERS = 8
 OUTLIER_RATIO = 1.5
 """Channels are outliers that exceed the largest of all others so many times."""
 
-MAX_BYTE = 255
+MAX_BYTE, MAX_WEIGHT = 255, 127
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +172,7 @@ class Int8Linear:
             ranges = smoothing.smoothed_ranges(ranges)
             self.input_factors = 1 / smoothing.divisors
             self.input_offsets = -smoothing.shifts / smoothing.divisors
-        # A row of zeros has no scale.
-        self.weight_scales = weights.abs().amax(1).clamp(min=torch.finfo().tiny) / 127
+        self.weight_scales = weight_scales(weights)
         quantized = (weights / self.weight_scales[:, None]).round().to(torch.int8)
         self.weights = torch.ops.onednn.qlinear_prepack(quantized, None)
         self.weight_zero_points = torch.zeros(len(weights), dtype=torch.int32)
@@ -236,6 +235,35 @@ class OutlierChannels:
         # Weights of the shape [n, in] make the product six times as fast as their transpose.
         inner = self.activation(functional.linear(x, self.up, self.bias))
         return x.addmm_(inner, self.down)
+
+
+def weight_scales(weights: Tensor) -> Tensor:
+    """Returns the scale of each output's int8 weights, shape [out].
+
+    The largest weight becomes 127. On a CPU that adds the products of two neighbors in 16 bits it
+    is the largest sum of two neighbors of one sign: 255 times 128, with rounding, just fits.
+
+    Args:
+        weights: Shape [out, in].
+    """
+    sizes = weights.abs()
+    if _adds_in_16_bits():
+        pairs = functional.pad(weights, (0, weights.shape[1] % 2)).unflatten(1, (-1, 2))
+        sizes = torch.maximum(pairs.clamp(min=0).sum(2), pairs.clamp(max=0).sum(2).abs())
+    # A row of zeros has no scale.
+    return sizes.amax(1).clamp(min=torch.finfo().tiny) / MAX_WEIGHT
+
+
+@cache
+def _adds_in_16_bits() -> bool:
+    """Returns whether oneDNN adds products of bytes in 16 bits on this CPU, as without VNNI."""
+    inputs = torch.full((1, 64), MAX_BYTE, dtype=torch.uint8)
+    weights = torch.ops.onednn.qlinear_prepack(torch.full((1, 64), MAX_WEIGHT).char(), None)
+    product = torch.ops.onednn.qlinear_pointwise(
+        *(inputs, 1.0, 0, weights, torch.ones(1), torch.zeros(1, dtype=torch.int32), None),
+        *(1.0, 0, torch.float32, "none", [], "none"),
+    )
+    return float(product) != 64 * MAX_BYTE * MAX_WEIGHT
 
 
 def find_outliers(ranges: Tensor) -> Tensor:

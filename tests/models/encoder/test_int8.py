@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -26,7 +29,7 @@ from as2ray.training.frozen_cascade import CascadeConfig, make_cascade
 TABLE = tiny.with_distinct_questions(tiny.candidates(MIN_PAIRS // 5, each=5))
 
 needs_int8 = pytest.mark.skipif(
-    not precision.has_int8(), reason="needs a CPU with AVX512-VNNI or AMX"
+    not precision.has_int8(), reason="needs a CPU with AVX2, AVX512 or AMX"
 )
 
 
@@ -52,7 +55,11 @@ def scores(ranker, dtype):
 
 
 def assert_scores_are_close(ranker, max_share=0.15):
-    """Checks that int8 changes the scores, but by little of their differences."""
+    """Checks that int8 changes the scores, but by little of their differences.
+
+    Where products are added in 16 bits, weights are coarser by up to a half.
+    """
+    max_share *= 1.5 if int8._adds_in_16_bits() else 1
     exact, rough = scores(ranker, "fp32"), scores(ranker, "int8")
     assert np.abs(rough - exact).max() > 0
     assert np.std(rough - exact) < max_share * np.std(exact)
@@ -136,6 +143,45 @@ def test_int8_scores_of_a_real_encoder_are_close_to_fp32():
     assert_scores_are_close(real, 0.1)
 
 
+SUMS = """
+import torch
+from as2ray.models.encoder.int8 import Int8Linear, _adds_in_16_bits
+generator = torch.Generator().manual_seed(0)
+for rows, inputs in ((1, 32), (1, 99), (64, 30), (64, 128), (200, 384)):
+    x = torch.randint(2, (rows, inputs), generator=generator).float()
+    x[0] = 1.0
+    weights = torch.randint(-9, 10, (96, inputs), generator=generator).sign()
+    weights[0], weights[1], weights[2:50, ::2] = 1, -1, 0
+    ranges = torch.tensor([[0.0], [1.0]]).expand(2, inputs)
+    product = Int8Linear(weights.float(), torch.zeros(96), ranges)
+    rounded = (weights / product.weight_scales[:, None]).round() * product.weight_scales[:, None]
+    torch.testing.assert_close(product(x), x @ rounded.T, rtol=1e-4, atol=1e-3)
+print(_adds_in_16_bits())
+"""
+
+
+@needs_int8
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "DEFAULT"])
+def test_largest_inputs_and_weights_are_multiplied_without_an_error(isa):
+    """With this variable oneDNN computes as on a CPU without VNNI."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    output = subprocess.check_output([sys.executable, "-c", SUMS], env=environment, text=True)
+    assert isa == "DEFAULT" or output == "True\n"
+
+
+def test_int8_weights_are_finer_than_in_7_bits_where_neighbors_are_added(monkeypatch):
+    torch.manual_seed(0)
+    weights = torch.randn(96, 383)
+    monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: True)
+    scales = int8.weight_scales(weights)
+    monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: False)
+    finest = int8.weight_scales(weights)
+    torch.testing.assert_close(finest, weights.abs().amax(1) / 127)
+    assert torch.all(finest <= scales)
+    assert torch.all(scales < 2 * finest)
+    assert (scales / finest).mean() < 1.4
+
+
 def quantize_all(fitted):
     """Computes those parts in int8, too, that were left in bf16."""
     fitted.activation_ranges = tuple(
@@ -151,7 +197,7 @@ def unquantized(fitted):
 @needs_int8
 def test_parts_that_lose_too_much_stay_in_bf16(ranker):
     fitted = ranker()
-    assert not unquantized(fitted)
+    assert (1, "feed_forward") not in unquantized(fitted)
     layer = fitted.encoder.layers[1]
     with torch.no_grad():  # more inner channels than are computed in fp32
         layer.intermediate.dense.bias[: int8.MAX_OUTLIERS + 1] += 1_000.0
@@ -343,7 +389,7 @@ def test_cpu_without_int8_refuses_it_and_auto_takes_another_dtype(ranker, tmp_pa
     folder = save(ranker(), tmp_path / "saved")
     monkeypatch.setattr(precision, "has_int8", lambda *_: False)
     assert load(folder, device="cpu").dtype_name in ("bf16", "fp32")
-    with pytest.raises(ConfigError, match=r"int8 needs a CPU with AVX512-VNNI or AMX"):
+    with pytest.raises(ConfigError, match=r"int8 needs a CPU with AVX2, AVX512 or AMX"):
         load(folder, dtype="int8", device="cpu")
 
 
