@@ -22,25 +22,33 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
     """Reads a split as one table; candidates without a label are left out.
 
     Args:
-        split: One of `FILES`.
+        split: One of `FILES`. Fields may also have `;` or tabs between them, as spreadsheets save.
         source: The folder or one file.
         options: The corpus has none.
+
+    Raises:
+        CorpusError: A row or the header is damaged, or no row has a label.
     """
     path = raw_files.require_file(Path(source), FILES[split])
     with raw_files.open_text(path) as text:
-        records = csv.DictReader(text, strict=True)
+        records = csv.DictReader(text, delimiter=raw_files.find_delimiter(text), strict=True)
         try:
-            yield from_rows(_read_rows(records, path), SCHEMA)
+            table = from_rows(_read_rows(records, path), SCHEMA)
         except csv.Error as error:
             place = f"{path}, line {records.line_num + 1:,}"  # the number is of the row before it
             fix = "correct its quotation marks"
             raise CorpusError(f"{place}: {error}", fix=fix) from error
+    if not table.num_rows:
+        raise CorpusError(f"{path}: no row has a label", fix="write 0 or 1 into the column label")
+    yield table
 
 
 def _read_rows(records: "csv.DictReader[str]", path: Path) -> Iterator[tuple[object, ...]]:
     names = [name for name in SCHEMA.names if name != "label"]
     for record in records:
         place = f"{path}, line {records.line_num:,}"
+        if any(record.pop(None, ())):  # type: ignore[call-overload]
+            raise CorpusError(f"{place}: more fields than the header has", fix="correct the row")
         *_, label = raw_files.require_keys(record, [*names, "label"], place)
         label = (label or "").strip()
         if label and label not in LABELS:

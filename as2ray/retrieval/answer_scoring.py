@@ -122,6 +122,12 @@ class AnswerScoring:
     encoder: str | None = None
     """Fingerprint of the sentence encoder of the similarities."""
 
+    @property
+    def needs_similarity(self) -> bool:
+        """Whether the similarity is a part of the score, or bounds which candidates count."""
+        bounds = (self.max_similarity_gap, self.min_similarity)
+        return "similarity" in self.weights or bounds != (None, None)
+
     @classmethod
     def read(cls, checkpoint: str | Path) -> "AnswerScoring | None":
         """Reads what `write` stored beside a ranker; None if there is nothing.

@@ -227,20 +227,30 @@ def resolve_scoring(
             lowest = index.manifest.get(MIN_SIMILARITY)
             return replace(default, max_ranked=UNFITTED_MAX_RANKED, min_similarity=lowest)
         return AnswerScoring({"ranker" if has_ranker else "bm25": 1.0})
-    limits = (scoring.max_similarity_gap, scoring.min_similarity)
-    needs_similarity = "similarity" in scoring.weights or limits != (None, None)
-    if not needs_similarity:
-        return scoring
-    index.embeddings.require_load_encoder()
-    if scoring.encoder != index.embeddings.info.fingerprint:
+    if scoring.needs_similarity:
+        index.embeddings.require_load_encoder()
+        check_encoder(scoring, index.embeddings.info.fingerprint)
+    return scoring
+
+
+def check_encoder(scoring: AnswerScoring | None, encoder: str | None) -> None:
+    """Checks that an index has the embeddings with which answers were scored, if any were.
+
+    Args:
+        scoring: How answers are scored; None if that was not fitted.
+        encoder: Fingerprint of the encoder of the index; None without embeddings.
+
+    Raises:
+        SentenceIndexError: It has others, or none.
+    """
+    if scoring is not None and scoring.needs_similarity and scoring.encoder != encoder:
+        found = f"embeddings of an encoder with the fingerprint {encoder}"
         raise SentenceIndexError(
-            f"{index.folder} has embeddings by {index.embeddings.info.name} with the fingerprint "
-            f"{index.embeddings.info.fingerprint}, but the answers were scored with those of an "
-            f"encoder with {scoring.encoder}",
+            f"the index has {found if encoder else 'no embeddings'}, but the answers were scored "
+            f"with those of an encoder with {scoring.encoder}",
             fix="use the index that the model was adapted to, or index the documents again with "
             "its encoder",
         )
-    return scoring
 
 
 def check_threshold(scoring: AnswerScoring, threshold: float | None) -> None:

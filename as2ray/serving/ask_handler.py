@@ -58,6 +58,8 @@ class AskHandler:
             RequestError: `check_threshold` refuses the threshold.
         """
         started_at = time.monotonic()
+        # The name may get another checkpoint meanwhile, whose scores would be combined otherwise.
+        checkpoint = self.service.models[model] if model else None
         model_info = await self.service.get_model_info(model) if model else NO_MODEL
         scoring = resolve_scoring(self.index, model_info.answer_scoring, has_ranker=bool(model))
         try:
@@ -72,7 +74,7 @@ class AskHandler:
         retrieval_time_s = time.monotonic() - started_at
         result = RerankResult(model, [], 0, model_info.exit_layers)
         if texts and scoring.uses_ranker:
-            result = await rank(body.to_request(model, texts))
+            result = await rank(replace(body.to_request(model, texts), checkpoint=checkpoint))
         result = replace(result, timings_s={"retrieval": retrieval_time_s, **result.timings_s})
         thresholds = body.threshold, model_info.threshold
         answer = select_answers(self.index, scoring, found, result.ranking, body.top_k, *thresholds)

@@ -79,6 +79,8 @@ class RerankRequest:
     """Who asks, where clients have different tokens; they share the ranker evenly."""
     budget: TimeBudget | None = None
     """Time in which it should be ranked."""
+    checkpoint: str | None = None
+    """Checkpoint of the model; by default the one that its name has when the request is sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ import pyarrow.compute as pc
 
 from as2ray.errors import CorpusError, suggest
 from as2ray.tables.parquet import ParquetTable
-from as2ray.tables.raw_files import iter_arrow, open_text, read_hub, read_json_records
+from as2ray.tables.raw_files import (
+    find_delimiter,
+    iter_arrow,
+    open_text,
+    read_hub,
+    read_json_records,
+)
 from as2ray.tables.schema import (
     CANDIDATE_SCHEMA,
     MAX_TEXT_CHARS,
@@ -206,8 +212,7 @@ def _read_folder(path: Path) -> _RawTable:
 def _read_delimited(path: Path) -> _RawTable:
     """Reads a file whose first line names its columns, with `,`, `;` or tabs between them."""
     with open_text(path) as text:
-        delimiter = max(",;\t", key=text.readline().count)
-        text.seek(0)
+        delimiter = find_delimiter(text)
         is_plain = delimiter == "\t" and not _is_quoted(text)
         text.seek(0)
         reader = csv.reader(

@@ -70,6 +70,13 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             yield text
 
 
+def find_delimiter(text: IO[str]) -> str:
+    """Returns the one of `,`, `;` and tab that the first line has most often; rewinds the file."""
+    delimiter = max(",;\t", key=text.readline().count)
+    text.seek(0)
+    return delimiter
+
+
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
     """Turns errors of a damaged file inside the block into a `CorpusError`."""

@@ -43,3 +43,21 @@ def test_annotated_row_with_an_open_quotation_mark_is_refused(read):
         read(ROW, {**ROW, "candidate": 'It, "he said.'}, ROW)
     with pytest.raises(CorpusError, match=r"dev\.csv, line 3: unexpected end of data"):
         read(ROW, {**ROW, "document_id": 'd"'})
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_annotated_file_has_the_delimiter_of_its_header(tmp_path, delimiter):
+    lines = [delimiter.join(ROW), delimiter.join(f'"{text}"' for text in ROW.values())]
+    (tmp_path / "dev.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert read_split("annotated", "dev", tmp_path).to_pylist() == [{**ROW, "label": 1}]
+
+
+def test_annotated_row_with_a_field_too_many_is_refused_but_not_an_empty_one(read):
+    with pytest.raises(CorpusError, match=r"dev\.csv, line 3: more fields than the header has"):
+        read(ROW, {**ROW, "candidate_id": "q-1", "more": "It"})
+    assert read(ROW, {**ROW, "label": "", "more": ""}).num_rows == 1
+
+
+def test_annotated_file_without_a_label_is_refused(read):
+    with pytest.raises(CorpusError, match=r"dev\.csv: no row has a label.*\n.*0 or 1"):
+        read({**ROW, "label": ""})

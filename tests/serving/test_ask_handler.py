@@ -1,5 +1,6 @@
 """`/ask`: from documents to answers over HTTP."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,9 @@ from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.question_answering import QuestionAnswerer
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.serving.ask_handler import AskHandler
+from as2ray.serving.protocol import AskRequest
 from as2ray.serving.settings import Limits
+from as2ray.serving.types import CandidateScore, ModelInfo, RerankRequest, RerankResult
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +198,25 @@ def test_fitted_scores_are_those_of_the_answerer(
     else:
         assert told["answers"] == []
         assert "the documents are on other subjects" in told["reason"]
+
+
+def test_model_that_replaces_another_while_answers_are_found_does_not_rank_them(index):
+    class Service:
+        def __init__(self) -> None:
+            self.models = {"m": "before"}
+
+        async def get_model_info(self, model: str) -> ModelInfo:
+            self.models = {"m": "after"}
+            return ModelInfo(60, (), ())
+
+    async def rank(request: RerankRequest) -> RerankResult:
+        assert request.checkpoint == "before"
+        ranking = [CandidateScore(i, 0.5) for i in range(len(request.candidates))]
+        return RerankResult("m", ranking, 0)
+
+    handler = AskHandler(SentenceIndex.open(index), Service(), Limits())
+    answer = asyncio.run(handler.ask(AskRequest(question="kovarin"), "m", rank))
+    assert answer.answers
 
 
 def test_encoder_is_loaded_before_the_first_question(sentence_encoder, tmp_path):

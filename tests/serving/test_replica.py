@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 
 import pytest
 import torch
@@ -136,3 +137,22 @@ def test_parts_of_a_batch_take_a_quarter_of_a_second_of_one_core(
         torch.set_num_threads(num_threads)
     assert len(result.ranking) == len(CANDIDATES)
     assert engine.ranker.max_batch_tokens == max_batch_tokens
+
+
+@pytest.mark.parametrize("encoder", [None, "of the index"])
+def test_model_that_was_adapted_to_another_encoder_is_rejected_beside_an_index(
+    replica, store, cascade, tmp_path, encoder
+):
+    model = shutil.copytree(cascade, tmp_path / "model")
+    AnswerScoring({"similarity": 1.0}, encoder="of the model").write(model)
+    asyncio.run(replica._load(str(model), "m"))  # without an index it ranks
+    replica.settings = replica.settings.model_copy(update={"index_path": "x"})
+    replica.encoder, replica.names = encoder, {"before": "m"}
+    store.save_good({"m": "before"})
+    models = {"m": str(model)}
+    reconfigure(replica, models)
+    assert replica.names == {"before": "m"}
+    _, problem = store.replace_rejected(models)
+    assert "but the answers were scored with those of an encoder with of the model" in problem
+    replica.encoder = "of the model"
+    asyncio.run(replica._load(str(model), "m"))

@@ -276,7 +276,8 @@ class Replicas:
         self.ends = list(ends)
         self.rank = self.get_model_info = self.ping = self
 
-    def options(self, **_) -> "Replicas":
+    def options(self, multiplexed_model_id: str) -> "Replicas":
+        self.checkpoint = multiplexed_model_id
         return self
 
     async def remote(self, *args):
@@ -333,6 +334,13 @@ def test_gateway_says_how_much_of_a_budget_has_passed(gateway):
     sent, _ = made.ranker.args
     assert 0.2 <= sent.budget.sent_after_s < 5
     assert sent.budget.ends_at == budget.ends_at
+
+
+def test_checkpoint_of_a_request_ranks_it_whatever_its_name_has_become(gateway):
+    for changes, expected in (({}, "x"), ({"checkpoint": "before", "model": "gone"}, "before")):
+        made = gateway(RerankResult("a", [], 0))
+        asyncio.run(made.rank(replace(REQUEST, **changes)))
+        assert made.ranker.checkpoint == expected
 
 
 def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
