@@ -26,7 +26,8 @@ def annotate(
 
     Args:
         index: Output folder of `as2ray index`.
-        questions: A file with one question per line; `-` reads standard input.
+        questions: A file with one question per line; `-` reads standard input. A question that is
+            there several times has one list.
         output: The file to write.
         model: Checkpoint folder or hub id of the ranker; without one BM25 orders the candidates.
         num_documents: Documents whose sentences are candidates of a question.
@@ -41,7 +42,7 @@ def annotate(
 
     ranker = None if model is None else load(model, dtype=dtype)
     lister = CandidateLister(SentenceIndex.open(index), ranker, num_documents, top_k)
-    texts, num_rows, listed = read_lines(questions), 0, set[str]()
+    texts, num_rows, listed = list(dict.fromkeys(read_lines(questions))), 0, set[str]()
     with atomic_file(output) as path, open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(ListedCandidate._fields)

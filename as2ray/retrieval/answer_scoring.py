@@ -93,9 +93,9 @@ class AnswerModel:
     threshold: float | None
     """Probability from which on an answer is given; None if no threshold is precise enough."""
     measures: dict[str, float] = field(default_factory=dict)
-    """On questions that were held out: the precision at half and full coverage, the area under the
-    curve of risk and coverage (`AURC`), the expected calibration error (`ECE`), and the highest
-    precision that a threshold is sure to reach."""
+    """On held-out questions, also those on other subjects that are similar enough: the precision at
+    half and full coverage, the area under the curve of risk and coverage (`AURC`), the expected
+    calibration error (`ECE`), and the highest precision that a threshold is sure to reach."""
 
     def probability(self, features: np.ndarray) -> np.ndarray:
         """Returns probabilities, shape [questions], of features of shape [questions, features]."""

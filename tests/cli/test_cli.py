@@ -120,7 +120,7 @@ def test_lists_to_annotate_have_all_sentences_of_documents_and_read_back(
     }.items():
         (tmp_path / "in" / f"{name}.txt").parent.mkdir(exist_ok=True)
         (tmp_path / "in" / f"{name}.txt").write_text(text)
-    (tmp_path / "questions.txt").write_text("What is kovarin?\nZzz qqq?\n")
+    (tmp_path / "questions.txt").write_text("What is kovarin?\nZzz qqq?\nWhat is kovarin?\n")
     index, lists = str(tmp_path / "index"), tmp_path / "annotated"
     main(["index", str(tmp_path / "in"), "--encoder", "none", "--output", index])
     lists.mkdir()
