@@ -314,10 +314,12 @@ def _summarize_shards(shards: Sequence[Path]) -> dict[str, Any]:
         pa.concat_tables([memory_map_table(shard / f"{name}.arrow") for shard in shards])
         for name in ("sentences", "documents")
     )
-    num_distinct = pc.count_distinct(documents["id"]).as_py()
-    if num_distinct != len(documents):
+    counts_by_id = pc.value_counts(documents["id"])
+    if (num_distinct := len(counts_by_id)) != len(documents):
+        repeated = counts_by_id.filter(pc.greater(counts_by_id.field("counts"), 1))[0]["values"]
         raise CorpusError(
-            f"{len(documents):,} documents with {num_distinct:,} distinct ids",
+            f"{len(documents):,} documents with {num_distinct:,} distinct ids; several are called "
+            f"{repeated.as_py()!r}",
             fix="name the column with the ids, or a column that does not exist to number the rows",
         )
     digests = []

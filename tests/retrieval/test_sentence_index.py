@@ -143,7 +143,7 @@ def test_folder_without_text_is_refused_and_leaves_nothing(tmp_path):
 
 def test_documents_with_one_id_are_refused(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"id": 1, "text": "One."}\n{"id": 1, "text": "Two."}\n')
-    with pytest.raises(CorpusError, match="2 documents with 1 distinct ids"):
+    with pytest.raises(CorpusError, match="2 documents with 1 distinct ids; several are called"):
         write_index(tmp_path / "t.jsonl", tmp_path / "i")
     assert not (tmp_path / "i").exists()
 
