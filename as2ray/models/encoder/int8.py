@@ -248,7 +248,7 @@ def weight_scales(weights: Tensor) -> Tensor:
     """
     sizes = weights.abs()
     if _adds_in_16_bits():
-        pairs = functional.pad(weights, (0, weights.shape[1] % 2)).unflatten(1, (-1, 2))
+        pairs = functional.pad(weights, (0, weights.shape[1] % 2)).reshape(len(weights), -1, 2)
         sizes = torch.maximum(pairs.clamp(min=0).sum(2), pairs.clamp(max=0).sum(2).abs())
     # A row of zeros has no scale.
     return sizes.amax(1).clamp(min=torch.finfo().tiny) / MAX_WEIGHT
