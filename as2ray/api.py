@@ -70,7 +70,8 @@ def ask(
     Args:
         question: The question.
         index: An open index, or its folder.
-        model: A ranker, or its folder; without one, BM25 and the similarity order the answers.
+        model: The folder of a ranker, with the way to score answers that was adapted with it; or a
+            ranker, without that. Without one, BM25 and the similarity order the answers.
         top_k: Maximum number of answers.
     """
     from as2ray.checkpoints.loading import load

@@ -54,6 +54,10 @@ class TrainingError(As2rayError):
     """A run of training cannot go on."""
 
 
+class DivergedError(TrainingError):
+    """The loss is not finite, on all workers alike; a repetition would end in the same way."""
+
+
 class SearchError(TrainingError):
     """A search of hyperparameters has no trial from which to choose."""
 

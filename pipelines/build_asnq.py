@@ -31,6 +31,7 @@ from as2ray.corpora.record_conversion import (
     with_quarantine,
 )
 from as2ray.corpora.registry import get_corpus
+from as2ray.errors import CorpusError
 from as2ray.evaluation.report import markdown_table
 from as2ray.experiments.command import Pipeline
 from as2ray.experiments.experiment import Experiment, Finished
@@ -94,7 +95,7 @@ class Recipe:
 class BuiltCorpus(PreparedTable):
     """A corpus of graded candidates, as Parquet files."""
 
-    RESOURCES = "pool"
+    RESOURCES = "data"
 
     max_bad_records: int = field(default=0, metadata=NOT_IDENTITY)
 
@@ -128,9 +129,19 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
 
 
 def report(recipe: Recipe, finished: Finished) -> None:
-    """Writes the counts by grade beside those of ASNQ (TANDA, Table 1)."""
+    """Writes the counts by grade beside those of ASNQ (TANDA, Table 1).
+
+    Raises:
+        CorpusError: The store has the corpus from a run that allowed more bad records.
+    """
     name = f"{recipe.corpus}-{recipe.split}"
     for stage in finished.named(name).values():
+        if (num_bad := finished.outputs(stage)["bad"]) > recipe.max_bad_records:
+            raise CorpusError(
+                f"{name} was built without {num_bad:,} bad records, which are in its "
+                f"quarantine.jsonl, but max_bad_records={recipe.max_bad_records}",
+                fix=f"allow them with --max_bad_records {num_bad}, or correct them in the release",
+            )
         splitter = stage.identity({})["sentence_splitter"]
         text = format_counts(recipe, splitter, finished.outputs(stage))
         finished.write(f"{name}.md", text)

@@ -32,6 +32,9 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
     path = raw_files.require_file(Path(source), FILES[split])
     with raw_files.open_text(path) as text:
         records = csv.DictReader(text, delimiter=raw_files.find_delimiter(text), strict=True)
+        if missing := [name for name in SCHEMA.names if name not in (records.fieldnames or ())]:
+            problem = f"{path} has no column {', '.join(missing)}"
+            raise CorpusError(problem, fix="keep the first line that `as2ray annotate` wrote")
         try:
             table = from_rows(_read_rows(records, path), SCHEMA)
         except csv.Error as error:
@@ -44,13 +47,11 @@ def read_tables(split: str, source: Source, options: CorpusOptions) -> Iterator[
 
 
 def _read_rows(records: "csv.DictReader[str]", path: Path) -> Iterator[tuple[object, ...]]:
-    names = [name for name in SCHEMA.names if name != "label"]
     for record in records:
         place = f"{path}, line {records.line_num:,}"
         if any(record.pop(None, ())):  # type: ignore[call-overload]
             raise CorpusError(f"{place}: more fields than the header has", fix="correct the row")
-        *_, label = raw_files.require_keys(record, [*names, "label"], place)
-        label = (label or "").strip()
+        label = (record["label"] or "").strip()
         if label and label not in LABELS:
             raise CorpusError(f"{place}: label {label!r}; expected 0, 1 or nothing")
         if label:

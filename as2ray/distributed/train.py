@@ -39,6 +39,7 @@ from as2ray.distributed.ingest import RayBatchSource
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.plan import check_plan, reserve_data_cpus
 from as2ray.distributed.workers_config import WorkersConfig, bundle_resources
+from as2ray.errors import DivergedError
 from as2ray.tables.atomic import atomic_file, atomic_folder
 from as2ray.training.checkpoint_store import BEST, Metrics
 from as2ray.training.job import EncoderJob, TrainingJob
@@ -110,7 +111,7 @@ def train_on_ray(
         ),
     )
     with reserve_data_cpus(workers, str(folder)) as loop_config["data_group"]:
-        while not trainer.fit().return_value:
+        while not _fit(trainer):
             pass  # It stopped before a node was taken, and resumes on others.
     for path in (selected, folder / METRICS, *store.tracked):
         node_files.restore(path)
@@ -119,6 +120,17 @@ def train_on_ray(
             shutil.copytree(run_folder / BEST, copy, dirs_exist_ok=True)
         shutil.rmtree(run_folder, ignore_errors=True)
     return selected / "ranker"
+
+
+def _fit(trainer: TorchTrainer) -> Any:
+    """Runs the workers; returns what they return.
+
+    Raises:
+        DivergedError: They return it, because Ray would repeat what they raise.
+    """
+    if isinstance(value := trainer.fit().return_value, DivergedError):
+        raise value
+    return value
 
 
 def train_encoder_on_ray(
@@ -165,13 +177,13 @@ def train_encoder_on_ray(
             failure_config=FailureConfig(max_failures=workers.max_failures),
         ),
     )
-    num_pairs = int(trainer.fit().return_value)
+    num_pairs = int(_fit(trainer))
     node_files.restore(folder)
     shutil.rmtree(storage / f"{folder.name}-train", ignore_errors=True)
     return num_pairs
 
 
-def _train_encoder_worker(config: dict[str, Any]) -> int:
+def _train_encoder_worker(config: dict[str, Any]) -> int | DivergedError:
     from as2ray.training.encoder_training import run_encoder_job
 
     job, folder, node_files = config["job"], config["folder"], config["node_files"]
@@ -179,7 +191,10 @@ def _train_encoder_worker(config: dict[str, Any]) -> int:
     node_files.fetch_paths(job.tables)
     num_cpus = bundle_resources(config["workers"]).get("CPU", 1.0)
     torch.set_num_threads(max(1, int(num_cpus)))
-    num_pairs = run_encoder_job(job, folder)
+    try:
+        num_pairs = run_encoder_job(job, folder)
+    except DivergedError as error:
+        return error
     if ray.train.get_context().get_world_rank() == 0:
         node_files.publish(folder)
     return num_pairs
@@ -224,8 +239,8 @@ def list_inputs(job: TrainingJob) -> list[str]:
     return [*job.train_tables, *job.eval_tables.values(), *logits, job.model.path]
 
 
-def _train_worker(config: dict[str, Any]) -> bool:
-    """Trains; returns whether the run is complete."""
+def _train_worker(config: dict[str, Any]) -> bool | DivergedError:
+    """Trains; returns whether the run is complete, or why the loss ended it."""
     from as2ray.training.run_job import run_job
 
     workers: WorkersConfig = config["workers"]
@@ -237,12 +252,15 @@ def _train_worker(config: dict[str, Any]) -> bool:
     torch.set_num_threads(max(1, int(bundle_resources(workers).get("CPU", 1.0))))
     num_cpus = workers.num_data_cpus / workers.num_workers
     name = config["job"].run.name or stage_name(Path(config["folder"]))
-    is_complete = run_job(
-        config["job"],
-        config["folder"],
-        store,
-        lambda dataset: RayBatchSource(dataset, num_cpus, config["data_group"], name),
-    )
+    try:
+        is_complete = run_job(
+            config["job"],
+            config["folder"],
+            store,
+            lambda dataset: RayBatchSource(dataset, num_cpus, config["data_group"], name),
+        )
+    except DivergedError as error:
+        return error
     store.publish([BEST])
     return is_complete
 

@@ -298,12 +298,14 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         """Writes, and if it has ended logs, the state of a trial."""
         self.progress_at = time.monotonic()
         result = tune_trial.last_result or {}
+        # A trial that failed may have reported nothing.
+        started_at = tune_trial.run_metadata.start_time or time.time()
         trial = Trial(
             number=_trial_number(tune_trial),
             params=dict(tune_trial.config),
             state=state,
             values={name: float(result[name]) for name in self.search.modes if name in result},
-            duration_s=float(result.get("time_total_s", 0.0)),
+            duration_s=float(result.get("time_total_s", time.time() - started_at)),
             epoch=result.get("epoch"),
             name=str(tune_trial),
             error=_describe_error(tune_trial) if state == "failed" else None,

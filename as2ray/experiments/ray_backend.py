@@ -64,6 +64,8 @@ class RayBackend:
 
     def _demand(self, stage: Stage) -> dict[str, float]:
         """Returns the CPUs and GPUs that a stage occupies, in its task or in those it starts."""
+        if stage.RESOURCES == "data":
+            return {"CPU": self.workers.num_data_cpus}
         return self._task_resources(stage) or gang_resources(self.workers)
 
     def _task_resources(self, stage: Stage) -> dict[str, float]:

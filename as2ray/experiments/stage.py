@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 Outputs = Mapping[str, Any]
 """What a stage reports about its files, as plain values; the manifest stores it."""
 
-Resources = Literal["cpu", "device", "gang", "pool"]
-"""What a stage takes of a cluster: a task with one CPU, a task with the CPUs and GPUs of a training
-worker, training workers, or scoring actors."""
+Resources = Literal["cpu", "data", "device", "gang", "pool"]
+"""What a stage takes of a cluster: a task with one CPU, tasks of Ray Data on any nodes, a task with
+the CPUs and GPUs of a training worker, training workers, or scoring actors."""
 
 NOT_IDENTITY = {"identity": False}
 """Metadata of a field that does not change the result: order-only inputs, tracking, places."""

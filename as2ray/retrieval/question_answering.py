@@ -244,9 +244,9 @@ def check_encoder(scoring: AnswerScoring | None, encoder: str | None) -> None:
         SentenceIndexError: It has others, or none.
     """
     if scoring is not None and scoring.needs_similarity and scoring.encoder != encoder:
-        found = f"embeddings of an encoder with the fingerprint {encoder}"
+        embeddings = f"embeddings of an encoder with the fingerprint {encoder}"
         raise SentenceIndexError(
-            f"the index has {found if encoder else 'no embeddings'}, but the answers were scored "
+            f"the index has {embeddings if encoder else 'no embeddings'}, but the answers were scored "
             f"with those of an encoder with {scoring.encoder}",
             fix="use the index that the model was adapted to, or index the documents again with "
             "its encoder",

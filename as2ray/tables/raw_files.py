@@ -85,7 +85,7 @@ def file_errors(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, UnicodeDecodeError, OSError, pa.ArrowInvalid) as error:
         raise CorpusError(
             f"{path} is damaged or not UTF-8: {' '.join(str(error).split())[:300]}",
-            fix="download the file again and compare its size with the published one",
+            fix="save a file of your own as UTF-8; download a published one again",
         ) from error
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder, save_sentence_encoder
-from as2ray.errors import ConfigError, TrainingError
+from as2ray.errors import ConfigError, DivergedError
 from as2ray.models.precision import resolve_dtype
 from as2ray.models.sentence_encoder import SentenceEncoder
 from as2ray.tables.parquet import ParquetTable
@@ -75,7 +75,7 @@ def train_encoder(
 
     Raises:
         ConfigError: There are fewer than two pairs, or workers cannot share a batch evenly.
-        TrainingError: The loss is not finite.
+        DivergedError: The loss is not finite.
     """
     batch_size = min(config.global_batch_size, len(questions))
     rank, num_workers = parallel.get_rank(), parallel.get_world_size()
@@ -133,7 +133,7 @@ def train_encoder(
         optimizer.zero_grad()
         mean_loss = float(parallel.all_reduce_sum(loss.detach().clone())) / num_workers
         if not np.isfinite(mean_loss):
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss of the sentence encoder is {mean_loss} after {step + 1} steps",
                 fix="lower learning_rate, or set precision to fp32",
             )

@@ -26,7 +26,7 @@ from as2ray.checkpoints.loading import load_weights
 from as2ray.checkpoints.saving import save
 from as2ray.data.packed_dataset import MicroBatch
 from as2ray.data.prefetch import prefetch
-from as2ray.errors import CheckpointError, ConfigError, TrainingError
+from as2ray.errors import CheckpointError, ConfigError, DivergedError, TrainingError
 from as2ray.losses.base import Loss, StepContext
 from as2ray.models.ranker import Ranker
 from as2ray.tables.atomic import atomic_folder
@@ -279,7 +279,7 @@ class Trainer:
         loss, groups = metrics["train/loss"], self.optimizer.param_groups
         learning_rate = groups[0]["lr"]
         if not math.isfinite(loss):
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss is {loss} after {self.state.global_step:,} steps, at learning rate "
                 f"{learning_rate:.2g}",
                 fix="lower learning_rate, raise warmup_ratio, or set precision to fp32",

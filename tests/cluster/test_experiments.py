@@ -164,6 +164,19 @@ def test_nothing_smaller_passes_the_head_of_the_queue(nodes, tmp_path):
     assert not backend.admits(small, [small] * 8)  # as many as may run
 
 
+def test_tasks_of_ray_data_need_no_room_for_training_workers(nodes, tmp_path):
+    class Data(Cell):
+        RESOURCES = "data"
+
+    # More CPUs than a node has: its tasks are spread over all nodes.
+    workers = WorkersConfig(num_workers=4, cpus_per_worker=1.0, num_data_cpus=3.0)
+    backend = RayBackend(Store(str(tmp_path / "store")), workers, 8)
+    small, data = Cell("small"), Data("data")
+    backend.check([data])
+    assert backend.admits(data, [small])
+    assert not backend.admits(data, [small, small])  # 3 CPUs of 4 are wanted
+
+
 @pytest.fixture
 def recipe(checkpoint, tmp_path, monkeypatch):
     """A teacher and its student."""

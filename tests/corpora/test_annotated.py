@@ -61,3 +61,16 @@ def test_annotated_row_with_a_field_too_many_is_refused_but_not_an_empty_one(rea
 def test_annotated_file_without_a_label_is_refused(read):
     with pytest.raises(CorpusError, match=r"dev\.csv: no row has a label.*\n.*0 or 1"):
         read({**ROW, "label": ""})
+
+
+def test_annotated_file_without_a_column_is_refused_with_its_name(tmp_path):
+    (tmp_path / "dev.csv").write_text("question,candidate,label\nq,c,1\n")
+    problem = r"dev\.csv has no column question_id, candidate_id, document_id.*\n.*the first line"
+    with pytest.raises(CorpusError, match=problem):
+        read_split("annotated", "dev", tmp_path)
+
+
+def test_annotated_file_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "dev.csv").write_bytes("question,candidate,label\nq,\u00fc,1\n".encode("latin-1"))
+    with pytest.raises(CorpusError, match=r"not UTF-8(.|\n)*a file of your own as UTF-8"):
+        read_split("annotated", "dev", tmp_path)

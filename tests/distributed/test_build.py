@@ -100,5 +100,5 @@ def test_tasks_know_a_splitter_that_was_registered_here(ray_local, release):
 def test_file_cut_short_ends_the_build_with_its_name(ray_local, release):
     path = release / "nq-dev-02.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(CorpusError, match=r"nq-dev-02\.jsonl\.gz(.|\n)*download the file again"):
+    with pytest.raises(CorpusError, match=r"nq-dev-02\.jsonl\.gz(.|\n)*download a published"):
         pieces(release, Quarantine(1), convert_on_ray(2))

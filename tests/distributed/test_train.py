@@ -18,6 +18,7 @@ from as2ray.checkpoints.loading import load
 from as2ray.distributed import train as train_module
 from as2ray.distributed.train import open_checkpoint, run_name, train_on_ray
 from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import DivergedError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
@@ -144,3 +145,30 @@ def test_sharded_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     assert not list((tmp_path / "storage").iterdir())
     assert train_on_ray(job, folder, workers) == selected == folder / "best" / "ranker"
     assert (folder.parent / "starts-0").read_text().count("\n") == 2
+
+
+def train_and_count(config):
+    """The function of a worker; writes a line for each start."""
+    with (Path(config["folder"]).parent / "starts").open("a") as file:
+        file.write("start\n")
+    return train_module._train_worker(config)
+
+
+@pytest.mark.slow
+def test_run_whose_loss_is_not_finite_is_not_repeated(
+    checkpoint, corpus, tmp_path, ray_local, monkeypatch
+):
+    job = TrainingJob(
+        ModelSpec(str(checkpoint("bert", None)), max_length=32),
+        (str(corpus),),
+        {"dev": str(corpus)},
+        TrainingConfig(epochs=1, global_batch_size=16, learning_rate=1e30, precision="fp32"),
+        tracking=TrackingConfig(log_every_steps=1, tensorboard=False),
+    )
+    monkeypatch.setattr(train_module, "_train_worker", train_and_count)
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    workers = WorkersConfig(num_workers=1, cpus_per_worker=1)
+    with pytest.raises(DivergedError, match=r"the loss is nan after \d steps"):
+        train_on_ray(job, folder, workers)
+    assert (folder.parent / "starts").read_text() == "start\n"

@@ -83,6 +83,7 @@ def test_trials_are_compared_by_epochs_and_failed_ones_are_named(
     assert parents == {None, runs["search"].info.run_id}
     assert [trial.epoch for trial in result.trials] == [2.0, 8 / 7, None, 1.0]
     assert result.failed_trials == [3]
+    assert all(trial.duration_s > 0.1 for trial in result.trials)
     assert result.params == result.trials[0].params
     for index in (1, 3):
         assert result.value > result.trials[index].values["dev/AP"]

@@ -58,6 +58,12 @@ def test_more_bad_records_than_allowed_end_the_build_and_leave_no_stage(squad, t
     assert not list((tmp_path / "out" / "squad-dev").glob("**/*.parquet"))
 
 
+def test_stored_corpus_without_more_bad_records_than_allowed_is_refused(squad, tmp_path):
+    PIPELINE.run(Recipe("squad", "dev", max_bad_records=1), tmp_path / "out", HERE, squad)
+    with pytest.raises(CorpusError, match=r"without 1 bad records(.|\n)*--max_bad_records 1"):
+        PIPELINE.run(Recipe("squad", "dev"), tmp_path / "strict", HERE, squad)
+
+
 def test_dry_run_says_which_release_is_read_or_missing(squad, tmp_path, capsys):
     arguments = ["--corpus", "squad", "--split", "dev", "--output", str(tmp_path), "--dry_run"]
     PIPELINE.command([*arguments, "--data_dirs.squad", squad["squad"]])
