@@ -244,10 +244,10 @@ def check_encoder(scoring: AnswerScoring | None, encoder: str | None) -> None:
         SentenceIndexError: It has others, or none.
     """
     if scoring is not None and scoring.needs_similarity and scoring.encoder != encoder:
-        embeddings = f"embeddings of an encoder with the fingerprint {encoder}"
+        others = f"those of {encoder}" if encoder else "no embeddings"
         raise SentenceIndexError(
-            f"the index has {embeddings if encoder else 'no embeddings'}, but the answers were scored "
-            f"with those of an encoder with {scoring.encoder}",
+            "the answers were scored with embeddings of an encoder with the fingerprint "
+            f"{scoring.encoder}, but the index has {others}",
             fix="use the index that the model was adapted to, or index the documents again with "
             "its encoder",
         )

@@ -154,7 +154,7 @@ def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, check
     assert result.answers[0].score >= result.answers[1].score
     with pytest.raises(ConfigError, match="fitted with a ranker, and none is given"):
         QuestionAnswerer(opened, scoring=replace(fitted, weights={"ranker": 1.0}))
-    with pytest.raises(SentenceIndexError, match="but the answers were scored with those of an"):
+    with pytest.raises(SentenceIndexError, match="but the index has those of"):
         QuestionAnswerer(opened, load(folder / RANKER), scoring=replace(fitted, encoder="other"))
     other = {"coefficients": [1.0], "intercept": 0.0, "threshold": None}
     (folder / RANKER / FILE).write_text(json.dumps({"weights": {}, "answer_model": other}))

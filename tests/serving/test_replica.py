@@ -153,6 +153,6 @@ def test_model_that_was_adapted_to_another_encoder_is_rejected_beside_an_index(
     reconfigure(replica, models)
     assert replica.names == {"before": "m"}
     _, problem = store.replace_rejected(models)
-    assert "but the answers were scored with those of an encoder with of the model" in problem
+    assert "with the fingerprint of the model, but the index has " in problem
     replica.encoder = "of the model"
     asyncio.run(replica._load(str(model), "m"))
