@@ -181,6 +181,13 @@ def _load_int8(config: dict[str, Any]) -> tuple[Any, Any, Any]:
     return predict, tokenize, run
 
 
+def _adds_in_16_bits() -> bool:
+    """Returns whether products of bytes are added in 16 bits on this CPU, where 8 overflow."""
+    import torch
+
+    return not (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def _make_openvino(
     model: Any, example: dict[str, Any], samples: list[dict[str, Any]], num_threads: int
 ) -> Network:
@@ -194,6 +201,9 @@ def _make_openvino(
         nncf.Dataset(samples),
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(samples),
+        advanced_parameters=nncf.AdvancedQuantizationParameters(
+            overflow_fix="enable" if _adds_in_16_bits() else None
+        ),
     )
     options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": num_threads}
     compiled = openvino.Core().compile_model(quantized, "CPU", options)
@@ -221,7 +231,9 @@ def _make_onnx(
             dynamic_shapes=dict.fromkeys(example, axes),
             external_data=False,
         )
-        quantize_dynamic(exact, quantized, weight_type=QuantType.QInt8)
+        quantize_dynamic(
+            exact, quantized, weight_type=QuantType.QInt8, reduce_range=_adds_in_16_bits()
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         session = onnxruntime.InferenceSession(
