@@ -248,7 +248,9 @@ def weight_scales(weights: Tensor) -> Tensor:
     """
     sizes = weights.abs()
     if _adds_in_16_bits():
-        pairs = functional.pad(weights, (0, weights.shape[1] % 2)).reshape(len(weights), -1, 2)
+        # Blocks of oneDNN may begin at an odd input if the inputs are no multiple of 4: from 257 to
+        # 766 inputs they do. Then any two that follow each other are neighbors.
+        pairs = functional.pad(weights, (0, 1)).unfold(1, 2, 1 if weights.shape[1] % 4 else 2)
         sizes = torch.maximum(pairs.clamp(min=0).sum(2), pairs.clamp(max=0).sum(2).abs())
     # A row of zeros has no scale.
     return sizes.amax(1).clamp(min=torch.finfo().tiny) / MAX_WEIGHT

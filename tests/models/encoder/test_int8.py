@@ -147,11 +147,13 @@ SUMS = """
 import torch
 from as2ray.models.encoder.int8 import Int8Linear, _adds_in_16_bits
 generator = torch.Generator().manual_seed(0)
-for rows, inputs in ((1, 32), (1, 99), (64, 30), (64, 128), (200, 384)):
+for rows, inputs in ((1, 32), (1, 99), (64, 30), (64, 128), (200, 384), (2, 257), (64, 386)):
     x = torch.randint(2, (rows, inputs), generator=generator).float()
     x[0] = 1.0
     weights = torch.randint(-9, 10, (96, inputs), generator=generator).sign()
     weights[0], weights[1], weights[2:50, ::2] = 1, -1, 0
+    weights[50, ::4], weights[50, 3::4] = 0, 0  # of neighbors one, unless they begin at odd inputs
+    weights[50, 1::4], weights[50, 2::4] = 1, 1
     ranges = torch.tensor([[0.0], [1.0]]).expand(2, inputs)
     product = Int8Linear(weights.float(), torch.zeros(96), ranges)
     rounded = (weights / product.weight_scales[:, None]).round() * product.weight_scales[:, None]
@@ -171,7 +173,7 @@ def test_largest_inputs_and_weights_are_multiplied_without_an_error(isa):
 
 def test_int8_weights_are_finer_than_in_7_bits_where_neighbors_are_added(monkeypatch):
     torch.manual_seed(0)
-    weights = torch.randn(96, 383)
+    weights = torch.randn(96, 384)
     monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: True)
     scales = int8.weight_scales(weights)
     monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: False)
