@@ -9,13 +9,18 @@ from as2ray.tables.hub_connection import connection_error
 
 
 def check_hub(name: str, revision: str | None = None) -> None:
-    """Refuses a hub id at once that is not in the cache while the hub cannot be reached.
+    """Refuses a file at once, and a hub id not in the cache while the hub cannot be reached.
 
     transformers would try again for half a minute.
 
     Raises:
-        CheckpointError: There is no folder, no copy in the cache and no hub.
+        CheckpointError: There is a file, or no folder, no copy in the cache and no hub.
     """
+    if Path(name).is_file():
+        raise CheckpointError(
+            f"{name} is a file, and a checkpoint a folder",
+            fix="name the folder with config.json, model.safetensors and a tokenizer",
+        )
     if Path(name).exists():
         return
     try:

@@ -31,7 +31,7 @@ from as2ray.experiments.reports import write_reports
 from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import leak_checks
+from as2ray.experiments.tables import QuestionCheck, leak_checks
 from as2ray.losses import import_path
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
@@ -288,7 +288,12 @@ def _is_sentence_encoder(model: str) -> bool:
 def _build(recipe: TableRecipe) -> Experiment:
     """Returns the graph: tables, the ranker, and the evaluations of all systems."""
     experiment, tables = start_experiment(recipe, {})
-    [ranker] = trained_rankers(recipe, tables, leak_checks(recipe, tables)).values()
+    checks = leak_checks(recipe, tables)
+    for test in recipe.tests:
+        check = QuestionCheck(tables[test], recipe.question_filter)
+        experiment.add(f"questions/{test}", check)
+        checks = (*checks, check)
+    [ranker] = trained_rankers(recipe, tables, checks).values()
     teacher = GivenRanker(recipe.teacher) if recipe.teacher else None
     if teacher:
         logits = tuple(TableScores(teacher, table, "logits") for table in ranker.train)

@@ -30,7 +30,7 @@ from as2ray.experiments.stage import (
     StageContext,
     plain,
 )
-from as2ray.tables.filters import QuestionFilter, filter_mask
+from as2ray.tables.filters import FILTER_DESCRIPTIONS, QuestionFilter, filter_mask
 from as2ray.tables.fingerprint import Fingerprint
 from as2ray.tables.loading import HUB_PREFIX, check_source, load_table
 from as2ray.tables.parquet import ParquetTable, write_part
@@ -235,6 +235,24 @@ class LeakCheck(Stage):
         for pair in product(self.train.items(), self.held_out.items()):
             tables = {name: read_table(context.path(stage)) for name, stage in pair}
             check_leaks(tables, self.min_similarity)
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionCheck(Stage):
+    """Refuses a table without a question that counts, before anything is trained for it."""
+
+    table: Stage
+    question_filter: QuestionFilter
+
+    def run(self, context: StageContext) -> None:
+        """Filters the table."""
+        rows = read_table(context.path(self.table))
+        if not filter_mask(rows, self.question_filter).any():
+            raise CorpusError(
+                f"{context.label.name}: of {count_table(rows)} no question counts, as the report "
+                f"needs {FILTER_DESCRIPTIONS[self.question_filter]}",
+                fix="give candidates of one question the same question, or name another --test",
+            )
 
 
 def read_table(folder: Path) -> pa.Table:

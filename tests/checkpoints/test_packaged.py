@@ -67,5 +67,7 @@ def test_model_that_is_neither_a_folder_nor_in_the_cache_is_refused_while_the_hu
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     check_hub("org/model", "a" * 40)
+    with pytest.raises(CheckpointError, match=r"config.json is a file, and a checkpoint a folder"):
+        check_hub(str(snapshot / "config.json"))
     with pytest.raises(CheckpointError, match="is not in the cache"):
         check_hub("org/model", "b" * 40)

@@ -13,7 +13,7 @@ from pyarrow import csv
 import as2ray
 from as2ray import losses
 from as2ray.cli.main import main
-from as2ray.errors import As2rayError, ConfigError, StaleStageError
+from as2ray.errors import As2rayError, ConfigError, CorpusError, StaleStageError
 from as2ray.experiments.table_training import train
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.training import run_job
@@ -158,6 +158,17 @@ def test_train_refuses_questions_that_are_also_in_dev(path, checkpoint, tmp_path
     options = {"columns": COLUMNS, "model": str(checkpoint("bert", None)), "max_length": 40}
     with pytest.raises(As2rayError, match="30 questions in both 'train' and 'dev'"):
         train(path, tmp_path / "out", dev=path, **options)
+
+
+def test_train_refuses_a_test_table_without_a_question_that_counts_before_it_trains(
+    path, rows, checkpoint, tmp_path
+):
+    options = {"columns": COLUMNS, "model": str(checkpoint("bert", None)), "max_length": 40}
+    pairs = pandas.DataFrame(rows.to_pylist())
+    pairs["q"] = [f"{question} {number}" for number, question in enumerate(pairs["q"])]
+    with pytest.raises(CorpusError, match=r"questions/test: of 150 questions / 150 .* no "):
+        train(path, tmp_path / "out", test=pairs, **options)
+    assert not list((tmp_path / "out" / "store").glob("*Ranker*"))
 
 
 def test_run_folder_of_another_job_is_refused_with_the_settings_that_differ(tmp_path):

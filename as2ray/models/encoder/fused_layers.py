@@ -553,6 +553,6 @@ def _weights_fingerprint(
     weights = [w for layer in layers for w in layer.parameters()]
     vectors = [w.detach() for w in weights if w.ndim == 1]
     norms = torch.stack(torch._foreach_norm(vectors)).tolist()  # a GPU takes few operations
-    distance_sum = None if distances is None else float(distances.abs().sum())
+    distance_sum = None if distances is None else float(distances.detach().abs().sum())
     versions = tuple((w.data_ptr(), w._version) for w in weights)
     return dtype, ranges, tuple(norms), versions, distance_sum

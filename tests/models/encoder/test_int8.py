@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -255,6 +256,16 @@ def test_int8_scores_are_close_to_fp32_with_every_family(ranker, family):
     quantize_all(fitted)
     # DeBERTa multiplies queries and keys by positions, too, and Qwen3 normalizes them.
     assert_scores_are_close(fitted, 0.25 if family in ("deberta-v2", "qwen3") else 0.15)
+
+
+def test_ranges_of_deberta_are_fitted_without_a_warning_of_torch(ranker):
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Converting a tensor with requires_grad")
+            ranker("deberta-v2")
+    finally:
+        torch.set_warn_always(False)
 
 
 @needs_int8
