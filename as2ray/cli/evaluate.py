@@ -61,7 +61,8 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
         split: Split of the corpus.
         data_dir: Folder of the raw release, or `hub`.
         corpus_options: Options of the corpus.
-        question_filter: Questions to evaluate; by default those of the preset, or `clean`.
+        question_filter: Questions of a table to evaluate; by default those of the preset, or
+            `clean`. Of qrels all with a relevant document count.
         measures: Names of ir-measures; by default those of the preset, or AP, RR, P@1 and nDCG@10.
         preset: Measures and question filter of a paper: tanda, cascade, cerberus or pseudo_labels.
         relevance: Measure `label`, 0 or 1, or the column `grade`, as for nDCG and AP(rel=2) of
@@ -83,18 +84,22 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
     paper = PaperPreset(DEFAULT_MEASURES, "clean")
     if preset is not None:
         paper = lookup(PAPER_PRESETS, preset, "preset")
-    question_filter = question_filter or paper.question_filter
+    chosen_filter, question_filter = question_filter, question_filter or paper.question_filter
     parsed_measures = _parse_measures(
         paper.measures if measures is None else measures, "grade" if qrels else relevance
     )
     if output_run:
         _check_output(Path(output_run))
     if qrels is not None:
-        if table or corpus or drop_ratio or output_run or relevance == "grade":
+        of_tables = {
+            **{"table": table, "corpus": corpus, "drop_ratio": drop_ratio},
+            **{"output_run": output_run, "relevance": None if relevance == "label" else relevance},
+            **{"question_filter": chosen_filter, "min_positive_grade": min_positive_grade},
+        }
+        if given := [f"{name}={value}" for name, value in of_tables.items() if value is not None]:
             raise EvaluationError(
-                f"qrels={qrels} with table={table}, corpus={corpus}, drop_ratio={drop_ratio}, "
-                f"output_run={output_run}, relevance={relevance}; with qrels there "
-                "is nothing to score or to write, and grades are measured",
+                f"qrels={qrels} with {', '.join(given)}; with qrels there is nothing to score or "
+                "to write, grades are measured, and all questions with a relevant document count",
                 fix="leave out the other flags",
             )
         judgments = read_qrels(_require_file(qrels))

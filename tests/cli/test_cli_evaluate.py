@@ -114,6 +114,8 @@ def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsy
         (["--run", "nowhere", "--qrels", "nowhere"], "no file nowhere"),
         (["--run", "r", "--qrels", "q", "--output_run", "x.run"], "nothing to score or to write"),
         (["--run", "r", "--qrels", "q", "--relevance", "grade"], "nothing to score or to write"),
+        (["--run", "r", "--qrels", "q", "--question_filter", "raw"], "with question_filter=raw;"),
+        (["--run", "r", "--qrels", "q", "--min_positive_grade", "2"], "min_positive_grade=2.0;"),
         (["--model", "bm25", "--corpus", "wikiqa", "--min_positive_grade", "2"], "has labels"),
         (["--run", "r", "--qrels", "q", "--table", "TABLE"], "nothing to score or to write"),
         (["--model", "constant", "--table", "TABLE", "--output_run", "x.json"], "name it .run"),
