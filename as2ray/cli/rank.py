@@ -65,6 +65,10 @@ def rank(
         results += ranking[:top_k]
     else:
         results += _rank_passages(ranker, model, question, passages, top_k)
+    if not results:
+        source = candidates if passages is None else passages
+        name = "standard input" if source == "-" else source
+        raise CorpusError(f"{name} has no line with a text, so there is nothing to rank")
     for position, result in enumerate(results, 1):
         if jsonl:
             sys.stdout.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")

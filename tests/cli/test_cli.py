@@ -232,6 +232,12 @@ def test_cost_of_a_cascade_stands_three_ways_beside_each_other(cascade, prepared
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["layers", "operations", "time,"]
 
 
+def test_rank_of_a_file_without_a_text_is_refused(checkpoint, tmp_path, capsys):
+    (tmp_path / "c.txt").write_text("\n \n")
+    flags = ("--model", checkpoint(), "--question", "Which?", "--candidates", tmp_path / "c.txt")
+    assert "c.txt has no line with a text" in refused(capsys, "rank", *flags)
+
+
 def test_cost_of_a_ranker_of_one_piece_is_refused(checkpoint, prepared, capsys):
     with pytest.raises(SystemExit):
         main(["cost", "--model", str(checkpoint("bert")), "--table", str(prepared)])
