@@ -248,9 +248,8 @@ def weight_scales(weights: Tensor) -> Tensor:
     """
     sizes = weights.abs()
     if _adds_in_16_bits():
-        # Blocks of oneDNN may begin at an odd input if the inputs are no multiple of 4: from 257 to
-        # 766 inputs they do. Then any two that follow each other are neighbors.
-        pairs = functional.pad(weights, (0, 1)).unfold(1, 2, 1 if weights.shape[1] % 4 else 2)
+        # Blocks of oneDNN may begin at an odd input, as with 386 inputs.
+        pairs = functional.pad(weights, (0, 1)).unfold(1, 2, 1)
         sizes = torch.maximum(pairs.clamp(min=0).sum(2), pairs.clamp(max=0).sum(2).abs())
     # A row of zeros has no scale.
     return sizes.amax(1).clamp(min=torch.finfo().tiny) / MAX_WEIGHT
