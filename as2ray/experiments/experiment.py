@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from as2ray.errors import StaleStageError
+from as2ray.errors import ConfigError, StaleStageError
 from as2ray.evaluation.measures import EvaluationResult
 from as2ray.experiments.executor import (
     Backend,
@@ -231,6 +231,8 @@ def _describe_run(experiment: Experiment, title: str) -> dict[str, Any]:
 
 def _check_same_recipe(experiment: Experiment, output: Path) -> None:
     """Names the keys that differ in the first stage that differs; later ones differ by it."""
+    if output.is_file():
+        raise ConfigError(f"output={output} is a file", fix="name a folder")
     links, names = read_links(output), experiment.names()
     for stage, identity in _identities(experiment).items():
         stored = _leaves(links.get(names[stage], {}).get("inputs", {}))

@@ -1,11 +1,14 @@
 """Reads and writes TREC run and qrels files, and aligns a run to a candidates table."""
 
+import gzip
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import ir_measures
@@ -77,10 +80,11 @@ def write_run(
 
 
 def read_run(path: Path | str) -> pa.Table:
-    """Reads a run as a table with `RUN_SCHEMA`, rows in the file's order.
+    """Reads a run as a table with `RUN_SCHEMA`, rows in the file's order; `.gz` is decompressed.
 
     Raises:
-        EvaluationError: A line without six columns or a finite score, or a pair that occurs twice.
+        EvaluationError: A damaged file, a line without six columns or a finite score, or a pair
+            that occurs twice.
     """
     columns = "question Q0 candidate rank score tag"
     rows = []
@@ -92,11 +96,11 @@ def read_run(path: Path | str) -> pa.Table:
 
 
 def read_qrels(path: Path | str) -> pa.Table:
-    """Reads qrels as a table with `QRELS_SCHEMA`, rows in the file's order.
+    """Reads qrels as a table with `QRELS_SCHEMA`, rows in the file's order; `.gz` is decompressed.
 
     Raises:
-        EvaluationError: A line without four columns or an integer relevance, or a pair that occurs
-            twice.
+        EvaluationError: A damaged file, a line without four columns or an integer relevance, or a
+            pair that occurs twice.
     """
     lines = _read_lines(path, ir_measures.read_trec_qrels, "question 0 candidate relevance")
     rows = [(line.query_id, line.doc_id, line.relevance) for _, line in lines]
@@ -168,13 +172,23 @@ def _invalid_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.split() != [name]]
 
 
+def _open_lines(path: Path) -> Generator[str, None, None]:
+    """Yields the lines of a file, which may be compressed by gzip; bytes that are no UTF-8 stay."""
+    open_file: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as file:
+        try:
+            yield from file
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise EvaluationError(f"{path} is damaged: {error}") from error
+
+
 def _read_lines(
     path: Path | str, parse: Callable[[str], Iterator[Any]], columns: str
 ) -> Iterator[tuple[str, Any]]:
     """Yields path and line number, and what `parse` returns, of each line that is not blank."""
     line_of_pair: dict[tuple[str, str], int] = {}
-    with Path(path).open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
+    with closing(_open_lines(Path(path))) as lines:
+        for number, line in enumerate(lines, 1):
             source = f"{path}:{number}"
             if line != line.encode(errors="replace").decode():
                 raise EvaluationError(f"{source}: bytes that are not UTF-8: {line[:80]!r}")

@@ -192,6 +192,16 @@ def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, t
     assert runs(log) == ["a", "new", "b"]
 
 
+def test_output_that_is_a_file_is_refused(store, tmp_path, log):
+    experiment, output = Experiment(), tmp_path / "output"
+    experiment.add("cells/a", Cell("a", log=str(log)))
+    output.write_text("mine")
+    with pytest.raises(ConfigError, match=r"output=.*output is a file"):
+        run_named(store, output, experiment)
+    assert output.read_text() == "mine"
+    assert runs(log) == []
+
+
 def test_key_of_an_unnamed_input_that_differs_is_told_as_itself(store, tmp_path):
     for name in ("before", "after"):
         experiment = Experiment()

@@ -1,3 +1,4 @@
+import gzip
 from urllib.parse import unquote
 
 import numpy as np
@@ -156,3 +157,15 @@ def test_qrels_may_begin_with_a_byte_order_mark_and_are_utf_8(tmp_path):
     (tmp_path / "q").write_text("x 0 a 1\né 0 a 1\n", encoding="latin-1")
     with pytest.raises(EvaluationError, match="q:2: bytes that are not UTF-8"):
         read_qrels(tmp_path / "q")
+
+
+def test_compressed_files_are_read_and_damaged_ones_refused(tmp_path):
+    path = tmp_path / "qrels.tsv.gz"
+    path.write_bytes(gzip.compress(b"q 0 a 1\nq 0 b 0\n"))
+    assert read_qrels(path)["relevance"].to_pylist() == [1, 0]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(EvaluationError, match=r"qrels\.tsv\.gz is damaged: "):
+        read_qrels(path)
+    path.write_bytes(b"q 0 a 1\n")
+    with pytest.raises(EvaluationError, match=r"qrels\.tsv\.gz is damaged: Not a gzipped file"):
+        read_qrels(path)
