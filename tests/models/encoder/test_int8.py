@@ -172,17 +172,13 @@ def test_largest_inputs_and_weights_are_multiplied_without_an_error(isa):
     assert isa == "DEFAULT" or output == "True\n"
 
 
-def test_int8_weights_are_finer_than_in_7_bits_where_neighbors_are_added(monkeypatch):
-    torch.manual_seed(0)
-    weights = torch.randn(96, 384)
-    monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: True)
-    scales = int8.weight_scales(weights)
-    monkeypatch.setattr(int8, "_adds_in_16_bits", lambda: False)
-    finest = int8.weight_scales(weights)
-    torch.testing.assert_close(finest, weights.abs().amax(1) / 127)
-    assert torch.all(finest <= scales)
-    assert torch.all(scales < 2 * finest)
-    assert (scales / finest).mean() < 1.6
+def test_int8_weights_have_7_bits_where_products_are_added_in_16(monkeypatch):
+    weights = torch.tensor([[0.0, 0.0], [2.0, -4.0]])
+    for adds, largest in ((True, 64), (False, 127)):
+        monkeypatch.setattr(int8, "_adds_in_16_bits", lambda adds=adds: adds)
+        scales = int8.weight_scales(weights)
+        assert scales[1] == 4 / largest
+        assert scales[0] > 0
 
 
 def quantize_all(fitted):
@@ -200,13 +196,14 @@ def unquantized(fitted):
 @needs_int8
 def test_parts_that_lose_too_much_stay_in_bf16(ranker):
     fitted = ranker()
-    assert (1, "feed_forward") not in unquantized(fitted)
+    before = unquantized(fitted)
+    assert (1, "feed_forward") not in before
     layer = fitted.encoder.layers[1]
     with torch.no_grad():  # more inner channels than are computed in fp32
         layer.intermediate.dense.bias[: int8.MAX_OUTLIERS + 1] += 1_000.0
         layer.output.dense.weight[:, : int8.MAX_OUTLIERS + 1] /= 1_000.0
     fit_activation_ranges(fitted, TABLE)
-    assert unquantized(fitted) == {(1, "feed_forward")}
+    assert unquantized(fitted) - before == {(1, "feed_forward")}
     assert_scores_are_close(fitted, 0.1)
 
 
