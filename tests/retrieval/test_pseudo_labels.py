@@ -217,8 +217,8 @@ def test_text_of_the_answer_is_no_negative_where_it_stands_again(tmp_path):
     (tmp_path / "a.txt").write_text("Owls hunt mice.\n\nOwls hunt.\n\nOwls hunt mice.\n")
     write_index(tmp_path, tmp_path / "i")
     opened = SentenceIndex.open(tmp_path / "i")
-    found = generate_pseudo_labels(opened, [Query("q", "owls hunt mice")])
-    assert rows(found) == [("Owls hunt mice.", 1), ("Owls hunt.", 0)]
+    table = generate_pseudo_labels(opened, [Query("q", "owls hunt mice")])
+    assert rows(table) == [("Owls hunt mice.", 1), ("Owls hunt.", 0)]
 
 
 def test_negatives_come_from_no_deeper_than_asked(index):

@@ -338,9 +338,9 @@ def test_gateway_says_how_much_of_a_budget_has_passed(gateway):
 
 def test_checkpoint_of_a_request_ranks_it_whatever_its_name_has_become(gateway):
     for changes, expected in (({}, "x"), ({"checkpoint": "before", "model": "gone"}, "before")):
-        made = gateway(RerankResult("a", [], 0))
-        asyncio.run(made.rank(replace(REQUEST, **changes)))
-        assert made.ranker.checkpoint == expected
+        deployed = gateway(RerankResult("a", [], 0))
+        asyncio.run(deployed.rank(replace(REQUEST, **changes)))
+        assert deployed.ranker.checkpoint == expected
 
 
 def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
