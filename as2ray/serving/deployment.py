@@ -71,9 +71,9 @@ cores."""
 MAX_PART_S = 0.25
 """Seconds that a part of a large batch takes, after which smaller requests go first."""
 
-PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S = 1.0, 2.0, 5.0
+PING_PERIOD_S, PING_TIMEOUT_S, MAX_SILENCE_S, MIN_MISSED_PINGS = 1.0, 2.0, 5.0, 2
 """Each gateway pings a replica. Without any response for longer than the maximum, requests are
-refused at once."""
+refused at once. One missed ping does not count: a gateway that had no core itself misses it."""
 
 PROBE: Final = ("How fast does it rank?", ["A candidate of about the usual length is ranked."] * 64)
 PROBE_BUDGET_MS: Final = 500
@@ -374,6 +374,8 @@ class Gateway:
         """Description of the model of each checkpoint."""
         self.last_response_at = -math.inf
         """When a replica last responded, by the monotonic clock."""
+        self.num_missed_pings = 0
+        """Pings since then without a response."""
         self.ping_task: asyncio.Task[None] | None = None
         self.service_metrics = ServiceMetrics()
 
@@ -406,7 +408,7 @@ class Gateway:
             self.model_problem = problem or f"the models {list(models)} were rejected"
             logger.error("%s (%s)", self.model_problem, type(error).__name__)
             return
-        self.last_response_at = time.monotonic()
+        self._note_response()
         self.models, self.model_problem = models, problem
         self.service_metrics.start_gateway(models)
         if self.ping_task is None and self.settings.replicas.min_replicas > 0:
@@ -415,11 +417,17 @@ class Gateway:
     async def _ping_rankers(self) -> None:
         """Notes whether replicas respond while no request asks them anything."""
         while self.ranker is not None:
-            with suppress(Exception):
+            try:
                 async with asyncio.timeout(PING_TIMEOUT_S):
                     await self.ranker.ping.remote()
-                self.last_response_at = time.monotonic()
+            except Exception:
+                self.num_missed_pings += 1
+            else:
+                self._note_response()
             await asyncio.sleep(PING_PERIOD_S)
+
+    def _note_response(self) -> None:
+        self.last_response_at, self.num_missed_pings = time.monotonic(), 0
 
     def check_rankers(self) -> None:
         """Checks that a replica has responded lately; see `RankingService`.
@@ -428,8 +436,9 @@ class Gateway:
         """
         silence_s = time.monotonic() - self.last_response_at
         needs_response = self.ranker is not None and self.settings.replicas.min_replicas > 0
-        if needs_response and silence_s > MAX_SILENCE_S:
-            is_starting = math.isinf(silence_s)
+        is_starting = math.isinf(silence_s)
+        is_silent = silence_s > MAX_SILENCE_S and self.num_missed_pings >= MIN_MISSED_PINGS
+        if needs_response and (is_starting or is_silent):
             reason = "it is starting" if is_starting else f"for {silence_s:.0f} s; it is restarted"
             raise unavailable_error("no ranker responds", reason)
 
@@ -487,7 +496,7 @@ class Gateway:
             raise timeout_error(timeout_s) from None
         except (DeploymentUnavailableError, *REPLICA_DIED):
             raise unavailable_error("no ranker responds", "it has ended and is restarted") from None
-        self.last_response_at = time.monotonic()
+        self._note_response()
         return result
 
     async def export_metrics(self) -> str:

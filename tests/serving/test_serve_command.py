@@ -155,14 +155,15 @@ def test_many_slow_connections_keep_nobody_from_an_answer(service):
         forged = f"x-forwarded-for: 10.0.{number // 256}.{number % 256}\r\n"
         connection.sendall(head + forged.encode() + b"content-length: 1000\r\n\r\n{")
         connections.append(connection)
-    # An answer, if a busy machine leaves the ranker no core for the 5 s after which it is missed.
+    # A busy machine may leave the ranker no core for the 5 s after which it is missed.
     while (health := service.status("/health")) == 503:
         time.sleep(0.3)
     assert health == 200
     assert service.rank() == 200
     answers = [connection.recv(1_000) for connection in connections]
-    assert {answer.split()[1] for answer in answers} == {b"408"}
-    assert any(b"others of this address" in answer for answer in answers)
+    late = [answer for answer in answers if b"no ranker responds" not in answer]
+    assert {answer.split()[1] for answer in late} == {b"408"}
+    assert any(b"others of this address" in answer for answer in late)
     for connection in connections:
         connection.close()
     with socket.create_connection(("127.0.0.1", service.port), timeout=300) as connection:

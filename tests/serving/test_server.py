@@ -302,7 +302,7 @@ def gateway():
         ).settings
         made.ranker, made.settings = Replicas(*ends), settings
         made.models, made.model_infos = {"a": "x", "b": "y"}, {}
-        made.last_response_at = -math.inf
+        made.last_response_at, made.num_missed_pings = -math.inf, 0
         return made
 
     return make
@@ -353,11 +353,34 @@ def test_facts_are_asked_again_of_another_replica_and_then_known(gateway):
 def test_silent_rankers_are_noticed_without_asking_them(gateway, silence_s):
     made = gateway()
     made.last_response_at = time.monotonic() - silence_s
+    made.num_missed_pings = 2
     if silence_s:
         with pytest.raises(RequestError, match="starting" if silence_s == math.inf else "100 s"):
             made.check_rankers()
     else:
         made.check_rankers()
+
+
+@pytest.mark.parametrize("errors", [1, 2])
+def test_gateway_without_a_core_for_long_does_not_miss_its_rankers(gateway, monkeypatch, errors):
+    monkeypatch.setattr(deployment, "PING_PERIOD_S", 0.01)
+    made = gateway(*[RayActorError() for _ in range(errors)])
+
+    async def ping() -> None:
+        made._note_response()
+        task = asyncio.create_task(made._ping_rankers())
+        while made.num_missed_pings < errors:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(ping())
+    made.check_rankers()  # it has missed pings for less than the maximum
+    made.last_response_at -= 6
+    if errors == 1:
+        made.check_rankers()  # it had no core
+    else:
+        with pytest.raises(RequestError, match="6 s"):
+            made.check_rankers()
 
 
 def test_pings_tell_that_rankers_respond(gateway, monkeypatch):
