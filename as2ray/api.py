@@ -134,7 +134,7 @@ def serve(
         model: Folder or hub id of the ranker; without one, answers come from the index alone.
         index: Folder of an index, from which `/ask` answers.
         host: Address to listen on.
-        port: Port to listen on.
+        port: Port to listen on; 0 for any free one, which the line about the start names.
     """
     from as2ray.cli.serve import serve as serve_command
 

@@ -24,7 +24,7 @@ def serve(
         model_name: Name of the model in requests and responses.
         index: Output folder of `as2ray index`, from which `/ask` answers.
         host: Address to listen on; other machines reach any but the loopback address.
-        port: Port to listen on.
+        port: Port to listen on; 0 for any free one, which the line about the start names.
         settings: Limits, batching, load shedding, replicas, authentication.
     """
     from as2ray.checkpoints.loading import load

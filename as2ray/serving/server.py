@@ -57,10 +57,11 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
     Args:
         config: Models and settings.
         host: Address to listen on.
-        port: Port to listen on.
+        port: Port to listen on; 0 for any free one of this machine.
 
     Raises:
-        ConfigError: The port is in use, or this machine has no such address or port.
+        ConfigError: The port is in use, this machine has no such address or port, or it is 0 on a
+            cluster, whose nodes would listen on different ports.
         ResourceError: The replicas do not fit on the local Ray, which would wait for ever.
     """
     is_local = os.environ.get("RAY_ADDRESS", "local") == "local" and not ray.is_initialized()
@@ -71,9 +72,14 @@ def run_server(config: ServiceConfig, host: str, port: int) -> None:
     with ExitStack() as stack:
         stack.enter_context(without_chatter())
         if is_local:  # on a cluster, the proxies listen on its nodes
+            port = port or _check_address(host, 0)
             stack.enter_context(_lock_address(host, port))
             _check_address(host, port)
             stack.enter_context(_ray_environment(host))
+        elif port == 0:
+            raise ConfigError(
+                "port 0: each node of a cluster would listen on another port", fix="give a --port"
+            )
         application = build_app(config)
         stack.enter_context(_restored_signals())
         stack.enter_context(ray_session())
@@ -220,13 +226,15 @@ def _lock_address(host: str, port: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check_address(host: str, port: int) -> None:
+def _check_address(host: str, port: int) -> int:
+    """Returns the port, or a free one for 0."""
     try:
         with socket.socket(socket.getaddrinfo(host, None)[0][0]) as listener:
             # As the proxy does: a port is free although its last connections are in TIME_WAIT.
             # Unlike the proxy it does not set SO_REUSEPORT, so that no port is shared.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
+            return int(listener.getsockname()[1])
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"host {host}, port {port}: {error}",

@@ -219,6 +219,28 @@ def test_a_port_for_which_another_service_starts_is_told_before_ray_starts(start
         pass
 
 
+def test_port_0_is_another_free_port_for_each_service(started, monkeypatch):
+    ports = []
+
+    def listen(application, host, port, config):
+        with socket.create_server((host, port)):
+            ports.append(port)
+            if len(ports) == 1:
+                server.run_server(config, host, 0)
+
+    monkeypatch.setattr(server, "_serve", listen)
+    server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    assert 0 not in ports
+    assert len(set(ports)) == 2
+
+
+def test_port_0_on_a_cluster_is_told_before_it_is_connected(started, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "cluster:1")
+    with pytest.raises(ConfigError, match="port 0: each node"):
+        server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
+    assert not started
+
+
 def test_a_local_ray_opens_its_metrics_to_nobody_but_others(monkeypatch):
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
     monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
