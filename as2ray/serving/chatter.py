@@ -4,16 +4,18 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from as2ray.console.line_stream import LineStream
 
 CHATTER = re.compile(
     r"Token authentication is enabled|Started Serve in namespace|Connecting to existing Serve app"
     r"|SharedRouterLongPollClient|Got KeyboardInterrupt, exiting"
+    r"|Cancelling request that has already been assigned to a replica"
     r"|Task ServeController\.\w+ failed.*killed by `ray\.kill`"
 )
-"""What Ray's processes say of a service that starts and ends as it should."""
+"""What Ray's processes say of a service that starts and ends as it should, of clients that leave,
+and of late pings."""
 
 LOGGERS = ("ray.serve", "ray._private.authentication.authentication_token_setup")
 
@@ -24,12 +26,14 @@ def without_chatter() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_shown)
-    stream = _ChatterFilter(sys.stderr)
+    # Ray writes errors of its actors to the standard output.
+    output, errors = _ChatterFilter(sys.stdout), _ChatterFilter(sys.stderr)
     try:
-        with redirect_stderr(stream):
+        with redirect_stdout(output), redirect_stderr(errors):
             yield
     finally:
-        stream.close_line()
+        output.close_line()
+        errors.close_line()
         for logger in loggers:
             logger.removeFilter(_is_shown)
 

@@ -1,6 +1,8 @@
 import logging
 import sys
 
+import pytest
+
 from as2ray.serving.chatter import LOGGERS, without_chatter
 
 
@@ -19,14 +21,17 @@ def test_chatter_of_ray_is_hidden_and_all_else_is_shown(caplog):
     }
 
 
-def test_lines_of_other_processes_about_the_end_are_hidden(capsys):
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_lines_of_other_processes_about_the_end_and_clients_that_leave_are_hidden(capsys, stream):
     with without_chatter():
-        sys.stderr.write(
+        output = getattr(sys, stream)
+        output.write("(gateway) Cancelling request that has already been assigned to a replica.\n")
+        output.write(
             "(raylet) Task ServeController.f failed. The actor was killed by `ray.kill`.\n"
         )
-        sys.stderr.write("(raylet) Task ServeController.f failed. The node died.\n")
-        sys.stderr.write("(gateway pid=7) a warning\n")
-        sys.stderr.write("an end")
-    assert capsys.readouterr().err == (
+        output.write("(raylet) Task ServeController.f failed. The node died.\n")
+        output.write("(gateway pid=7) a warning\n")
+        output.write("an end")
+    assert "".join(capsys.readouterr()) == (
         "(raylet) Task ServeController.f failed. The node died.\n(gateway pid=7) a warning\nan end"
     )
