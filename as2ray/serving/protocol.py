@@ -35,7 +35,7 @@ from scipy.special import logit
 from as2ray.outputs import strictly_decreasing
 from as2ray.retrieval.question_answering import Answer
 from as2ray.serving.settings import DropRatio
-from as2ray.serving.types import CandidateScore, RerankRequest, RerankResult
+from as2ray.serving.types import CandidateScore, RequestError, RerankRequest, RerankResult
 
 PositiveInt = Annotated[int, Field(ge=1)]
 """In OpenAPI `minimum: 1`, which is easier to read than the `exclusiveMinimum: 0` of pydantic's."""
@@ -98,20 +98,19 @@ class V1Request(StrictModel):
     model: str | None = None
     top_n: Annotated[int, Field(ge=0)] | None = None
     """0 stands for all, as in vLLM's clients."""
-    return_documents: bool = False
+    return_documents: bool | None = False
     rank_fields: Annotated[list[str], Field(max_length=MAX_RANK_FIELDS)] | None = None
     max_chunks_per_doc: PositiveInt | None = None
     """Accepted and ignored: a candidate is one sentence."""
 
     def to_request(self, model: str) -> RerankRequest:
-        """Converts to the service's request, to a model that is served."""
+        """Converts to the service's request, to a model that is served.
+
+        Raises:
+            RequestError: A document has none of the fields that are ranked.
+        """
         fields = list(dict.fromkeys(self.rank_fields or ["text"]))
-        texts = [
-            document
-            if isinstance(document, str)
-            else "\n".join(document[field] for field in fields if field in document)
-            for document in self.documents
-        ]
+        texts = [_join_fields(i, document, fields) for i, document in enumerate(self.documents)]
         return RerankRequest(self.query, texts, model)
 
 
@@ -363,6 +362,21 @@ class Info(StrictModel):
     model_problem: str | None
     """Why the last change of models was rejected and the models before it rank; null if it was
     not."""
+
+
+def _join_fields(index: int, document: str | DocumentFields, fields: list[str]) -> str:
+    """Returns the text of a document that is ranked.
+
+    Raises:
+        RequestError: The document has none of the fields.
+    """
+    if isinstance(document, str):
+        return document
+    texts = [document[field] for field in fields if field in document]
+    if not texts:
+        fix = "name its fields in `rank_fields`; by default `text` is ranked"
+        raise RequestError("invalid_request", f"document {index} has no field to rank", fix)
+    return "\n".join(texts)
 
 
 def _score_documents(

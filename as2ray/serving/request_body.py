@@ -100,6 +100,9 @@ def create_body_route(limits: Limits) -> type[APIRoute]:
                 if not content_type.lower().endswith("json"):
                     fix = "send JSON with the header `content-type: application/json`"
                     raise RequestError("invalid_request", "the body is not sent as JSON", fix)
+                if request.headers.get("content-encoding", "identity").lower() != "identity":
+                    fix = "send it without the header `content-encoding`"
+                    raise RequestError("invalid_request", "the body is compressed", fix)
                 body = await request.body()
                 is_large = len(body) > MAX_INLINE_BYTES
                 decoding = asyncio.to_thread(decode_body, body, limits) if is_large else None

@@ -109,9 +109,11 @@ def test_v1_reads_the_rank_fields_of_objects(client):
 
 
 def test_v1_refuses_an_object_without_the_field(client):
-    answer = client.post("/v1/rerank", json={"query": QUESTION, "documents": [{"y": "muri"}]})
+    documents = [{"text": "lala"}, {"y": "muri"}]
+    answer = client.post("/v1/rerank", json={"query": QUESTION, "documents": documents})
     assert answer.status_code == 422
     assert set(answer.json()) == {"message", "detail"}
+    assert "document 1 has no field to rank; name its fields" in answer.json()["detail"]
 
 
 def test_tei_gives_a_bare_list_with_texts_and_raw_scores(client, expected):
@@ -143,6 +145,11 @@ def test_rerank_with_wrong_documents_is_refused_in_infinity_s_and_vllm_s_form(cl
 def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
     asked = {"query": QUESTION, "texts": CANDIDATES, "truncate": None}  # TEI's may be null
     assert client.post("/rerank", json=asked).status_code == 200
+    nothing = dict.fromkeys(
+        ("model", "top_n", "return_documents", "rank_fields", "max_chunks_per_doc")
+    )  # Cohere's v1 sends None as null
+    asked = {"query": QUESTION, "documents": CANDIDATES, **nothing}
+    assert client.post("/v1/rerank", json=asked).status_code == 200
     asked = {"query": QUESTION, "documents": CANDIDATES, "top_n": 0}  # vLLM's default
     assert len(client.post("/rerank", json=asked).json()["results"]) == len(CANDIDATES)
 

@@ -1,5 +1,6 @@
 """Bodies that are legal or hostile: what they cost, and what is said of them."""
 
+import gzip
 import json
 import resource
 import time
@@ -103,6 +104,17 @@ def test_a_body_of_another_type_is_told_which_to_send(client):
     answer = client.post("/v2/rerank", content=b"{}", headers={"content-type": "text/plain"})
     assert answer.status_code == 422
     assert "content-type: application/json" in answer.json()["message"]
+
+
+def test_a_compressed_body_is_told_to_come_as_it_is(client):
+    body = json.dumps({"question": QUESTION, "candidates": CANDIDATES}).encode()
+    answer = client.post(
+        "/rank", content=gzip.compress(body), headers={**JSON, "content-encoding": "gzip"}
+    )
+    assert answer.status_code == 422
+    assert answer.json()["message"] == "the body is compressed"
+    answer = client.post("/rank", content=body, headers={**JSON, "content-encoding": "identity"})
+    assert answer.status_code == 200
 
 
 def test_a_large_legal_body_with_brackets_in_its_texts_is_ranked(client):
