@@ -1,8 +1,8 @@
 """The interface of all rankers: scores pairs of texts, ranks the candidates of questions."""
 
-import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -326,17 +326,17 @@ class Ranker(nn.Module, ABC):
             The candidates of each question, best first.
 
         Raises:
-            ConfigError: Questions come alone instead of with their candidates, as those of a dict
-                do (pass its `items()`), or the drop ratios do not fit the ranker.
-            EvaluationError: A text is empty or not valid Unicode, or a string was passed instead of
-                a list of candidates.
+            ConfigError: An item is no pair, but a dict, or a question alone, as of a dict (pass its
+                `items()`), or the drop ratios do not fit the ranker.
+            EvaluationError: A text is empty or not valid Unicode, or candidates are no list, but a
+                string, a dict or a data frame.
         """
         questions, candidates = [], []
         for pair in questions_with_candidates:
-            if isinstance(pair, str):
-                problem = (
-                    f"expected a question and its candidates, not a question alone: {pair!r:.200}"
-                )
+            is_pair = isinstance(pair, Sized) and len(pair) == 2
+            if isinstance(pair, str | Mapping) or not is_pair:
+                kind = " a question alone:" if isinstance(pair, str) else ""
+                problem = f"expected a question and its candidates, not{kind} {pair!r:.200}"
                 raise ConfigError(problem, fix="pass pairs; of a dict, its items()")
             question, texts = pair
             questions.append(question)
@@ -402,7 +402,7 @@ class Ranker(nn.Module, ABC):
         check_top_k(top_k)
         if budget_ms is not None:
             started_at = perf_counter()
-            if not (isinstance(budget_ms, Real) and 0 < budget_ms < math.inf):
+            if not (isinstance(budget_ms, Real) and 0 < budget_ms <= sys.float_info.max):
                 problem = f"budget_ms={budget_ms!r}, but it must be a number above 0, and finite"
                 raise ConfigError(problem)
             texts = as_candidate_list(candidates)
@@ -520,12 +520,20 @@ def as_candidate_list(candidates: Sequence[str]) -> list[str]:
     """Returns candidates as a list.
 
     Raises:
-        EvaluationError: A string was passed, whose characters would be ranked.
+        EvaluationError: It is no list: one text, whose characters would be ranked; a dict or a data
+            frame, whose keys or columns would be; or nothing to iterate over.
     """
-    if isinstance(candidates, str):
+    if isinstance(candidates, str | bytes):
         raise EvaluationError(
             f"candidates must be a list of sentences, not one text: {candidates!r:.200}",
             fix="put the text into a list, or split it into its sentences",
+        )
+    has_items = isinstance(candidates, Iterable) and getattr(candidates, "ndim", 1) == 1
+    if isinstance(candidates, Mapping) or not has_items:
+        kind = type(candidates).__name__
+        raise EvaluationError(
+            f"candidates must be a list of sentences, not of the type {kind}",
+            fix="pass the texts alone, such as one column of a data frame",
         )
     return list(candidates)
 

@@ -3,6 +3,7 @@ from functools import partial
 from random import Random
 
 import numpy as np
+import pandas as pd
 import pytest
 import tiny
 import torch
@@ -114,6 +115,32 @@ def test_rank_text_that_is_none_is_refused_and_shown(ranker, bad):
 def test_rank_one_text_is_no_list_of_candidates(ranker):
     with pytest.raises(EvaluationError, match="not one text: 'Badesso"):
         ranker.rank(QUESTION, "Badesso.")
+
+
+@pytest.mark.parametrize(
+    "candidates",
+    [{"Badesso.": 1}, pd.DataFrame({"text": ["Badesso."]}), None, 7, np.array("Badesso."), b"a"],
+)
+@pytest.mark.parametrize("budget_ms", [None, 1_000])
+def test_rank_what_is_no_list_of_texts_is_refused(ranker, candidates, budget_ms):
+    with pytest.raises(EvaluationError, match="must be a list of sentences, not"):
+        ranker.rank(QUESTION, candidates, budget_ms=budget_ms)
+
+
+def test_rank_any_list_of_texts_is_taken(ranker):
+    candidates = ["Badesso.", "Kovarin ne kovarin.", "Lala muri."]
+    expected = ranker.rank(QUESTION, candidates)
+    keys = dict.fromkeys(candidates).keys()
+    for texts in (iter(candidates), keys, np.array(candidates), pd.Series(candidates, [7, 8, 9])):
+        assert ranker.rank(QUESTION, texts) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong", [(QUESTION,), (QUESTION, ["a"], 1), {"question": QUESTION, "candidates": ["a"]}, None]
+)
+def test_rank_many_items_that_are_no_pairs_are_refused(ranker, wrong):
+    with pytest.raises(ConfigError, match=r"question and its candidates, not (\(|{|None)"):
+        ranker.rank_many([wrong])
 
 
 def test_rank_text_that_no_encoding_can_write_is_refused(ranker):
