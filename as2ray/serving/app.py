@@ -202,6 +202,7 @@ def create_app(
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", BUDGET_HEADER],
+            expose_headers=["*"],  # such as `retry-after` and how far a budget was exceeded
         )
     return app
 

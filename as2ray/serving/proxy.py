@@ -75,7 +75,8 @@ class ProxyMiddleware:
             if message["type"] == "http.response.start" and not has_started:
                 response_headers = MutableHeaders(scope=message)
                 is_text = response_headers.get("content-type", "").startswith("text/plain")
-                if message["status"] >= 400 and is_text:
+                # Serve answers none with 400: it is a page of another origin that may not ask.
+                if message["status"] > 400 and is_text:
                     error = _to_request_error(message["status"], response_headers)
                 start = message
                 return

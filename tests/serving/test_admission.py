@@ -375,6 +375,13 @@ def test_what_the_application_says_passes_the_proxy_unchanged():
     assert (answer.status_code, answer.json()) == (429, {"error": "mine"})
 
 
+def test_refusal_of_a_page_of_another_origin_passes_the_proxy_unchanged(serve):
+    app = serve(cors_origins=["https://example.org"]).app
+    headers = {"origin": "https://example.com", "access-control-request-method": "POST"}
+    answer = proxied(app).options("/rank", headers=headers)
+    assert (answer.status_code, answer.text) == (400, "Disallowed CORS origin")
+
+
 def test_unsafe_ids_and_headers_for_serve_do_not_pass_the_proxy():
     seen = []
 

@@ -324,6 +324,8 @@ def test_other_origins_are_let_in_by_option_alone(serve):
     client = serve(cors_origins=["https://example.org"], tokens=("good",))
     answer = client.options("/rank", headers=asked)
     assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    ranked = client.post("/rank", json=RANK, headers={**origin, "authorization": "Bearer good"})
+    assert ranked.headers["access-control-expose-headers"] == "*"
     other = client.options("/rank", headers={**asked, "origin": "https://example.com"})
     assert "access-control-allow-origin" not in other.headers
 
