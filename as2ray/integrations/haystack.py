@@ -5,6 +5,7 @@ documents with the same id, the first one counts.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
@@ -26,12 +27,13 @@ class As2rayRanker:
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         top_k: int | None = None,
         drop_ratios: OptionalDropRatios = None,
         dtype: Dtype = "auto",
     ) -> None:
-        self.model, self.top_k, self.drop_ratios, self.dtype = model, top_k, drop_ratios, dtype
+        self.model = str(model)
+        self.top_k, self.drop_ratios, self.dtype = top_k, drop_ratios, dtype
 
     def warm_up(self) -> None:
         """Loads the checkpoint before the first query."""

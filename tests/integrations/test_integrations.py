@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_haystack_ranker_ranks_in_a_pipeline_that_went_through_its_file(haystack
 
     ranker, documents = haystack
     pipeline = Pipeline()
-    pipeline.add_component("ranker", ranker(model))
+    pipeline.add_component("ranker", ranker(Path(model)))
     again = Pipeline.loads(pipeline.dumps(), allowed_modules=["as2ray.integrations.haystack"])
     again.warm_up()
     asked = {"query": QUESTION, "documents": [*documents, documents[1]]}
