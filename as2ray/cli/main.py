@@ -174,9 +174,9 @@ def _no_choice(start: str, text: str, choices: str) -> ConfigError:
     Args:
         start: What stands before the value.
         text: The value.
-        choices: Values in quotes, with commas between them.
+        choices: Values, with commas between them; texts are in quotes.
     """
-    accepted = re.findall(r"'(.*?)'", choices)
+    accepted = re.findall(r"[^\s,']+", choices)
     problem = f"{start}{text} is none of {', '.join(accepted)}"
     return ConfigError(problem, fix=suggest(text, accepted) or "see --help")
 
@@ -190,7 +190,7 @@ def _wrong_type(flag: str, problem: str) -> ConfigError:
     if choices := re.search(r"Literal\[(.+?)\]", names):
         return _no_choice(f"{flag}=", text, choices[1])
     names = re.sub(r"<class '(\w+)'>", r"\1", names).removeprefix("[").removesuffix("]")
-    names = names.replace(", NoneType", " or null")
+    names = names.replace(", NoneType", " or null").replace("tuple", "list")
     example = next((e for kind, e in EXAMPLES.items() if kind in names), "")
     fix = f"write it as {example}" if example else "see --help"
     return ConfigError(f"{flag}={text} is no {names}", fix=fix)

@@ -34,7 +34,7 @@ def serve(
         raise ConfigError("there is nothing to serve", fix="give --model, --index, or both")
     # The working directory of a replica is another one.
     files = {
-        "index_path": index or settings.index_path,
+        "index_path": settings.index_path if index is None else index,
         "auth_token_file": settings.auth_token_file,
     }
     paths = {key: str(Path(path).resolve()) for key, path in files.items() if path is not None}

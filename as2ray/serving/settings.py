@@ -4,6 +4,7 @@ A Serve config file gives `ServiceConfig` as the `args` of the application. This
 import Ray: the command line reads settings before Ray starts.
 """
 
+import re
 import stat
 from pathlib import Path
 from typing import Annotated, Literal
@@ -160,12 +161,17 @@ class Settings(ConfigModel):
 class ServiceConfig(Settings):
     """The arguments of the application: settings and models."""
 
-    models: dict[Annotated[str, Field(pattern=r"^[!-~]+$")], str] = {}
-    """Checkpoint folder or Hugging Face Hub id of each model's name; the first is the default.
+    models: dict[str, str] = {}
+    """Checkpoint folder or Hugging Face Hub id of each model's name, which has visible ASCII
+    characters alone; the first is the default.
     Without models the service answers from the index alone, as `as2ray ask` does."""
 
     @model_validator(mode="after")
     def _check_models(self) -> "ServiceConfig":
+        for name in self.models:
+            if re.fullmatch(r"[!-~]+", name) is None:
+                problem = f"the name of the model {name!r} must be of visible ASCII characters"
+                raise ValueError(problem)
         if not self.models and self.index_path is None:
             raise ValueError("neither models nor an index_path is given")
         return self

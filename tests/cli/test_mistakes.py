@@ -35,6 +35,7 @@ def errors_of(command, arguments, capsys):
     return error
 
 
+SERVE = ("serve", "--model", "own/ranker")
 TRAIN = ("train", "--table", "x.csv", "--output", "out")
 
 
@@ -50,6 +51,16 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         (["corpora", "stats"], "--corpus, --split must be given\n  fix: see as2ray corpora stats"),
         (["ask", "q?", "idx"], "'idx' follows no flag\n  fix: "),
         (["serve"], "there is nothing to serve\n  fix: give --model, --index, or both"),
+        (["serve", "--index", "", "--port", "0"], " is not an index: "),
+        ([*SERVE, "--model_name", "a b"], "the name of the model 'a b' must be of visible ASCII"),
+        (
+            [*SERVE, "--settings.overload_status_code", "500"],
+            "settings.overload_status_code=500 is none of 429, 503\n",
+        ),
+        (
+            [*SERVE, "--settings.cors_origins", "http://a.com"],
+            """settings.cors_origins=http://a.com is no list\n  fix: write it as '["A", "B"]'""",
+        ),
         ([*TRAIN, "--training.epochs", "many"], "training.epochs=many is no int"),
         ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
         (["evaluate", "--measures", "AP"], "measures=AP is no list[str] or null\n  fix: write"),
