@@ -99,9 +99,11 @@ def load(
         CheckpointError: There is no ranker at the path, its format is of another version, or its
             weights are unknown, missing or of another shape, or do not fit its activation ranges.
         ConfigError: The encoder has fewer positions than `max_length`; or int8 is requested without
-            such a CPU, or without ranges.
+            such a CPU, or without ranges; or this machine has no such device.
         pydantic.ValidationError: An argument is out of its range.
     """
+    if device is not None:
+        _check_device(device)
     settings = _read_ensemble_settings(path)
     if settings is not None:
         # Sorted by name, member-10 would come before member-2.
@@ -123,6 +125,14 @@ def load(
     ranker.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     check_activation_ranges(ranker, path)
     return ranker
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts that it has it
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device={device} cannot be used: {reason}") from error
 
 
 def _read_ensemble_settings(path: str | Path) -> dict[str, Any] | None:

@@ -142,6 +142,12 @@ def test_load_is_offered_by_the_package_and_ready_to_rank(checkpoint):
     assert ranker.tokenizer.max_length == 66  # all positions that the tiny network has
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", torch.device("cuda", 99)])
+def test_load_on_a_device_that_is_not_there_is_refused(checkpoint, device):
+    with pytest.raises(ConfigError, match=f"^device={device} cannot be used: "):
+        load(checkpoint("bert"), device=device)
+
+
 @pytest.mark.parametrize("family", ["bert"])
 def test_save_with_given_weights_writes_those(checkpoint, family, tmp_path):
     ranker = load(checkpoint(family))
