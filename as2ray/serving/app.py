@@ -4,7 +4,6 @@ To add an endpoint, write another `_add_…` function and call it in `create_app
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -173,8 +172,7 @@ def create_app(
         check_limits(rerank_request, settings.limits)
         result = await service.rank(rerank_request)
         if rerank_request.budget is not None:
-            exceeded_ms = 1e3 * (time.monotonic() - rerank_request.budget.ends_at)
-            exceeded_ms = max(0.0, round(exceeded_ms, 3))
+            exceeded_ms = rerank_request.budget.exceeded_ms
             result = replace(result, budget_ms=budget_ms, budget_exceeded_ms=exceeded_ms)
         request.state.rerank_result = result
         return result
@@ -248,7 +246,7 @@ def _add_ask_route(
     app: FastAPI, service: RankingService, settings: Settings, ask_handler: AskHandler, rank: Rank
 ) -> None:
     @app.post("/ask", responses=_error_responses(settings, "as2ray", RankError))
-    async def ask(body: AskRequest, request: Request) -> AskResponse:
+    async def ask(body: AskRequest, request: Request, response: Response) -> AskResponse:
         """Answers a question from the documents of the index."""
         model = select_model(body.model, service.models) if service.models else ""
         # The question stands in for the candidates, which have not been retrieved yet.
@@ -256,7 +254,14 @@ def _add_ask_route(
         check_limits(rerank_request, settings.limits)
         check_request_texts(rerank_request)
         budget_ms = get_budget_ms(body, request)
-        return await ask_handler.ask(body, model, lambda ranked: rank(ranked, request, budget_ms))
+        answer = await ask_handler.ask(body, model, lambda ranked: rank(ranked, request, budget_ms))
+        if budget_ms is None or answer.budget_ms is not None:
+            return answer
+        # Nothing was ranked.
+        exceeded_ms = TimeBudget(budget_ms, request.state.arrived_at).exceeded_ms
+        response.headers["x-budget-exceeded-ms"] = f"{exceeded_ms:g}"
+        budget = {"budget_ms": budget_ms, "budget_exceeded_ms": exceeded_ms}
+        return answer.model_copy(update=budget)
 
 
 def _add_document_route(app: FastAPI, settings: Settings, index: SentenceIndex) -> None:

@@ -60,6 +60,11 @@ class TimeBudget:
             return self.arrived_at + budget_s
         return time.monotonic() + budget_s - self.sent_after_s
 
+    @property
+    def exceeded_ms(self) -> float:
+        """By how many milliseconds the time is over now; 0 if it is not."""
+        return max(0.0, round(1e3 * (time.monotonic() - self.ends_at), 3))
+
     def sent_now(self) -> "TimeBudget":
         """Returns it with the time that has passed."""
         return replace(self, sent_after_s=time.monotonic() - self.arrived_at)

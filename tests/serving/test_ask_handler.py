@@ -142,6 +142,20 @@ def test_budget_is_as_in_rank_and_counts_the_retrieval(library):
     assert wrong.status_code == 422
 
 
+def test_budget_of_a_question_for_which_nothing_is_ranked_is_told_too(serve, library, index):
+    alone = serve(index_path=index, models={})
+    for client, question in ((alone, "what is kovarin"), (library, "zebra")):
+        for budget_ms, is_exceeded in ((0.001, True), (60_000, False)):
+            body = {"question": question, "budget_ms": budget_ms}
+            response = client.post("/ask", json=body)
+            answer = response.json()
+            assert (answer["num_ranked"], answer["budget_ms"]) == (0, budget_ms)
+            assert (answer["budget_exceeded_ms"] > 0) is is_exceeded
+            exceeded_ms = float(response.headers["x-budget-exceeded-ms"])
+            assert exceeded_ms == pytest.approx(answer["budget_exceeded_ms"], rel=1e-4)
+        assert client.post("/ask", json={"question": question}).json()["budget_ms"] is None
+
+
 def test_index_without_a_model_is_asked_as_by_the_answerer_and_ranks_nothing(serve, index):
     client = serve(index_path=index, models={})
     body = {"question": "what is kovarin", "top_k": 2, "budget_ms": 500}
