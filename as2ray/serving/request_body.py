@@ -64,7 +64,9 @@ def validate_body(data: dict[str, Any], body_type: type[BaseModel]) -> BaseModel
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         # Of several types, the one that fits furthest is meant.
         problem = max(problems, key=lambda problem: len(problem["loc"]))
-        path = ".".join(["body", *map(str, problem["loc"])])[:200]
+        # A field of two types, such as `drop_ratios`, has pydantic's names of them in its path.
+        places = [str(part) for part in problem["loc"] if "constrained-" not in str(part)]
+        path = ".".join(["body", *places])[:200]
         raise RequestError("invalid_request", f"{path}: {problem['msg']}", FIX) from None
 
 
