@@ -40,7 +40,7 @@ from as2ray.experiments.recipe import Recipe as BaseRecipe
 from as2ray.experiments.recipe import check_names
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Stage
-from as2ray.experiments.tables import leak_checks
+from as2ray.experiments.tables import table_checks
 from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.tracking import METRICS, read_metrics
 
@@ -177,7 +177,7 @@ class Recipe(BaseRecipe):
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: rankers, scores of all their exits, replays, and searched cascades."""
     experiment, tables = start_experiment(recipe, data_dirs)
-    trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    trained = trained_rankers(recipe, tables, table_checks(recipe, tables))
     rankers: dict[tuple[str, int], Stage] = {**trained}
     for name, members in recipe.sequential_rankers.items():
         for seed in recipe.seeds_shared(name, members):

@@ -43,7 +43,7 @@ from as2ray.experiments.recipe import Recipe as BaseRecipe
 from as2ray.experiments.recipe import RunSpec
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.experiments.tables import leak_checks, read_table
+from as2ray.experiments.tables import read_table, table_checks
 from as2ray.tables.schema import LOGIT_COLUMNS
 from tune_spaces import ensembles
 
@@ -275,7 +275,7 @@ class RankingTimes(Stage):
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: rankers, ensembles of them, searched students, evaluations of all."""
     experiment, tables = start_experiment(recipe, data_dirs)
-    trained = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    trained = trained_rankers(recipe, tables, table_checks(recipe, tables))
     rankers: dict[tuple[str, int], Stage] = {**trained}
     dev = tables[recipe.dev]
     for name, members in recipe.ensembles.items():

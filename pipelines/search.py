@@ -30,7 +30,7 @@ from as2ray.experiments.rankers import TrainedRanker, trained_rankers
 from as2ray.experiments.recipe import NON_EMPTY, RunSpec
 from as2ray.experiments.search import BestRanker, SearchConfig, TunedRanker
 from as2ray.experiments.stage import plain, sorted_stages
-from as2ray.experiments.tables import leak_checks, table_stages
+from as2ray.experiments.tables import table_checks, table_stages
 from as2ray.losses.distillation import DistillationLoss
 from pipelines import distill
 from tune_spaces import training_space
@@ -126,7 +126,7 @@ def _add_student(
     # Checks the run as one of any recipe.
     changed = distill.Recipe(**{**values, "runs": {**recipe.runs, recipe.student: run}})
     tables = table_stages(changed, data_dirs)
-    rankers = trained_rankers(changed, tables, leak_checks(changed, tables))
+    rankers = trained_rankers(changed, tables, table_checks(changed, tables))
     student = rankers[recipe.student, changed.seeds_of(recipe.student)[0]]
     needed = set(sorted_stages(student.inputs))
     for (name, seed), ranker in rankers.items():

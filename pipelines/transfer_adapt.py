@@ -19,13 +19,13 @@ from as2ray.experiments.experiment import Experiment, Finished
 from as2ray.experiments.rankers import evaluation, trained_rankers
 from as2ray.experiments.recipe import Recipe, RunSpec
 from as2ray.experiments.reports import write_reports
-from as2ray.experiments.tables import leak_checks
+from as2ray.experiments.tables import table_checks
 
 
 def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     """Returns the graph: tables, rankers, and each ranker's evaluation on each test."""
     experiment, tables = start_experiment(recipe, data_dirs)
-    rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables))
+    rankers = trained_rankers(recipe, tables, table_checks(recipe, tables))
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)
         for test in recipe.tests:

@@ -49,7 +49,7 @@ from as2ray.experiments.recipe import Recipe as BaseRecipe
 from as2ray.experiments.recipe import RunSpec
 from as2ray.experiments.reports import write_reports
 from as2ray.experiments.stage import Outputs, Stage, StageContext
-from as2ray.experiments.tables import TABLE, PreparedTable, leak_checks, read_table
+from as2ray.experiments.tables import TABLE, PreparedTable, read_table, table_checks
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.tables.parquet import write_part
 from as2ray.tables.schema import count_table, group_by_passage
@@ -252,7 +252,7 @@ def build(recipe: Recipe, data_dirs: Mapping[str, str]) -> Experiment:
     passages = _passage_tables(recipe, tables)
     for name, table in passages.items():
         experiment.add(f"tables/{name}-passages", table)
-    rankers = trained_rankers(recipe, tables, leak_checks(recipe, tables), passages)
+    rankers = trained_rankers(recipe, tables, table_checks(recipe, tables), passages)
     for (name, seed), ranker in rankers.items():
         experiment.add(f"rankers/{name}-seed{seed}", ranker)
         for test in recipe.tests:

@@ -49,6 +49,9 @@ def load_cerberus_file(
 
 
 def _load_state_dict(path: Path) -> StateDict:
+    if not path.is_file() or not path.stat().st_size:
+        problem = f"{path} is {'an empty file' if path.is_file() else 'no file'}"
+        raise CheckpointError(problem, fix="choose cerberus_model.pt of a release")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises many types for a file of another format

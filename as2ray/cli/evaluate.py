@@ -102,9 +102,9 @@ def evaluate(  # noqa: PLR0913 - every argument is a flag
                 "to write, grades are measured, and all questions with a relevant document count",
                 fix="leave out the other flags",
             )
-        judgments = read_qrels(_require_file(qrels))
+        judgments = _read_nonempty(read_qrels, qrels)
         result, *baseline_results = (
-            evaluate_run(read_run(_require_file(path)), judgments, parsed_measures)
+            evaluate_run(_read_nonempty(read_run, path), judgments, parsed_measures)
             for path in (str(run), *([baseline] if baseline else []))
         )
         _print_measures(result)
@@ -150,6 +150,13 @@ def _require_file(path: str) -> str:
     if not Path(path).is_file():
         raise EvaluationError(f"no file {path}; a run or qrels must be a file")
     return path
+
+
+def _read_nonempty(read: Callable[[str], pa.Table], path: str) -> pa.Table:
+    lines = read(_require_file(path))
+    if not lines.num_rows:
+        raise EvaluationError(f"{path} is empty", fix="check what wrote it")
+    return lines
 
 
 def _parse_measures(
@@ -202,7 +209,7 @@ def _create_scorer(
         encoder = load_sentence_encoder(MINILM_NAME)
         return partial(hybrid_scores if system == "hybrid" else similarities, encoder, rows)
     if Path(system).is_file():
-        scores = align_run(read_run(system), rows)
+        scores = align_run(_read_nonempty(read_run, system), rows)
         return lambda: scores
     from as2ray.checkpoints.loading import load
 

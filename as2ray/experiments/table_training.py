@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 
 from as2ray.checkpoints.packaged import MINILM_NAME, resolve_model_path, split_revision
 from as2ray.distributed.workers_config import WorkersConfig
+from as2ray.errors import ConfigError
 from as2ray.evaluation.report import Report, to_markdown
 from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.comparison import start_experiment
@@ -31,7 +32,7 @@ from as2ray.experiments.reports import write_reports
 from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage, StageContext
 from as2ray.experiments.store import Store
-from as2ray.experiments.tables import QuestionCheck, leak_checks
+from as2ray.experiments.tables import table_checks
 from as2ray.losses import import_path
 from as2ray.losses.distillation import DistillationLoss
 from as2ray.tables.loading import check_source, load_table
@@ -135,7 +136,7 @@ def train(  # noqa: PLR0913 - every argument is a flag
     columns: Mapping[str, str] | None = None,
     min_positive_grade: float | None = None,
     max_bad_records: int = 0,
-    model: str = MINILM_NAME,
+    model: str | Path = MINILM_NAME,
     max_length: int = 128,
     loss: LossSpec | Callable[..., Any] = "cross_entropy",
     training: TrainingConfig | Mapping[str, Any] = TABLE_TRAINING,
@@ -171,7 +172,10 @@ def train(  # noqa: PLR0913 - every argument is a flag
     Raises:
         As2rayError: A table, the model or a setting is not accepted, or the output is of others.
     """
-    output, given = Path(output), {"train": table, "dev": dev, "test": test}
+    if not isinstance(model, str | Path):
+        problem = f"model is a {type(model).__name__}, and neither a folder nor a hub id"
+        raise ConfigError(problem, fix="give its folder or hub id; max_length is an argument")
+    model, output, given = str(model), Path(output), {"train": table, "dev": dev, "test": test}
     shares = {} if dev is not None else {n: s for n, s in SPLIT_SHARES.items() if given[n] is None}
     settings = {
         "columns": dict(columns or {}),
@@ -288,12 +292,7 @@ def _is_sentence_encoder(model: str) -> bool:
 def _build(recipe: TableRecipe) -> Experiment:
     """Returns the graph: tables, the ranker, and the evaluations of all systems."""
     experiment, tables = start_experiment(recipe, {})
-    checks = leak_checks(recipe, tables)
-    for test in recipe.tests:
-        check = QuestionCheck(tables[test], recipe.question_filter)
-        experiment.add(f"questions/{test}", check)
-        checks = (*checks, check)
-    [ranker] = trained_rankers(recipe, tables, checks).values()
+    [ranker] = trained_rankers(recipe, tables, table_checks(recipe, tables)).values()
     teacher = GivenRanker(recipe.teacher) if recipe.teacher else None
     if teacher:
         logits = tuple(TableScores(teacher, table, "logits") for table in ranker.train)

@@ -243,15 +243,17 @@ class QuestionCheck(Stage):
 
     table: Stage
     question_filter: QuestionFilter
+    name: str = field(default="", metadata=NOT_IDENTITY)
+    """What the recipe calls the table."""
 
     def run(self, context: StageContext) -> None:
         """Filters the table."""
         rows = read_table(context.path(self.table))
         if not filter_mask(rows, self.question_filter).any():
             raise CorpusError(
-                f"{context.label.name}: of {count_table(rows)} no question counts, as the report "
+                f"table {self.name!r}: of {count_table(rows)} no question counts, as the report "
                 f"needs {FILTER_DESCRIPTIONS[self.question_filter]}",
-                fix="give candidates of one question the same question, or name another --test",
+                fix="give candidates of one question the same question, or name another test table",
             )
 
 
@@ -341,12 +343,21 @@ def table_stages(recipe: Recipe, data_dirs: Mapping[str, str]) -> dict[str, Prep
     return stages
 
 
-def leak_checks(recipe: Recipe, tables: Mapping[str, Stage]) -> tuple[Stage, ...]:
-    """Returns the stages that must succeed before a run trains: one where leaks are an error."""
+def table_checks(recipe: Recipe, tables: Mapping[str, Stage]) -> tuple[Stage, ...]:
+    """Returns the stages that must succeed before a run trains.
+
+    Where leaks are an error, one looks for them. Test tables of the user's own need questions that
+    count.
+    """
     names = recipe.held_out()
     train = {table for run in recipe.runs.values() for table in run.train} - names
+    checks: tuple[Stage, ...] = tuple(
+        QuestionCheck(tables[test], recipe.question_filter, test)
+        for test in recipe.tests
+        if recipe.tables[test].path
+    )
     if recipe.on_leak != "error" or not train:
-        return ()
+        return checks
     held_out = {name: tables[name] for name in sorted(names)}
     trained = {name: tables[name] for name in sorted(train)}
-    return (LeakCheck(trained, held_out, recipe.min_leak_similarity),)
+    return (LeakCheck(trained, held_out, recipe.min_leak_similarity), *checks)

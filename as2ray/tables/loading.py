@@ -137,6 +137,7 @@ def load_table(
     has_grades = min_positive_grade is not None and (grades == grades.astype(np.int8)).all()
     if has_grades and "grade" not in table.column_names:
         table = table.append_column("grade", pa.array(grades.astype(np.int8)))
+    _warn_of_two_labels(table, name)
     question = np.asarray(table["question_id"].combine_chunks().dictionary_encode().indices)
     return validate_table(table.take(pa.array(np.argsort(question, kind="stable"))), name)
 
@@ -457,6 +458,20 @@ def _with_ids(texts: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         "candidate_id": ids,
         "candidate": candidate,
     }
+
+
+def _warn_of_two_labels(table: pa.Table, source: str) -> None:
+    """Warns of candidates that are an answer to a question and none to the same question."""
+    labels = table.group_by(["question_id", "candidate"]).aggregate(
+        [("label", "min"), ("label", "max"), ("question", "min")]
+    )
+    both = labels.filter(pc.less(labels["label_min"], labels["label_max"]))
+    if both.num_rows:
+        log.warning(
+            "%s: %s candidates have both labels, such as %r of the question %r",
+            *(source, f"{both.num_rows:,}"),
+            *(both[column][0].as_py()[:80] for column in ("candidate", "question_min")),
+        )
 
 
 def _hashes(texts: pa.Array) -> pa.Array:

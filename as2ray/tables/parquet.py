@@ -89,6 +89,8 @@ def _parquet_errors(path: str | Path) -> Iterator[None]:
     """Turns errors of a damaged Parquet file inside the block into a `CorpusError`."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise CorpusError(f"there is no table {path}") from error
     except (OSError, pa.ArrowInvalid) as error:
         problem = f"{Path(path).name} is not a complete Parquet file: {error}"
         is_parquet = Path(path).suffix == ".parquet" or Path(path).is_dir()

@@ -110,7 +110,7 @@ def test_a_file_that_does_not_fit_is_refused(theirs, base, how, tmp_path):
 
 
 def test_a_missing_file_is_refused(base, tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.pt is no file"):
         load_cerberus_file(tmp_path / "nowhere.pt", base, max_length=60)
 
 
@@ -123,6 +123,12 @@ def test_a_file_that_torch_did_not_write_is_refused(base, tmp_path, content):
     (tmp_path / "junk.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"junk\.pt"):
         load_cerberus_file(tmp_path / "junk.pt", base, max_length=60)
+
+
+def test_an_empty_file_is_called_empty(base, tmp_path):
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(CheckpointError, match=r"empty\.pt is an empty file"):
+        load_cerberus_file(tmp_path / "empty.pt", base, max_length=60)
 
 
 def test_convert_over_what_is_there_is_refused(tmp_path, capsys):

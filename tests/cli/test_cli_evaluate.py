@@ -107,6 +107,15 @@ def test_evaluate_run_with_an_unfound_answer_counts_it_as_missed(tmp_path, capsy
     assert "0.0000" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["--qrels", "--table"])
+def test_evaluate_calls_a_run_without_lines_empty(prepared, tmp_path, capsys, flag):
+    run, qrels = tmp_path / "empty.run", tmp_path / "qrels"
+    run.write_text("\n")
+    qrels.write_text("q1 0 c1 1\n")
+    judged = qrels if flag == "--qrels" else prepared
+    assert "empty.run is empty" in refused(capsys, "evaluate", "--run", run, flag, judged)
+
+
 @pytest.mark.parametrize(
     ("flags", "error_text"),
     [

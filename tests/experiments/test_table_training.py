@@ -13,7 +13,7 @@ from pyarrow import csv
 import as2ray
 from as2ray import losses
 from as2ray.cli.main import main
-from as2ray.errors import As2rayError, ConfigError, CorpusError, StaleStageError
+from as2ray.errors import As2rayError, ConfigError, CorpusError, LeakError, StaleStageError
 from as2ray.experiments.table_training import train
 from as2ray.losses.pointwise import cross_entropy
 from as2ray.training import run_job
@@ -154,6 +154,14 @@ def test_train_on_a_data_frame_with_dev_reports_dev(rows, checkpoint, tmp_path, 
     assert "learning_rate 5e-05," in card  # the default
 
 
+def test_train_takes_a_model_as_path_or_text_and_refuses_its_settings(path, checkpoint, tmp_path):
+    options = {"columns": COLUMNS, "max_length": 40, "dev": path}  # which is refused later
+    with pytest.raises(LeakError):
+        train(path, tmp_path / "out", model=checkpoint("bert", None), **options)
+    with pytest.raises(ConfigError, match="model is a ModelSpec, and neither a folder nor a hub"):
+        train(path, tmp_path / "out", model=ModelSpec(str(checkpoint("bert", None))), **options)
+
+
 def test_train_refuses_questions_that_are_also_in_dev(path, checkpoint, tmp_path):
     options = {"columns": COLUMNS, "model": str(checkpoint("bert", None)), "max_length": 40}
     with pytest.raises(As2rayError, match="30 questions in both 'train' and 'dev'"):
@@ -166,7 +174,7 @@ def test_train_refuses_a_test_table_without_a_question_that_counts_before_it_tra
     options = {"columns": COLUMNS, "model": str(checkpoint("bert", None)), "max_length": 40}
     pairs = pandas.DataFrame(rows.to_pylist())
     pairs["q"] = [f"{question} {number}" for number, question in enumerate(pairs["q"])]
-    with pytest.raises(CorpusError, match=r"questions/test: of 150 questions / 150 .* no "):
+    with pytest.raises(CorpusError, match=r"table 'test': of 150 questions / 150 .* no "):
         train(path, tmp_path / "out", test=pairs, **options)
     assert not list((tmp_path / "out" / "store").glob("*Ranker*"))
 

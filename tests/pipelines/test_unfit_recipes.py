@@ -1,5 +1,6 @@
 """What would end a recipe's later step, or its report, is refused before a first one is trained."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -9,7 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import CheckpointError, ConfigError, EvaluationError, StaleStageError
+from as2ray.errors import (
+    CheckpointError,
+    ConfigError,
+    CorpusError,
+    EvaluationError,
+    StaleStageError,
+)
 from as2ray.evaluation.fact_selection import FactSelectionConfig
 from as2ray.experiments.cascades import DropSearchConfig
 from as2ray.experiments.executor import SequentialBackend, run_graph
@@ -103,6 +110,19 @@ def test_model_that_a_later_step_cannot_start_from_is_refused_before_anything_is
     with pytest.raises(kind, match=match):
         PIPELINE.run(_with(recipe, learn, **other), tmp_path, WorkersConfig(num_workers=0))
     assert not (tmp_path / "rankers").exists()
+
+
+def test_test_table_without_a_question_that_counts_is_refused_before_anything_is_trained(
+    recipe, tmp_path
+):
+    rows = [{"question": f"Who {n}?", "text": "He.", "label": n % 2} for n in range(4)]
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(rows))
+    tables = {**recipe.tables, "mine": TableSpec(path=str(path))}
+    own = replace(recipe, tables=tables, tests=["mine"])
+    with pytest.raises(CorpusError, match=r"table 'mine': of 4 questions / 4 .* no question"):
+        PIPELINE.run(own, tmp_path / "out", WorkersConfig(num_workers=0))
+    assert not list((tmp_path / "store").glob("*Ranker*"))
 
 
 @pytest.mark.parametrize(

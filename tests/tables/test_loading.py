@@ -166,6 +166,15 @@ def test_bad_rows_are_counted_and_the_first_five_shown_with_their_lines(tmp_path
     assert warning.endswith("  line 9: label ''")
 
 
+@pytest.mark.parametrize("ids", [["a", "b", "c"], None])
+def test_candidate_with_both_labels_is_kept_and_told(caplog, ids):
+    rows = {"question": ["Who?"] * 3, "text": ["I.", "I.", "It."], "label": [1, 0, 0]}
+    table = load_table(pa.table(rows | ({"candidate_id": ids} if ids else {})))
+    assert table["label"].to_pylist() == [1, 0, 0]
+    [warning] = caplog.messages
+    assert warning.endswith(" 1 candidates have both labels, such as 'I.' of the question 'Who?'")
+
+
 def test_lines_after_one_that_cannot_be_read_are_read(tmp_path):
     long = f"q?,{'x' * 200_000},0"
     path = write_lines(tmp_path / "t.csv", "question,text,label", "q?,a,1", long, "q?,b,0")

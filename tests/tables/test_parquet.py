@@ -55,6 +55,11 @@ def test_find_nothing_to_read_is_refused(tmp_path, table, rows):
         ParquetTable.open(tmp_path)
 
 
+def test_find_a_table_that_is_not_there_is_refused_as_missing(tmp_path):
+    with pytest.raises(CorpusError, match=r"there is no table .*nowhere$"):
+        ParquetTable.open(tmp_path / "nowhere")
+
+
 def test_table_of_a_file_that_is_damaged_inside_is_refused_by_name(tmp_path, table):
     folder = tiny.write_corpus(tmp_path / "pairs", table)
     files, path = ParquetTable.open(folder), folder / "part-000.parquet"
