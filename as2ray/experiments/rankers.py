@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from as2ray.experiments.tables import TABLE, filtered_table
 from as2ray.losses import source_digest
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.plugins import is_import_path
+from as2ray.tables.atomic import atomic_file
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.parquet import write_part
 from as2ray.tables.ranking_order import TieBreaking
@@ -158,8 +160,8 @@ class TrainedRanker(Stage):
             "digest": digest,
             "commit": git_commit() or "unknown",
         }
-        key = f"{context.store.uri}/{self.kind}/{digest}"
         name, folder = label.name or digest, str(context.output)
+        key = _run_key(context)
         return RunDescription(name, label.experiment, key, folder=folder, tags=tags)
 
     def num_epochs(self, num_questions: float) -> int:
@@ -220,6 +222,18 @@ class TrainedRanker(Stage):
         from as2ray.experiments.cost_model import training_cost
 
         return training_cost(self).hours or UNKNOWN_HOURS
+
+
+def _run_key(context: StageContext) -> str:
+    """Returns what tells the run of a stage from others, also after the store was moved."""
+    path = context.scratch / "run_key"
+    context.store.restore(path)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            temporary.write_text(uuid4().hex)
+        context.store.publish(path)
+    return path.read_text()
 
 
 class StoredScores(Stage):

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -237,9 +238,8 @@ class TensorBoardTracker(Tracker):
         # `SummaryWriter` has a thread that writes later, and cannot wait for it.
         self._writer = EventsWriter(str(folder / "events"))
         self._flushed_at = -math.inf
-        if resumed_step:
-            start = SessionLog(status=SessionLog.START)
-            self._write(step=resumed_step + 1, session_log=start)
+        start = SessionLog(status=SessionLog.START)
+        self._write(step=resumed_step + 1, session_log=start)
         for summary in hparams(hyperparameters, {metric: None}) if hyperparameters else ():
             self._write(summary=summary)
 
@@ -331,12 +331,21 @@ class WandbTracker(Tracker):
     Args:
         project: Name of the project.
         run: What to show of the run.
+        history: What an interrupted attempt has logged before the state from which it resumes, or
+            None of a run that is not resumed. Offline it is logged again, because a process that
+            is killed leaves a part of it, and the files of earlier attempts are removed.
     """
 
-    def __init__(self, project: str, run: RunDescription) -> None:
+    def __init__(
+        self, project: str, run: RunDescription, history: Sequence[Metrics] | None = None
+    ) -> None:
         import wandb
 
-        Path(run.folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(run.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if history is not None:
+            for path in folder.glob(f"wandb/offline-run-*-{run.id}"):
+                shutil.rmtree(path)
         self._run = wandb.init(
             project=project,
             name=run.name,
@@ -351,6 +360,8 @@ class WandbTracker(Tracker):
         )
         # A resumed run logs steps again, which W&B's own step does not allow.
         self._run.define_metric("*", step_metric="step")
+        for line in (history or ()) if self._run.offline else ():
+            self._run.log(dict(line))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """See `Tracker`."""
@@ -428,16 +439,24 @@ def create_trackers(
     if config.tensorboard:
         events = Path(run.folder) / "tensorboard"
         trackers.append(TensorBoardTracker(events, resumed_step, run.hyperparameters))
-    return trackers + create_servers(config, run)
+    return trackers + create_servers(config, run, read_metrics(folder / METRICS))
 
 
-def create_servers(config: TrackingConfig, run: RunDescription) -> list[Tracker]:
-    """Creates the trackers that send a run to a server."""
+def create_servers(
+    config: TrackingConfig, run: RunDescription, history: Sequence[Metrics] | None = None
+) -> list[Tracker]:
+    """Creates the trackers that send a run to a server.
+
+    Args:
+        config: Which trackers to use.
+        run: What to show of the run.
+        history: What earlier attempts of the run have logged; None if it is not resumed.
+    """
     trackers: list[Tracker] = []
     if config.mlflow_uri:
         trackers.append(MLflowTracker(config.mlflow_uri, run))
     if config.wandb_project:
-        trackers.append(WandbTracker(config.wandb_project, run))
+        trackers.append(WandbTracker(config.wandb_project, run, history))
     return [_TolerantTracker(tracker) for tracker in trackers]
 
 

@@ -152,10 +152,23 @@ class Trainer:
         with calling_at_end(self._close_trackers):
             while self.state.global_step < self._total_steps() and not self.is_stopping:
                 self._train_epoch()
-            if self.state.has_ended and self.tracking.upload_rankers:
-                for tracker in self.trackers:
-                    tracker.log_file(self.checkpoint_store.folder / BEST / RANKER)
+            if self.state.has_ended and parallel.get_rank() == 0:
+                self._complete()
         return self.state
+
+    def _complete(self) -> None:
+        """Names the selected weights `best`, after trackers have all that they keep.
+
+        A run that is killed before resumes, so that no tracker lacks its end.
+        """
+        best = self.checkpoint_store.folder / BEST
+        selected = best if best.exists() else self._weights_folder(self.state.best_step)
+        for tracker in self.trackers:
+            if self.tracking.upload_rankers:
+                tracker.log_file(selected / RANKER)
+            tracker.flush()
+        if selected != best:
+            os.rename(selected, best)
 
     def _close_trackers(self, state: RunState) -> None:
         # Before its node is lost a run stops without an error.
@@ -315,9 +328,6 @@ class Trainer:
         self.checkpoint_store.report(metrics)
         if is_selected:
             self._write_best_weights()
-        best = self.checkpoint_store.folder / BEST
-        if has_ended and parallel.get_rank() == 0 and not best.exists():
-            os.rename(self._weights_folder(self.state.best_step), best)
 
     def _write_best_weights(self) -> None:
         """Writes weights and progress into the run's folder; the optimizer's state stays here."""

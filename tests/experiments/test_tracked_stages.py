@@ -33,7 +33,7 @@ def run_stage(checkpoint, tmp_path):
     model, store = ModelSpec(str(checkpoint("bert", None)), max_length=32), tmp_path / "store"
     stage = TrainedRanker(model, (DevTable(),), DevTable(), training)
 
-    def run(tracking: TrackingConfig):
+    def run(tracking: TrackingConfig, store=store):
         experiment, place = Experiment(), Store(str(store))
         experiment.add("rankers/first-seed0", replace(stage, tracking=tracking))
         backend = SequentialBackend(place, WorkersConfig(num_workers=0))
@@ -99,7 +99,8 @@ def test_mlflow_shows_a_stage_by_its_recipe_and_continues_its_run(run_stage, int
     [interrupted] = find_runs().values()
     assert interrupted.info.status == "KILLED"
     interrupt.undo()
-    finished = run_stage(tracking)
+    moved = (tmp_path / "store").rename(tmp_path / "moved")
+    finished = run_stage(tracking, moved)
     [stage] = finished.experiment.stages.values()
     [run] = find_runs().values()
     assert (run.info.run_id, run.info.status) == (interrupted.info.run_id, "FINISHED")

@@ -14,6 +14,7 @@ from training_runs import FunctionLoss, StopTrainingError, create_trainer
 
 from as2ray.errors import TrainingError
 from as2ray.progress import progress_values
+from as2ray.training.checkpoint_store import BEST
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import train
@@ -36,6 +37,7 @@ from as2ray.training.tracking import (
     read_metrics,
     stage_name,
 )
+from as2ray.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -89,6 +91,53 @@ def test_tensorboard_files_hold_the_scalars_of_a_running_run_and_settings_of_a_t
     assert len(events.Scalars("train/loss/exit_4")) == 2
     assert events.PluginTagToContent("hparams")
     tracker.close()
+
+
+def test_tensorboard_hides_the_points_of_a_run_that_was_killed_before_its_first_resume_state(
+    tmp_path, monkeypatch
+):
+    killed = TensorBoardTracker(tmp_path, 0)
+    for step in (1, 2, 3):
+        killed.log(step, {"train/loss": 1.0})
+    killed.flush()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 60)  # The names of its files are seconds.
+    again = TensorBoardTracker(tmp_path, 0)
+    again.log(1, {"train/loss": 1.0})
+    again.close()
+    assert [event.step for event in read_events(tmp_path).Scalars("train/loss")] == [1]
+
+
+def test_run_that_is_stopped_in_the_upload_of_its_ranker_is_in_tensorboard_and_resumes(
+    checkpoint, corpus, tmp_path
+):
+    def create() -> Trainer:
+        return create_trainer(
+            checkpoint("bert", None),
+            corpus,
+            tmp_path / "run",
+            epochs=1,
+            max_steps=5,
+            save_every_steps=4,
+            tracking=TrackingConfig(),
+        )
+
+    class StoppedUpload(Tracker):
+        def log_file(self, path: Path) -> None:
+            assert (path / "model.safetensors").is_file()
+            events = read_events(tmp_path / "run" / "tensorboard")
+            assert events.Scalars("train/loss")[-1].step == 5
+            raise StopTrainingError
+
+    cut = create()
+    cut.trackers.append(StoppedUpload())
+    with pytest.raises(StopTrainingError):
+        cut.fit()
+    assert not (tmp_path / "run" / BEST).exists()
+    again = create()
+    assert again.state.global_step == 4
+    again.fit()
+    assert (tmp_path / "run" / BEST / "ranker").is_dir()
 
 
 def test_resume_state_has_no_steps_that_tensorboard_lacks(checkpoint, corpus, tmp_path):
@@ -271,6 +320,35 @@ def test_weights_and_biases_writes_a_run_offline(tmp_path, monkeypatch):
     deadline = time.monotonic() + 20  # Its own process writes the file.
     while not all(text in file.read_bytes() for text in texts):
         assert time.monotonic() < deadline, file.read_bytes()
+
+
+@pytest.mark.slow
+def test_weights_and_biases_has_one_whole_offline_run_of_an_interrupted_one(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = replace(RUN, folder=str(tmp_path / "stage"))
+    config = TrackingConfig(tensorboard=False, wandb_project="tiny", log_every_steps=1)
+
+    def files() -> list[Path]:
+        return list((tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb"))
+
+    first = create_trackers(config, tmp_path / "run", 0, 3, run)
+    log_metrics(first, 1, {"dev/AP": 0.125})
+    log_metrics(first, 2, {"dev/AP": 0.375})
+    for tracker in first:
+        tracker.close("KILLED")
+    [killed] = files()
+    while killed.parent.name[:27] == time.strftime("offline-run-%Y%m%d_%H%M%S"):
+        time.sleep(0.1)  # The names of its folders are seconds.
+    again = create_trackers(config, tmp_path / "run", 1, 3, run)
+    with closing(again):
+        log_metrics(again, 2, {"dev/AP": 0.625})
+    [file] = files()
+    deadline = time.monotonic() + 20
+    while not all(value in file.read_bytes() for value in (b"0.125", b"0.625")):
+        assert time.monotonic() < deadline, file.read_bytes()
+    assert file != killed
+    assert b"0.375" not in file.read_bytes()
 
 
 def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus, tmp_path):
