@@ -1,12 +1,13 @@
 """Runs the stages of a graph, in order or at the same time, each once, resumed or reused."""
 
+import errno
 import heapq
 import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import As2rayError
+from as2ray.errors import As2rayError, ConfigError
 from as2ray.experiments.stage import (
     Label,
     Result,
@@ -32,6 +33,10 @@ from as2ray.progress import fields, format_duration
 log = logging.getLogger(__name__)
 
 PACKAGES = ("as2ray", "ray", "torch", "transformers", "tokenizers", "pyarrow", "numpy")
+
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""Errors of a disk that is full, may not hold more, or cannot be written."""
 
 
 class ExperimentError(As2rayError):
@@ -53,10 +58,13 @@ def execute(
         store: Where its files and its manifest go.
         workers: Part of the cluster that it may use.
         label: What the experiment calls it.
+
+    Raises:
+        ConfigError: The disk of the store is full or cannot be written.
     """
     fingerprints = {each: result.fingerprint for each, result in inputs.items()}
     digest = stage.digest(fingerprints)
-    with store.lease(stage.kind, digest) as is_held:
+    with _disk_errors(store), store.lease(stage.kind, digest) as is_held:
         if (stored := store.find(stage, fingerprints)) is not None:
             stage.verify(stored)
             return stored
@@ -81,6 +89,17 @@ def execute(
             return result
     # Another process has taken the stage over, and this one waits for its result.
     return execute(stage, inputs, store, workers, label)
+
+
+@contextmanager
+def _disk_errors(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        fix = "make room there and in TMPDIR, or choose another --store; the run resumes"
+        raise ConfigError(f"nothing can be written into {store.uri}: {error}", fix) from error
 
 
 class Backend(Protocol):

@@ -412,7 +412,11 @@ class Store(NodeFiles):
                 path.touch(exist_ok=False)
             except FileExistsError:
                 return UNKNOWN
-            self._write_lease(name, owner)
+            try:
+                self._write_lease(name, owner)
+            except OSError:  # Others would wait for who writes it.
+                path.unlink()
+                raise
             return owner
         # Of the processes that found it free or stale, the one that writes last owns it.
         self._write_lease(name, owner)
@@ -445,8 +449,12 @@ class Store(NodeFiles):
         path = self._local_root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
-        part.write_bytes(content)
-        os.replace(part, path)
+        try:
+            part.write_bytes(content)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):

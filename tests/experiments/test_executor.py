@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,6 +62,32 @@ def test_reports_are_written_into_an_output_that_describes_its_run(store, log, t
         experiment, tmp_path / "out", store, SequentialBackend(store, WORKERS), list_files
     )
     assert sorted(files) == ["opened_stages.txt", "run.json", "stages.json"]
+
+
+@dataclass(frozen=True, eq=False)
+class FullDisk(Stage):
+    """Writes to a disk that is full."""
+
+    def run(self, context):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_full_disk_is_an_error_that_names_the_store(store):
+    run = run_stages(store, FullDisk())
+    problem = rf"nothing can be written into {re.escape(store.uri)}: .* No space left on device\n"
+    with pytest.raises(ConfigError, match=problem):
+        run.raise_failures({})
+
+
+def test_lease_that_a_full_disk_does_not_take_keeps_nobody_waiting(store, log, monkeypatch):
+    def full(path: Path, _: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert run_stages(store, Cell("a", log=str(log))).failures
+    assert not [path for path in Path(store.uri).rglob("*") if path.is_file()]
 
 
 def test_equal_stages_of_two_recipes_are_one_whoever_made_them(store, log):
