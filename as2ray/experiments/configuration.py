@@ -182,9 +182,9 @@ def print_config(configs: Sequence[Any], arguments: Sequence[str]) -> None:
 
 
 def merge_into(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merges changes into a tree, key by key; values other than dictionaries are replaced."""
+    """Merges changes into a tree, key by key; an empty dictionary and other values replace it."""
     for key, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+        if isinstance(value, Mapping) and value and isinstance(tree.get(key), dict):
             merge_into(tree[key], value)
         else:
             tree[key] = value

@@ -57,6 +57,12 @@ def test_flags_of_entries_have_the_types_of_their_fields(config):
     assert run == Run(["a"], Training(epochs=5), "2024", fsdp=True)
 
 
+def test_empty_mapping_as_flag_empties_that_of_the_file(config):
+    assert read_config(Study, ["--config", str(config), "--runs", "{}"]).runs == {}
+    kept = read_config(Study, ["--config", str(config), "--training", "{}"])
+    assert kept.training == Training(epochs=7)
+
+
 def test_flags_change_keys_of_the_file(config):
     study = read_config(
         Study,
