@@ -1,6 +1,7 @@
 """Parses and validates the bodies of requests, in bounded time and memory."""
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -37,7 +38,7 @@ def decode_body(body: bytes, limits: Limits) -> dict[str, Any]:
         max_values = VALUES_PER_CANDIDATE * limits.max_candidates + 1_024
         check_size(_count_values(body), max_values, "JSON values in the body", fix)
     try:
-        data = from_json(body, allow_inf_nan=False)
+        data = from_json(body.removeprefix(BOM_UTF8), allow_inf_nan=False)
     except ValueError as error:
         if "hex escape" in str(error):  # JSON's grammar permits half of a surrogate pair
             raise RequestError("invalid_request", f"body: {error}", "send valid Unicode") from None

@@ -93,6 +93,11 @@ def test_a_body_that_cannot_be_parsed_is_told_why_and_where(client, content, pla
     assert place in answer.json()["message"]
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(client):
+    body = json.dumps({"question": QUESTION, "candidates": CANDIDATES}).encode("utf-8-sig")
+    assert client.post("/rank", content=body, headers=JSON).status_code == 200
+
+
 @pytest.mark.parametrize(("ratios", "place"), [([0.5, 2], "drop_ratios.1"), (2, "drop_ratios")])
 def test_wrong_item_of_a_field_that_may_be_a_list_is_told_where(client, ratios, place):
     body = {"question": QUESTION, "candidates": CANDIDATES, "drop_ratios": ratios}
