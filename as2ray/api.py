@@ -73,6 +73,9 @@ def ask(
         model: The folder of a ranker, with the way to score answers that was adapted with it; or a
             ranker, without that. Without one, BM25 and the similarity order the answers.
         top_k: Maximum number of answers.
+
+    Raises:
+        ConfigError: The index or the model is something else.
     """
     from as2ray.checkpoints.loading import load
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
@@ -135,8 +138,14 @@ def serve(
         index: Folder of an index, from which `/ask` answers.
         host: Address to listen on.
         port: Port to listen on; 0 for any free one, which the line about the start names.
+
+    Raises:
+        ConfigError: The port is no integer, or see `as2ray serve`.
     """
     from as2ray.cli.serve import serve as serve_command
+    from as2ray.errors import ConfigError
 
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise ConfigError(f"port={port!r} must be an integer")
     model, index = (None if path is None else str(path) for path in (model, index))
     serve_command(model, index=index, host=host, port=port)

@@ -7,6 +7,7 @@ import pytest
 import tiny
 
 import as2ray
+from as2ray.errors import ConfigError
 
 EXPECTED = {"load", "load_table", "train", "make_cascade", "distill", "index", "ask", "evaluate"}
 EXPECTED |= {"serve", "calibrate"}
@@ -46,6 +47,27 @@ def test_answer_shows_itself_with_its_source_and_marked_in_its_context(tmp_path)
     unanswered = as2ray.ask("Krill?", index)
     assert repr(unanswered) == "no answer: no sentence has a word in common with the question"
     assert unanswered._repr_html_() == f"<p>{unanswered!r}</p>"
+
+
+@pytest.mark.parametrize("index", [None, 5])
+def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_path):
+    with pytest.raises(ConfigError, match=f"expected an index, not {index}"):
+        as2ray.ask("How long is a whale?", index)
+    (tmp_path / "whales.txt").write_text("A whale is long.")
+    opened = as2ray.index(tmp_path / "whales.txt", tmp_path / "index", encoder=None)
+    with pytest.raises(ConfigError, match="expected a ranker, not 'folder'"):
+        as2ray.QuestionAnswerer(opened, "folder")
+
+
+@pytest.mark.parametrize("port", ["8000", True, None])
+def test_port_that_is_no_integer_is_refused(port):
+    with pytest.raises(ConfigError, match=f"port={port!r} must be an integer"):
+        as2ray.serve("model", port=port)
+
+
+def test_training_on_nothing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        as2ray.train(None, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")

@@ -270,11 +270,14 @@ def expand_drop_ratios(
     Raises:
         ConfigError: A ratio outside [0, 1), or the wrong number of ratios.
     """
+    problem = f"drop ratios {drop_ratios!r} are neither a number nor a list of numbers"
     try:
-        ratios = np.asarray(drop_ratios, np.float64)
+        ratios = np.asarray(drop_ratios)
     except (TypeError, ValueError) as error:
-        problem = f"drop ratios {drop_ratios!r} are neither a number nor a list of numbers"
         raise ConfigError(problem) from error
+    if ratios.dtype.kind not in "iuf":  # numpy would read the text "0.5" as a number
+        raise ConfigError(problem)
+    ratios = ratios.astype(np.float64)
     if not np.all((ratios >= 0) & (ratios < 1)):
         raise ConfigError(f"drop ratios {ratios.tolist()} must be at least 0 and below 1")
     shape = (num_stages - 1,) if num_questions is None else (num_questions, num_stages - 1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from ir_measures import AP, RR, P
 
-from as2ray.errors import ConfigError, EvaluationError
+from as2ray.errors import EvaluationError
 from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.presets import Measure, parse_measure
 from as2ray.tables.filters import QuestionFilter, filter_mask
@@ -23,7 +23,7 @@ from as2ray.tables.ranking_order import (
     table_ranking_order,
     validate_scores,
 )
-from as2ray.tables.schema import TableCounts, count_table, question_indices
+from as2ray.tables.schema import TableCounts, check_is_table, count_table, question_indices
 
 NDCG_DEPTH = 10
 """Rank at which nDCG is cut during training."""
@@ -102,10 +102,12 @@ def evaluate(
             as `AP(rel=2)` of labels, no question that passes the filter, or no grades.
         ConfigError: Unknown filter or order of ties, or what is given is no table.
     """
-    if not isinstance(table, pa.Table):
-        problem = f"candidates must be an Arrow table, not {type(table).__name__}"
-        raise ConfigError(problem, fix="read them with as2ray.load_table, also data frames")
+    is_ranker = isinstance(scores, SupportsPredictTable)
+    texts = ("question", "candidate") if is_ranker else ()
+    check_is_table(table, ("question_id", "candidate_id", "label", *texts))
     parsed_measures = [parse_measure(measure, relevance) for measure in measures]
+    if not parsed_measures:
+        raise EvaluationError("no measures; name at least one, such as 'AP'")
     array: Any = scores
     if isinstance(scores, SupportsPredictTable):
         array = scores.predict_table(table).sort_keys

@@ -172,6 +172,8 @@ def train(  # noqa: PLR0913 - every argument is a flag
     Raises:
         As2rayError: A table, the model or a setting is not accepted, or the output is of others.
     """
+    if table is None:
+        raise ConfigError("table=None: there is nothing to train on")
     if not isinstance(model, str | Path):
         problem = f"model is a {type(model).__name__}, and neither a folder nor a hub id"
         raise ConfigError(problem, fix="give its folder or hub id; max_length is an argument")

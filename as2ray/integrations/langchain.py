@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ConfigDict, PositiveInt
 
-from as2ray.integrations.shared_ranker import OptionalDropRatios, rank_texts
+from as2ray.integrations.shared_ranker import ModelPath, OptionalDropRatios, rank_texts
 from as2ray.models.precision import Dtype
 
 
@@ -18,7 +18,7 @@ class As2rayReranker(BaseDocumentCompressor):  # type: ignore[misc]
     """Ranks documents by how well they answer the query."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str
+    model: ModelPath
     """Checkpoint folder or hub id."""
     top_n: PositiveInt | None = None
     """Number of documents to return; by default all."""

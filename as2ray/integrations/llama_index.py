@@ -8,14 +8,14 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from as2ray.errors import ConfigError
-from as2ray.integrations.shared_ranker import OptionalDropRatios, rank_texts
+from as2ray.integrations.shared_ranker import ModelPath, OptionalDropRatios, rank_texts
 from as2ray.models.precision import Dtype
 
 
 class As2rayRerank(BaseNodePostprocessor):  # type: ignore[misc]
     """Ranks nodes by how well they answer the query."""
 
-    model: str = Field(description="Checkpoint folder or hub id.")
+    model: ModelPath = Field(description="Checkpoint folder or hub id.")
     top_n: int | None = Field(None, gt=0, description="Number of nodes to return; by default all.")
     drop_ratios: OptionalDropRatios = Field(
         None, description="Drop ratios of a cascade; by default the checkpoint's."

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from threading import Lock
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from as2ray.checkpoints.loading import load
 from as2ray.models.precision import Dtype
@@ -12,6 +16,11 @@ from as2ray.outputs import strictly_decreasing
 
 RANKING_LOCK = Lock()
 """Frameworks call from several threads, but a ranker must not rank in two threads at a time."""
+
+ModelPath = Annotated[
+    str, BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path)
+]
+"""Checkpoint folder or hub id; the `Path` of a folder becomes a string."""
 
 OptionalDropRatios = float | list[float] | None
 """Drop ratios of a cascade; None for the checkpoint's."""

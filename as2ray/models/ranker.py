@@ -326,12 +326,16 @@ class Ranker(nn.Module, ABC):
             The candidates of each question, best first.
 
         Raises:
-            ConfigError: An item is no pair, but a dict, or a question alone, as of a dict (pass its
-                `items()`), or the drop ratios do not fit the ranker.
+            ConfigError: There is nothing to iterate over, an item is no pair, but a dict, or a
+                question alone, as of a dict (pass its `items()`), or the drop ratios do not fit
+                the ranker.
             EvaluationError: A text is empty or not valid Unicode, or candidates are no list, but a
                 string, a dict or a data frame.
         """
         questions, candidates = [], []
+        if not isinstance(questions_with_candidates, Iterable):
+            kind = type(questions_with_candidates).__name__
+            raise ConfigError(f"expected pairs of a question and its candidates, not {kind}")
         for pair in questions_with_candidates:
             is_pair = isinstance(pair, Sized) and len(pair) == 2
             if isinstance(pair, str | Mapping) or not is_pair:
@@ -402,7 +406,8 @@ class Ranker(nn.Module, ABC):
         check_top_k(top_k)
         if budget_ms is not None:
             started_at = perf_counter()
-            if not (isinstance(budget_ms, Real) and 0 < budget_ms <= sys.float_info.max):
+            is_number = isinstance(budget_ms, Real) and not isinstance(budget_ms, bool)
+            if not (is_number and 0 < budget_ms <= sys.float_info.max):
                 problem = f"budget_ms={budget_ms!r}, but it must be a number above 0, and finite"
                 raise ConfigError(problem)
             texts = as_candidate_list(candidates)

@@ -23,9 +23,16 @@ def validate_scores(scores: npt.ArrayLike, num_rows: int) -> npt.NDArray[np.floa
     """Returns the scores as float64, shape [rows].
 
     Raises:
-        EvaluationError: Another shape than [rows], or a score that is NaN or infinite.
+        EvaluationError: What is no list of numbers, such as the path of a ranker; another shape
+            than [rows], or a score that is NaN or infinite.
     """
-    values = np.asarray(scores, np.float64)
+    array = np.asarray(scores)
+    if array.dtype.kind not in "biuf":
+        raise EvaluationError(
+            f"scores must be numbers, one per row, not {scores!r:.200}",
+            fix="of the path of a ranker, pass as2ray.load(path)",
+        )
+    values = array.astype(np.float64)
     if values.shape != (num_rows,):
         raise EvaluationError(
             f"scores of shape {list(values.shape)}; a table of {num_rows:,} rows needs one per row"

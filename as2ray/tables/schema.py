@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 
 T = TypeVar("T")
 
@@ -125,6 +125,25 @@ def question_indices(table: pa.Table) -> np.ndarray:
     """Returns the number of each row's question, in order of appearance, shape [rows]."""
     ids = table["question_id"].combine_chunks()
     return np.asarray(ids.dictionary_encode().indices)
+
+
+def check_is_table(table: object, columns: Iterable[str] = CANDIDATE_SCHEMA.names) -> None:
+    """Checks that a user passed a candidates table in.
+
+    Args:
+        table: What was passed in.
+        columns: Columns that are needed.
+
+    Raises:
+        ConfigError: It is another object, such as a path or a data frame, or lacks columns.
+    """
+    problem = ""
+    if not isinstance(table, pa.Table):
+        problem = f"candidates must be an Arrow table, not {type(table).__name__}"
+    elif missing := [name for name in columns if name not in table.column_names]:
+        problem = f"a table with the columns {table.column_names} lacks {missing}"
+    if problem:
+        raise ConfigError(problem, fix="read them with as2ray.load_table, also data frames")
 
 
 def validate_table(table: pa.Table, source: str) -> pa.Table:

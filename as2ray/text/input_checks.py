@@ -27,5 +27,6 @@ def check_top_k(top_k: object, name: str = "top_k") -> None:
     Raises:
         ConfigError: It is below 1, or no integer; it has this name.
     """
-    if top_k is not None and not (isinstance(top_k, Integral) and int(top_k) >= 1):
+    is_number = isinstance(top_k, Integral) and not isinstance(top_k, bool)
+    if top_k is not None and not (is_number and int(top_k) >= 1):  # type: ignore[call-overload]
         raise ConfigError(f"{name}={top_k!r} must be an integer, and at least 1")

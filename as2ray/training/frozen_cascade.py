@@ -23,7 +23,7 @@ from as2ray.cascade.cost import EncoderShape
 from as2ray.cascade.margins import check_num_questions
 from as2ray.checkpoints.loading import build_ranker, load
 from as2ray.checkpoints.saving import check_new_path, save
-from as2ray.errors import CheckpointError, EvaluationError
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.evaluation.cascade_replay import CascadeReplay
 from as2ray.evaluation.margin_path import (
     fit_bm25_weights,
@@ -42,7 +42,7 @@ from as2ray.models.ranker import Ranker
 from as2ray.progress import task
 from as2ray.tables.filters import filter_table
 from as2ray.tables.parquet import write_part
-from as2ray.tables.schema import LOGIT_COLUMNS, question_indices
+from as2ray.tables.schema import LOGIT_COLUMNS, check_is_table, question_indices
 from as2ray.tables.score_checks import check_binary_labels
 from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.config import TrainingConfig
@@ -110,11 +110,16 @@ def make_cascade(
     Raises:
         CheckpointError: The model is no pointwise ranker, its packed scores are not those of
             transformers on pairs of the table, or the output exists.
-        ConfigError: Exits that the encoder does not have, or drop ratios that do not fit them.
+        ConfigError: Exits that the encoder does not have, drop ratios that do not fit them, or what
+            is given is no table or no configuration.
         EvaluationError: Too few questions with two or more candidates for the bound, or labels of
             one kind alone.
     """
-    config = config or CascadeConfig()
+    config = CascadeConfig() if config is None else config
+    if not isinstance(config, CascadeConfig):
+        raise ConfigError(f"config must be an as2ray.CascadeConfig, not {config!r:.200}")
+    for each in (table, *([] if calibration_table is None else [calibration_table])):
+        check_is_table(each)
     if output is not None:
         check_new_path(output)
     parts = _divide(table, calibration_table, config)

@@ -72,7 +72,7 @@ def test_rank_by_puts_a_survivor_of_score_0_above_a_dropped_of_score_1():
     assert np.argsort(-scored.sort_keys, kind="stable").tolist() == [3, 2, 1, 0]
 
 
-@pytest.mark.parametrize("drop", ["abc", [[0.1], [0.2, 0.3]], None])
+@pytest.mark.parametrize("drop", ["abc", "0.5", ["0.3", 0.2], False, [[0.1], [0.2, 0.3]], None])
 def test_drop_ratios_that_are_no_numbers_are_refused(drop):
     with pytest.raises(ConfigError, match="drop ratios"):
         expand_drop_ratios(drop, 3)

@@ -135,6 +135,9 @@ def test_presets_evaluate_as_their_papers(make_table):
         ([[1.0, 2.0]], r"shape \[1, 2\]"),
         ([1.0, np.nan], "1 of 2 scores are not finite, first row 1: nan"),
         ([-np.inf, np.inf], "2 of 2 scores"),
+        ("out/ranker", r"numbers, one per row, not 'out/ranker'(.|\n)*as2ray\.load"),
+        (["1", "2"], r"not \['1', '2'\]"),
+        ([1j, 2], "scores must be numbers"),
     ],
 )
 def test_scores_that_do_not_fit_are_refused_with_numbers(make_table, scores, said):
@@ -154,6 +157,10 @@ def test_wrong_options_are_refused(make_table):
         evaluate(table, scores, question_filter="clean")
     with pytest.raises(ConfigError, match=r"Arrow table, not str(.|\n)*as2ray\.load_table"):
         evaluate("test.csv", scores)
+    with pytest.raises(ConfigError, match=r"'label'\] lacks \['candidate_id'\]"):
+        evaluate(table.select(["question_id", "label"]), scores)
+    with pytest.raises(EvaluationError, match="no measures"):
+        evaluate(table, scores, [])
     with pytest.raises(ConfigError, match="filter 'all'"):
         evaluate(table, scores, question_filter="all")
     with pytest.raises(ConfigError, match="ties 'lucky'"):

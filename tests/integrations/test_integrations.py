@@ -64,6 +64,12 @@ def test_langchain_compressor_takes_the_best_and_other_drop_ratios(langchain, mo
         reranker(model=model, top_n=0)
 
 
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+def test_model_may_be_the_path_of_a_folder(framework, request, model):
+    ranker, _ = request.getfixturevalue(framework)
+    assert ranker(model=Path(model)).model == model
+
+
 @pytest.fixture(scope="module")
 def llama_index():
     pytest.importorskip("llama_index.core", reason="the extra `integrations` is not installed")

@@ -92,7 +92,7 @@ def test_rank_top_k_is_the_head_of_the_ranking(ranker, candidates):
     assert len(ranker.rank(QUESTION, candidates, top_k=99)) == len(candidates)
 
 
-@pytest.mark.parametrize("top_k", [0, -1])
+@pytest.mark.parametrize("top_k", [0, -1, True])
 def test_rank_top_k_out_of_range_is_refused(ranker, candidates, top_k):
     with pytest.raises(ConfigError, match=f"top_k={top_k}"):
         ranker.rank(QUESTION, candidates, top_k=top_k)
@@ -141,6 +141,11 @@ def test_rank_any_list_of_texts_is_taken(ranker):
 def test_rank_many_items_that_are_no_pairs_are_refused(ranker, wrong):
     with pytest.raises(ConfigError, match=r"question and its candidates, not (\(|{|None)"):
         ranker.rank_many([wrong])
+
+
+def test_rank_many_of_nothing_to_iterate_over_is_refused(ranker):
+    with pytest.raises(ConfigError, match="a question and its candidates, not NoneType"):
+        ranker.rank_many(None)
 
 
 def test_rank_text_that_no_encoding_can_write_is_refused(ranker):

@@ -245,7 +245,7 @@ def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monke
 
 
 def test_impossible_budgets_and_rankers_are_refused(cascade, checkpoint, candidates):
-    for budget_ms in (0, -1, float("nan"), float("inf"), 10**400, "50"):
+    for budget_ms in (0, -1, float("nan"), float("inf"), 10**400, "50", True):
         with pytest.raises(ConfigError, match="must be a number above 0"):
             cascade.rank(QUESTION, candidates, budget_ms=budget_ms)
     with pytest.raises(EvaluationError, match="not one text"):

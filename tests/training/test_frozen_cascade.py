@@ -387,6 +387,13 @@ def refused(problem, kind, *args, **settings):
         make_cascade(*args, **settings)
 
 
+def test_what_is_no_table_or_configuration_is_refused():
+    for wrong in (None, "table.csv", TABLE.to_pandas()):
+        refused(r"Arrow table, not \w+(.|\n)*load_table", ConfigError, "model", wrong)
+    refused("Arrow table", ConfigError, "model", TABLE, calibration_table="table.csv")
+    refused("must be an as2ray.CascadeConfig", ConfigError, "model", TABLE, config={})
+
+
 def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
     monolith, checkpoint, tmp_path
 ):
